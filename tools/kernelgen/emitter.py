@@ -1,0 +1,41 @@
+"""How an emitter is written and found: one decorated function of arrays and named parameters.
+
+    from kernelgen.emitter import emitter
+
+    @emitter("rms_norm")
+    def rms_norm(x, *, eps):
+        ...
+
+The function's positional arguments are the op's inputs as JAX arrays, in the order of ggml's `src[0…]`, with the reversed shape
+`(ne3, ne2, ne1, ne0)`; an optional input has the default None. Keyword-only arguments are the op's parameters by ggml's names. The
+keyword `out`, when declared, receives the result's `TensorDesc`, and `inputs` those of the inputs.
+
+Planning must know which module computes which op without importing JAX, so registrations are read from the source
+(`kernelgen.library`); the decorator itself only marks the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ATTRIBUTE = "__kernelgen_ops__"
+"""Where the decorator leaves the op names on the function."""
+
+CONTEXT = ("out", "inputs", "op")
+"""Keyword arguments that are filled in by the framework and are no parameters of the op."""
+
+
+def emitter(*ops: str) -> Callable[[F], F]:
+    """Marks a function as the emitter of one or more ggml ops (names as `ggml_op_desc`, lower case, string literals).
+
+    A function for several ops declares the keyword `op` to be told which one it is asked for.
+    """
+
+    def mark(function: F) -> F:
+        setattr(function, ATTRIBUTE, ops)
+        return function
+
+    return mark

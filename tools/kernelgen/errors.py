@@ -1,0 +1,78 @@
+"""Errors that a user can mend, and the exit codes of every command.
+
+A mistake in the input is raised as `KernelgenError` and printed without a traceback; anything else that escapes is a bug.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+"""A kernel failed to build, or one is missing."""
+EXIT_USAGE = 2
+"""Wrong usage or bad input."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Location:
+    """A place in a text file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One mistake: where, what, and how to mend it."""
+
+    message: str
+    location: Location | None = None
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.location}: " if self.location else ""
+        hint = f"\n    {self.hint}" if self.hint else ""
+        return f"{where}error: {self.message}{hint}"
+
+
+class KernelgenError(Exception):
+    """One or more mistakes of the user, reported together.
+
+    Args:
+        diagnostics: the mistakes, or one message.
+        exit_code: what the command exits with; `EXIT_USAGE` unless a build step failed.
+    """
+
+    def __init__(self, diagnostics: str | Diagnostic | Iterable[Diagnostic], *, exit_code: int = EXIT_USAGE) -> None:
+        if isinstance(diagnostics, str):
+            diagnostics = [Diagnostic(diagnostics)]
+        elif isinstance(diagnostics, Diagnostic):
+            diagnostics = [diagnostics]
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
+        self.exit_code = exit_code
+        super().__init__("\n".join(map(str, self.diagnostics)))
+
+
+def did_you_mean(name: str, known: Sequence[str] | Iterable[str], aliases: dict[str, str] | None = None) -> str:
+    """Returns ": did you mean 'x'?" for the known name nearest to `name`, or an empty string.
+
+    Args:
+        name: what the user wrote.
+        known: the valid names.
+        aliases: names other tools use for the same thing ("softmax" for "soft_max"); they win over spelling distance.
+    """
+    folded = name.strip().lower().replace("-", "_")
+    if aliases and folded in aliases:
+        return f": did you mean '{aliases[folded]}'?"
+    names = list(known)
+    if folded in names:
+        return f": did you mean '{folded}'?"
+    near = difflib.get_close_matches(folded, names, n=1, cutoff=0.6)
+    return f": did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,294 @@
+"""ggml's ops as a table: names, numbers, parameters and where each parameter sits in `op_params`.
+
+A kernel's op is what `ggml_op_desc` calls it, in lower case: `rms_norm`, but also `relu` and `swiglu`, which ggml keeps as
+variants of UNARY and GLU. Shape rules are in `kernelgen.ggml.shapes`; what computes an op is in `kernels/`.
+
+The enum values are those of ggml 0.25.3; they are needed only to read files in which llama.cpp writes numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+N_WORDS = 16
+"""Length of `op_params` in 32-bit words (GGML_MAX_OP_PARAMS / 4)."""
+
+ParamValue = int | float | bool
+
+# `enum ggml_op`, in order; the position is the number.
+ENUM = tuple(
+    """
+none dup add add_id add1 acc sub mul div sqr sqrt log sin cos sum sum_rows cumsum mean argmax count_equal repeat repeat_back
+concat silu_back norm rms_norm rms_norm_back group_norm l2_norm mul_mat mul_mat_id out_prod scale set cpy cont reshape view
+permute transpose get_rows get_rows_back set_rows diag diag_mask_inf diag_mask_zero soft_max soft_max_back rope rope_back clamp
+conv_transpose_1d im2col im2col_back im2col_3d col2im_1d conv_2d conv_3d conv_2d_dw conv_transpose_2d pool_1d pool_2d
+pool_2d_back upscale pad pad_reflect_1d roll arange timestep_embedding argsort top_k leaky_relu tri fill flash_attn_ext
+flash_attn_back ssm_conv ssm_scan win_part win_unpart get_rel_pos add_rel_pos rwkv_wkv6 gated_linear_attn rwkv_wkv7 solve_tri
+gated_delta_net lightning_indexer dsv4_hc_comb dsv4_hc_pre dsv4_hc_post unary map_custom1 map_custom2 map_custom3 custom
+cross_entropy_loss cross_entropy_loss_back opt_step_adamw opt_step_sgd glu
+""".split()
+)
+
+# `enum ggml_unary_op` and `enum ggml_glu_op`; op_params word 0 holds the number.
+UNARY = tuple(
+    """
+abs sgn neg step tanh elu relu sigmoid gelu gelu_quick silu hardswish hardsigmoid exp expm1 softplus gelu_erf xielu floor ceil
+round trunc
+""".split()
+)
+GLU = tuple("reglu geglu swiglu swiglu_oai geglu_erf geglu_quick swiglu_clamp".split())
+
+ALIASES = MappingProxyType(
+    {
+        "softmax": "soft_max",
+        "matmul": "mul_mat",
+        "gemm": "mul_mat",
+        "dot": "mul_mat",
+        "linear": "mul_mat",
+        "multiply": "mul",
+        "subtract": "sub",
+        "divide": "div",
+        "rmsnorm": "rms_norm",
+        "layernorm": "norm",
+        "layer_norm": "norm",
+        "flash_attn": "flash_attn_ext",
+        "flash_attention": "flash_attn_ext",
+        "attention": "flash_attn_ext",
+        "embedding": "get_rows",
+        "gather": "get_rows",
+        "scatter": "set_rows",
+        "copy": "cpy",
+        "contiguous": "cont",
+        "swish": "silu",
+        "softcap": "tanh",
+        "mean_pool": "pool_2d",
+        "topk": "top_k",
+    }
+)
+"""What other frameworks call these ops; used only to suggest ggml's name in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One op parameter.
+
+    Attributes:
+        name: as in ggml's API (`eps`, `n_dims`).
+        word: index of its 32-bit word in `op_params`.
+        kind: `int`, `float` (IEEE binary32) or `bool`.
+        default: the value an absent parameter has; None when it must be given.
+        choices: the values ggml knows, when they are few.
+        minimum, maximum: inclusive bounds, when ggml asserts them.
+    """
+
+    name: str
+    word: int
+    kind: type[int] | type[float] | type[bool] = int
+    default: ParamValue | None = 0
+    choices: tuple[int, ...] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op a kernel can be named for.
+
+    Attributes:
+        name: `ggml_op_desc`, lower case.
+        enum: the name in `enum ggml_op` (`unary` for relu).
+        inputs: names of ggml's `src[0…]`, in order.
+        required: how many of them must be there; later ones may be absent.
+        params: the parameters.
+        variant: the number in word 0 for UNARY and GLU variants.
+        alias: the input whose memory the result shares, for ops that ggml defines in place.
+    """
+
+    name: str
+    enum: str
+    inputs: tuple[str, ...]
+    required: int
+    params: tuple[Param, ...] = ()
+    variant: int | None = None
+    alias: int | None = None
+    by_name: Mapping[str, Param] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", MappingProxyType({p.name: p for p in self.params}))
+
+    def with_defaults(self, params: Mapping[str, ParamValue]) -> dict[str, ParamValue]:
+        """Returns all parameters by name, defaults filled in, floats rounded to binary32.
+
+        A word that has no name here can be given as `word4`; it is kept when it is not 0.
+        """
+        named = {p.name: _normal(p, params.get(p.name, 0 if p.default is None else p.default)) for p in self.params}
+        raw = {k: int(v) for k, v in params.items() if k not in named and v}
+        return {**named, **raw}
+
+    def encode(self, params: Mapping[str, ParamValue]) -> tuple[int, ...]:
+        """Returns `op_params` as ggml would hold it: 16 words, signed."""
+        words = [0] * N_WORDS
+        if self.variant is not None:
+            words[0] = self.variant
+        for name, value in params.items():
+            p = self.by_name.get(name)
+            if p is None:
+                words[int(name.removeprefix("word"))] = int(value)
+            else:
+                words[p.word] = f32_bits(value) if p.kind is float else int(value)
+        return tuple(words)
+
+    def decode(self, words: Sequence[int]) -> dict[str, ParamValue]:
+        """Returns the parameters by name from ggml's 16 words; a word without a name that is not 0 becomes `word<N>`."""
+        named = {
+            p.name: _normal(p, f32_from_bits(words[p.word]) if p.kind is float else words[p.word]) for p in self.params
+        }
+        known = {p.word for p in self.params} | ({0} if self.variant is not None else set())
+        return {**named, **{f"word{i}": w for i, w in enumerate(words) if w and i not in known}}
+
+
+def f32_bits(value: float) -> int:
+    """Returns the bits of `value` as binary32, as a signed 32-bit integer."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def f32_from_bits(bits: int) -> float:
+    """Returns the binary32 number with these bits (signed or unsigned)."""
+    return float(struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0])
+
+
+def f32_shortest(value: float) -> float:
+    """Returns the number with the fewest decimal digits that rounds to the same binary32 (1e-05, not 9.99999974e-06).
+
+    Raises:
+        OverflowError: `value` is finite and beyond binary32's range.
+    """
+    if math.isnan(value) or math.isinf(value):
+        return value
+    bits = struct.pack("<f", value)
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("<f", short) == bits:
+            return short
+    return float(struct.unpack("<f", bits)[0])
+
+
+def _normal(p: Param, value: ParamValue) -> ParamValue:
+    if p.kind is float:
+        return f32_shortest(float(value))
+    return bool(value) if p.kind is bool else int(value)
+
+
+_PREC = Param("prec", 0, choices=(0, 10, 15, 20, 30, 40))
+_ROPE = (
+    Param("n_dims", 1, default=None, minimum=0),
+    Param("mode", 2, choices=(0, 2, 8, 24, 40)),
+    Param("n_ctx_orig", 4, minimum=0),
+    Param("freq_base", 5, float, 10000.0),
+    Param("freq_scale", 6, float, 1.0),
+    Param("ext_factor", 7, float, 0.0),
+    Param("attn_factor", 8, float, 1.0),
+    Param("beta_fast", 9, float, 32.0),
+    Param("beta_slow", 10, float, 1.0),
+    Param("section0", 11),
+    Param("section1", 12),
+    Param("section2", 13),
+    Param("section3", 14),
+    Param("n_offs", 15),
+)
+
+
+def _build() -> dict[str, Op]:
+    ab = ("src0", "src1")
+    eps = Param("eps", 0, float, default=None, minimum=0.0)
+    ops = [
+        *(Op(name, name, ab, 2) for name in ("add", "sub", "mul", "div")),
+        *(Op(name, name, ("src0",), 1) for name in ("sqr", "sqrt", "log", "sin", "cos", "sum_rows", "cont", "dup")),
+        # The view ops cost nothing inside a graph; as kernels they materialise the view.
+        *(Op(name, name, ("src0",), 1) for name in ("reshape", "transpose")),
+        Op("norm", "norm", ("src0",), 1, (eps,)),
+        Op("rms_norm", "rms_norm", ("src0",), 1, (eps,)),
+        Op("l2_norm", "l2_norm", ("src0",), 1, (eps,)),
+        Op("mul_mat", "mul_mat", ab, 2, (_PREC, Param("hint", 1))),
+        Op("scale", "scale", ("src0",), 1, (Param("s", 0, float, None), Param("b", 1, float, 0.0))),
+        Op("clamp", "clamp", ("src0",), 1, (Param("min", 0, float, None), Param("max", 1, float, None))),
+        Op("cpy", "cpy", ("src0", "dst"), 2, alias=1),
+        Op("get_rows", "get_rows", ("src0", "rows"), 2),
+        Op("set_rows", "set_rows", ("src0", "rows", "dst"), 3, alias=2),
+        Op(
+            "soft_max",
+            "soft_max",
+            ("src0", "mask", "sinks"),
+            1,
+            (Param("scale", 0, float, 1.0), Param("max_bias", 1, float, 0.0, minimum=0.0)),
+        ),
+        Op("rope", "rope", ("src0", "pos", "freq_factors"), 2, _ROPE),
+        Op(
+            "flash_attn_ext",
+            "flash_attn_ext",
+            ("q", "k", "v", "mask", "sinks"),
+            3,
+            (
+                Param("scale", 0, float, None),
+                Param("max_bias", 1, float, 0.0, minimum=0.0),
+                Param("logit_softcap", 2, float, 0.0),
+                Param("prec", 3, choices=_PREC.choices),
+            ),
+        ),
+        *(
+            Op(name, "unary", ("src0",), 1, variant=number)
+            for number, name in enumerate(UNARY)
+            if name != "xielu"  # takes parameters of its own
+        ),
+        *(
+            Op(name, "glu", ab, 1, (Param("swapped", 1, bool, False),), variant=number)
+            for number, name in enumerate(GLU)
+            if name not in ("swiglu_oai", "swiglu_clamp")  # take parameters of their own
+        ),
+    ]
+    return {op.name: op for op in ops}
+
+
+OPS = MappingProxyType(_build())
+"""Every op that a manifest can name, by name."""
+
+
+
+def op(name: str) -> Op:
+    """Returns the op of that name; one that ggml has and this table lacks comes without input names and with raw words.
+
+    Raises:
+        KeyError: ggml has no such op.
+    """
+    if name in OPS:
+        return OPS[name]
+    if name in UNARY:
+        return Op(name, "unary", ("src0",), 1, variant=UNARY.index(name))
+    if name in GLU:
+        return Op(name, "glu", ("src0", "src1"), 1, variant=GLU.index(name))
+    if name in ENUM:
+        return Op(name, name, (), 0)
+    raise KeyError(name)
+
+
+_UNARY, _GLU = ENUM.index("unary"), ENUM.index("glu")
+
+
+def op_name(number: int, words: Sequence[int]) -> str:
+    """Returns `ggml_op_desc` in lower case for an enum value and its `op_params`.
+
+    Raises:
+        ValueError: no op has that number.
+    """
+    try:
+        if number == _UNARY:
+            return UNARY[words[0]]
+        if number == _GLU:
+            return GLU[words[0]]
+        return ENUM[number]
+    except IndexError:
+        raise ValueError(f"unknown ggml op number {number} with op_params[0] = {words[0] if words else None}") from None
