@@ -1,0 +1,132 @@
+"""The command line. One module per subcommand, each with a `command`; a module is imported only when its command is called.
+
+So `kernelgen --help` is instant and `kernelgen plan` never imports JAX: the one-line descriptions below are kept here, and a test
+holds them against the commands' own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import click
+
+import kernelgen
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError, did_you_mean
+
+EXIT_BUG = 70
+"""An exception that is no mistake of the user's (EX_SOFTWARE of sysexits.h)."""
+EXIT_INTERRUPTED = 130
+"""Ctrl-C: 128 + SIGINT, as shells have it."""
+
+COMMANDS = MappingProxyType(
+    {
+        "validate": "Check manifests and report every mistake.",
+        "plan": "Print the kernels, compiles and bundles that manifests ask for.",
+        "generate": "Write build files for Bazel or CMake.",
+        "emit": "Write the HLO of kernels.",
+        "compile": "Compile HLO to NEFF.",
+        "bundle": "Put compiled kernels together into a bundle.",
+        "build": "Do the whole job, from manifests to bundles.",
+        "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
+        "coverage": "Compare a manifest with the ops of a llama.cpp graph.",
+        "list": "Print the ops, targets and dtypes that kernelgen knows.",
+        "doctor": "Say what is installed, what is missing and how to get it.",
+    }
+)
+"""Every command and its one-line description, in the order of a build. The module of a command has its name."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"kernelgen.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in COMMANDS:
+            ctx.fail(f"no command '{name}'{did_you_mean(name, COMMANDS) or ': see kernelgen --help'}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(kernelgen.__version__, prog_name="kernelgen", message="%(prog)s %(version)s")
+def cli() -> None:
+    """From a manifest of GGML kernels to NEFF bundles for AWS Neuron.
+
+    Exit status: 0 done, 1 a kernel failed or is missing, 2 wrong usage or bad input.
+    """
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status; every error is printed to stderr, a traceback only for a bug.
+
+    Args:
+        args: the arguments; `sys.argv[1:]` when None.
+    """
+    argv = list(sys.argv[1:] if args is None else args)
+    try:
+        result: Any = cli.main(args=argv, prog_name="kernelgen", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else EXIT_OK
+    except KernelgenError as error:
+        for diagnostic in error.diagnostics:
+            _say(str(diagnostic))
+        if len(error.diagnostics) > 1:
+            _say(f"{len(error.diagnostics)} errors")
+        return error.exit_code
+    except click.ClickException as error:
+        _usage(error)
+        return EXIT_USAGE
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception:
+        _say(
+            f"{traceback.format_exc()}\nkernelgen {kernelgen.__version__} failed in a way that is a bug in it, not a mistake in "
+            f"your input.\nPlease report the lines above, with Python {platform.python_version()} on {platform.platform()} and "
+            f"the command: kernelgen {' '.join(argv)}"
+        )
+        return EXIT_BUG
+
+
+def _usage(error: click.ClickException) -> None:
+    context = getattr(error, "ctx", None)
+    _say(f"error: {error.format_message()}")
+    if context is not None:
+        _say(f"    {context.get_usage()}\n    see {context.command_path} --help")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def main() -> NoReturn:
+    """The `kernelgen` program."""
+    sys.exit(run())
