@@ -1,0 +1,105 @@
+"""`kernelgen list`: the ops, targets and dtypes that a manifest can name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernelgen.cli import options
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.types import TYPES
+from kernelgen.library import Library, Registration
+from kernelgen.targets import TARGETS
+
+
+@click.command("list", short_help="Print the ops, targets and dtypes that kernelgen knows.")
+@click.option("--ops", is_flag=True, help="The ops: inputs, parameters and which emitter computes them.")
+@click.option("--targets", is_flag=True, help="The Neuron targets.")
+@click.option("--dtypes", is_flag=True, help="ggml's tensor types.")
+@options.kernels
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(ops: bool, targets: bool, dtypes: bool, kernels: tuple[Path, ...], form: str) -> None:
+    """Print the ops, targets and dtypes that kernelgen knows; all three unless one is asked for."""
+    everything = not (ops or targets or dtypes)
+    parts: dict[str, list[dict[str, Any]]] = {}
+    if ops or everything:
+        parts["ops"] = _ops(options.libraries(kernels))
+    if targets or everything:
+        parts["targets"] = [
+            {
+                "name": t.name,
+                "neuron_core": t.neuron_core,
+                "cores_per_chip": t.cores_per_chip,
+                "lnc": t.lnc,
+                "lnc_choices": list(t.lnc_choices),
+                "memory_per_compile_mb": t.memory_per_compile_mb,
+                "experimental": t.experimental,
+            }
+            for t in TARGETS.values()
+        ]
+    if dtypes or everything:
+        parts["dtypes"] = [
+            {"name": t.name, "number": t.number, "block": t.block, "bytes": t.size, "quantized": t.quantized}
+            for t in TYPES.values()
+        ]
+    if form == "json":
+        click.echo(json.dumps(parts, indent=1))
+        return
+    blocks = []
+    if "ops" in parts:
+        blocks.append(_table("op  inputs  emitter  parameters", (_op_row(op) for op in parts["ops"])))
+    if "targets" in parts:
+        blocks.append(_table("target  NeuronCore  cores per chip  --lnc  note", map(_target_row, parts["targets"])))
+    if "dtypes" in parts:
+        rows = ((t["name"], t["block"], t["bytes"]) for t in parts["dtypes"])
+        blocks.append(_table("dtype  elements per block  bytes per block", rows))
+    click.echo("\n\n".join(blocks))
+
+
+def _ops(libraries: Sequence[Library]) -> list[dict[str, Any]]:
+    emitters: dict[str, tuple[Library, Registration]] = {}
+    for library in libraries:
+        for name, registration in library.scan().items():
+            emitters.setdefault(name, (library, registration))
+    found = []
+    for name in sorted({*ggml_ops.OPS, *emitters}):
+        known = ggml_ops.OPS.get(name)
+        emitter = emitters.get(name)
+        registration = emitter[1] if emitter else None
+        if known and known.inputs:
+            inputs, required = known.inputs, known.required
+        else:
+            inputs, required = (registration.inputs, registration.required) if registration else ((), 0)
+        params = known.params if known else registration.params if registration else ()
+        found.append(
+            {
+                "name": name,
+                "ggml": known is not None or (registration is not None and not registration.custom),
+                "inputs": [{"name": text, "optional": i >= required} for i, text in enumerate(inputs)],
+                "params": [{"name": p.name, "kind": p.kind.__name__, "default": p.default} for p in params],
+                "emitter": f"{emitter[0].name}/{emitter[1].module}.py" if emitter else None,
+            }
+        )
+    return found
+
+
+def _op_row(op: dict[str, Any]) -> tuple[str, ...]:
+    inputs = " ".join(f"[{i['name']}]" if i["optional"] else i["name"] for i in op["inputs"])
+    params = " ".join(p["name"] if p["default"] is None else f"{p['name']}={p['default']:g}" for p in op["params"])
+    return op["name"], inputs, op["emitter"] or "-", params
+
+
+def _target_row(target: dict[str, Any]) -> tuple[str, ...]:
+    lnc = ", ".join(f"{n} (default)" if n == target["lnc"] else str(n) for n in target["lnc_choices"])
+    note = "experimental: not documented by AWS as a --target" if target["experimental"] else ""
+    return target["name"], f"v{target['neuron_core']}", str(target["cores_per_chip"]), lnc, note
+
+
+def _table(header: str, rows: Iterable[Sequence[object]]) -> str:
+    table = [header.split("  "), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table)

@@ -1,0 +1,88 @@
+"""Options and arguments that several subcommands share, so that each reads and means the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kernelgen.errors import KernelgenError, did_you_mean
+from kernelgen.library import Library, builtin_library
+from kernelgen.targets import TARGETS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def manifests(function: F) -> F:
+    """Adds the argument `MANIFEST…` as `manifests: tuple[Path, ...]`; `kernelgen.manifest` reports files that can't be read."""
+    return click.argument("manifests", nargs=-1, required=True, type=click.Path(path_type=Path))(function)
+
+
+def kernels(function: F) -> F:
+    """Adds `--kernels DIR…` as `kernels: tuple[Path, ...]`; see `libraries`."""
+    return click.option(
+        "--kernels",
+        multiple=True,
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="A folder with emitters of your own; they win over kernelgen's. May be given several times.",
+    )(function)
+
+
+def targets(function: F) -> F:
+    """Adds `--target NAME…` as `targets: tuple[str, ...]`, checked against the table of targets."""
+    return click.option(
+        "--target",
+        "targets",
+        multiple=True,
+        metavar="NAME",
+        callback=_check_targets,
+        help=f"Only this target of the manifests ({', '.join(TARGETS)}). May be given several times.",
+    )(function)
+
+
+def compiler(function: F) -> F:
+    """Adds `--compiler CHOICE` as `compiler: str`."""
+    return click.option(
+        "--compiler",
+        type=click.Choice(["auto", "neuronx-cc", "simulator"]),
+        default="auto",
+        show_default=True,
+        help="auto is neuronx-cc where it is installed and the simulator elsewhere.",
+    )(function)
+
+
+def libraries(folders: Sequence[Path]) -> list[Library]:
+    """Returns the users' libraries in the order given, and the built-in one last.
+
+    A library is named after its folder, so that a plan does not depend on where the folder is.
+
+    Raises:
+        KernelgenError: a folder does not exist, or two have the same name.
+    """
+    found: dict[str, Library] = {}
+    builtin = builtin_library()
+    for folder in folders:
+        root = folder.resolve()
+        if not root.is_dir():
+            raise KernelgenError(f"--kernels {folder}: there is no such folder")
+        if root == builtin.root.resolve() or (root.name in found and found[root.name].root == root):
+            continue  # named twice, or the one that is always there
+        if root.name in found or root.name == builtin.name:
+            other = found.get(root.name, builtin).root
+            raise KernelgenError(
+                f"--kernels {folder}: a library is named after its folder, and {other} is already named '{root.name}'"
+            )
+        found[root.name] = Library(root.name, root)
+    return [*found.values(), builtin]
+
+
+def _check_targets(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    for name in value:
+        if name not in TARGETS:
+            raise click.BadParameter(
+                f"unknown target '{name}'{did_you_mean(name, TARGETS)} (known: {', '.join(TARGETS)})"
+            )
+    return tuple(dict.fromkeys(value))
