@@ -63,8 +63,8 @@ def command(ops: bool, targets: bool, dtypes: bool, kernels: tuple[Path, ...], f
 def _ops(libraries: Sequence[Library]) -> list[dict[str, Any]]:
     emitters: dict[str, tuple[Library, Registration]] = {}
     for library in libraries:
-        for name, registration in library.scan().items():
-            emitters.setdefault(name, (library, registration))
+        for name, found_here in library.scan().items():
+            emitters.setdefault(name, (library, found_here))
     found = []
     for name in sorted({*ggml_ops.OPS, *emitters}):
         known = ggml_ops.OPS.get(name)

@@ -1,0 +1,196 @@
+"""`kernelgen doctor`: what this machine has of what kernelgen uses, and how to get the rest. It changes nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import click
+
+from kernelgen.errors import EXIT_FAILED, EXIT_OK
+
+MINIMUM_PYTHON = (3, 11)
+
+DEPENDENCIES = MappingProxyType(
+    {
+        "click": "8.1",
+        "gguf": "0.17",
+        "jax": "0.10",
+        "jaxlib": "0.10",
+        "jinja2": "3.1",
+        "numpy": "2.2",
+        "protobuf": "5",
+        "pyyaml": "6",
+        "rich": "13",
+    }
+)
+"""Each Python dependency and the oldest version that will do: requirements.in, which is not there once kernelgen is installed."""
+
+NEURON_DRIVER = Path("/sys/module/neuron/version")
+NEURON_RUNTIME = Path("/opt/aws/neuron/lib/libnrt.so.1")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked for.
+        found: what is there (a version, a path), or None when nothing usable is.
+        needed: whether `kernelgen build` fails without it.
+        remedy: how to get it.
+    """
+
+    name: str
+    found: str | None
+    needed: bool
+    remedy: str
+
+    @property
+    def status(self) -> str:
+        return "ok" if self.found is not None else "MISSING" if self.needed else "absent"
+
+
+@click.command(short_help="Say what is installed, what is missing and how to get it.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(form: str) -> int:
+    """Say what is installed, what is missing and how to get it.
+
+    Exits with 1 when something is MISSING that building kernels needs; what is only absent is needed for one way of working.
+    """
+    checks = [check for section in (_python, _compilers, _build_tools, _machine, _devices) for check in section()]
+    missing = [c for c in checks if c.needed and c.found is None]
+    if form == "json":
+        click.echo(json.dumps([{**asdict(c), "status": c.status} for c in checks], indent=1))
+        return EXIT_FAILED if missing else EXIT_OK
+    width = max(len(c.name) for c in checks)
+    for c in checks:
+        click.echo(f"{c.status:7}  {c.name:{width}}  {c.found or c.remedy}".rstrip())
+    click.echo(f"\nmissing: {', '.join(c.name for c in missing)}" if missing else "\nkernelgen can build kernels here")
+    return EXIT_FAILED if missing else EXIT_OK
+
+
+def _python() -> Iterator[Check]:
+    wanted = ".".join(map(str, MINIMUM_PYTHON))
+    version = platform.python_version() if sys.version_info >= MINIMUM_PYTHON else None
+    yield Check("python", version, True, f"Python {wanted} or later; this is {platform.python_version()}")
+    for name, minimum in DEPENDENCIES.items():
+        remedy = f"pip install '{name}>={minimum}', or everything with pip install -r requirements.txt"
+        try:
+            installed = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(name, None, True, remedy)
+            continue
+        if _version(installed) < _version(minimum):
+            yield Check(name, None, True, f"{installed} is too old: {remedy}")
+        else:
+            yield Check(name, installed, True, remedy)
+    has_venv = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
+    remedy = "Bazel builds make a virtual environment; on Debian: apt-get install python3-venv"
+    yield Check("python venv", "yes" if has_venv else None, False, remedy)
+    yield Check(
+        "XLA for the CPU",
+        _xla(),
+        True,
+        "pip install jaxlib; 'python -c \"import jax; jax.devices()\"' shows why it fails",
+    )
+
+
+def _xla() -> str | None:
+    # In a process of its own: a broken jaxlib may abort, and a doctor must survive that.
+    code = "import jax; d = jax.devices('cpu'); print(len(d), d[0].device_kind)"
+    text = _output([sys.executable, "-c", code], {"JAX_PLATFORMS": "cpu"})
+    return f"{text.split(maxsplit=1)[0]} device ({text.split(maxsplit=1)[1]})" if text and " " in text else None
+
+
+def _compilers() -> Iterator[Check]:
+    sdk = os.environ.get("NEURON_SDK")
+    path = shutil.which("neuronx-cc", path=str(Path(sdk) / "bin")) if sdk else shutil.which("neuronx-cc")
+    where = f"there is none in NEURON_SDK={sdk}" if sdk else "not on PATH and NEURON_SDK is not set"
+    remedy = (
+        f"{where}; builds use the simulator. AWS's Neuron documentation says how to install it; see docs/compilers.md"
+    )
+    yield Check("neuronx-cc", _first_line([path, "--version"]) if path else None, False, remedy)
+    name = next((n for n in (os.environ.get("CXX"), "c++", "g++", "clang++") if n and shutil.which(n)), None)
+    remedy = "needed to link bundles into programs; on Debian: apt-get install g++"
+    yield Check("C++ compiler", _first_line([name, "--version"]) if name else None, False, remedy)
+
+
+def _build_tools() -> Iterator[Check]:
+    yield Check("bazel", _tool("bazel", "bazelisk"), False, "needed for Bazel builds only; ./bazelw gets it")
+    yield Check(
+        "cmake", _tool("cmake"), False, "needed for CMake builds only: pip install cmake, or apt-get install cmake"
+    )
+    yield Check(
+        "ninja",
+        _tool("ninja"),
+        False,
+        "needed for CMake builds only: pip install ninja, or apt-get install ninja-build",
+    )
+
+
+def _machine() -> Iterator[Check]:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuron-kernelgen"
+    folder = Path(os.environ.get("NEURON_KERNELGEN_CACHE") or root)
+    parent = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+    writable = os.access(parent, os.W_OK | os.X_OK) and parent.is_dir()
+    yield Check(
+        "cache folder",
+        str(folder) if writable else None,
+        False,
+        f"{folder} can't be written, so Bazel's Python environment can't be kept; set NEURON_KERNELGEN_CACHE to a folder that can",
+    )
+
+
+def _devices() -> Iterator[Check]:
+    devices = sorted(Path("/dev").glob("neuron[0-9]*"))
+    remedy = "only needed to run kernels on a NeuronCore, never to build them"
+    yield Check("Neuron devices", f"{len(devices)} (/dev/neuron*)" if devices else None, False, remedy)
+    driver = NEURON_DRIVER.read_text().strip() if NEURON_DRIVER.is_file() else None
+    yield Check("Neuron driver", driver, False, f"{remedy}: AWS's package aws-neuronx-dkms")
+    runtime = str(NEURON_RUNTIME) if NEURON_RUNTIME.is_file() else None
+    yield Check("libnrt", runtime, False, f"{remedy}: AWS's package aws-neuronx-runtime-lib")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+
+
+def _tool(*names: str) -> str | None:
+    path = next((p for p in map(shutil.which, names) if p), None)
+    return _first_line([path, "--version"]) if path else None
+
+
+def _first_line(command: list[str]) -> str | None:
+    text = _output(command)
+    return text.splitlines()[0].strip() if text else None
+
+
+def _output(command: list[str], environment: dict[str, str] | None = None) -> str | None:
+    """Returns what a command prints, or None when it fails or hangs."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=False,
+            env={**os.environ, **(environment or {})},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
