@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,14 +19,14 @@ from kernelgen.targets import TARGETS
 @click.option("--ops", is_flag=True, help="The ops: inputs, parameters and which emitter computes them.")
 @click.option("--targets", is_flag=True, help="The Neuron targets.")
 @click.option("--dtypes", is_flag=True, help="ggml's tensor types.")
-@options.kernels
+@options.kernels_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(ops: bool, targets: bool, dtypes: bool, kernels: tuple[Path, ...], form: str) -> None:
+def command(ops: bool, targets: bool, dtypes: bool, libraries: tuple[Library, ...], form: str) -> None:
     """Print the ops, targets and dtypes that kernelgen knows; all three unless one is asked for."""
     everything = not (ops or targets or dtypes)
     parts: dict[str, list[dict[str, Any]]] = {}
     if ops or everything:
-        parts["ops"] = _ops(options.libraries(kernels))
+        parts["ops"] = _ops(libraries)
     if targets or everything:
         parts["targets"] = [
             {

@@ -15,24 +15,28 @@ from kernelgen.targets import TARGETS
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def manifests(function: F) -> F:
+def manifests_argument(function: F) -> F:
     """Adds the argument `MANIFEST…` as `manifests: tuple[Path, ...]`; `kernelgen.manifest` reports files that can't be read."""
-    return click.argument("manifests", nargs=-1, required=True, type=click.Path(path_type=Path))(function)
+    return click.argument("manifests", nargs=-1, required=True, metavar="MANIFEST...", type=click.Path(path_type=Path))(
+        function
+    )
 
 
-def kernels(function: F) -> F:
-    """Adds `--kernels DIR…` as `kernels: tuple[Path, ...]`; see `libraries`."""
+def kernels_option(function: F) -> F:
+    """Adds `--kernels DIR…` as `libraries: tuple[Library, ...]`: the user's in the order given, and the built-in one last."""
     return click.option(
         "--kernels",
+        "libraries",
         multiple=True,
         metavar="DIR",
         type=click.Path(path_type=Path),
+        callback=lambda context, parameter, value: libraries(value),
         help="A folder with emitters of your own; they win over kernelgen's. May be given several times.",
     )(function)
 
 
-def targets(function: F) -> F:
-    """Adds `--target NAME…` as `targets: tuple[str, ...]`, checked against the table of targets."""
+def target_option(function: F) -> F:
+    """Adds `--target NAME…` as `targets: tuple[str, ...]`, checked against the table of targets; empty means all."""
     return click.option(
         "--target",
         "targets",
@@ -43,8 +47,8 @@ def targets(function: F) -> F:
     )(function)
 
 
-def compiler(function: F) -> F:
-    """Adds `--compiler CHOICE` as `compiler: str`."""
+def compiler_option(function: F) -> F:
+    """Adds `--compiler CHOICE` as `compiler: str`, for `kernelgen.compilers.resolve`."""
     return click.option(
         "--compiler",
         type=click.Choice(["auto", "neuronx-cc", "simulator"]),
@@ -54,8 +58,8 @@ def compiler(function: F) -> F:
     )(function)
 
 
-def libraries(folders: Sequence[Path]) -> list[Library]:
-    """Returns the users' libraries in the order given, and the built-in one last.
+def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
+    """Returns the libraries in the folders, in their order, and the built-in one last.
 
     A library is named after its folder, so that a plan does not depend on where the folder is.
 
@@ -76,7 +80,7 @@ def libraries(folders: Sequence[Path]) -> list[Library]:
                 f"--kernels {folder}: a library is named after its folder, and {other} is already named '{root.name}'"
             )
         found[root.name] = Library(root.name, root)
-    return [*found.values(), builtin]
+    return (*found.values(), builtin)
 
 
 def _check_targets(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
