@@ -1,0 +1,69 @@
+"""The rules, for BUILD files: `load("@neuron_kernelgen//rules:defs.bzl", …)`.
+
+Most users write none of these by hand: `neuron.manifest(...)` in MODULE.bazel makes them from a manifest. Whoever keeps kernels by
+hand writes the three steps as targets:
+
+    neuron_hlo(
+        name = "my_add.hlo",
+        emitter = "//my_kernels:add.py",
+        spec = '{"alias":null,"inputs":["(64,1,1,1)/f32","(64,1,1,1)/f32"],"op":"add","output":"(64,1,1,1)/f32","params":{}}',
+    )
+
+    neuron_neff(
+        name = "my_add.trn1.neff",
+        config = '{"auto_cast":"none",…,"target":"trn1"}',
+        hlo = ":my_add.hlo",
+    )
+
+    neuron_kernel_bundle(
+        name = "mine_trn1",
+        config = '{"auto_cast":"none",…,"target":"trn1"}',
+        manifest = "mine",
+        neffs = [":my_add.trn1.neff"],
+    )
+"""
+
+load("//rules/private:providers.bzl", _NeuronBundleInfo = "NeuronBundleInfo", _NeuronHloInfo = "NeuronHloInfo", _NeuronNeffInfo = "NeuronNeffInfo", _NeuronToolchainInfo = "NeuronToolchainInfo")
+load("//rules/private/rules:neuron_hlo.bzl", _neuron_hlo = "neuron_hlo")
+load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_bundle_cc", "neuron_kernel_bundle_rule")
+load("//rules/private/rules:neuron_neff.bzl", _neuron_neff = "neuron_neff")
+load("//rules/private/rules:neuron_toolchain.bzl", _neuron_toolchain = "neuron_toolchain")
+
+NeuronBundleInfo = _NeuronBundleInfo
+NeuronHloInfo = _NeuronHloInfo
+NeuronNeffInfo = _NeuronNeffInfo
+NeuronToolchainInfo = _NeuronToolchainInfo
+
+neuron_hlo = _neuron_hlo
+neuron_neff = _neuron_neff
+neuron_toolchain = _neuron_toolchain
+
+BUNDLE_FORMS = ["", ".cc", ".pack", ".tree"]
+"""What a bundle's name is followed by to name one of its forms."""
+
+def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
+    """A bundle and its forms.
+
+    Args:
+        name: the bundle; building it makes the pack. `<name>.cc` is a C++ library with the kernels embedded, `<name>.pack` the pack
+            alone, `<name>.tree` the folder that GGML_NEURON_KERNEL_DIR takes.
+        visibility: of all of them.
+        tags: of all of them.
+        **kwargs: as of the rule.
+    """
+    neuron_kernel_bundle_rule(name = name, tags = tags, visibility = visibility, **kwargs)
+    neuron_bundle_cc(name = name + ".cc", bundle = name, tags = tags, visibility = visibility)
+    for form in ["pack", "tree"]:
+        native.filegroup(name = "{}.{}".format(name, form), srcs = [name], output_group = form, tags = tags, visibility = visibility)
+
+def neuron_bundle_aliases(name, bundles, visibility = None):
+    """Gives bundles of another package names here, in all their forms.
+
+    Args:
+        name: the manifest's name; bundles are `<name>_<target>`.
+        bundles: label of each bundle by its target.
+        visibility: of all of them.
+    """
+    for target, label in bundles.items():
+        for form in BUNDLE_FORMS:
+            native.alias(name = "{}_{}{}".format(name, target, form), actual = label + form, visibility = visibility)

@@ -1,0 +1,66 @@
+"""Module extensions: name manifests and kernel libraries in MODULE.bazel.
+
+    neuron = use_extension("@neuron_kernelgen//rules:extensions.bzl", "neuron")
+    neuron.manifest(file = "//models:mine.yaml")
+    neuron.kernels(name = "mine", build_file = "//my_kernels:BUILD.bazel")
+    use_repo(neuron, "neuron_kernels")
+
+`@neuron_kernels` then holds a target for every kernel of every manifest; `neuron_manifest` in `@neuron_kernels//:defs.bzl` gives a
+manifest's bundles names in a package of yours.
+"""
+
+load("//rules/private/repositories:kernels.bzl", "kernels_repository")
+load("//rules/private/repositories:python_env.bzl", "python_env")
+load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
+
+_manifest = tag_class(
+    doc = "Names a manifest whose kernels are to be built.",
+    attrs = {"file": attr.label(mandatory = True, doc = "The YAML file.")},
+)
+
+_kernels = tag_class(
+    doc = "Names a folder of emitters; it wins over this project's own kernels.",
+    attrs = {
+        "name": attr.string(mandatory = True, doc = "The library's name in plans and messages."),
+        "build_file": attr.label(mandatory = True, doc = "BUILD file of the folder; it exports the .py files."),
+    },
+)
+
+def _neuron_impl(mctx):
+    manifests = []
+    libraries = {}
+    for module in mctx.modules:
+        manifests += [tag.file for tag in module.tags.manifest if tag.file not in manifests]
+        for tag in module.tags.kernels:
+            if tag.name == "kernels" or tag.name in libraries.values():
+                fail("neuron.kernels(name = '{}'): a library of that name is there already".format(tag.name))
+            libraries[tag.build_file] = tag.name
+    libraries[Label("//kernels:BUILD.bazel")] = "kernels"
+    kernels_repository(name = "neuron_kernels", manifests = manifests, libraries = libraries)
+
+neuron = module_extension(
+    doc = "Plans the kernels of all named manifests into one repository, so that manifests share them.",
+    implementation = _neuron_impl,
+    tag_classes = {"manifest": _manifest, "kernels": _kernels},
+)
+
+def _toolchains_impl(_mctx):
+    python_env(name = "neuron_python", lock = Label("//:requirements.txt"))
+    neuron_sdk(name = "neuron_sdk")
+
+toolchains = module_extension(
+    doc = "The Python environment of the build steps and the Neuron compiler found on this machine.",
+    implementation = _toolchains_impl,
+)
+
+def _development_impl(_mctx):
+    python_env(
+        name = "neuron_python_dev",
+        base = Label("@neuron_python//:python"),
+        lock = Label("//:requirements-dev.txt"),
+    )
+
+development = module_extension(
+    doc = "What this project's own tests and linters need.",
+    implementation = _development_impl,
+)

@@ -1,0 +1,70 @@
+"""The repository of kernel targets: manifests in, build files out.
+
+It runs `kernelgen generate bazel` and is made again when a manifest, an emitter or the generator changes; that the files come out
+the same then costs a build nothing.
+"""
+
+def _python_files(folder):
+    """Returns the .py files below a folder, watching for new ones."""
+    files = []
+    todo = [folder]
+
+    # Starlark has no while loop; folders nest far less deep than this.
+    for _ in range(1000):
+        if not todo:
+            break
+        for entry in todo.pop().readdir(watch = "yes"):
+            if entry.is_dir:
+                if entry.basename != "__pycache__":
+                    todo.append(entry)
+            elif entry.basename.rpartition(".")[2] in ("py", "json", "j2"):
+                files.append(entry)
+    return files
+
+def _shown(path, root):
+    """Returns the path as a user would name it: relative when it is below the workspace."""
+    return str(path).removeprefix(str(root) + "/")
+
+def _kernels_impl(rctx):
+    tools = rctx.path(rctx.attr._tool).dirname
+    python = rctx.path(rctx.attr._python)
+    rctx.watch(python)
+    for file in _python_files(tools):
+        rctx.watch(file)
+    command = [python, "-P", "-m", "kernelgen", "generate", "bazel", "--output", str(rctx.path("."))]
+    command += ["--rules", _repository(rctx.attr._tool)]
+    for library, name in rctx.attr.libraries.items():
+        folder = rctx.path(library).dirname
+        for file in _python_files(folder):
+            rctx.watch(file)
+        if name != "kernels":
+            command += ["--kernels", "{}={}".format(name, folder)]
+        command += ["--package", "{}={}//{}".format(name, _repository(library), library.package)]
+    for manifest in rctx.attr.manifests:
+        path = rctx.path(manifest)
+        if not path.exists:
+            fail("manifest {}: there is no file {}".format(manifest, path))
+        rctx.watch(path)
+        command.append(_shown(path, rctx.workspace_root))
+    rctx.report_progress("planning kernels")
+    done = rctx.execute(
+        command,
+        environment = {"PYTHONPATH": str(tools.dirname), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"},
+        working_directory = str(rctx.workspace_root),
+    )
+    if done.return_code:
+        fail("kernels can't be planned\n\n" + done.stderr + done.stdout)
+
+def _repository(label):
+    return str(label).partition("//")[0]
+
+kernels_repository = repository_rule(
+    doc = "One package of kernels shared by all manifests, and one of bundles.",
+    implementation = _kernels_impl,
+    attrs = {
+        "manifests": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The manifests."),
+        "libraries": attr.label_keyed_string_dict(doc = "BUILD file of each folder of emitters, with the library's name; searched in this order."),
+        "_python": attr.label(default = "@neuron_python//:python"),
+        "_tool": attr.label(default = "//tools/kernelgen:__init__.py"),
+    },
+)

@@ -1,0 +1,76 @@
+"""The Python environment of the build steps, from a hash-locked requirements file.
+
+The environment has some 7,000 files: too many to declare as inputs and stage into a sandbox for each action. It is kept in the
+user's cache folder under a key (see `python_env.py`), and actions depend on a launcher that names the key. So a changed lock file
+or interpreter changes every action that runs Python, a moved checkout changes none, and the launcher's bytes have no path in them.
+"""
+
+_LAUNCHER = """\
+#!/bin/sh
+# Runs the Python of the environment {key}.
+# Beside the launcher's real file stands a link to it; a machine that only got a copy (a remote worker) looks in the cache folder.
+self=$(readlink -f "$0")
+for env in "${{self%/*}}/env" "${{NEURON_KERNELGEN_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-$(eval echo "~$(id -un)")}}/.cache}}/neuron-kernelgen}}/python/{key}"; do
+  [ -e "$env/complete" ] && exec "$env/bin/python" "$@"
+done
+echo "error: the Python environment {key} is not on this machine; './bazelw fetch --force //...' makes it again" >&2
+exit 2
+"""
+
+_BUILD = """\
+package(default_visibility = ["//visibility:public"])
+
+exports_files(["python"])
+"""
+
+def find_python(rctx):
+    """Returns the path of a Python 3.11 or later.
+
+    Args:
+        rctx: the repository context. NEURON_KERNELGEN_PYTHON names the interpreter; else PATH is searched, newest last: the
+            system's own `python3` comes first when it is new enough.
+    """
+    named = rctx.getenv("NEURON_KERNELGEN_PYTHON")
+    if named:
+        path = rctx.which(named) if "/" not in named else rctx.path(named)
+        if not path or not path.exists:
+            fail("NEURON_KERNELGEN_PYTHON names '{}', which is not there".format(named))
+        return path
+    for name in ["python3", "python3.14", "python3.13", "python3.12", "python3.11"]:
+        path = rctx.which(name)
+        if path and rctx.execute([path, "-c", "import sys, venv; sys.exit(sys.version_info < (3, 11))"]).return_code == 0:
+            return path
+    fail("""\
+no Python 3.11 or later with the venv module on PATH. One of these mends it:
+    apt-get install python3-venv                    on Debian 12 and Ubuntu 24.04 or later
+    export NEURON_KERNELGEN_PYTHON=<interpreter>    when it is elsewhere""")
+
+def _python_env_impl(rctx):
+    for name in ["HOME", "XDG_CACHE_HOME", "NEURON_KERNELGEN_CACHE", "PIP_INDEX_URL", "PIP_CONFIG_FILE"]:
+        rctx.getenv(name)
+    lock = rctx.path(rctx.attr.lock)
+    rctx.watch(lock)
+    command = [find_python(rctx), rctx.path(rctx.attr._script), "--lock", lock]
+    if rctx.attr.base:
+        command += ["--base", rctx.path(rctx.attr.base).dirname.get_child("env")]
+    rctx.report_progress("installing the packages of {} (once per machine)".format(rctx.attr.lock.name))
+    done = rctx.execute(command, timeout = 1800, environment = {"PYTHONDONTWRITEBYTECODE": "1"})
+    if done.return_code:
+        fail("the Python environment of {} could not be made:\n{}".format(rctx.attr.lock, done.stderr))
+    env = json.decode(done.stdout)
+    rctx.symlink(env["path"], "env")
+
+    # An environment that is deleted is made again.
+    rctx.watch(env["path"] + "/complete")
+    rctx.file("python", _LAUNCHER.format(key = env["key"]), executable = True)
+    rctx.file("BUILD.bazel", _BUILD)
+
+python_env = repository_rule(
+    doc = "A Python environment; `@name//:python` runs it.",
+    implementation = _python_env_impl,
+    attrs = {
+        "lock": attr.label(mandatory = True, allow_single_file = True, doc = "Requirements with hashes."),
+        "base": attr.label(doc = "`//:python` of an environment whose packages are importable too."),
+        "_script": attr.label(default = "//rules/private/repositories:python_env.py"),
+    },
+)

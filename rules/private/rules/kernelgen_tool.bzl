@@ -1,0 +1,143 @@
+"""Programs in Python: kernelgen's build steps, its command line, and its tests, all run by the locked environment."""
+
+load("//rules/private:providers.bzl", "KernelgenToolInfo")
+
+def _kernelgen_tool_impl(ctx):
+    marker = ctx.file._marker
+    return [
+        DefaultInfo(files = depset(ctx.files.srcs)),
+        KernelgenToolInfo(
+            python = ctx.file._python,
+            root = marker.path.removesuffix("/kernelgen/__init__.py"),
+            sources = depset(ctx.files.srcs + [marker]),
+        ),
+    ]
+
+kernelgen_tool = rule(
+    doc = "A build step of kernelgen. `srcs` are the modules that the step imports and no others, so that a change elsewhere rebuilds nothing.",
+    implementation = _kernelgen_tool_impl,
+    attrs = {
+        "srcs": attr.label_list(allow_files = True),
+        "_marker": attr.label(default = "//tools/kernelgen:__init__.py", allow_single_file = True),
+        "_python": attr.label(default = "@neuron_python//:python", allow_single_file = True),
+    },
+)
+
+def run_kernelgen(ctx, tool, arguments, worker, **kwargs):
+    """Registers an action that runs one step of kernelgen.
+
+    Args:
+        ctx: the rule's context.
+        tool: KernelgenToolInfo of the step.
+        arguments: Args of the step; passed in a file, one a line.
+        worker: whether a persistent worker may run it, which imports JAX once.
+        **kwargs: as of `ctx.actions.run`.
+    """
+    arguments.use_param_file("@%s", use_always = True)
+    arguments.set_param_file_format("multiline")
+    startup = ctx.actions.args()
+    startup.add_all(["-P", "-m", "kernelgen.worker"])
+    requirements = dict(kwargs.pop("execution_requirements", {}))
+    if worker:
+        requirements |= {"supports-workers": "1", "requires-worker-protocol": "json"}
+    ctx.actions.run(
+        executable = tool.python,
+        arguments = [startup, arguments],
+        env = {
+            # Bytecode is not an input of any action, so none is written beside the sources.
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",
+            "PYTHONPATH": tool.root,
+            "PYTHONUTF8": "1",
+        },
+        execution_requirements = requirements,
+        tools = tool.sources,
+        **kwargs
+    )
+
+_SCRIPT = """\
+#!/bin/sh
+# Generated for {label}.
+if [ -z "${{RUNFILES_DIR:-}}" ]; then
+  if [ -d "$0.runfiles" ]; then RUNFILES_DIR=$0.runfiles; else RUNFILES_DIR=${{0%%.runfiles/*}}.runfiles; fi
+fi
+case "$RUNFILES_DIR" in /*) ;; *) RUNFILES_DIR=$PWD/$RUNFILES_DIR ;; esac
+export RUNFILES_DIR
+{setup}
+export PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1
+exec "$RUNFILES_DIR/{python}" -P {arguments} "$@"
+"""
+
+def _runfile(ctx, file):
+    return file.short_path.removeprefix("../") if file.short_path.startswith("../") else ctx.workspace_name + "/" + file.short_path
+
+def _script(ctx, arguments, setup):
+    folders = {_runfile(ctx, ctx.file._marker).removesuffix("/kernelgen/__init__.py"): None}
+    script = ctx.actions.declare_file(ctx.label.name + ".sh")
+    ctx.actions.write(
+        script,
+        _SCRIPT.format(
+            arguments = arguments,
+            label = ctx.label.name,
+            path = ":".join(["$RUNFILES_DIR/" + f for f in folders]),
+            python = _runfile(ctx, ctx.file.python),
+            setup = setup,
+        ),
+        is_executable = True,
+    )
+    runfiles = ctx.runfiles(
+        files = ctx.files.srcs + ctx.files.data + [ctx.file.python, ctx.file._marker],
+    ).merge_all([t[DefaultInfo].default_runfiles for t in ctx.attr.data + ctx.attr.srcs])
+    return script, runfiles
+
+def _program_impl(ctx):
+    # A program is run by a person: paths on its command line are relative to where the person stands.
+    script, runfiles = _script(
+        ctx,
+        arguments = "-m " + ctx.attr.module,
+        setup = 'cd "${BUILD_WORKING_DIRECTORY:-.}"',
+    )
+    return [DefaultInfo(executable = script, files = depset([script]), runfiles = runfiles)]
+
+_COMMON = {
+    "data": attr.label_list(allow_files = True),
+    "python": attr.label(default = "@neuron_python//:python", allow_single_file = True),
+    "srcs": attr.label_list(allow_files = True),
+    "_marker": attr.label(default = "//tools/kernelgen:__init__.py", allow_single_file = True),
+}
+
+kernelgen_binary = rule(
+    doc = "A Python module as a program: `bazel run //tools/kernelgen -- ARGS`.",
+    implementation = _program_impl,
+    attrs = _COMMON | {"module": attr.string(mandatory = True)},
+    executable = True,
+)
+
+def _pytest_impl(ctx):
+    tests = [f for f in ctx.files.srcs if f.basename.startswith("test_")]
+    script, runfiles = _script(
+        ctx,
+        arguments = " ".join(
+            ["-m pytest", "-q", "-p no:cacheprovider", "--rootdir=.", "--import-mode=importlib"] +
+            ['--junitxml="$XML_OUTPUT_FILE"'] +
+            ctx.attr.args_for_pytest +
+            [f.short_path for f in tests],
+        ),
+        setup = 'cd "$RUNFILES_DIR/{}"'.format(ctx.workspace_name),
+    )
+    return [
+        DefaultInfo(executable = script, files = depset([script]), runfiles = runfiles),
+        RunEnvironmentInfo(environment = ctx.attr.env, inherited_environment = ctx.attr.env_inherit),
+    ]
+
+kernelgen_pytest = rule(
+    doc = "Runs the `test_*.py` files of `srcs` with pytest in the development environment, from the workspace's root.",
+    implementation = _pytest_impl,
+    attrs = _COMMON | {
+        "args_for_pytest": attr.string_list(),
+        "env": attr.string_dict(),
+        "env_inherit": attr.string_list(),
+        "python": attr.label(default = "@neuron_python_dev//:python", allow_single_file = True),
+    },
+    test = True,
+)

@@ -1,0 +1,37 @@
+"""The same as `extensions.bzl`, for WORKSPACE."""
+
+load("//rules/private/repositories:kernels.bzl", "kernels_repository")
+load("//rules/private/repositories:python_env.bzl", "python_env")
+load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
+
+def neuron_kernelgen_dependencies():
+    """Declares the Python environment of the build steps and the Neuron compiler found on this machine."""
+    python_env(name = "neuron_python", lock = Label("//:requirements.txt"))
+    neuron_sdk(name = "neuron_sdk")
+
+def neuron_kernelgen_register_toolchains():
+    """Registers the compilers; `--@neuron_kernelgen//rules:compiler` chooses among them."""
+    native.register_toolchains(
+        "@neuron_sdk//:all",
+        "@neuron_kernelgen//rules/toolchain:all",
+    )
+
+def neuron_kernels(name = "neuron_kernels", manifests = [], kernels = {}):
+    """Declares the repository of kernel targets.
+
+    Args:
+        name: the repository's name.
+        manifests: labels of the YAML files.
+        kernels: kernel libraries of your own: BUILD file of the folder to the library's name.
+    """
+    libraries = dict(kernels)
+    libraries[Label("//kernels:BUILD.bazel")] = "kernels"
+    kernels_repository(name = name, manifests = manifests, libraries = libraries)
+
+def neuron_kernelgen_development_dependencies():
+    """Declares what this project's own tests and linters need."""
+    python_env(
+        name = "neuron_python_dev",
+        base = Label("@neuron_python//:python"),
+        lock = Label("//:requirements-dev.txt"),
+    )

@@ -1,0 +1,176 @@
+"""The build steps as Bazel and CMake call them: one step a process, or many in a persistent worker.
+
+    python -m kernelgen.worker @ARGUMENTS                one step; ARGUMENTS is a file with an argument a line
+    python -m kernelgen.worker --persistent_worker       Bazel's JSON worker protocol on standard input and output
+
+A step is `emit`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and writes only the files that it is given.
+A worker imports JAX once; an emitter whose source changes is imported anew (see `kernelgen.library`), so an edit needs no restart.
+
+This is the narrow interface between the rules and kernelgen; people use `kernelgen` (`kernelgen.cli`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError
+
+Arguments = Mapping[str, list[str]]
+
+
+def emit(arguments: Arguments) -> None:
+    """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`."""
+    from kernelgen import fileio, hlo
+    from kernelgen import library as libraries
+    from kernelgen.plan import KernelSpec
+
+    spec = KernelSpec.from_json(json.loads(one(arguments, "spec")))
+    module = Path(one(arguments, "emitter"))
+    source = libraries.Library(one(arguments, "library"), module.parent)
+    function = libraries.load_function(source, libraries.registration(module, spec.op))
+    fileio.write_bytes(one(arguments, "output"), hlo.emit(spec, function))
+
+
+def compile_(arguments: Arguments) -> None:
+    """Compiles one HLO: `--compiler`, `--config` (JSON), `--kernel` (id), `--hlo`, `--output`; neuronx-cc also takes
+    `--executable`, `--identity` and `--memory-mb`."""
+    from kernelgen import compilers
+    from kernelgen.plan import CompileConfig
+
+    executable, identity = maybe(arguments, "executable"), maybe(arguments, "identity")
+    memory = maybe(arguments, "memory-mb")
+    compiler = compilers.given(one(arguments, "compiler"), Path(executable) if executable else None, identity)
+    compilers.compile_file(
+        Path(one(arguments, "hlo")),
+        Path(one(arguments, "output")),
+        CompileConfig.from_json(json.loads(one(arguments, "config"))),
+        compiler,
+        kernel=one(arguments, "kernel"),
+        memory_mb=int(memory) if memory else None,
+    )
+
+
+def bundle(arguments: Arguments) -> None:
+    """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), `--config` (JSON), and an `--entry` a kernel:
+    JSON with its `spec` and the paths `hlo` and `neff`. With `--lookups` (a path) also the table that tests look kernels up by."""
+    from importlib.metadata import version
+
+    from kernelgen import bundle as bundles
+    from kernelgen import fileio
+    from kernelgen.bundle.lookups import lookups
+    from kernelgen.plan import Bundle, CompileConfig, KernelSpec
+
+    config = CompileConfig.from_json(json.loads(one(arguments, "config")))
+    specs, hlos, neffs = {}, {}, {}
+    for text in arguments["entry"]:
+        entry = json.loads(text)
+        spec = KernelSpec.from_json(json.loads(entry["spec"]))
+        specs[spec.id], hlos[spec.id], neffs[spec.id] = spec, Path(entry["hlo"]), Path(entry["neff"])
+    if table := maybe(arguments, "lookups"):
+        fileio.write_bytes(table, lookups(specs.values()).encode())
+    bundles.build(
+        Bundle(one(arguments, "name"), config.target, config.key, tuple(sorted(specs))),
+        specs,
+        hlos,
+        neffs,
+        config,
+        jax_version=version("jax"),
+        pack_path=maybe(arguments, "pack"),
+        tree_path=maybe(arguments, "tree"),
+    )
+
+
+def embed(arguments: Arguments) -> None:
+    """Writes the sources that embed a bundle: `--pack`, and the folder `--output`. The assembly names the pack as it is given."""
+    from kernelgen.bundle import embed as embedding
+    from kernelgen.bundle import pack
+
+    path = one(arguments, "pack")
+    embedding.write(one(arguments, "output"), pack.read(path), incbin=path)
+
+
+STEPS: Mapping[str, Callable[[Arguments], None]] = {"emit": emit, "compile": compile_, "bundle": bundle, "embed": embed}
+
+
+def one(arguments: Arguments, name: str) -> str:
+    """Returns the value of an argument that must be given once."""
+    values = arguments.get(name, [])
+    if len(values) != 1:
+        raise KernelgenError(f"expected one --{name}=VALUE, not {len(values)}")
+    return values[0]
+
+
+def maybe(arguments: Arguments, name: str) -> str | None:
+    """Returns the value of an argument that may be left out."""
+    return one(arguments, name) if arguments.get(name) else None
+
+
+def run(words: Sequence[str]) -> tuple[int, str]:
+    """Runs one step and returns its exit status and what it has to say; nothing it prints reaches standard output."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            step, *rest = expand(words)
+            if step not in STEPS:
+                raise KernelgenError(f"unknown step '{step}': expected one of {', '.join(STEPS)}")
+            arguments: defaultdict[str, list[str]] = defaultdict(list)
+            for word in rest:
+                name, equals, value = word.partition("=")
+                if not name.startswith("--") or not equals:
+                    raise KernelgenError(f"expected --name=value, not '{word}'")
+                arguments[name[2:]].append(value)
+            STEPS[step](arguments)
+        return EXIT_OK, said.getvalue()
+    except KernelgenError as error:
+        return error.exit_code, said.getvalue() + f"{error}\n"
+    except OSError as error:
+        # A full disk or a folder that can't be written to is no bug of ours.
+        return EXIT_FAILED, said.getvalue() + f"error: {error}\n"
+    except Exception:
+        return EXIT_FAILED, said.getvalue() + traceback.format_exc()
+
+
+def expand(words: Sequence[str]) -> list[str]:
+    """Returns the arguments with `@FILE` replaced by the file's lines."""
+    out: list[str] = []
+    for word in words:
+        out += Path(word[1:]).read_text().splitlines() if word.startswith("@") else [word]
+    if not out:
+        raise KernelgenError(f"expected a step: one of {', '.join(STEPS)}")
+    return out
+
+
+def serve(requests: TextIO, responses: TextIO) -> None:
+    """Answers Bazel's work requests until standard input ends: a JSON object a line, each answered by one."""
+    for line in requests:
+        if not line.strip():
+            continue
+        request: dict[str, Any] = json.loads(line)
+        code, output = run(request.get("arguments", []))
+        response = {"exitCode": code, "output": output, "requestId": request.get("requestId", 0)}
+        responses.write(json.dumps(response) + "\n")
+        responses.flush()
+
+
+def main(argv: Sequence[str]) -> int:
+    if "--persistent_worker" in argv:
+        serve(sys.stdin, sys.stdout)
+        return EXIT_OK
+    if not argv:
+        print(__doc__, file=sys.stderr)
+        return EXIT_USAGE
+    code, output = run(argv)
+    sys.stderr.write(output)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
