@@ -1,0 +1,189 @@
+"""Bundles: the NEFFs of one manifest for one target, with an index that finds a kernel by what it computes.
+
+`build` writes the three forms of docs/bundle-format.md from the same `Contents`: a tree, a pack, and an embedded form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import kernelgen
+from kernelgen import neff as neff_format
+from kernelgen.bundle import embed, pack, tree
+from kernelgen.bundle.contents import FORMAT, Contents, Origin, StoredFile
+from kernelgen.bundle.index import Index
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.plan import Bundle, CompileConfig, KernelSpec
+
+__all__ = ["FORMAT", "Contents", "Origin", "StoredFile", "build", "gather", "pack_name"]
+
+
+def pack_name(bundle_id: str) -> str:
+    """Returns the file name of a bundle's pack: `llama3_trn1.kernels.gguf`."""
+    return f"{bundle_id}.kernels.gguf"
+
+
+def build(
+    bundle: Bundle,
+    specs: Mapping[str, KernelSpec],
+    hlos: Mapping[str, Path],
+    neffs: Mapping[str, Path],
+    config: CompileConfig,
+    *,
+    compiler: str | None = None,
+    jax_version: str = "unknown",
+    tree_path: str | Path | None = None,
+    pack_path: str | Path | None = None,
+    embed_folder: str | Path | None = None,
+    include: str = "neuron_kernels.h",
+    incbin: str | None = None,
+) -> Contents:
+    """Writes the asked-for forms of a bundle; each file, and the tree as a whole, appears by rename.
+
+    Args:
+        bundle: which kernels, for which target.
+        specs: what each kernel computes, by id; more than the bundle's are allowed, here and below.
+        hlos: each kernel's HLO, by id.
+        neffs: each kernel's NEFF, by id.
+        config: the settings the NEFFs were compiled with.
+        compiler: the compiler's identity; None takes it from the NEFFs.
+        jax_version: version of the jax that emitted the HLO.
+        tree_path: the folder to write the tree to, or None.
+        pack_path: the file to write the pack to, or None.
+        embed_folder: the folder for the embedded form's `.S`, `.c` and `.h`, or None; needs `pack_path`.
+        include: how the embedded form's header includes the backend's.
+        incbin: how the embedded form's assembly names the pack; by default its file name.
+
+    Returns:
+        what was written.
+
+    Raises:
+        KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
+        OSError: an output cannot be written.
+    """
+    contents = gather(bundle, specs, hlos, neffs, config, compiler=compiler, jax_version=jax_version)
+    if tree_path is not None:
+        tree.write(tree_path, contents)
+    if pack_path is not None:
+        pack.write(pack_path, contents)
+    if embed_folder is not None:
+        if pack_path is None:
+            raise ValueError("an embedded bundle takes its data from a pack: pack_path is needed")
+        embed.write(embed_folder, pack.read(pack_path), include=include, incbin=incbin)
+    return contents
+
+
+def gather(
+    bundle: Bundle,
+    specs: Mapping[str, KernelSpec],
+    hlos: Mapping[str, Path],
+    neffs: Mapping[str, Path],
+    config: CompileConfig,
+    *,
+    compiler: str | None = None,
+    jax_version: str = "unknown",
+) -> Contents:
+    """Returns what a bundle will hold, after reading and checking every file once; see `build` for the arguments.
+
+    Identical NEFFs are found by their digest. The files' bytes are not kept.
+
+    Raises:
+        KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
+    """
+    mistakes: list[Diagnostic] = []
+    if config.target != bundle.target:
+        raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {config.target}")
+    stored_hlos: list[StoredFile] = []
+    distinct: dict[str, _Neff] = {}
+    kernel_neff: list[int] = []
+    made_by: dict[tuple[bool, str], str] = {}
+    kernels = sorted(set(bundle.kernels), key=str.encode)
+    for kernel in kernels:
+        missing = [what for what, given in (("spec", specs), ("HLO", hlos), ("NEFF", neffs)) if kernel not in given]
+        if missing:
+            mistakes.append(Diagnostic(f"bundle {bundle.id}: kernel {kernel} has no {' and no '.join(missing)}"))
+            continue
+        if specs[kernel].id != kernel:
+            mistakes.append(
+                Diagnostic(f"bundle {bundle.id}: the spec given for {kernel} is that of {specs[kernel].id}")
+            )
+            continue
+        try:
+            hlo = _stored(Path(hlos[kernel]))
+            neff = _neff(Path(neffs[kernel]), distinct, config)
+            if neff.hlo_sha256 not in (None, hlo.sha256):
+                raise KernelgenError(
+                    f"{neffs[kernel]}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})"
+                )
+        except KernelgenError as error:
+            mistakes += [Diagnostic(f"kernel {kernel}: {d.message}", d.location, d.hint) for d in error.diagnostics]
+            continue
+        except OSError as error:
+            mistakes.append(Diagnostic(f"kernel {kernel}: {error.filename}: {error.strerror}"))
+            continue
+        made_by.setdefault((neff.simulated, neff.made_by), kernel)
+        stored_hlos.append(hlo)
+        kernel_neff.append(neff.number)
+    if len(made_by) > 1:
+        makers = "; ".join(f"{kernel} by {identity}" for (_, identity), kernel in sorted(made_by.items()))
+        mistakes.append(Diagnostic(f"bundle {bundle.id}: its NEFFs were made by more than one compiler: {makers}"))
+    if mistakes:
+        raise KernelgenError(mistakes)
+    chosen = [specs[kernel] for kernel in kernels]
+    index = Index.build(chosen)  # refuses an empty bundle
+    simulated, identity = next(iter(made_by))
+    origin = Origin(
+        name=bundle.name,
+        target=bundle.target,
+        lnc=config.lnc,
+        simulated=simulated,
+        compiler=compiler or identity,
+        flags=tuple(config.flags()),
+        version=kernelgen.__version__,
+        jax_version=jax_version or "unknown",
+    )
+    files = tuple(neff.file for neff in distinct.values())
+    return Contents(origin, index, tuple(chosen), tuple(stored_hlos), files, tuple(kernel_neff))
+
+
+@dataclass(frozen=True, slots=True)
+class _Neff:
+    number: int
+    file: StoredFile
+    simulated: bool
+    made_by: str
+    hlo_sha256: str | None
+    """None for a real NEFF, which does not tell what it was compiled from."""
+
+
+def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
+    """Returns the NEFF in `path`: one of `known` when its bytes are equal, else a new one, which is added to `known`.
+
+    Of a real NEFF only the header is checked; of a simulated one everything, its settings too.
+    """
+    data = path.read_bytes()
+    sha = hashlib.sha256(data).hexdigest()
+    if sha in known:
+        return known[sha]
+    file = StoredFile(path, sha, len(data))
+    header = neff_format.read_header(data, source=str(path))
+    if not header.simulated:
+        made = _Neff(len(known), file, False, header.build_version, None)
+    else:
+        info = neff_format.read_simulated(data, source=str(path)).info
+        if info["config"] != config.to_json():
+            raise KernelgenError(
+                f"{path}: compiled with {' '.join(info['flags'])}, not with {' '.join(config.flags())}"
+            )
+        made = _Neff(len(known), file, True, info["compiler"], info["hlo_sha256"])
+    return known.setdefault(sha, made)
+
+
+def _stored(path: Path) -> StoredFile:
+    data = path.read_bytes()
+    if not data:
+        raise KernelgenError(f"{path}: empty")
+    return StoredFile(path, hashlib.sha256(data).hexdigest(), len(data))

@@ -1,0 +1,77 @@
+"""What a bundle holds, as a value: the one thing that all of its forms are written from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelgen.bundle.index import Index
+from kernelgen.plan import KernelSpec
+
+FORMAT = 1
+"""Version of the bundle format (docs/bundle-format.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a bundle is and what made it.
+
+    Attributes:
+        name: the manifest's name.
+        target: the target.
+        lnc: physical cores per logical one that the NEFFs are compiled for.
+        simulated: whether the NEFFs are the simulator's.
+        compiler: the compiler's identity.
+        flags: its flags.
+        version: version of kernelgen.
+        jax_version: version of the jax that emitted the HLO; `unknown` when it was not told.
+    """
+
+    name: str
+    target: str
+    lnc: int
+    simulated: bool
+    compiler: str
+    flags: tuple[str, ...]
+    version: str
+    jax_version: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}_{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file to be stored.
+
+    Attributes:
+        path: where it is now.
+        sha256: 64 hexadecimal digits.
+        size: bytes.
+    """
+
+    path: Path
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A bundle before it is written.
+
+    Attributes:
+        origin: what it is.
+        index: the lookup tables; a kernel's number is its position in `index.ids`.
+        specs: each kernel's spec, by number.
+        hlos: each kernel's HLO, by number.
+        neffs: the distinct NEFFs, in the order in which kernels first use them.
+        kernel_neff: for each kernel, the position of its NEFF in `neffs`.
+    """
+
+    origin: Origin
+    index: Index
+    specs: tuple[KernelSpec, ...]
+    hlos: tuple[StoredFile, ...]
+    neffs: tuple[StoredFile, ...]
+    kernel_neff: tuple[int, ...]

@@ -1,0 +1,59 @@
+"""The key a kernel is looked up by: what a backend can read off a graph node, as 64-bit words, and its hash.
+
+The layout is docs/bundle-format.md's; the C++ library computes the same words from a `ggml_tensor`, and both are tested
+against `tests/data/bundle-keys.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.types import TYPES
+from kernelgen.plan import KernelSpec, TensorDesc, canonical_json, spec_json
+
+MASK = 2**64 - 1
+ABSENT = MASK
+"""The word that stands for an input that is not there."""
+
+
+def fnv1a(data: bytes) -> int:
+    """Returns the 64-bit FNV-1a hash of `data`."""
+    h = 0xCBF29CE484222325
+    for byte in data:
+        h = (h ^ byte) * 0x100000001B3 & MASK
+    return h
+
+
+def key(spec: KernelSpec) -> tuple[int, ...]:
+    """Returns the key words of a kernel, each in 0 … 2^64 - 1."""
+    words = [fnv1a(spec.op.encode()), len(spec.inputs) | (0 if spec.alias is None else spec.alias + 1) << 32]
+    for tensor in spec.inputs:
+        words += [ABSENT] if tensor is None else _tensor(tensor)
+    return (*words, *_tensor(spec.output), *_params(spec))
+
+
+def key_hash(words: Iterable[int]) -> int:
+    """Returns the hash of a key, 64 bits; its low bits choose the slot."""
+    h = 0x9E3779B97F4A7C15
+    for word in words:
+        h = (h ^ word) * 0xFF51AFD7ED558CCD & MASK
+        h ^= h >> 32
+    return h
+
+
+def _tensor(tensor: TensorDesc) -> list[int]:
+    return [TYPES[tensor.dtype].number, *tensor.ne, *tensor.nb]
+
+
+def _params(spec: KernelSpec) -> list[int]:
+    try:
+        ggml_ops.op(spec.op)
+    except KeyError:
+        # ggml has no op_params for an op it does not know: a digest of the parameters takes their place.
+        digest = hashlib.sha512(canonical_json(json.loads(spec_json(spec))["params"]).encode()).digest()
+        return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
+    words = [word & 0xFFFFFFFF for word in spec.op_params]
+    return [words[i] | words[i + 1] << 32 for i in range(0, ggml_ops.N_WORDS, 2)]

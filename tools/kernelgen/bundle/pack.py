@@ -1,0 +1,354 @@
+"""The pack: a bundle as one GGUF file, a tensor of bytes per distinct NEFF and the index in the metadata.
+
+Written with the `gguf` package, so that it is GGUF by another's judgement. Read by a small reader of our own, because an
+embedded bundle needs the places of the arrays in the file, and because a broken file must give a clear error whatever is broken
+in it. The layout is docs/bundle-format.md's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import mmap
+import struct
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kernelgen import fileio
+from kernelgen.bundle.contents import FORMAT, Contents, Origin
+from kernelgen.bundle.index import MIN_SLOTS, Index
+from kernelgen.errors import KernelgenError
+from kernelgen.plan import MAX_ID, spec_json
+
+ARCHITECTURE = "neuron-kernels"
+ALIGNMENT = 64
+MAGIC = b"GGUF"
+
+# GGUF's value types: number → (struct code, bytes), and the two that are not scalars.
+_SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"
+}  # fmt: skip
+_U32, _BOOL, _STRING, _ARRAY, _U64 = 4, 7, 8, 9, 10
+_I8_TENSOR = 24
+
+
+def write(path: str | Path, contents: Contents) -> None:
+    """Writes a pack; the file appears by rename. Needs memory for one NEFF at a time beside the index.
+
+    Raises:
+        KernelgenError: a NEFF changed while it was being packed.
+        OSError: a file cannot be read or written.
+    """
+    import gguf
+    import numpy as np
+
+    value = gguf.GGUFValueType
+    with fileio.replacing(path) as temporary:
+        writer = gguf.GGUFWriter(None, ARCHITECTURE)
+        writer.add_custom_alignment(ALIGNMENT)
+
+        def add(name: str, what: Any, kind: Any, items: Any = None) -> None:
+            # Not add_string and add_array: they leave out what is empty.
+            writer.add_key_value(name, what, kind, items)
+
+        origin, index = contents.origin, contents.index
+        add("general.name", origin.id, value.STRING)
+        add("kernelgen.format", FORMAT, value.UINT32)
+        add("kernelgen.name", origin.name, value.STRING)
+        add("kernelgen.target", origin.target, value.STRING)
+        add("kernelgen.lnc", origin.lnc, value.UINT32)
+        add("kernelgen.simulated", origin.simulated, value.BOOL)
+        add("kernelgen.compiler", origin.compiler, value.STRING)
+        add("kernelgen.flags", list(origin.flags), value.ARRAY, value.STRING)
+        add("kernelgen.version", origin.version, value.STRING)
+        add("kernelgen.jax_version", origin.jax_version, value.STRING)
+        add("kernelgen.kernel.ids", index.ids, value.ARRAY, value.STRING)
+        add("kernelgen.kernel.specs", [spec_json(spec) for spec in contents.specs], value.ARRAY, value.STRING)
+        add("kernelgen.kernel.hlo_sha256", [hlo.sha256 for hlo in contents.hlos], value.ARRAY, value.STRING)
+        add("kernelgen.kernel.neff", contents.kernel_neff, value.ARRAY, value.UINT32)
+        add("kernelgen.neff.sha256", [neff.sha256 for neff in contents.neffs], value.ARRAY, value.STRING)
+        add("kernelgen.key.words", index.words, value.ARRAY, value.UINT64)
+        add("kernelgen.key.offsets", index.offsets, value.ARRAY, value.UINT32)
+        add("kernelgen.key.slots", index.slots, value.ARRAY, value.UINT32)
+        for neff in contents.neffs:
+            writer.add_tensor_info(f"neff.{neff.sha256[:32]}", (neff.size,), np.dtype(np.int8), neff.size)
+        try:
+            writer.write_header_to_file(temporary)
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for neff in contents.neffs:
+                data = np.fromfile(neff.path, dtype=np.int8)
+                if data.nbytes != neff.size or hashlib.sha256(data.data).hexdigest() != neff.sha256:
+                    raise KernelgenError(f"{neff.path} changed while it was being packed")
+                writer.write_tensor_data(data)
+        finally:
+            writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One metadata value and where it is.
+
+    Attributes:
+        kind: GGUF's type number; of an array, that of its elements.
+        value: the number, text, or list.
+        offset: bytes from the start of the file to the value; of an array, to its first element.
+        is_array: whether it is an array.
+    """
+
+    kind: int
+    value: Any
+    offset: int
+    is_array: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackedNeff:
+    """A NEFF in a pack.
+
+    Attributes:
+        sha256: 64 hexadecimal digits, as the metadata has them.
+        offset: from the start of the tensor data.
+        size: bytes.
+    """
+
+    sha256: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A pack that was read and checked.
+
+    Attributes:
+        path: the file.
+        origin: what it is and what made it.
+        index: the lookup tables.
+        specs: each kernel's spec as JSON, by number.
+        hlo_sha256: each kernel's HLO digest, by number.
+        kernel_neff: each kernel's NEFF, by number.
+        neffs: the distinct NEFFs.
+        data_offset: from the start of the file to the tensor data.
+        size: bytes of the file.
+        metadata: every metadata value by name, as stored.
+    """
+
+    path: Path
+    origin: Origin
+    index: Index
+    specs: tuple[str, ...]
+    hlo_sha256: tuple[str, ...]
+    kernel_neff: tuple[int, ...]
+    neffs: tuple[PackedNeff, ...]
+    data_offset: int
+    size: int
+    metadata: dict[str, Value] = field(repr=False)
+
+    def read_neff(self, number: int, limit: int | None = None) -> bytes:
+        """Returns the bytes of NEFF `number`, or the first `limit` of them."""
+        neff = self.neffs[number]
+        with self.path.open("rb") as file:
+            file.seek(self.data_offset + neff.offset)
+            return file.read(neff.size if limit is None else min(limit, neff.size))
+
+
+def is_pack(path: str | Path) -> bool:
+    """Returns whether the file begins as GGUF does."""
+    with Path(path).open("rb") as file:
+        return file.read(4) == MAGIC
+
+
+def read(path: str | Path) -> Pack:
+    """Returns a pack's index and where its NEFFs are, everything checked but the NEFFs' digests.
+
+    Raises:
+        KernelgenError: the file is no pack, is damaged, or has another format; names what is wrong and where.
+        OSError: it cannot be read.
+    """
+    path = Path(path)
+    with _mapped(path) as data:
+        reader = _Reader(path, data)
+        metadata, tensors, data_offset = reader.gguf()
+        return _check(path, metadata, tensors, data_offset, len(data))
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    with path.open("rb") as file:
+        if file.seek(0, 2) == 0:
+            raise KernelgenError(f"{path}: not a kernel pack: the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            yield view
+
+
+class _Reader:
+    """Reads GGUF from front to back; every access is checked against the end of the file."""
+
+    def __init__(self, path: Path, data: memoryview) -> None:
+        self.path = path
+        self.data = data
+        self.at = 0
+
+    def fail(self, what: str) -> NoReturn:
+        raise KernelgenError(f"{self.path}: damaged kernel pack at byte {self.at}: {what}")
+
+    def take(self, size: int, what: str) -> memoryview:
+        if size > len(self.data) - self.at:
+            self.fail(f"{what} needs {size} bytes, the file has {len(self.data) - self.at} more")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, code: str, what: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
+
+    def text(self, what: str) -> str:
+        raw = self.take(self.number("Q", what), what)
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError:
+            self.fail(f"{what} is not UTF-8")
+
+    def value(self, what: str) -> Value:
+        kind = self.number("I", what)
+        if kind != _ARRAY:
+            at = self.at
+            if kind != _STRING and kind not in _SCALARS:
+                self.fail(f"{what} has the unknown type {kind}")
+            return Value(kind, self.text(what) if kind == _STRING else self.number(_SCALARS[kind], what), at, False)
+        kind, count, at = self.number("I", what), self.number("Q", what), self.at
+        if kind == _STRING:
+            if count > (len(self.data) - at) // 8:  # each has a length of 8 bytes: no loop over an absurd count
+                self.fail(f"{what} has {count} strings, more than the file can hold")
+            return Value(kind, [self.text(what) for _ in range(count)], at, True)
+        if kind not in _SCALARS:
+            self.fail(f"{what} is an array of the unknown type {kind}")
+        code = _SCALARS[kind]
+        raw = self.take(count * struct.calcsize("<" + code), what)
+        if kind in (_U32, _U64):
+            numbers = array("I" if kind == _U32 else "Q", bytes(raw))
+            if sys.byteorder == "big":
+                numbers.byteswap()
+            return Value(kind, numbers.tolist(), at, True)
+        return Value(kind, [v[0] for v in struct.iter_unpack("<" + code, raw)], at, True)
+
+    def gguf(self) -> tuple[dict[str, Value], list[tuple[str, int, int]], int]:
+        """Returns the metadata, (name, offset, size) of the tensors, and where their data starts."""
+        if bytes(self.take(4, "the magic")) != MAGIC:
+            raise KernelgenError(f"{self.path}: not a kernel pack: it does not begin with GGUF")
+        version = self.number("I", "the GGUF version")
+        if version != 3:
+            raise KernelgenError(f"{self.path}: not a kernel pack that can be read: GGUF version {version}, expected 3")
+        n_tensors, n_values = self.number("Q", "the tensor count"), self.number("Q", "the metadata count")
+        metadata: dict[str, Value] = {}
+        for i in range(n_values):  # an absurd count ends at the end of the file
+            name = self.text(f"the name of metadata value {i}")
+            if name in metadata:
+                self.fail(f"metadata value '{name}' is there twice")
+            metadata[name] = self.value(f"metadata value '{name}'")
+        tensors = []
+        for i in range(n_tensors):
+            name = self.text(f"the name of tensor {i}")
+            if self.number("I", name) != 1:
+                self.fail(f"tensor '{name}' does not have one dimension")
+            size, kind, offset = self.number("Q", name), self.number("I", name), self.number("Q", name)
+            if kind != _I8_TENSOR:
+                self.fail(f"tensor '{name}' is not of type I8")
+            tensors.append((name, offset, size))
+        alignment = metadata.get("general.alignment")
+        if alignment is None or alignment.is_array or alignment.kind != _U32 or alignment.value != ALIGNMENT:
+            self.fail(f"general.alignment is not {ALIGNMENT}")
+        start = -(-self.at // ALIGNMENT) * ALIGNMENT
+        end = 0
+        for name, offset, size in tensors:
+            if offset != end:
+                self.fail(f"tensor '{name}' is at {offset}, expected {end}")
+            if size == 0 or size > len(self.data) - start - offset:
+                self.fail(f"tensor '{name}' has {size} bytes, which the file does not hold")
+            end = -(-(offset + size) // ALIGNMENT) * ALIGNMENT
+        return metadata, tensors, start
+
+
+def _check(
+    path: Path, metadata: dict[str, Value], tensors: list[tuple[str, int, int]], data_offset: int, size: int
+) -> Pack:
+    def fail(what: str) -> NoReturn:
+        raise KernelgenError(f"{path}: {what}")
+
+    def get(name: str, kind: int, *, is_array: bool = False) -> Any:
+        value = metadata.get(name)
+        if value is None:
+            fail(f"damaged kernel pack: it lacks {name}")
+        if value.kind != kind or value.is_array != is_array:
+            fail(f"damaged kernel pack: {name} has the wrong type")
+        return value.value
+
+    architecture = metadata.get("general.architecture")
+    if architecture is None or architecture.value != ARCHITECTURE:
+        fail(f"a GGUF file, but no kernel pack: general.architecture is not '{ARCHITECTURE}'")
+    version = get("kernelgen.format", _U32)
+    if version != FORMAT:
+        fail(f"a kernel pack of format {version}; this kernelgen reads format {FORMAT}")
+    ids = get("kernelgen.kernel.ids", _STRING, is_array=True)
+    n, m = len(ids), len(tensors)
+    lists: dict[str, list[Any]] = {}
+    for name, kind, count in (
+        ("kernelgen.kernel.specs", _STRING, n),
+        ("kernelgen.kernel.hlo_sha256", _STRING, n),
+        ("kernelgen.kernel.neff", _U32, n),
+        ("kernelgen.neff.sha256", _STRING, m),
+        ("kernelgen.key.offsets", _U32, n + 1),
+    ):
+        lists[name] = get(name, kind, is_array=True)
+        if len(lists[name]) != count:
+            fail(f"damaged kernel pack: {name} has {len(lists[name])} elements, expected {count}")
+    words = get("kernelgen.key.words", _U64, is_array=True)
+    offsets = lists["kernelgen.key.offsets"]
+    slots = get("kernelgen.key.slots", _U32, is_array=True)
+    digests = lists["kernelgen.neff.sha256"]
+    if not n or not m:
+        fail("damaged kernel pack: it holds no kernel")
+    if any(not k or len(k.encode()) > MAX_ID for k in ids) or any(
+        a.encode() >= b.encode() for a, b in itertools.pairwise(ids)
+    ):
+        fail("damaged kernel pack: the kernel ids are not ascending names")
+    if offsets[0] != 0 or offsets[-1] != len(words) or any(a >= b for a, b in itertools.pairwise(offsets)):
+        fail("damaged kernel pack: kernelgen.key.offsets does not divide kernelgen.key.words")
+    if max(lists["kernelgen.kernel.neff"]) >= m:
+        fail("damaged kernel pack: kernelgen.kernel.neff names a NEFF that is not there")
+    if len(slots) < max(MIN_SLOTS, n + 1) or len(slots) & (len(slots) - 1):
+        fail("damaged kernel pack: the size of kernelgen.key.slots")
+    if max(slots) > n or sorted(s for s in slots if s) != list(range(1, n + 1)):
+        fail("damaged kernel pack: kernelgen.key.slots does not hold every kernel once")
+    for name in ("kernelgen.kernel.hlo_sha256", "kernelgen.neff.sha256"):
+        if any(len(d) != 64 or not set(d) <= set("0123456789abcdef") for d in lists[name]):
+            fail(f"damaged kernel pack: {name} is not a list of SHA-256 digests")
+    if any(name != f"neff.{digest[:32]}" for (name, _, _), digest in zip(tensors, digests, strict=True)):
+        fail("damaged kernel pack: tensors are not named after kernelgen.neff.sha256")
+    origin = Origin(
+        name=get("kernelgen.name", _STRING),
+        target=get("kernelgen.target", _STRING),
+        lnc=get("kernelgen.lnc", _U32),
+        simulated=get("kernelgen.simulated", _BOOL),
+        compiler=get("kernelgen.compiler", _STRING),
+        flags=tuple(get("kernelgen.flags", _STRING, is_array=True)),
+        version=get("kernelgen.version", _STRING),
+        jax_version=get("kernelgen.jax_version", _STRING),
+    )
+    return Pack(
+        path=path,
+        origin=origin,
+        index=Index(tuple(ids), tuple(words), tuple(offsets), tuple(slots)),
+        specs=tuple(lists["kernelgen.kernel.specs"]),
+        hlo_sha256=tuple(lists["kernelgen.kernel.hlo_sha256"]),
+        kernel_neff=tuple(lists["kernelgen.kernel.neff"]),
+        neffs=tuple(PackedNeff(d, offset, size) for d, (_, offset, size) in zip(digests, tensors, strict=True)),
+        data_offset=data_offset,
+        size=size,
+        metadata=metadata,
+    )

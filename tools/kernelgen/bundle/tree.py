@@ -1,0 +1,149 @@
+"""The tree: a bundle as a folder that people can look into, and that a backend can be pointed at.
+
+The layout is docs/bundle-format.md's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kernelgen import fileio
+from kernelgen.bundle.contents import FORMAT, Contents
+from kernelgen.errors import KernelgenError
+from kernelgen.plan import canonical_json, spec_json
+
+INDEX = "index.json"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+
+
+def hlo_path(kernel: str) -> str:
+    """Returns a kernel's HLO's path inside a tree.
+
+    Raises:
+        KernelgenError: the id is no file name.
+    """
+    return f"generic/hlo/{_name(kernel)}.hlo.pb"
+
+
+def neff_path(kernel: str, target: str) -> str:
+    """Returns a kernel's NEFF's path inside a tree.
+
+    Raises:
+        KernelgenError: the id or the target is no file name.
+    """
+    return f"{_name(target)}/neff/{_name(kernel)}.neff"
+
+
+def write(path: str | Path, contents: Contents) -> None:
+    """Writes a tree in place of the folder `path`, which is replaced as a whole.
+
+    Raises:
+        KernelgenError: an id cannot be a file name.
+        OSError: a file cannot be read or written.
+    """
+    origin = contents.origin
+    lines = []
+    with fileio.replacing_folder(path) as folder:
+        (folder / "generic/hlo").mkdir(parents=True)
+        (folder / _name(origin.target) / "neff").mkdir(parents=True)
+        first: dict[int, Path] = {}
+        for number, kernel in enumerate(contents.index.ids):
+            hlo, neff = hlo_path(kernel), neff_path(kernel, origin.target)
+            shutil.copyfile(contents.hlos[number].path, folder / hlo)
+            which = contents.kernel_neff[number]
+            source = contents.neffs[which]
+            if not (which in first and _link(first[which], folder / neff)):
+                shutil.copyfile(source.path, folder / neff)
+                first[which] = folder / neff
+            lines.append(
+                canonical_json(
+                    {
+                        "id": kernel,
+                        "spec": json.loads(spec_json(contents.specs[number])),
+                        "key": "".join(f"{word:016x}" for word in contents.index.key_of(number)),
+                        "hlo": hlo,
+                        "hlo_sha256": contents.hlos[number].sha256,
+                        "neff": neff,
+                        "neff_sha256": source.sha256,
+                        "neff_size": source.size,
+                    }
+                )
+            )
+        head = canonical_json(
+            {
+                "format": FORMAT,
+                "name": origin.name,
+                "target": origin.target,
+                "lnc": origin.lnc,
+                "simulated": origin.simulated,
+                "compiler": origin.compiler,
+                "flags": origin.flags,
+                "version": origin.version,
+                "jax_version": origin.jax_version,
+            }
+        )
+        text = head[:-1] + ',\n"kernels":[\n' + ",\n".join(lines) + "\n]}\n"
+        (folder / INDEX).write_text(text, encoding="utf-8", newline="\n")
+
+
+def read_index(path: str | Path) -> dict[str, Any]:
+    """Returns a tree's index.json, its shape and its paths checked.
+
+    Args:
+        path: the tree's folder.
+
+    Raises:
+        KernelgenError: there is no index, it is damaged, has another format, or names a path outside the tree.
+    """
+    file = Path(path) / INDEX
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise KernelgenError(f"{path}: not a bundle tree: it has no {INDEX}") from None
+    except (ValueError, RecursionError) as error:
+        raise KernelgenError(f"{file}: not JSON: {error}") from None
+    if not isinstance(value, dict) or "format" not in value:
+        raise KernelgenError(f"{file}: not the index of a bundle")
+    if value["format"] != FORMAT:
+        raise KernelgenError(f"{file}: a bundle of format {value['format']!r}; this kernelgen reads format {FORMAT}")
+    expected = {"name": str, "target": str, "lnc": int, "simulated": bool, "compiler": str, "flags": list,
+                "version": str, "jax_version": str, "kernels": list}  # fmt: skip
+    _fields(file, value, expected, "")
+    for number, kernel in enumerate(value["kernels"]):
+        where = f"kernels[{number}]"
+        if not isinstance(kernel, dict):
+            raise KernelgenError(f"{file}: {where} is not an object")
+        _fields(file, kernel, {"id": str, "spec": dict, "key": str, "hlo": str, "hlo_sha256": str, "neff": str,
+                               "neff_sha256": str, "neff_size": int}, where + ".")  # fmt: skip
+        for name in ("hlo", "neff"):
+            inside = PurePosixPath(kernel[name])
+            if inside.is_absolute() or ".." in inside.parts or "\0" in kernel[name]:
+                raise KernelgenError(f"{file}: {where}.{name} is outside the tree: {kernel[name]!r}")
+    return value
+
+
+def _fields(file: Path, value: dict[str, Any], expected: dict[str, type], where: str) -> None:
+    for name, kind in expected.items():
+        if not isinstance(value.get(name), kind) or (kind is int and isinstance(value[name], bool)):
+            raise KernelgenError(f"{file}: {where}{name} is missing or not of type {kind.__name__}")
+
+
+def _name(text: str) -> str:
+    """Returns `text` if it can be one component of a path: nothing is written outside the tree, whatever an id says."""
+    if not _NAME.fullmatch(text) or len(text) > 200:
+        raise KernelgenError(f"{text!r} cannot be the name of a file in a bundle")
+    return text
+
+
+def _link(source: Path, destination: Path) -> bool:
+    try:
+        os.link(source, destination)
+    except OSError:  # the file system has no hard links, or no more for this file
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""Outputs that appear whole or not at all: written beside their destination, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yields a path to write to; it becomes `path` when the block ends, and is removed when the block raises.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(path, "tmp")
+    # Not tempfile: its files are private, and the mode of a result must be the one that a plain open gives.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | Path) -> Iterator[Path]:
+    """Yields an empty folder to fill; it becomes `path` when the block ends, in place of what was there.
+
+    Raises:
+        OSError: the parent folder cannot be written to, or `path` is a file.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(path, "tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        if path.is_dir() and not path.is_symlink() and any(path.iterdir()):
+            # A folder that is not empty cannot be renamed over: move the old one aside first.
+            old = _beside(path, "old")
+            path.replace(old)
+            try:
+                temporary.replace(path)
+            except BaseException:
+                old.replace(path)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            temporary.replace(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Writes `data` to `path` by rename."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name[:80]}.{os.getpid()}-{secrets.token_hex(6)}.{suffix}")
