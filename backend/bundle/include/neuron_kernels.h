@@ -5,7 +5,7 @@
 //
 //     char             message[NEURON_KERNELS_MESSAGE_SIZE];
 //     neuron_kernels * bundle;
-//     if (neuron_kernels_open_file("llama3_trn1.kernels.gguf", &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+//     if (neuron_kernels_open_file("llama3_trn1.kernels.gguf", &bundle, message, sizeof(message))) {
 //         fprintf(stderr, "%s\n", message);
 //         return 1;
 //     }
@@ -18,13 +18,14 @@
 //
 // The library depends on neither ggml nor libnrt. It keeps no global state, and no exception leaves it.
 //
-// Threads: an open bundle never changes. Any number of threads may call anything but neuron_kernels_close on it at once.
+// Threads: an open bundle never changes. Any number of threads may at once call anything on it but
+// neuron_kernels_close.
 //
 // Lifetime: every pointer that a function returns belongs to the bundle and is good until it is closed.
 //
-// ABI: the bundle is opaque and a kernel is named by its number, so what is known about either can grow without changing
-// a struct. The layout of neuron_kernels_tensor is fixed; neuron_kernels_table, which generated code fills in, starts with its
-// own size and grows at the end.
+// ABI: the bundle is opaque and a kernel is named by its number, so what is known about either can grow without
+// changing a struct. The layout of neuron_kernels_tensor is fixed; neuron_kernels_table, which generated code fills in,
+// starts with its own size and grows at the end.
 
 #pragma once
 
@@ -44,7 +45,8 @@ extern "C" {
 // Version of the functions below. Functions are added, never changed; each addition raises it by one.
 #define NEURON_KERNELS_API_VERSION 1
 
-// Version of the pack's and the table's contents that this library reads: keys, hash and metadata (docs/bundle-format.md).
+// Version of the pack's and the table's contents that this library reads: keys, hash and metadata
+// (docs/bundle-format.md).
 #define NEURON_KERNELS_FORMAT 1
 
 // Room for any message; a shorter buffer gets the message's beginning.
@@ -111,28 +113,29 @@ typedef struct neuron_kernels_table {
 
 // Opens a pack.
 //
-// The file is mapped, read-only: processes that open the same pack share its memory, and NEFFs are read from disk when they
-// are used. The index is copied and fully checked here, in time proportional to its size; after that finding and
+// The file is mapped, read-only: processes that open the same pack share its memory, and NEFFs are read from disk when
+// they are used. The index is copied and fully checked here, in time proportional to its size; after that finding and
 // enumerating kernels never touch the file. NEFF bytes do: a pack that is overwritten or shortened in place while it is
-// open changes under its readers or kills them with SIGBUS. Replace a pack by renaming another one over it, as kernelgen
-// does; where that can't be relied on, read the file and use neuron_kernels_open_memory.
+// open changes under its readers or kills them with SIGBUS. Replace a pack by renaming another one over it, as
+// kernelgen does; where that can't be relied on, read the file and use neuron_kernels_open_memory.
 //
-// On success *bundle is the bundle. On error it is NULL and `message`, unless it is NULL, says which file, what is wrong with it,
-// where (byte offset or metadata key) and what was expected.
+// On success *bundle is the bundle. On error it is NULL and `message`, unless it is NULL, says which file, what is
+// wrong with it, where (byte offset or metadata key) and what was expected.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_file(const char *      path,
                                                                   neuron_kernels ** bundle,
                                                                   char *            message,
                                                                   size_t            message_size);
 
-// Opens a pack that is in memory. `data` is not copied and must stay as it is until the bundle is closed; it needs no alignment.
+// Opens a pack that is in memory. `data` is not copied and must stay as it is until the bundle is closed; it needs no
+// alignment.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_memory(const void *      data,
                                                                     size_t            size,
                                                                     neuron_kernels ** bundle,
                                                                     char *            message,
                                                                     size_t            message_size);
 
-// Opens an embedded bundle in constant time: nothing is copied, and the table, being part of the program, is trusted once
-// its versions are right.
+// Opens an embedded bundle in constant time: nothing is copied, and the table, being part of the program, is trusted
+// once its versions are right.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * table,
                                                                       neuron_kernels **            bundle,
                                                                       char *                       message,
@@ -153,16 +156,17 @@ NEURON_KERNELS_API const char * neuron_kernels_status_name(neuron_kernels_status
 
 // Returns the kernel that computes a ggml node, or NEURON_KERNELS_NOT_FOUND. Takes constant time and allocates nothing.
 //
-// A kernel fits when everything is equal: op, op_params, types, shapes, strides and aliasing. Strides that mean nothing are
-// ignored: those of dimensions with one element.
+// A kernel fits when everything is equal: op, op_params, types, shapes, strides and aliasing. Strides that mean nothing
+// are ignored: those of dimensions with one element.
 //
 //   op         what ggml_op_desc returns ("MUL_MAT", "RELU", "SWIGLU"), in any case
 //   op_params  ggml's 16 words, or NULL when all are 0; for an op that ggml does not have, the 64 bytes that
 //              docs/bundle-format.md describes
-//   inputs     ggml's src[0], src[1], ...; absent ones have the type NEURON_KERNELS_ABSENT, and those at the end may be left out
+//   inputs     ggml's src[0], src[1], ...; absent ones have the type NEURON_KERNELS_ABSENT, and those at the end may
+//              be left out
 //   output     the node itself
-//   alias      which input's memory the result is written to, or NEURON_KERNELS_NO_ALIAS. SET_ROWS has 2, CPY has 1, and
-//              an op made by a ggml_..._inplace function has 0
+//   alias      which input's memory the result is written to, or NEURON_KERNELS_NO_ALIAS. SET_ROWS has 2, CPY has 1,
+//              and an op made by a ggml_..._inplace function has 0
 NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bundle,
                                                const char *                  op,
                                                const int32_t *               op_params,
@@ -187,7 +191,8 @@ NEURON_KERNELS_API size_t neuron_kernels_count(const neuron_kernels * bundle);
 // Returns a kernel's id, or NULL when there is no such kernel.
 NEURON_KERNELS_API const char * neuron_kernels_id(const neuron_kernels * bundle, int32_t kernel);
 
-// Returns a kernel's NEFF and sets *size (which may be NULL) to its length in bytes; NULL and 0 when there is no such kernel.
+// Returns a kernel's NEFF and sets *size (which may be NULL) to its length in bytes; NULL and 0 when there is no such
+// kernel.
 NEURON_KERNELS_API const void * neuron_kernels_neff(const neuron_kernels * bundle, int32_t kernel, size_t * size);
 
 // Equal NEFFs are stored once, so kernels may share one. Returns the number of the kernel's NEFF, which is below
@@ -196,14 +201,16 @@ NEURON_KERNELS_API int32_t neuron_kernels_neff_index(const neuron_kernels * bund
 
 NEURON_KERNELS_API size_t neuron_kernels_neff_count(const neuron_kernels * bundle);
 
-// Returns a kernel's lookup key, as docs/bundle-format.md describes it, and sets *n_words (which may be NULL) to its length;
-// NULL and 0 when there is no such kernel.
+// Returns a kernel's lookup key, as docs/bundle-format.md describes it, and sets *n_words (which may be NULL) to its
+// length; NULL and 0 when there is no such kernel.
 NEURON_KERNELS_API const uint64_t * neuron_kernels_key(const neuron_kernels * bundle, int32_t kernel, size_t * n_words);
 
-// Returns the SHA-256 of the HLO that a kernel was compiled from as 64 hex digits, or NULL when there is no such kernel.
+// Returns the SHA-256 of the HLO that a kernel was compiled from as 64 hex digits, or NULL when there is no such
+// kernel.
 NEURON_KERNELS_API const char * neuron_kernels_hlo_sha256(const neuron_kernels * bundle, int32_t kernel);
 
-// Returns whether the NEFFs were made by the simulator. Such NEFFs never run on a device, and a device's never in the simulator.
+// Returns whether the NEFFs were made by the simulator. Such NEFFs never run on a device, and a device's never in the
+// simulator.
 NEURON_KERNELS_API int neuron_kernels_simulated(const neuron_kernels * bundle);
 
 // Returns how many physical cores a logical NeuronCore has, as the NEFFs expect it (NEURON_LOGICAL_NC_CONFIG).

@@ -1,0 +1,163 @@
+#include "key.h"
+
+#include <cstring>
+
+namespace nk {
+
+namespace {
+
+// Indexed by `enum ggml_type`, whose numbers never change as GGUF files hold them; { 0, 0 } where there is no type. The
+// same table as in tools/kernelgen/ggml/types.py; a test compares the two.
+constexpr type_traits TYPES[] = {
+    { 1,   4   }, // 0 f32
+    { 1,   2   }, // 1 f16
+    { 32,  18  }, // 2 q4_0
+    { 32,  20  }, // 3 q4_1
+    { 0,   0   }, // 4
+    { 0,   0   }, // 5
+    { 32,  22  }, // 6 q5_0
+    { 32,  24  }, // 7 q5_1
+    { 32,  34  }, // 8 q8_0
+    { 32,  36  }, // 9 q8_1
+    { 256, 84  }, // 10 q2_K
+    { 256, 110 }, // 11 q3_K
+    { 256, 144 }, // 12 q4_K
+    { 256, 176 }, // 13 q5_K
+    { 256, 210 }, // 14 q6_K
+    { 256, 292 }, // 15 q8_K
+    { 256, 66  }, // 16 iq2_xxs
+    { 256, 74  }, // 17 iq2_xs
+    { 256, 98  }, // 18 iq3_xxs
+    { 256, 50  }, // 19 iq1_s
+    { 32,  18  }, // 20 iq4_nl
+    { 256, 110 }, // 21 iq3_s
+    { 256, 82  }, // 22 iq2_s
+    { 256, 136 }, // 23 iq4_xs
+    { 1,   1   }, // 24 i8
+    { 1,   2   }, // 25 i16
+    { 1,   4   }, // 26 i32
+    { 1,   8   }, // 27 i64
+    { 1,   8   }, // 28 f64
+    { 256, 56  }, // 29 iq1_m
+    { 1,   2   }, // 30 bf16
+    { 0,   0   }, // 31
+    { 0,   0   }, // 32
+    { 0,   0   }, // 33
+    { 256, 54  }, // 34 tq1_0
+    { 256, 66  }, // 35 tq2_0
+    { 0,   0   }, // 36
+    { 0,   0   }, // 37
+    { 0,   0   }, // 38
+    { 32,  17  }, // 39 mxfp4
+    { 64,  36  }, // 40 nvfp4
+    { 128, 18  }, // 41 q1_0
+    { 64,  18  }, // 42 q2_0
+};
+
+// FNV-1a of the name in lower-case ASCII.
+uint64_t hash_name(const char * name) {
+    uint64_t h = 0xCBF29CE484222325;
+    for (; *name; name++) {
+        const unsigned char c = static_cast<unsigned char>(*name);
+        h                     = (h ^ (c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c)) * 0x100000001B3;
+    }
+    return h;
+}
+
+bool add_tensor(const neuron_kernels_tensor & tensor, key & out) {
+    const type_traits * type = find_type(tensor.type);
+    if (!type) {
+        return false;
+    }
+    uint64_t nb[4] = { tensor.nb[0], tensor.nb[1], tensor.nb[2], tensor.nb[3] };
+    if (!canonicalize(*type, tensor.ne, nb)) {
+        return false;
+    }
+    uint64_t * words = out.words + out.n_words;
+    words[0]         = static_cast<uint64_t>(tensor.type);
+    for (int i = 0; i < 4; i++) {
+        words[1 + i] = static_cast<uint64_t>(tensor.ne[i]);
+        words[5 + i] = nb[i];
+    }
+    out.n_words += TENSOR_WORDS;
+    return true;
+}
+
+}  // namespace
+
+const type_traits * find_type(int64_t number) {
+    if (number < 0 || number >= static_cast<int64_t>(sizeof(TYPES) / sizeof(TYPES[0])) || TYPES[number].block == 0) {
+        return nullptr;
+    }
+    return &TYPES[number];
+}
+
+bool canonicalize(const type_traits & type, const int64_t ne[4], uint64_t nb[4]) {
+    if (ne[0] <= 0 || ne[1] <= 0 || ne[2] <= 0 || ne[3] <= 0) {
+        return false;
+    }
+    uint64_t previous = static_cast<uint64_t>(ne[0]);
+    if (type.block > 1) {  // a division takes longer than the rest of this function
+        if (previous % type.block != 0) {
+            return false;
+        }
+        previous /= type.block;
+    }
+    if (previous == 1) {
+        nb[0] = type.size;
+    }
+    // Products wrap around for shapes no memory can hold; such a key is in no bundle.
+    for (int i = 1; i < 4; i++) {
+        if (ne[i] == 1) {
+            nb[i] = nb[i - 1] * previous;
+        }
+        previous = static_cast<uint64_t>(ne[i]);
+    }
+    return true;
+}
+
+bool make_key(const char *                  op,
+              const int32_t *               op_params,
+              const neuron_kernels_tensor * inputs,
+              size_t                        n_inputs,
+              const neuron_kernels_tensor & output,
+              int32_t                       alias,
+              key &                         out) {
+    while (n_inputs > 0 && inputs[n_inputs - 1].type == NEURON_KERNELS_ABSENT) {
+        n_inputs--;
+    }
+    if (n_inputs > NEURON_KERNELS_MAX_INPUTS || alias < NEURON_KERNELS_NO_ALIAS) {
+        return false;
+    }
+    out.words[0] = hash_name(op);
+    out.words[1] = n_inputs | static_cast<uint64_t>(alias + 1) << 32;
+    out.n_words  = 2;
+    for (size_t i = 0; i < n_inputs; i++) {
+        if (inputs[i].type == NEURON_KERNELS_ABSENT) {
+            out.words[out.n_words++] = ABSENT_WORD;
+        } else if (!add_tensor(inputs[i], out)) {
+            return false;
+        }
+    }
+    if (!add_tensor(output, out)) {
+        return false;
+    }
+    if (op_params) {
+        memcpy(out.words + out.n_words, op_params, PARAM_WORDS * sizeof(uint64_t));
+    } else {
+        memset(out.words + out.n_words, 0, PARAM_WORDS * sizeof(uint64_t));
+    }
+    out.n_words += PARAM_WORDS;
+    return true;
+}
+
+uint64_t hash_words(const uint64_t * words, size_t n_words) {
+    uint64_t h = 0x9E3779B97F4A7C15;
+    for (size_t i = 0; i < n_words; i++) {
+        h = (h ^ words[i]) * 0xFF51AFD7ED558CCD;
+        h ^= h >> 32;
+    }
+    return h;
+}
+
+}  // namespace nk

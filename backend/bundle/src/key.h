@@ -1,0 +1,46 @@
+// Lookup keys: how a ggml node is turned into the words that a bundle is searched for (docs/bundle-format.md, "Key").
+
+#pragma once
+
+#include "neuron_kernels.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nk {
+
+constexpr size_t TENSOR_WORDS = 9;
+constexpr size_t PARAM_WORDS  = NEURON_KERNELS_N_OP_PARAMS / 2;
+constexpr size_t MAX_WORDS    = 2 + TENSOR_WORDS * (NEURON_KERNELS_MAX_INPUTS + 1) + PARAM_WORDS;
+
+constexpr uint64_t ABSENT_WORD = 0xFFFFFFFFFFFFFFFF;
+
+struct key {
+    uint64_t words[MAX_WORDS];
+    size_t   n_words;
+};
+
+struct type_traits {
+    uint32_t block;  // elements per block; 1 when the type is not quantized
+    uint32_t size;   // bytes per block
+};
+
+// Returns what is known about a number of `enum ggml_type`, or nullptr.
+const type_traits * find_type(int64_t number);
+
+// Makes the strides of dimensions with one element what they would be without gaps.
+// Returns false when no tensor has this shape, which leaves `nb` in any state.
+bool canonicalize(const type_traits & type, const int64_t ne[4], uint64_t nb[4]);
+
+// Makes the key of a node; see neuron_kernels_find for the arguments. Returns false for what no kernel can be made for.
+bool make_key(const char *                  op,
+              const int32_t *               op_params,
+              const neuron_kernels_tensor * inputs,
+              size_t                        n_inputs,
+              const neuron_kernels_tensor & output,
+              int32_t                       alias,
+              key &                         out);
+
+uint64_t hash_words(const uint64_t * words, size_t n_words);
+
+}  // namespace nk

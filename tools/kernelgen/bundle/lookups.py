@@ -1,0 +1,44 @@
+"""A bundle's kernels as a plain text table: what tests in other languages look kernels up with.
+
+It exists so that they can describe every kernel the way a backend would without reading JSON. One kernel a line, six fields
+separated by tabs:
+
+    id      op      alias   op_params            inputs           output
+    (text)  (text)  or -1   16 × int32, decimal  tensors and `|`  tensor
+
+A tensor is `type ne0 ne1 ne2 ne3 nb0 nb1 nb2 nb3` in decimal, with ggml's type number and the canonical strides; an input that is
+absent is `-`, and no inputs at all are the empty text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from kernelgen.bundle.key import key
+from kernelgen.ggml.ops import N_WORDS
+from kernelgen.ggml.types import TYPES
+from kernelgen.plan import KernelSpec, TensorDesc
+
+
+def lookups(specs: Iterable[KernelSpec]) -> str:
+    """Returns the table of some kernels, sorted by id."""
+    return "".join(_line(spec) for spec in sorted(specs, key=lambda spec: spec.id.encode()))
+
+
+def _line(spec: KernelSpec) -> str:
+    # Taken from the key, where the parameters of an op that ggml does not have are already a digest.
+    words = struct.unpack(f"<{N_WORDS}i", struct.pack(f"<{N_WORDS // 2}Q", *key(spec)[-N_WORDS // 2 :]))
+    fields = (
+        spec.id,
+        spec.op,
+        str(-1 if spec.alias is None else spec.alias),
+        " ".join(map(str, words)),
+        "|".join(map(_tensor, spec.inputs)),
+        _tensor(spec.output),
+    )
+    return "\t".join(fields) + "\n"
+
+
+def _tensor(tensor: TensorDesc | None) -> str:
+    return "-" if tensor is None else " ".join(map(str, (TYPES[tensor.dtype].number, *tensor.ne, *tensor.nb)))
