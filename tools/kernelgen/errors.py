@@ -6,7 +6,7 @@ A mistake in the input is raised as `KernelgenError` and printed without a trace
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 EXIT_OK = 0
@@ -60,19 +60,25 @@ class KernelgenError(Exception):
         super().__init__("\n".join(map(str, self.diagnostics)))
 
 
-def did_you_mean(name: str, known: Sequence[str] | Iterable[str], aliases: dict[str, str] | None = None) -> str:
-    """Returns ": did you mean 'x'?" for the known name nearest to `name`, or an empty string.
+def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str | None:
+    """Returns the known name that `name` most likely stands for, or None.
 
     Args:
         name: what the user wrote.
         known: the valid names.
         aliases: names other tools use for the same thing ("softmax" for "soft_max"); they win over spelling distance.
     """
-    folded = name.strip().lower().replace("-", "_")
+    folded = name.strip().lower().replace("-", "_")[:100]
     if aliases and folded in aliases:
-        return f": did you mean '{aliases[folded]}'?"
+        return aliases[folded]
     names = list(known)
     if folded in names:
-        return f": did you mean '{folded}'?"
+        return folded
     near = difflib.get_close_matches(folded, names, n=1, cutoff=0.6)
-    return f": did you mean '{near[0]}'?" if near else ""
+    return near[0] if near else None
+
+
+def did_you_mean(name: str, known: Sequence[str] | Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+    """Returns ": did you mean 'x'?" for the known name nearest to `name` (see `nearest`), or an empty string."""
+    near = nearest(name, known, aliases)
+    return f": did you mean '{near}'?" if near else ""

@@ -1,0 +1,300 @@
+"""YAML as a tree in which every value knows where it stands: the first step of reading a manifest.
+
+Built from parser events with a stack of its own, so that nesting is bounded by a message and not by Python's recursion limit.
+Scalars follow YAML 1.2's core schema, as editors do (`on` is text, `1e-5` a number), and not PyYAML's 1.1.
+
+Anchors, aliases and merge keys (`<<`) work. An alias shares the anchored node, and what a document grows to when aliases are
+followed is bounded, so that a few lines can't stand for billions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+from kernelgen.errors import Diagnostic, Location
+
+MAX_DEPTH = 32
+"""Levels of nesting; a manifest needs six."""
+
+MAX_NODES = 2_000_000
+"""Values in one document, aliases followed."""
+
+MAX_BYTES = 64 * 1024 * 1024
+"""Size of one file."""
+
+_INT = re.compile(r"[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), math.inf),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -math.inf),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
+}
+_MAX_DIGITS = 20
+
+_LOADER: Any = getattr(yaml, "CLoader", yaml.Loader)  # libyaml is ten times faster; both give the same events
+
+
+class Node:
+    """One value of a document.
+
+    Attributes:
+        kind: `map`, `seq` or `scalar`.
+        value: of a scalar the Python value; of a map `{key text: Entry}`; of a seq the list of nodes.
+        text: a scalar as it was written, without quotes.
+        file, line, column: where it begins; lines and columns count from 1.
+        size: how many values it holds, itself and shared ones included.
+    """
+
+    __slots__ = ("column", "file", "kind", "line", "size", "text", "value")
+
+    def __init__(self, kind: Literal["map", "seq", "scalar"], value: Any, text: str, file: str, mark: Any) -> None:
+        self.kind = kind
+        self.value = value
+        self.text = text
+        self.file = file
+        self.line: int = mark.line + 1
+        self.column: int = mark.column + 1
+        self.size = 1
+
+    @property
+    def location(self) -> Location:
+        return Location(self.file, self.line, self.column)
+
+    def get(self, key: str) -> Node | None:
+        """Returns the value of `key` in a map, or None."""
+        entry = self.value.get(key)
+        return entry.node if entry else None
+
+    def plain(self) -> Any:
+        """Returns the value as plain dicts, lists and scalars, as a JSON Schema validator sees it."""
+        if self.kind == "map":
+            return {key: entry.node.plain() for key, entry in self.value.items()}
+        if self.kind == "seq":
+            return [item.plain() for item in self.value]
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"Node({self.kind}, {self.location}, {self.text!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of a map: the key's node, for its place, and the value's."""
+
+    key: Node
+    node: Node
+
+
+def parse(data: bytes, file: str) -> tuple[Node | None, list[Diagnostic]]:
+    """Returns a document's root and its mistakes; the root is None when the text can't be read as one document.
+
+    Args:
+        data: the file's bytes, UTF-8 with or without a byte order mark.
+        file: its name for messages.
+    """
+    if len(data) > MAX_BYTES:
+        return None, [Diagnostic(f"the file has {len(data)} bytes, more than {MAX_BYTES}", Location(file, 1, 1))]
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line = before.count(b"\n") + 1
+        column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+        byte = data[error.start]
+        return None, [
+            Diagnostic(
+                f"byte 0x{byte:02x} is not UTF-8: {error.reason}",
+                Location(file, line, column),
+                "save the file as UTF-8",
+            )
+        ]
+    builder = _Builder(file)
+    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            if not builder.add(event):
+                return None, builder.problems
+    except yaml.YAMLError as error:
+        return None, [*builder.problems, _syntax_error(error, text, file)]
+    if builder.root is None:
+        return None, [Diagnostic("the manifest is empty", Location(file, 1, 1), "it begins with 'format: 1'")]
+    return builder.root, builder.problems
+
+
+def _syntax_error(error: yaml.YAMLError, text: str, file: str) -> Diagnostic:
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        context = f"{error.context}: " if error.context else ""
+        where = Location(file, mark.line + 1, mark.column + 1) if mark else Location(file, 1, 1)
+        return Diagnostic(f"not YAML: {context}{error.problem or 'syntax error'}", where)
+    position = int(getattr(error, "position", 0) or 0)  # a character that YAML does not allow
+    before = text[:position]
+    where = Location(file, before.count("\n") + 1, position - before.rfind("\n"))
+    reason = getattr(error, "reason", None) or "syntax error"
+    return Diagnostic(f"not YAML: {reason}", where)
+
+
+def scalar(text: str) -> Any:
+    """Returns what a plain scalar means in YAML 1.2's core schema.
+
+    Raises:
+        ValueError: a number with more digits than any figure of a manifest has.
+    """
+    first = text[:1]
+    if first.isdigit() or first in "+-.":
+        if _INT.fullmatch(text):
+            if len(text) > _MAX_DIGITS:
+                raise ValueError(f"a number of {len(text)} digits")
+            return int(text, 0 if text[1:2] in ("x", "o") else 10)
+        if _FLOAT.fullmatch(text):
+            if len(text) > 4 * _MAX_DIGITS:
+                raise ValueError(f"a number of {len(text)} digits")
+            value = float(text)
+            if math.isinf(value):
+                raise ValueError("a number beyond a double's range")
+            return value
+    return _WORDS.get(text, text)
+
+
+class _Builder:
+    """Makes nodes of events. Open collections are on a stack, with the key that waits for its value."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.root: Node | None = None
+        self.problems: list[Diagnostic] = []
+        self.documents = 0
+        self.stack: list[Node] = []
+        self.keys: list[Node | None] = []
+        self.anchors: dict[str, Node] = {}
+        self.open_anchors: list[str | None] = []
+        self.merges: list[list[Node]] = []
+        self.no_key = Node("scalar", "", "", file, _Zero)  # stands for a key that is none, and is reported
+
+    def problem(self, mark: Any, message: str, hint: str | None = None) -> None:
+        self.problems.append(Diagnostic(message, Location(self.file, mark.line + 1, mark.column + 1), hint))
+
+    def add(self, event: Any) -> bool:
+        """Takes one event; returns False when nothing further can be made of the document."""
+        kind = type(event)
+        if kind is yaml.ScalarEvent:
+            mark = event.start_mark
+            text = event.value
+            value = text
+            if event.implicit[0]:  # plain, without a tag
+                try:
+                    value = scalar(text)
+                except ValueError as error:
+                    self.problem(mark, f"{error} is not a figure: '{short(text)}'")
+                    value = 1  # stands in, so that nothing else is said about it
+            elif event.tag is not None:
+                self.problem(mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag")
+            node = Node("scalar", value, text, self.file, mark)
+            if event.anchor is not None:
+                self.anchors[event.anchor] = node
+            return self._attach(node)
+        if kind in (yaml.MappingStartEvent, yaml.SequenceStartEvent):
+            if len(self.stack) >= MAX_DEPTH:
+                self.problem(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
+                return False
+            if event.tag is not None and not event.implicit:
+                self.problem(
+                    event.start_mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag"
+                )
+            is_map = kind is yaml.MappingStartEvent
+            self.stack.append(Node("map" if is_map else "seq", {} if is_map else [], "", self.file, event.start_mark))
+            self.keys.append(None)
+            self.open_anchors.append(event.anchor)
+            self.merges.append([])
+            return True
+        if kind in (yaml.MappingEndEvent, yaml.SequenceEndEvent):
+            node = self.stack.pop()
+            self.keys.pop()
+            for source in self.merges.pop():  # last, since a map's own keys win wherever they stand
+                for key, entry in source.value.items():
+                    node.value.setdefault(key, entry)
+            anchor = self.open_anchors.pop()
+            if anchor is not None:
+                self.anchors[anchor] = node
+            return self._attach(node)
+        if kind is yaml.AliasEvent:
+            known = self.anchors.get(event.anchor)
+            if known is None:
+                inside = event.anchor in self.open_anchors
+                what = "stands inside what it names" if inside else "names no anchor above it"
+                self.problem(event.start_mark, f"alias '*{event.anchor}' {what}")
+                known = Node("scalar", None, "", self.file, event.start_mark)
+            return self._attach(known, event.start_mark)
+        if kind is yaml.DocumentStartEvent:
+            self.documents += 1
+            if self.documents == 2:
+                self.problem(
+                    event.start_mark, "a second document: a file holds one manifest", "write it to a file of its own"
+                )
+                return False
+        return True
+
+    def _attach(self, node: Node, mark: Any = None) -> bool:
+        if not self.stack:
+            # An empty document is one empty scalar.
+            self.root = None if node.kind == "scalar" and node.text == "" else node
+            return True
+        parent = self.stack[-1]
+        parent.size += node.size
+        if parent.size > MAX_NODES:
+            where = mark or _Mark(node)
+            self.problem(where, f"the document grows beyond {MAX_NODES} values when its aliases are followed")
+            return False
+        if parent.kind == "seq":
+            parent.value.append(node)
+            return True
+        key = self.keys[-1]
+        if key is None:
+            if node.kind != "scalar":
+                self.problem(_Mark(node), f"a key is a word, not a {'mapping' if node.kind == 'map' else 'list'}")
+                node = self.no_key
+            self.keys[-1] = node
+            return True
+        self.keys[-1] = None
+        if key.text == "<<":
+            for source in node.value if node.kind == "seq" else [node]:
+                if source.kind == "map":
+                    self.merges[-1].append(source)
+                else:
+                    self.problem(_Mark(key), "'<<' merges mappings", "write <<: *name, where &name marks a mapping")
+            return True
+        if key is self.no_key:
+            return True
+        first = parent.value.get(key.text)
+        if first is not None:
+            self.problem(_Mark(key), f"key '{short(key.text)}' is already there, on line {first.key.line}")
+        else:
+            parent.value[key.text] = Entry(key, node)
+        return True
+
+
+class _Mark:
+    """A node's place in the form of PyYAML's marks, which count from 0."""
+
+    __slots__ = ("column", "line")
+
+    def __init__(self, node: Node) -> None:
+        self.line = node.line - 1
+        self.column = node.column - 1
+
+
+class _Zero:
+    line = column = -1
+
+
+def short(text: str, limit: int = 60) -> str:
+    """Returns `text` on one line, cut to `limit` characters, for a message."""
+    text = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,465 @@
+"""The llama architecture: which kernels llama.cpp asks for, from the hyperparameters that a GGUF file holds.
+
+Follows llama.cpp's graph builder node by node (models/llama.cpp, llama-graph.cpp, llama-kv-cache.cpp, llama-context.cpp of the
+tree that `kernelgen.ggml.ops` names); `kernelgen coverage` compares the outcome with what llama.cpp itself exports. View ops
+(reshape, permute, transpose, view) cost nothing there and make no kernels; they show in the strides of other ops' inputs.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.types import TYPES
+from kernelgen.manifest.document import Node
+from kernelgen.manifest.schema import Report
+from kernelgen.plan import KernelSpec, TensorDesc
+
+N_KV_UNIT = 256
+"""llama.cpp pads the KV cache, and the part of it that a graph reads, to multiples of this."""
+
+_PREC_F32 = 10  # GGML_PREC_F32
+_HINT_HADAMARD = 1  # GGML_HINT_SRC0_IS_HADAMARD
+
+_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # what -ctk and -ctv take
+
+
+def expand(model: Node, report: Report) -> list[KernelSpec]:
+    """Returns the kernels of a llama model; see `kernelgen.manifest.families.Family`."""
+    hyper = _read(model, report)
+    return [] if hyper is None else list(dict.fromkeys(kernels(hyper)))
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """A llama model and how it is run; sizes in elements.
+
+    Attributes:
+        n_embd, n_head, n_head_kv, n_ff, n_vocab: as llama.cpp calls them.
+        head: size of one head, for queries, keys and values.
+        eps: of the RMS norms.
+        rope: parameters of the ROPE op.
+        freq_factors: whether ROPE gets the tensor rope_freqs.weight.
+        weights: the types that occur, by tensor name without `blk.N.` and `.weight`.
+        biases: tensors that have a bias.
+        fused_qkv: whether Q, K and V come from one weight.
+        n_ctx: cells of the KV cache.
+        n_tokens: tokens per graph.
+        n_outputs: outputs per graph; None for 1 and all.
+        n_kv: lengths of the cache that graphs read.
+        type_k, type_v: of the cache.
+        flash_attn: the settings to build for.
+    """
+
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+    n_vocab: int
+    head: int
+    eps: float
+    rope: Mapping[str, ParamValue]
+    freq_factors: bool
+    weights: Mapping[str, tuple[str, ...]]
+    biases: frozenset[str]
+    fused_qkv: bool
+    n_ctx: int
+    n_tokens: tuple[int, ...]
+    n_outputs: tuple[int, ...] | None
+    n_kv: tuple[int, ...]
+    type_k: str
+    type_v: str
+    flash_attn: tuple[bool, ...]
+
+    @property
+    def n_embd_kv(self) -> int:
+        return self.head * self.n_head_kv
+
+    @property
+    def n_embd_q(self) -> int:
+        return self.head * self.n_head
+
+
+def pad(n: int, unit: int = N_KV_UNIT) -> int:
+    """Returns the smallest multiple of `unit` that is at least `n`."""
+    return -(-n // unit) * unit
+
+
+# --- the graph ------------------------------------------------------------------------------------------------------------
+
+
+def kernels(h: Hyperparameters) -> Iterator[KernelSpec]:
+    """Yields every kernel, some more than once."""
+    for n in h.n_tokens:
+        yield from _input(h, n)
+        yield from _projections(h, n)
+        for flash in h.flash_attn:
+            yield from _cache(h, n, flash)
+            for n_kv in h.n_kv:
+                if n_kv >= min(pad(n), h.n_ctx):  # the cache holds the graph's own tokens at least
+                    yield from _attention(h, n, n_kv, flash)
+        yield from _attention_output(h, n)
+        yield from _feed_forward(h, n)
+        for m in (1, n) if h.n_outputs is None else (m for m in h.n_outputs if m <= n):
+            # After the last layer's attention only the rows whose logits are asked for go on.
+            rows = _vector("i32", m)
+            yield KernelSpec.make("get_rows", [_f32(h.n_embd, n), rows], _f32(h.n_embd, m))
+            yield from _feed_forward(h, m)
+            yield from _linear(h, "output", h.n_embd, h.n_vocab, m)
+
+
+def _f32(*ne: int) -> TensorDesc:
+    return TensorDesc.make((*ne, 1, 1, 1)[:4], "f32")
+
+
+def _vector(dtype: str, n: int) -> TensorDesc:
+    return TensorDesc.make((n, 1, 1, 1), dtype)
+
+
+def _input(h: Hyperparameters, n: int) -> Iterator[KernelSpec]:
+    for dtype in h.weights["token_embd"]:
+        table = TensorDesc.make((h.n_embd, h.n_vocab, 1, 1), dtype)
+        yield KernelSpec.make("get_rows", [table, _vector("i32", n)], _f32(h.n_embd, n))
+
+
+def _linear(h: Hyperparameters, name: str, n_in: int, n_out: int, n: int) -> Iterator[KernelSpec]:
+    out = _f32(n_out, n)
+    for dtype in h.weights[name]:
+        yield KernelSpec.make("mul_mat", [TensorDesc.make((n_in, n_out, 1, 1), dtype), _f32(n_in, n)], out)
+    if name in h.biases:
+        yield KernelSpec.make("add", [out, _f32(n_out)], out)
+
+
+def _norm(h: Hyperparameters, n: int) -> Iterator[KernelSpec]:
+    x = _f32(h.n_embd, n)
+    yield KernelSpec.make("rms_norm", [x], x, {"eps": h.eps})
+    yield KernelSpec.make("mul", [x, _f32(h.n_embd)], x)
+
+
+def _projections(h: Hyperparameters, n: int) -> Iterator[KernelSpec]:
+    """The norm before attention, Q, K and V, and their rotation."""
+    yield from _norm(h, n)
+    if h.fused_qkv:
+        yield from _linear(h, "attn_qkv", h.n_embd, h.n_embd_q + 2 * h.n_embd_kv, n)
+    else:
+        yield from _linear(h, "attn_q", h.n_embd, h.n_embd_q, n)
+        yield from _linear(h, "attn_k", h.n_embd, h.n_embd_kv, n)
+        yield from _linear(h, "attn_v", h.n_embd, h.n_embd_kv, n)
+    row = 4 * (h.n_embd_q + 2 * h.n_embd_kv) if h.fused_qkv else 0
+    for heads in (h.n_head, h.n_head_kv):
+        out = _f32(h.head, heads, n)
+        x = TensorDesc.make(out.ne, "f32", (4, 4 * h.head, row, row * n)) if row else out
+        factors = [_f32(h.head // 2)] if h.freq_factors else []
+        yield KernelSpec.make("rope", [x, _vector("i32", n), *factors], out, h.rope)
+
+
+def _rotation(h: Hyperparameters) -> tuple[int | None, int | None]:
+    """Sizes of the Hadamard matrices by which llama.cpp rotates what goes into a quantized cache: for K (and Q), and for V."""
+    if h.head % 64:
+        return None, None
+    size = 128
+    while h.head % size == 0:
+        size *= 2
+    return (
+        size // 2 if TYPES[h.type_k].quantized else None,
+        64 if TYPES[h.type_v].quantized else None,
+    )
+
+
+def _hadamard(size: int, elements: int) -> KernelSpec:
+    x = _f32(size, elements // size)
+    return KernelSpec.make("mul_mat", [_f32(size, size), x], x, {"hint": _HINT_HADAMARD})
+
+
+def _cache(h: Hyperparameters, n: int, flash: bool) -> Iterator[KernelSpec]:
+    """What writes K and V of `n` tokens into the cache."""
+    size_k, size_v = _rotation(h)
+    if size_k:
+        yield _hadamard(size_k, h.n_embd_q * n)
+        yield _hadamard(size_k, h.n_embd_kv * n)
+    if size_v:
+        yield _hadamard(size_v, h.n_embd_kv * n)
+        yield _hadamard(size_v, h.n_embd_q * n)
+    row = 4 * (h.n_embd_q + 2 * h.n_embd_kv) if h.fused_qkv else 4 * h.n_embd_kv
+    current = TensorDesc.make((h.n_embd_kv, n, 1, 1), "f32", (4, row, row * n, row * n))
+    dense = _f32(h.n_embd_kv, n)
+    k = TensorDesc.make((h.n_embd_kv, h.n_ctx, 1, 1), h.type_k)
+    yield KernelSpec.make("set_rows", [dense, _vector("i64", n), k], k)
+    v_data = dense if size_v else current
+    if flash:
+        v = TensorDesc.make((h.n_embd_kv, h.n_ctx, 1, 1), h.type_v)
+        yield KernelSpec.make("set_rows", [v_data, _vector("i64", n), v], v)
+        return
+    # Without flash attention V is kept transposed, and every element is a row of its own.
+    if not v_data.contiguous:
+        yield KernelSpec.make(
+            "cont", [TensorDesc.make((h.head, h.n_head_kv, n, 1), "f32", (4, 4 * h.head, row, row * n))], dense
+        )
+    count = h.n_embd_kv * n
+    v = TensorDesc.make((1, h.n_embd_kv * h.n_ctx, 1, 1), h.type_v)
+    yield KernelSpec.make("set_rows", [_f32(1, count), _vector("i64", count), v], v)
+
+
+def _attention(h: Hyperparameters, n: int, n_kv: int, flash: bool) -> Iterator[KernelSpec]:
+    head = 4 * h.head
+    q = TensorDesc.make((h.head, n, h.n_head, 1), "f32", (4, head * h.n_head, head, head * h.n_head * n))
+    k = _cache_view(h, h.type_k, n_kv)
+    scale = _f32_round(1.0 / _f32_round(math.sqrt(h.head)))
+    if flash:
+        mask = TensorDesc.make((n_kv, n, 1, 1), "f16")
+        yield KernelSpec.make(
+            "flash_attn_ext",
+            [q, k, _cache_view(h, h.type_v, n_kv), mask],
+            _f32(h.head, h.n_head, n),
+            {"scale": scale, "prec": _PREC_F32},
+        )
+        return
+    weights = _f32(n_kv, n, h.n_head)
+    yield KernelSpec.make("mul_mat", [k, q], weights, {"prec": _PREC_F32})
+    yield KernelSpec.make("soft_max", [weights, _f32(n_kv, n)], weights, {"scale": scale})
+    size = TYPES[h.type_v].size
+    cell = size * h.n_ctx
+    v = TensorDesc.make((n_kv, h.head, h.n_head_kv, 1), h.type_v, (size, cell, cell * h.head, cell * h.n_embd_kv))
+    out = _f32(h.head, n, h.n_head)
+    yield KernelSpec.make("mul_mat", [v, weights], out)
+    heads = TensorDesc.make((h.head, h.n_head, n, 1), "f32", (4, head * n, head, head * n * h.n_head))
+    yield KernelSpec.make("cont", [heads], _f32(h.n_embd_q, n))
+
+
+def _cache_view(h: Hyperparameters, dtype: str, n_kv: int) -> TensorDesc:
+    """The first `n_kv` cells of a cache, heads moved outward: (head, n_kv, n_head_kv)."""
+    t = TYPES[dtype]
+    head = h.head // t.block * t.size
+    cell = head * h.n_head_kv
+    return TensorDesc.make((h.head, n_kv, h.n_head_kv, 1), dtype, (t.size, cell, head, cell * h.n_ctx))
+
+
+def _attention_output(h: Hyperparameters, n: int) -> Iterator[KernelSpec]:
+    yield from _linear(h, "attn_output", h.n_embd_q, h.n_embd, n)
+
+
+def _feed_forward(h: Hyperparameters, n: int) -> Iterator[KernelSpec]:
+    """The residual sums, the norm and the gated layer; the next layer's norm has the same shape."""
+    x = _f32(h.n_embd, n)
+    yield KernelSpec.make("add", [x, x], x)
+    yield from _norm(h, n)
+    yield from _linear(h, "ffn_up", h.n_embd, h.n_ff, n)
+    yield from _linear(h, "ffn_gate", h.n_embd, h.n_ff, n)
+    inner = _f32(h.n_ff, n)
+    yield KernelSpec.make("swiglu", [inner, inner], inner)
+    yield from _linear(h, "ffn_down", h.n_ff, h.n_embd, n)
+
+
+# --- reading the hyperparameters ------------------------------------------------------------------------------------------
+
+
+def _f32_round(value: float) -> float:
+    """Returns `value` rounded to binary32: llama.cpp computes its scales in float, step by step."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+_WEIGHTS = ("token_embd", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output")
+
+
+class _Reader:
+    """Values of a map by key; a wrong value is as good as absent, since it is reported already."""
+
+    def __init__(self, model: Node, report: Report) -> None:
+        self.model = model
+        self.report = report
+
+    def node(self, *path: str) -> Node | None:
+        node: Node | None = self.model
+        for key in path:
+            node = node.get(key) if node is not None and node.kind == "map" else None
+        return node if node is not None and (node.kind == "map" or id(node) not in self.report.wrong) else None
+
+    def value(self, *path: str, default: Any = None) -> Any:
+        node = self.node(*path)
+        return default if node is None else node.value
+
+    def nodes(self, *path: str) -> list[Node]:
+        """The items of a list, or the one value in its place."""
+        node = self.node(*path)
+        if node is None:
+            return []
+        return list(node.value) if node.kind == "seq" else [node]
+
+    def fail(self, node: Node | None, message: str, hint: str | None = None) -> None:
+        self.report.fail(node or self.model, message, hint)
+
+
+def _read(model: Node, report: Report) -> Hyperparameters | None:
+    before = len(report.diagnostics)
+    r = _Reader(model, report)
+    n_embd, n_head, n_ff = r.value("embedding_length"), r.value("head_count"), r.value("feed_forward_length")
+    n_head_kv = r.value("head_count_kv", default=n_head)
+    head = _head_size(r, n_embd, n_head)
+    if n_head and n_head_kv and n_head % n_head_kv:
+        r.fail(r.node("head_count_kv"), f"head_count_kv divides head_count, and {n_head_kv} does not divide {n_head}")
+    if head:
+        if head % 2:
+            r.fail(r.node("key_length") or r.node("head_count"), f"a head that is rotated has an even size, not {head}")
+        rotated = r.value("rope", "dimension_count", default=head)
+        if rotated != head:
+            r.fail(
+                r.node("rope", "dimension_count"),
+                f"llama.cpp runs the llama architecture only with all of a head rotated: {head}, not {rotated}",
+            )
+    weights = _weights(r, n_embd, n_ff, head and n_head and head * n_head)
+    flash = {"on": (True,), "off": (False,), "both": (True, False)}[r.value("flash_attn", default="both")]
+    _check_cache(r, flash, head, n_head_kv)
+    rope = _rope(r, head)
+    n_ctx = r.value("n_ctx")
+    n_tokens, n_outputs, n_kv = _lengths(r, n_ctx)
+    biases = frozenset(str(item.value) for item in r.nodes("biases"))
+    fused = bool(r.value("fused_qkv", default=False))
+    if fused:
+        weights["attn_qkv"] = weights.pop("attn_q")
+        of_qkv = biases & {"attn_q", "attn_k", "attn_v"}
+        if of_qkv and len(of_qkv) < 3:
+            r.fail(r.node("biases"), "with fused_qkv, attn_q, attn_k and attn_v have one bias: name all three or none")
+        elif of_qkv:
+            biases = biases - of_qkv | {"attn_qkv"}
+    if len(report.diagnostics) > before or id(model) in report.wrong:
+        return None
+    return Hyperparameters(
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        n_ff=n_ff,
+        n_vocab=r.value("vocab_size"),
+        head=head or 0,
+        eps=float(r.value("layer_norm_rms_epsilon")),
+        rope=rope,
+        freq_factors=bool(r.value("rope", "freq_factors", default=False)),
+        weights=weights,
+        biases=biases,
+        fused_qkv=fused,
+        n_ctx=pad(n_ctx),
+        n_tokens=n_tokens,
+        n_outputs=n_outputs,
+        n_kv=n_kv,
+        type_k=r.value("type_k", default="f16"),
+        type_v=r.value("type_v", default="f16"),
+        flash_attn=flash,
+    )
+
+
+def _head_size(r: _Reader, n_embd: int | None, n_head: int | None) -> int | None:
+    given: int | None = r.value("key_length")
+    if given or not n_embd or not n_head or r.node("key_length"):
+        return given
+    if n_embd % n_head:
+        r.fail(
+            r.node("head_count"),
+            f"head_count divides embedding_length, and {n_head} does not divide {n_embd}",
+            "give the size of a head as key_length when it is not embedding_length / head_count",
+        )
+        return None
+    return n_embd // n_head
+
+
+def _weights(r: _Reader, n_embd: int | None, n_ff: int | None, n_embd_q: int | None) -> dict[str, tuple[str, ...]]:
+    """Returns the types of every weight; a row must hold whole blocks."""
+    rows = {name: n_embd for name in _WEIGHTS} | {"ffn_down": n_ff, "attn_output": n_embd_q}
+    one = r.node("weights")
+    table = one is not None and one.kind == "map"
+    general = r.nodes("weights", "default") if table else r.nodes("weights")
+    found: dict[str, tuple[str, ...]] = {}
+    reported: set[int] = set()
+    for name in _WEIGHTS:
+        nodes = (r.nodes("weights", name) if table else []) or general
+        if not nodes and name == "output" and table:
+            nodes = r.nodes("weights", "token_embd")  # tied embeddings
+        found[name] = tuple(str(node.value) for node in nodes) or ("f16",)
+        for node in nodes:
+            t = TYPES.get(str(node.value))
+            row = rows[name]
+            if t is None or id(node) in reported:
+                continue
+            if t.name in ("i8", "i16", "i32", "i64", "f64", "q8_1", "q8_K"):
+                reported.add(id(node))
+                r.fail(node, f"{t.name} is no type of weights")
+            elif row and row % t.block:
+                reported.add(id(node))
+                r.fail(node, f"a row of {name} has {row} values, which {t.name}'s blocks of {t.block} don't divide")
+    return found
+
+
+def _check_cache(r: _Reader, flash: tuple[bool, ...], head: int | None, n_head_kv: int | None) -> None:
+    for key in ("type_k", "type_v"):
+        node = r.node(key)
+        if node is None:
+            continue
+        if node.value not in _CACHE_TYPES:
+            r.fail(node, f"llama.cpp keeps no cache of {node.value}", f"{key} is one of {', '.join(_CACHE_TYPES)}")
+            continue
+        t = TYPES[str(node.value)]
+        if head and n_head_kv and head % t.block:
+            r.fail(node, f"a head has {head} values, which {t.name}'s blocks of {t.block} don't divide")
+        elif key == "type_v" and t.quantized and False in flash:
+            r.fail(
+                node,
+                f"a V cache of {t.name} needs flash attention, and flash_attn is {r.value('flash_attn', default='both')}",
+                "set flash_attn: on, or take f16 for type_v",
+            )
+
+
+def _lengths(r: _Reader, n_ctx: int | None) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...]]:
+    """Returns n_tokens, n_outputs and n_kv."""
+    tokens = r.nodes("n_tokens")
+    for node in tokens:
+        if n_ctx and node.value > pad(n_ctx):
+            r.fail(node, f"n_tokens is at most n_ctx, {pad(n_ctx)}, not {node.value}")
+    n_tokens = tuple(int(node.value) for node in tokens)
+    outputs = r.nodes("n_outputs")
+    for node in outputs:
+        if n_tokens and node.value > max(n_tokens):
+            r.fail(node, f"no more outputs than tokens: at most {max(n_tokens)}, not {node.value}")
+    lengths = r.nodes("n_kv")
+    for node in lengths:
+        if node.value % N_KV_UNIT:
+            r.fail(node, f"llama.cpp reads the cache in multiples of {N_KV_UNIT}: {pad(node.value)}, not {node.value}")
+        elif n_ctx and node.value > pad(n_ctx):
+            r.fail(node, f"n_kv is at most n_ctx, {pad(n_ctx)}, not {node.value}")
+        elif n_tokens and node.value < min(pad(min(n_tokens)), pad(n_ctx or node.value)):
+            r.fail(node, f"n_kv of {node.value} can't occur: every graph has at least {min(n_tokens)} tokens")
+    n_kv = tuple(int(node.value) for node in lengths)
+    if not lengths and n_ctx:
+        n_kv = tuple(range(N_KV_UNIT, pad(n_ctx) + 1, N_KV_UNIT))
+    return n_tokens, tuple(int(node.value) for node in outputs) or None, n_kv
+
+
+def _rope(r: _Reader, head: int | None) -> dict[str, ParamValue]:
+    """Returns ROPE's parameters as llama_context computes them, in binary32 at every step."""
+    scaling = r.value("rope", "scaling", "type", default="linear")
+    factor = _f32_round(r.value("rope", "scaling", "factor", default=1.0))
+    freq_scale = 1.0 if scaling == "none" or factor == 0.0 else _f32_round(1.0 / factor)
+    ext = float(r.value("rope", "scaling", "ext_factor", default=1.0 if scaling == "yarn" else 0.0))
+    attn = 1.0
+    if ext != 0.0 and freq_scale > 0.0:
+        inverse = _f32_round(1.0 / freq_scale)
+        tenth = _f32_round(0.1)
+        term = _f32_round(_f32_round(tenth * _f32_round(math.log(inverse))) + 1.0)
+        attn = 1.0 if inverse <= 1.0 else term
+        # The ROPE op multiplies by this term itself, so it is divided out here.
+        attn = _f32_round(attn * _f32_round(1.0 / term))
+    attn = _f32_round(attn * _f32_round(r.value("rope", "scaling", "attn_factor", default=1.0)))
+    return {
+        "n_dims": head or 0,
+        "mode": 0,
+        "n_ctx_orig": r.value(
+            "rope", "scaling", "original_context_length", default=r.value("context_length", default=0)
+        ),
+        "freq_base": float(r.value("rope", "freq_base", default=10000.0)),
+        "freq_scale": freq_scale,
+        "ext_factor": ext,
+        "attn_factor": attn,
+        "beta_fast": float(r.value("rope", "scaling", "beta_fast", default=32.0)),
+        "beta_slow": float(r.value("rope", "scaling", "beta_slow", default=1.0)),
+    }

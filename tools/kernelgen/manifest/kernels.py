@@ -1,0 +1,426 @@
+"""From an entry of a manifest's `kernels:` to kernel specs: batches multiplied out, everything checked that ggml would assert."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kernelgen.errors import did_you_mean
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml import shapes
+from kernelgen.ggml import types as ggml_types
+from kernelgen.ggml.ops import Op, Param, ParamValue
+from kernelgen.library import Library, Registration
+from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.schema import Report, describe
+from kernelgen.manifest.template import Template, TemplateError, Value
+from kernelgen.plan import Kernel, KernelSpec, TensorDesc
+
+MAX_KERNELS = 100_000
+"""Kernels that one entry may stand for."""
+
+_WORD = re.compile(r"word([0-9]{1,2})")
+
+
+class Emitters:
+    """What some libraries compute: the first library that has an op wins."""
+
+    def __init__(self, libraries: Sequence[Library]) -> None:
+        self.by_op: dict[str, tuple[str, Registration]] = {}
+        for library in libraries:
+            for name, registration in library.scan().items():
+                self.by_op.setdefault(name, (library.name, registration))
+        self._ops: dict[str, Op | None] = {}
+
+    def op(self, name: str) -> Op | None:
+        """Returns the definition of a ggml op, or of a custom op that a library has; None when there is no such op."""
+        if name not in self._ops:
+            self._ops[name] = self._define(name)
+        return self._ops[name]
+
+    def _define(self, name: str) -> Op | None:
+        if name in ggml_ops.OPS:
+            return ggml_ops.OPS[name]
+        found = self.by_op.get(name)
+        try:
+            known = ggml_ops.op(name)
+        except KeyError:
+            if found is None:
+                return None
+            r = found[1]
+            params = tuple(Param(p.name, i, p.kind, p.default) for i, p in enumerate(r.params))
+            return Op(name, name, r.inputs, r.required, params)
+        if found is None:
+            return known
+        return Op(name, known.enum, found[1].inputs, found[1].required, variant=known.variant)
+
+    def kernel(self, spec: KernelSpec) -> Kernel:
+        """Returns the kernel that computes `spec`, whose op has an emitter."""
+        library, registration = self.by_op[spec.op]
+        return Kernel(spec, registration.module, library)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A kernel that an entry gave a name to, and where."""
+
+    name: str
+    spec: KernelSpec
+    node: Node
+
+
+def expand(entry: Node, emitters: Emitters, report: Report) -> tuple[list[Kernel], list[Named]]:
+    """Returns the kernels of one entry; mistakes go to `report`, and an entry with one gives no kernel.
+
+    Args:
+        entry: a map that the schema was checked against; nodes in `report.wrong` are not looked at.
+    """
+    return _Entry(entry, emitters, report).expand()
+
+
+class _Entry:
+    def __init__(self, entry: Node, emitters: Emitters, report: Report) -> None:
+        self.entry = entry
+        self.emitters = emitters
+        self.report = report
+        self.good = id(entry) not in report.wrong
+        self.op: Op | None = None
+        self.variables: dict[str, list[Value]] = {}
+        self.used: set[str] = set()
+        self.templates: dict[int, Template] = {}
+        self.combination = ""
+
+    def fail(self, node: Node, message: str, hint: str | None = None) -> None:
+        """Notes a mistake; the first at a place counts, since other combinations of a batch would repeat it."""
+        self.good = False
+        if id(node) not in self.report.wrong:
+            self.report.fail(node, message + self.combination, hint)
+
+    def usable(self, node: Node | None) -> bool:
+        return node is not None and id(node) not in self.report.wrong
+
+    def expand(self) -> tuple[list[Kernel], list[Named]]:
+        entry = self.entry
+        if entry.kind != "map":
+            return [], []
+        self._read_op()
+        batch = entry.get("batch")
+        if batch is not None and self._batch_is_good(batch):
+            self._read_batch(batch)
+        elif batch is not None:
+            self.good = False
+        self._read_templates()
+        if batch is not None and self.usable(batch):
+            for name, item in batch.value.items():
+                if name not in self.used:
+                    self.fail(
+                        item.key,
+                        f"variable '{short(name)}' is not used",
+                        f"write ${{{short(name)}}} in a shape or parameter, or remove it",
+                    )
+        if self.op is not None:
+            self._check_counts(self.op)
+        kernels: list[Kernel] = []
+        named: list[Named] = []
+        if self.op is None:
+            for values in self._combinations():
+                self._tensors(values)  # to report what is wrong with them
+                break
+            return kernels, named
+        for values in self._combinations():
+            spec = self._spec(self.op, values)
+            if spec is None:
+                continue
+            kernels.append(self.emitters.kernel(spec))
+            name = entry.get("name")
+            if name is not None and self.usable(name):
+                named.append(Named(str(self._fill(name, values)), spec, name))
+        return (kernels, named) if self.good else ([], [])
+
+    def _batch_is_good(self, batch: Node) -> bool:
+        return self.usable(batch)
+
+    def _read_op(self) -> None:
+        node = self.entry.get("op")
+        if node is None or not self.usable(node):
+            return
+        name = node.text
+        self.op = self.emitters.op(name)
+        if self.op is None:
+            known = sorted({*ggml_ops.OPS, *self.emitters.by_op})
+            self.fail(node, f"unknown op '{short(name)}'{did_you_mean(name, known, ggml_ops.ALIASES)}")
+        elif name not in self.emitters.by_op:
+            self.op = None
+            self.fail(
+                node,
+                f"no emitter for op '{name}'",
+                "kernels can be built for these ops: " + ", ".join(sorted(self.emitters.by_op)),
+            )
+
+    def _read_batch(self, batch: Node) -> None:
+        total = 1
+        for name, item in batch.value.items():
+            self.variables[name] = [value.value for value in item.node.value]
+            total *= len(self.variables[name])
+        if total > MAX_KERNELS:
+            self.fail(batch, f"the batch has {total} combinations, more than {MAX_KERNELS}")
+            self.variables = {}
+
+    def _texts(self) -> Iterator[Node]:
+        entry = self.entry
+        for key in ("output", "name"):
+            node = entry.get(key)
+            if node is not None:
+                yield node
+        inputs = entry.get("inputs")
+        if inputs is not None and inputs.kind == "seq":
+            yield from inputs.value
+        params = entry.get("params")
+        if params is not None and params.kind == "map":
+            for item in params.value.values():
+                yield item.node
+
+    def _read_templates(self) -> None:
+        batch = self.entry.get("batch")
+        for node in self._texts():
+            if node.kind != "scalar" or not isinstance(node.value, str) or "${" not in node.value:
+                continue
+            try:
+                template = Template(node.value)
+            except TemplateError as error:
+                self.fail(node, f"{error}: '{short(node.text)}'", error.hint)
+                continue
+            self.used.update(template.names)
+            unknown = [name for name in template.names if name not in self.variables]
+            if unknown and (batch is None or self.usable(batch)):
+                near = did_you_mean(unknown[0], self.variables)
+                self.fail(
+                    node,
+                    f"unknown variable '{unknown[0]}'{near}",
+                    f"variables of a kernel are listed under 'batch', as in batch: {{{unknown[0]}: [1, 512]}}",
+                )
+            elif unknown:
+                self.report.wrong.add(id(node))
+            else:
+                self.templates[id(node)] = template
+
+    def _combinations(self) -> Iterator[Mapping[str, Value]]:
+        if not self.variables:
+            yield {}
+            return
+        names = list(self.variables)
+        for combination in itertools.product(*self.variables.values()):
+            values = dict(zip(names, combination, strict=True))
+            self.combination = " (with " + ", ".join(f"{k} = {v}" for k, v in values.items()) + ")"
+            yield values
+        self.combination = ""
+
+    def _fill(self, node: Node, values: Mapping[str, Value]) -> Value | None:
+        """Returns the node's text with its variables filled in; None when that fails."""
+        template = self.templates.get(id(node))
+        if template is None:
+            value: Value = node.value
+            return value
+        try:
+            return template.fill(values)
+        except TemplateError as error:
+            self.fail(node, str(error), error.hint)
+            return None
+
+    def _check_counts(self, op: Op) -> None:
+        inputs = self.entry.get("inputs")
+        names = op.inputs
+        if inputs is not None and inputs.kind == "seq" and (self.usable(inputs) or inputs.value):
+            count = len(inputs.value)
+            if count < op.required:
+                wanted = f"{op.required}" if op.required == len(names) else f"{op.required} to {len(names)}"
+                self.fail(inputs, f"{op.name} has {wanted} inputs ({', '.join(names)}), not {count}")
+            elif count > len(names):
+                self.fail(
+                    inputs.value[len(names)],
+                    f"{op.name} has at most {len(names)} {'input' if len(names) == 1 else 'inputs'} ({', '.join(names)}), not {count}",
+                )
+            else:
+                taken = len(self.emitters.by_op[op.name][1].inputs)
+                if any(item.value is not None for item in inputs.value[taken:]):
+                    self.fail(inputs.value[taken], f"the emitter of {op.name} takes no '{names[taken]}'")
+                for i, item in enumerate(inputs.value[: op.required]):
+                    if item.kind == "scalar" and item.value is None:
+                        self.fail(item, f"input {i} of {op.name}, {names[i]}, can't be absent")
+        params = self.entry.get("params")
+        given = params.value if params is not None and params.kind == "map" else {}
+        required = [p.name for p in op.params if p.default is None and p.name not in given]
+        for name, item in given.items():
+            if name in op.by_name or self._free_word(op, name):
+                continue
+            near = did_you_mean(name, [p for p in op.by_name if p not in given])
+            if near and near.split("'")[1] in required:
+                required.remove(near.split("'")[1])
+            takes = f"it has {', '.join(op.by_name)}" if op.params else "it has none"
+            self.fail(item.key, f"op '{op.name}' has no parameter '{short(name)}'{near}", takes)
+        for name in required:
+            self.fail(params or self.entry, f"op '{op.name}' needs the parameter '{name}'")
+
+    def _free_word(self, op: Op, name: str) -> bool:
+        """Whether `name` is `word<N>` for a word of op_params that has no name."""
+        match = _WORD.fullmatch(name)
+        if not match or op.name not in (*ggml_ops.ENUM, *ggml_ops.UNARY, *ggml_ops.GLU):
+            return False
+        word = int(match.group(1))
+        taken = {p.word for p in op.params} | ({0} if op.variant is not None else set())
+        return word < ggml_ops.N_WORDS and word not in taken and name == f"word{word}"
+
+    def _tensors(self, values: Mapping[str, Value]) -> tuple[list[TensorDesc | None], TensorDesc | None]:
+        inputs = self.entry.get("inputs")
+        found: list[TensorDesc | None] = []
+        if inputs is not None and inputs.kind == "seq":
+            for item in inputs.value:
+                found.append(self._tensor(item, values))
+        output = self.entry.get("output")
+        return found, None if output is None else self._tensor(output, values)
+
+    def _tensor(self, node: Node, values: Mapping[str, Value]) -> TensorDesc | None:
+        if node.kind != "scalar" or node.value is None or id(node) in self.report.wrong:
+            return None
+        text = self._fill(node, values)
+        if text is None:
+            return None
+        try:
+            return _parse_tensor(str(text))
+        except ValueError as error:
+            message, hint = explain_tensor(str(text), str(error))
+            self.fail(node, message, hint)
+            return None
+
+    def _spec(self, op: Op, values: Mapping[str, Value]) -> KernelSpec | None:
+        inputs, output = self._tensors(values)
+        params = self._params(op, values)
+        alias = self._alias(op, inputs, output)
+        if not self.good or output is None:
+            return None
+        full = op.with_defaults(params)
+        nodes = self.entry.get("inputs")
+        assert nodes is not None
+        for problem in shapes.check(op.name, inputs, output, full, op.alias if alias is None else alias):
+            if problem.part == "inputs":
+                assert isinstance(problem.which, int)
+                where = nodes.value[problem.which]
+            elif problem.part == "output":
+                where = self._need("output")
+            else:
+                given = self.entry.get("params")
+                where = (given.get(str(problem.which)) if given else None) or given or self.entry
+            self.fail(where, problem.message)
+        if not self.good:
+            return None
+        return KernelSpec.make(op.name, inputs, output, full, alias)
+
+    def _need(self, key: str) -> Node:
+        node = self.entry.get(key)
+        assert node is not None
+        return node
+
+    def _alias(self, op: Op, inputs: Sequence[TensorDesc | None], output: TensorDesc | None) -> int | None:
+        node = self.entry.get("alias")
+        if node is None or not self.usable(node):
+            return None
+        index = int(node.value)
+        if op.alias is not None and index != op.alias:
+            self.fail(node, f"{op.name} writes its result to input {op.alias}, {op.inputs[op.alias]}, not {index}")
+        elif index >= len(inputs):
+            self.fail(node, f"there is no input {index}: they are counted from 0 to {len(inputs) - 1}")
+        elif self.good and output is not None:
+            shared = inputs[index]
+            if shared is None:
+                self.fail(node, f"input {index} is absent")
+            elif shared.storage_bytes != output.storage_bytes:
+                self.fail(
+                    node,
+                    f"the result has {output.storage_bytes} bytes and input {index} {shared.storage_bytes}: they can't share memory",
+                )
+        return index
+
+    def _params(self, op: Op, values: Mapping[str, Value]) -> dict[str, ParamValue]:
+        node = self.entry.get("params")
+        found: dict[str, ParamValue] = {}
+        if node is None or node.kind != "map":
+            return found
+        for name, item in node.value.items():
+            if not self.usable(item.node) or not self.usable(item.key):
+                continue
+            param = op.by_name.get(name) or Param(name, 0)
+            value = self._fill(item.node, values)
+            if value is None:
+                continue
+            message = check_param(param, value, item.node)
+            if message:
+                self.fail(item.node, f"{op.name}'s {message}")
+            else:
+                found[name] = value  # type: ignore[assignment]
+        return found
+
+
+def check_param(param: Param, value: object, node: Node) -> str | None:
+    """Returns what is wrong with a parameter's value, or None."""
+    name = param.name
+    shown = short(node.text) if "${" not in node.text else f"{value}"
+    if param.kind is bool:
+        return None if isinstance(value, bool) else f"{name}: expected true or false, not '{shown}'"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"{name}: expected {'an integer' if param.kind is int else 'a number'}, not '{shown}'"
+    if param.kind is int:
+        if not isinstance(value, int):
+            return f"{name}: expected an integer, not '{shown}'"
+        if not -(2**31) <= value < 2**31:
+            return f"{name}: {value} does not fit 32 bits"
+    else:
+        if value != value:
+            return f"{name}: expected a number, not '{shown}'"
+        try:
+            if not math.isinf(value):
+                ggml_ops.f32_bits(float(value))
+        except OverflowError:
+            return f"{name}: {shown} is beyond the range of a 32-bit float"
+    if param.choices is not None and value not in param.choices:
+        return f"{name}: expected one of {', '.join(map(str, param.choices))}, not {shown}"
+    if param.minimum is not None and value < param.minimum:
+        return f"{name}: expected at least {param.minimum:g}, not {shown}"
+    if param.maximum is not None and value > param.maximum:
+        return f"{name}: expected at most {param.maximum:g}, not {shown}"
+    return None
+
+
+@functools.lru_cache(maxsize=65536)
+def _parse_tensor(text: str) -> TensorDesc:
+    return TensorDesc.parse(text)
+
+
+_LOOSE = re.compile(r"\s*\(([^()]*)\)\s*/\s*([^/\s()]+)\s*(?:/\s*\(([^()]*)\)\s*)?")
+
+
+def explain_tensor(text: str, reason: str) -> tuple[str, str | None]:
+    """Returns what is wrong with a tensor's text, and how to mend it; `reason` is what `TensorDesc.parse` says."""
+    shown = short(text)
+    match = _LOOSE.fullmatch(text)
+    if not match:
+        return f"'{shown}' is no tensor: expected (ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]", None
+    ne, dtype, nb = match.groups()
+    for what, figures in (("dimensions", ne), ("strides", nb)):
+        if figures is None:
+            continue
+        parts = [part.strip() for part in figures.split(",")]
+        bad = next((p for p in parts if not re.fullmatch(r"-?[0-9]{1,19}", p, re.ASCII)), None)
+        if bad is not None:
+            return f"'{short(bad)}' is no integer in '{shown}'", None
+        if len(parts) != 4:
+            filled = ",".join([*parts, "1", "1", "1", "1"][:4])
+            hint = f"write ({filled})/{short(dtype)}" if what == "dimensions" and len(parts) < 4 else None
+            return f"a tensor has four {what}, not {len(parts)}: '{shown}'", hint
+    if dtype not in ggml_types.TYPES:
+        near = did_you_mean(dtype, ggml_types.TYPES, ggml_types.ALIASES)
+        return f"unknown dtype '{short(dtype)}'{near}", "dtypes are " + ", ".join(ggml_types.TYPES)
+    return f"{reason}: '{shown}'", None

@@ -1,0 +1,112 @@
+"""Reads manifests: from files to what they ask for, or to every mistake in them with file, line and column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.library import Library
+from kernelgen.manifest import document, kernels, schema, settings
+from kernelgen.manifest.document import Node
+from kernelgen.manifest.families import FAMILIES
+from kernelgen.manifest.schema import Report
+from kernelgen.plan import Kernel, KernelSpec, Request
+
+
+def load(paths: Sequence[str | Path], *, libraries: Sequence[Library]) -> list[Request]:
+    """Returns what manifests ask for, one request per manifest in the order given.
+
+    Args:
+        paths: YAML files; messages name them as they are given here.
+        libraries: where emitters are looked for; the first that has an op wins.
+
+    Raises:
+        KernelgenError: with every mistake of every file.
+    """
+    emitters = kernels.Emitters(libraries)
+    problems: list[Diagnostic] = []
+    requests: dict[str, Request] = {}
+    names: dict[str, Node] = {}
+    for path in paths:
+        root, found = _parse(path)
+        problems += found
+        if root is None:
+            continue
+        report = schema.check(root)
+        request = _request(root, emitters, report)
+        name = root.get("name")
+        if name is not None and id(name) not in report.wrong and request is not None:
+            first = requests.setdefault(request.name, request)
+            if first != request:
+                report.fail(
+                    name, f"manifest '{request.name}' is already defined, with other content", _at(names[request.name])
+                )
+            names.setdefault(request.name, name)
+        problems += report.diagnostics
+    if problems:
+        # A value that aliases share is checked wherever it is used; its mistakes are one.
+        raise KernelgenError(dict.fromkeys(problems))
+    return list(requests.values())
+
+
+def _parse(path: str | Path) -> tuple[Node | None, list[Diagnostic]]:
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        return None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")]
+    return document.parse(data, str(path))
+
+
+def _at(node: Node) -> str:
+    return f"the first is at {node.location}"
+
+
+def _request(root: Node, emitters: kernels.Emitters, report: Report) -> Request | None:
+    """Returns what one manifest asks for; None when it has a mistake."""
+    if root.kind != "map":
+        return None
+    config = settings.read(root, report)
+    found = [*_entries(root, emitters, report), *_model(root, emitters, report)]
+    if not {"kernels", "model"} & root.value.keys():
+        near = [key for key in root.value if key.startswith(("kernel", "model"))]
+        if not near:  # a misspelt key is reported as such
+            report.fail(root, "the manifest names no kernel", "give kernels: or model:")
+    name = root.get("name")
+    if report.diagnostics or name is None:
+        return None if name is None or id(name) in report.wrong else None
+    return Request(str(name.value), tuple(found), config.configs, config.memory_mb, config.cpus)
+
+
+def _entries(root: Node, emitters: kernels.Emitters, report: Report) -> list[Kernel]:
+    node = root.get("kernels")
+    if node is None or node.kind != "seq":
+        return []
+    found: list[Kernel] = []
+    named: dict[str, kernels.Named] = {}
+    for entry in node.value:
+        expanded, names = kernels.expand(entry, emitters, report)
+        found += expanded
+        for item in names:
+            first = named.setdefault(item.name, item)
+            if first.spec != item.spec and id(item.node) not in report.wrong:
+                report.fail(
+                    item.node,
+                    f"kernel '{document.short(item.name)}' is already defined, with other content",
+                    _at(first.node),
+                )
+    return found
+
+
+def _model(root: Node, emitters: kernels.Emitters, report: Report) -> list[Kernel]:
+    node = root.get("model")
+    if node is None or node.kind != "map":
+        return []
+    family = node.get("family")
+    if family is None or id(family) in report.wrong:
+        return []
+    specs: list[KernelSpec] = FAMILIES[family.value](node, report)
+    missing = sorted({spec.op for spec in specs} - emitters.by_op.keys())
+    for op in missing:
+        report.fail(family, f"no emitter for op '{op}', which family {family.value} needs")
+    return [] if missing else [emitters.kernel(spec) for spec in specs]

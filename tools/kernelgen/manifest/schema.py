@@ -1,0 +1,368 @@
+"""Checks a document against the published JSON Schema, and says what is wrong in words and at the right line.
+
+The schema file is the only description of a manifest's form; this module interprets the part of JSON Schema (draft 7) that the
+file uses, since general validators know nothing of lines, report one mistake several times, and cost more to import than a plan
+takes. A test holds it against a general validator.
+
+Differences that are meant: of `anyOf` and `oneOf` the one branch that the value's type (or its `const` key) calls for is reported
+on; a value that an enclosing mistake makes meaningless is not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kernelgen.errors import Diagnostic, did_you_mean, nearest
+from kernelgen.ggml import types as ggml_types
+from kernelgen.manifest.document import Node, short
+
+PATH = Path(__file__).with_name("manifest.schema.json")
+"""The schema, as it is published."""
+
+_ALIASES: Mapping[str, Mapping[str, str]] = {"#/$defs/type": ggml_types.ALIASES}
+
+_ANNOTATIONS = frozenset(
+    {"$schema", "$id", "$defs", "title", "description", "default", "examples", "patternErrorMessage"}
+)
+
+
+class Report:
+    """What a check found.
+
+    Attributes:
+        diagnostics: the mistakes.
+        wrong: `id()` of every node that is wrong in itself or in a part.
+    """
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+        self.wrong: set[int] = set()
+
+    def fail(self, node: Node, message: str, hint: str | None = None) -> bool:
+        """Notes a mistake at `node`; returns False."""
+        self.wrong.add(id(node))
+        self.diagnostics.append(Diagnostic(message, node.location, hint))
+        return False
+
+
+Check = Callable[[Node, str, Report], bool]
+"""Takes a node, what to call it, and where to write mistakes; returns whether it is right."""
+
+
+@functools.cache
+def load() -> dict[str, Any]:
+    """Returns the schema."""
+    value: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
+    return value
+
+
+def check(root: Node) -> Report:
+    """Returns what is wrong with a document."""
+    report = Report()
+    _compiled().root(root, "the manifest", report)
+    return report
+
+
+@functools.cache
+def _compiled() -> _Compiler:
+    return _Compiler(load())
+
+
+def _kind(node: Node) -> str:
+    """The JSON type of a node."""
+    if node.kind == "map":
+        return "object"
+    if node.kind == "seq":
+        return "array"
+    value = node.value
+    if value is None:
+        return "null"
+    if value is True or value is False:
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    return "number" if isinstance(value, float) else "string"
+
+
+_NAMES = {
+    "object": "a mapping",
+    "array": "a list",
+    "null": "null",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "number": "a number",
+    "string": "text",
+}
+
+
+def describe(node: Node) -> str:
+    """Returns what a node is, for "not …" in a message."""
+    if node.kind == "map":
+        return "a mapping"
+    if node.kind == "seq":
+        return "a list"
+    if node.value is None:
+        return "nothing" if node.text in ("", "~") else "null"
+    return f"'{short(node.text)}'"
+
+
+class _Compiler:
+    """Turns schemas into functions once, so that checking ten thousand kernels is cheap."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.schema = schema
+        self.done: dict[str, Check] = {}
+        self.root = self.compile(schema, "")
+
+    def compile(self, schema: dict[str, Any], ref: str) -> Check:
+        if "$ref" in schema:
+            return self.reference(schema["$ref"])
+        unknown = schema.keys() - _ANNOTATIONS - _KEYWORDS
+        if unknown:
+            raise NotImplementedError(f"JSON Schema keywords {sorted(unknown)}")
+        checks: list[Check] = []
+        branches = schema.get("anyOf") or schema.get("oneOf")
+        if branches:
+            checks.append(self.branches(branches))
+        kind = schema.get("type")
+        if kind:
+            checks.append(self.of_type(kind, schema))
+        if "const" in schema or "enum" in schema:
+            checks.append(self.one_of(schema.get("enum") or [schema["const"]], _ALIASES.get(ref)))
+        if kind in ("integer", "number"):
+            checks.append(self.bounds(schema))
+        if "pattern" in schema:
+            checks.append(self.pattern(schema))
+        if kind == "object":
+            checks.append(self.object(schema))
+        if kind == "array":
+            checks.append(self.array(schema))
+        if len(checks) == 1:
+            return checks[0]
+
+        def all_of(node: Node, label: str, report: Report) -> bool:
+            return all(step(node, label, report) for step in checks)
+
+        return all_of
+
+    def reference(self, ref: str) -> Check:
+        if ref not in self.done:
+            schema = self.schema
+            for part in ref.removeprefix("#/").split("/"):
+                schema = schema[part]
+            self.done[ref] = self.compile(schema, ref)
+        return self.done[ref]
+
+    def resolve(self, schema: dict[str, Any]) -> dict[str, Any]:
+        while "$ref" in schema:
+            target = self.schema
+            for part in schema["$ref"].removeprefix("#/").split("/"):
+                target = target[part]
+            schema = target
+        return schema
+
+    def of_type(self, kind: str, schema: dict[str, Any]) -> Check:
+        accepted = {kind, "integer"} if kind == "number" else {kind}
+        name = schema.get("patternErrorMessage") or _NAMES[kind]
+        if "enum" in schema:
+            name = _choices(schema["enum"])
+
+        def check(node: Node, label: str, report: Report) -> bool:
+            if _kind(node) in accepted:
+                return True
+            hint = None
+            if kind == "string" and node.kind == "scalar" and node.value is not None and "enum" not in schema:
+                hint = f"write it in quotes: '{short(node.text)}'" if "pattern" not in schema else None
+            return report.fail(node, f"{label}: expected {name}, not {describe(node)}", hint)
+
+        return check
+
+    def one_of(self, values: list[Any], aliases: Mapping[str, str] | None) -> Check:
+        known = set(values)
+        names = [v for v in values if isinstance(v, str)]
+
+        def check(node: Node, label: str, report: Report) -> bool:
+            if node.kind == "scalar" and node.value in known and not isinstance(node.value, bool):
+                return True
+            if names and isinstance(node.value, str):
+                near = did_you_mean(node.text, names, dict(aliases) if aliases else None)
+                message = f"{label}: unknown value '{short(node.text)}'{near}"
+                return report.fail(node, message, f"expected {_choices(values)}")
+            return report.fail(node, f"{label}: expected {_choices(values)}, not {describe(node)}")
+
+        return check
+
+    def bounds(self, schema: dict[str, Any]) -> Check:
+        low, high, above = schema.get("minimum"), schema.get("maximum"), schema.get("exclusiveMinimum")
+
+        def check(node: Node, label: str, report: Report) -> bool:
+            value = node.value
+            if value != value:
+                return report.fail(node, f"{label}: expected a number, not '{node.text}'")
+            if low is not None and value < low:
+                return report.fail(node, f"{label}: expected at least {low}, not {node.text}")
+            if above is not None and value <= above:
+                return report.fail(node, f"{label}: expected more than {above}, not {node.text}")
+            if high is not None and value > high:
+                return report.fail(node, f"{label}: expected at most {high}, not {node.text}")
+            return True
+
+        return check
+
+    def pattern(self, schema: dict[str, Any]) -> Check:
+        search = re.compile(schema["pattern"]).search
+        expected = schema["patternErrorMessage"]
+
+        def check(node: Node, label: str, report: Report) -> bool:
+            if search(node.value):
+                return True
+            return report.fail(node, f"{label}: expected {expected}, not '{short(node.text)}'")
+
+        return check
+
+    def branches(self, schemas: list[dict[str, Any]]) -> Check:
+        full = [self.resolve(s) for s in schemas]
+        compiled = [self.compile(s, "") for s in schemas]
+        keys = {
+            key
+            for s in full
+            for key, value in s.get("properties", {}).items()
+            if "const" in value and key in s.get("required", ())
+        }
+        if keys:
+            return self.by_key(keys.pop(), full, compiled)
+        table: dict[str, Check] = {}
+        for schema, check_branch in zip(full, compiled, strict=True):
+            for kind in (schema["type"], "integer") if schema["type"] == "number" else (schema["type"],):
+                table.setdefault(kind, check_branch)
+        expected = " or ".join(s.get("patternErrorMessage") or _NAMES[s["type"]] for s in full)
+
+        def check(node: Node, label: str, report: Report) -> bool:
+            branch = table.get(_kind(node))
+            if branch is None:
+                return report.fail(node, f"{label}: expected {expected}, not {describe(node)}")
+            return branch(node, label, report)
+
+        return check
+
+    def by_key(self, key: str, full: list[dict[str, Any]], compiled: list[Check]) -> Check:
+        table = {s["properties"][key]["const"]: c for s, c in zip(full, compiled, strict=True)}
+        is_map = self.of_type("object", {})
+        is_known = self.one_of(list(table), None)
+
+        def check(node: Node, label: str, report: Report) -> bool:
+            if not is_map(node, label, report):
+                return False
+            value = node.get(key)
+            if value is None:
+                return report.fail(node, f"{label}: key '{key}' is missing", f"expected {_choices(list(table))}")
+            if not is_known(value, key, report):
+                report.wrong.add(id(node))
+                return False
+            return table[value.value](node, label, report)
+
+        return check
+
+    def object(self, schema: dict[str, Any]) -> Check:
+        properties = {key: self.compile(value, "") for key, value in schema.get("properties", {}).items()}
+        others = schema.get("additionalProperties", {})
+        other: Check | None = None if others is False else self.compile(others, "") if others else _accept
+        required = tuple(schema.get("required", ()))
+        minimum = schema.get("minProperties", 0)
+        names = schema.get("propertyNames")
+        key_check = self.pattern(names) if names else None
+
+        def check(node: Node, label: str, report: Report) -> bool:
+            good = True
+            entries = node.value
+            unknown = []
+            for key, entry in entries.items():
+                step = properties.get(key, other)
+                if step is None:
+                    unknown.append(key)
+                    continue
+                if key_check is not None and entry.key.value is not None:
+                    good &= self.key_is(key_check, entry.key, label, report)
+                good &= step(entry.node, key, report)
+            missing = [key for key in required if key not in entries]
+            for key in unknown:
+                # A misspelt key stands for the one that would otherwise be reported as missing.
+                near = nearest(key, [k for k in properties if k not in entries])
+                if near in missing:
+                    missing.remove(near)
+                meant = f": did you mean '{near}'?" if near else ""
+                good = report.fail(
+                    entries[key].key, f"unknown key '{short(key)}'{meant}", f"keys here are {_choices(properties)}"
+                )
+            for key in missing:
+                good = report.fail(node, f"{label}: key '{key}' is missing", _about(schema, key))
+            if len(entries) < minimum:
+                good = report.fail(node, f"{label}: expected at least {minimum} entries, not {len(entries)}")
+            if not good:
+                report.wrong.add(id(node))
+            return good
+
+        return check
+
+    def key_is(self, step: Check, key: Node, label: str, report: Report) -> bool:
+        text = Node("scalar", key.text, key.text, key.file, _At(key))
+        return step(text, label, report)
+
+    def array(self, schema: dict[str, Any]) -> Check:
+        item_check = self.compile(schema["items"], "")
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        unique = schema.get("uniqueItems", False)
+
+        def check(node: Node, label: str, report: Report) -> bool:
+            good = True
+            items = node.value
+            for i, item in enumerate(items):
+                good &= item_check(item, f"{label}[{i}]", report)
+            if len(items) < low:
+                good = report.fail(node, f"{label}: expected at least {low} {'entry' if low == 1 else 'entries'}")
+            if high is not None and len(items) > high:
+                good = report.fail(node, f"{label}: expected at most {high} entries, not {len(items)}")
+            if unique and good:
+                seen: dict[Any, int] = {}
+                for i, item in enumerate(items):
+                    first = seen.setdefault((_kind(item) == "boolean", item.value), i)
+                    if first != i:
+                        good = report.fail(item, f"{label}[{i}]: '{short(item.text)}' is already in the list")
+            if not good:
+                report.wrong.add(id(node))
+            return good
+
+        return check
+
+
+class _At:
+    __slots__ = ("column", "line")
+
+    def __init__(self, node: Node) -> None:
+        self.line, self.column = node.line - 1, node.column - 1
+
+
+def _accept(node: Node, label: str, report: Report) -> bool:
+    return True
+
+
+def _choices(values: Any) -> str:
+    return ", ".join(str(v) for v in values)
+
+
+def _about(schema: dict[str, Any], key: str) -> str | None:
+    text = schema["properties"][key].get("description")
+    return f"{key}: {text}" if text else None
+
+
+_KEYWORDS = frozenset(
+    """
+    $ref type enum const anyOf oneOf pattern minimum maximum exclusiveMinimum properties additionalProperties required
+    propertyNames minProperties items minItems maxItems uniqueItems
+    """.split()
+)
