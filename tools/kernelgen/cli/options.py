@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from kernelgen.errors import KernelgenError, did_you_mean
+from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.library import Library, builtin_library
+from kernelgen.plan import Request
 from kernelgen.targets import TARGETS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,6 +83,25 @@ def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
             )
         found[root.name] = Library(root.name, root)
     return (*found.values(), builtin)
+
+
+def only_targets(requests: Sequence[Request], targets: Sequence[str]) -> list[Request]:
+    """Returns what manifests ask for on these targets; everything when none is named.
+
+    Raises:
+        KernelgenError: a manifest is not for one of them.
+    """
+    if not targets:
+        return list(requests)
+    wrong = [
+        Diagnostic(f"manifest '{r.name}' is for {', '.join(c.target for c in r.configs)}, not for {target}")
+        for r in requests
+        for target in targets
+        if target not in {c.target for c in r.configs}
+    ]
+    if wrong:
+        raise KernelgenError(wrong)
+    return [replace(r, configs=tuple(c for c in r.configs if c.target in targets)) for r in requests]
 
 
 def _check_targets(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,313 @@
+"""The order of a build: emit every kernel, compile what changed, as many at once as the machine has CPUs and memory for.
+
+Everything between the manifests and the bundles lives in one folder, `<output>/.kernelgen`:
+
+    hlo/<kernel>.hlo.pb     what was emitted last
+    neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else
+    logs/  tmp/             of the workers
+
+So a NEFF that is there is up to date by its name, whichever kernel, manifest or earlier build it was made for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from kernelgen import neff as neff_format
+from kernelgen.building.pool import Answer, Pool
+from kernelgen.errors import KernelgenError
+from kernelgen.library import Library, find
+from kernelgen.plan import CompileConfig, Kernel, Neff, Plan, canonical_json, spec_json
+
+STATE = ".kernelgen"
+"""The folder in the output folder that holds what is between manifests and bundles."""
+
+TIMEOUT_GRACE = 30.0
+"""Seconds that a step may take beyond its time limit before its worker is killed: the compiler's driver stops it first."""
+
+SIMULATOR_MEMORY_MB = 1024
+"""What one simulated compile is counted for at most; the figures in plans are neuronx-cc's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to build.
+
+    Attributes:
+        output: the output folder.
+        compiler: `neuronx-cc` or `simulator`, as resolved.
+        identity: the compiler's identity.
+        executable: the compiler's program, when it is one.
+        jobs: workers.
+        memory_mb: MiB that all compiles may need together.
+        timeout: seconds one step may take, or None.
+    """
+
+    output: Path
+    compiler: str
+    identity: str
+    executable: Path | None
+    jobs: int
+    memory_mb: int
+    timeout: float | None = None
+
+    @property
+    def state(self) -> Path:
+        return self.output / STATE
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One compile, with the emit before it, as a user sees it: how it went.
+
+    Attributes:
+        neff: which kernel, with which settings.
+        failure: why there is no NEFF, or None.
+        fresh: whether it was compiled now; else it was up to date, or shares its bytes with one that was.
+        seconds: how long the compile took.
+    """
+
+    neff: Neff
+    failure: str | None = None
+    fresh: bool = False
+    seconds: float = 0.0
+
+
+class Reporter(Protocol):
+    """Is told about a build while it runs."""
+
+    def step(self, step: Step) -> None:
+        """A kernel is done for one target, well or not."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a build did.
+
+    Attributes:
+        hlos: path of each kernel's HLO, by kernel id.
+        neffs: path of each NEFF, by `Neff.id`.
+        steps: how each went, in the order in which they ended.
+        emitted: how many kernels were emitted.
+    """
+
+    hlos: dict[str, Path] = field(default_factory=dict)
+    neffs: dict[str, Path] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    emitted: int = 0
+
+
+@contextlib.contextmanager
+def locked(settings: Settings) -> Iterator[None]:
+    """Holds the output folder against other builds; leftovers of one that was killed are removed.
+
+    Raises:
+        KernelgenError: another build is at work there.
+        OSError: the folder can't be written.
+    """
+    settings.state.mkdir(parents=True, exist_ok=True)
+    with (settings.state / "lock").open("w") as lock:
+        # The system drops the lock when its holder dies, so it can't go stale.
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise KernelgenError(f"{settings.output}: another build is at work there") from None
+        _tidy(settings)
+        try:
+            yield
+        finally:
+            _tidy(settings)
+
+
+def _tidy(settings: Settings) -> None:
+    shutil.rmtree(settings.state / "tmp", ignore_errors=True)
+    for folder in ("hlo", "neff"):
+        for leftover in (settings.state / folder).glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+
+def run(plan: Plan, libraries: Sequence[Library], settings: Settings, reporter: Reporter) -> Result:
+    """Emits and compiles everything in a plan; a kernel that fails does not stop the others.
+
+    Call it inside `locked`.
+    """
+    scratch = settings.state / "tmp"
+    for folder in (settings.state / "hlo", settings.state / "neff", scratch):
+        folder.mkdir(parents=True, exist_ok=True)
+    with Pool(settings.jobs, settings.state / "logs", {"TMPDIR": str(scratch.resolve())}) as pool:
+        return _Run(plan, libraries, settings, reporter, pool).run()
+
+
+def machine_memory_mb() -> int:
+    """Returns the memory that compiles may use together, in MiB: four fifths of the machine's or the container's."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(file).read_text()))
+    return min(limits) * 4 // 5 // 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Emit:
+    kernel: Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class _Compile:
+    neff: Neff
+    path: Path
+
+
+class _Run:
+    def __init__(
+        self, plan: Plan, libraries: Sequence[Library], settings: Settings, reporter: Reporter, pool: Pool
+    ) -> None:
+        self.libraries = libraries
+        self.settings = settings
+        self.reporter = reporter
+        self.pool = pool
+        self.result = Result()
+        self.configs: Mapping[str, CompileConfig] = {config.key: config for config in plan.configs}
+        self.neffs_of: dict[str, list[Neff]] = {kernel.spec.id: [] for kernel in plan.kernels}
+        for neff in plan.neffs:
+            self.neffs_of[neff.kernel].append(neff)
+        self.emits = deque(plan.kernels)
+        self.compiles: deque[_Compile] = deque()
+        self.waiting: dict[Path, list[Neff]] = {}  # by the NEFF's file: who else needs what is being compiled
+        self.memory = 0
+        self.cpus = 0
+        self.running = 0
+
+    def run(self) -> Result:
+        while True:
+            while self.pool.idle and self._start_one():
+                pass
+            answers = self.pool.wait()
+            if not answers:
+                return self.result
+            for answer in answers:
+                self.running -= 1
+                if isinstance(answer.task, _Emit):
+                    self._emitted(answer.task.kernel, answer)
+                else:
+                    self._compiled(answer.task, answer)
+
+    def _start_one(self) -> bool:
+        """Starts a compile that there is memory for, else an emit; False when nothing can start now."""
+        for compile_ in self.compiles:
+            memory, cpus = self._needs(compile_.neff)
+            fits = self.memory + memory <= self.settings.memory_mb and self.cpus + cpus <= self.settings.jobs
+            if fits or not self.running:  # what is too large for the machine runs alone
+                self.compiles.remove(compile_)
+                self.memory += memory
+                self.cpus += cpus
+                self.running += 1
+                self.pool.start(compile_, self._compile_arguments(compile_), self._limit())
+                return True
+        if self.emits:
+            kernel = self.emits.popleft()
+            self.running += 1
+            self.pool.start(_Emit(kernel), self._emit_arguments(kernel), self._limit())
+            return True
+        return False
+
+    def _limit(self) -> float | None:
+        return None if self.settings.timeout is None else self.settings.timeout + TIMEOUT_GRACE
+
+    def _needs(self, neff: Neff) -> tuple[int, int]:
+        if self.settings.compiler == "simulator":
+            return min(neff.memory_mb, SIMULATOR_MEMORY_MB), 1
+        return neff.memory_mb, neff.cpus
+
+    def _hlo(self, kernel: str) -> Path:
+        return self.settings.state / "hlo" / f"{kernel}.hlo.pb"
+
+    def _emit_arguments(self, kernel: Kernel) -> list[str]:
+        library, registration = find(kernel.spec.op, self.libraries)
+        return [
+            "emit",
+            f"--spec={spec_json(kernel.spec)}",
+            f"--library={library.name}",
+            f"--emitter={registration.file}",
+            f"--output={self._hlo(kernel.spec.id)}",
+        ]
+
+    def _compile_arguments(self, compile_: _Compile) -> list[str]:
+        s = self.settings
+        arguments = [
+            "compile",
+            f"--compiler={s.compiler}",
+            f"--config={canonical_json(self.configs[compile_.neff.config].to_json())}",
+            f"--kernel={compile_.neff.kernel}",
+            f"--hlo={self._hlo(compile_.neff.kernel)}",
+            f"--output={compile_.path}",
+        ]
+        if s.executable:
+            arguments += [
+                f"--executable={s.executable}",
+                f"--identity={s.identity}",
+                f"--memory-mb={compile_.neff.memory_mb}",
+            ]
+        if s.timeout is not None:
+            arguments.append(f"--timeout={s.timeout}")
+        return arguments
+
+    def _emitted(self, kernel: Kernel, answer: Answer) -> None:
+        neffs = self.neffs_of[kernel.spec.id]
+        if answer.exit_code:
+            for neff in neffs:
+                self._report(Step(neff, answer.output or f"emit failed with exit status {answer.exit_code}"))
+            return
+        path = self._hlo(kernel.spec.id)
+        self.result.emitted += 1
+        self.result.hlos[kernel.spec.id] = path
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        for neff in neffs:
+            target = self.settings.state / "neff" / f"{self._key(digest, self.configs[neff.config])}.neff"
+            if target in self.waiting:
+                self.waiting[target].append(neff)
+            elif _usable(target):
+                self._report(Step(neff), target)
+            else:
+                self.waiting[target] = []
+                self.compiles.append(_Compile(neff, target))
+
+    def _key(self, hlo_sha256: str, config: CompileConfig) -> str:
+        identity = canonical_json([hlo_sha256, self.settings.identity, config.flags()])
+        return hashlib.sha256(identity.encode()).hexdigest()[:40]
+
+    def _compiled(self, compile_: _Compile, answer: Answer) -> None:
+        memory, cpus = self._needs(compile_.neff)
+        self.memory -= memory
+        self.cpus -= cpus
+        others = self.waiting.pop(compile_.path)
+        failure = None
+        if answer.exit_code:
+            failure = answer.output or f"compile failed with exit status {answer.exit_code}"
+        self._report(Step(compile_.neff, failure, failure is None, answer.seconds), compile_.path)
+        for neff in others:
+            self._report(Step(neff, failure), compile_.path)
+
+    def _report(self, step: Step, path: Path | None = None) -> None:
+        self.result.steps.append(step)
+        if path is not None and step.failure is None:
+            self.result.neffs[step.neff.id] = path
+        self.reporter.step(step)
+
+
+def _usable(path: Path) -> bool:
+    """Whether a NEFF that is there is whole; one that a full disk or a stray hand has damaged is made again."""
+    try:
+        neff_format.read_header(path.read_bytes(), source=str(path))
+    except (OSError, KernelgenError):
+        return False
+    return True

@@ -1,0 +1,279 @@
+"""`kernelgen build`: the whole job, from manifests to bundles, without Bazel or CMake."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from kernelgen.cli import options
+from kernelgen.cli.emit import select
+from kernelgen.errors import EXIT_FAILED, EXIT_OK
+from kernelgen.library import Library
+from kernelgen.plan import Plan
+
+if TYPE_CHECKING:
+    from kernelgen.building.job import Result, Settings, Step
+
+FORMS = ("pack", "tree", "embed")
+
+
+@click.command(short_help="Do the whole job, from manifests to bundles.")
+@options.manifests_argument
+@options.target_option
+@click.option(
+    "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write to."
+)
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Kernels at once; the number of CPUs by default, and fewer where memory does not allow it.",
+)
+@options.kernels_option
+@options.compiler_option
+@click.option("--only", metavar="GLOB", help="Only kernels whose id or op matches; no bundles are written then.")
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    type=click.Choice(FORMS),
+    help="A form of bundle to write; pack and tree by default. May be given several times.",
+)
+@click.option(
+    "--memory",
+    "memory_mb",
+    type=click.IntRange(min=1),
+    metavar="MIB",
+    help="Memory that compiles may need together; four fifths of the machine's by default.",
+)
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit for one kernel.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print what would be built and stop.")
+def command(
+    manifests: tuple[Path, ...],
+    targets: tuple[str, ...],
+    output: Path,
+    jobs: int | None,
+    libraries: tuple[Library, ...],
+    compiler: str,
+    only: str | None,
+    forms: tuple[str, ...],
+    memory_mb: int | None,
+    timeout: float | None,
+    dry_run: bool,
+) -> int:
+    """Build every kernel of the manifests and write a bundle for each manifest and target.
+
+    In the output folder, NAME_TARGET.kernels.gguf is the pack and NAME_TARGET/ the tree. Kernels that are up to date from an
+    earlier build into the same folder are not compiled again. A kernel that fails does not stop the others; a bundle is only
+    written when all of its kernels are there.
+    """
+    from kernelgen import manifest
+
+    plan = Plan.merge(options.only_targets(manifest.load(manifests, libraries=libraries), targets))
+    whole, plan = plan, _only(plan, only)
+    if dry_run:
+        _print_plan(plan, whole, output)
+        return EXIT_OK
+
+    from kernelgen import compilers
+    from kernelgen.building import job
+
+    chosen = compilers.resolve(compiler)
+    settings = job.Settings(
+        output=output,
+        compiler=chosen.name,
+        identity=chosen.identity,
+        executable=getattr(chosen, "executable", None),
+        jobs=jobs or len(os.sched_getaffinity(0)),
+        memory_mb=memory_mb or job.machine_memory_mb(),
+        timeout=timeout,
+    )
+    begun = time.monotonic()
+    with _terminated_as_interrupt(), job.locked(settings):
+        with _reporter(len(plan.neffs)) as reporter:
+            reporter.say(f"compiler: {settings.identity}")
+            result = job.run(plan, libraries, settings, reporter)
+        failed = [step for step in result.steps if step.failure is not None]
+        written = _write_bundles(plan if only is None else None, result, settings, forms or ("pack", "tree"))
+    _summarize(whole, result, failed, written, only, time.monotonic() - begun)
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def _only(plan: Plan, only: str | None) -> Plan:
+    chosen = set(select([k.spec.id for k in plan.kernels], [k.spec.op for k in plan.kernels], only))
+    return replace(
+        plan,
+        kernels=tuple(k for k in plan.kernels if k.spec.id in chosen),
+        neffs=tuple(n for n in plan.neffs if n.kernel in chosen),
+    )
+
+
+def _print_plan(plan: Plan, whole: Plan, output: Path) -> None:
+    for kernel in plan.kernels:
+        configs = ", ".join(n.config for n in plan.neffs if n.kernel == kernel.spec.id)
+        click.echo(f"{kernel.spec.id}  {kernel.library}/{kernel.emitter}.py  {configs}")
+    bundles = ", ".join(b.id for b in whole.bundles) if len(plan.kernels) == len(whole.kernels) else "no bundles"
+    click.echo(f"would emit {len(plan.kernels)} kernels, compile {len(plan.neffs)}, and write to {output}: {bundles}")
+
+
+def _write_bundles(
+    plan: Plan | None, result: Result, settings: Settings, forms: Sequence[str]
+) -> list[tuple[Path, int]]:
+    """Writes the bundles whose kernels are all there; returns (path, bytes) of what was written."""
+    if plan is None:
+        return []
+    from kernelgen import bundle as bundles
+
+    configs = {c.key: c for c in plan.configs}
+    specs = {k.spec.id: k.spec for k in plan.kernels}
+    written: list[tuple[Path, int]] = []
+    for bundle in plan.bundles:
+        neffs = {kernel: result.neffs.get(f"{kernel}.{bundle.config}") for kernel in bundle.kernels}
+        there = {kernel: path for kernel, path in neffs.items() if path is not None}
+        if len(there) < len(neffs):
+            continue
+        tree = settings.output / bundle.id if "tree" in forms else None
+        pack = settings.output / bundles.pack_name(bundle.id) if {"pack", "embed"} & set(forms) else None
+        bundles.build(
+            bundle,
+            specs,
+            result.hlos,
+            there,
+            configs[bundle.config],
+            compiler=settings.identity,
+            jax_version=importlib.metadata.version("jax"),
+            tree_path=tree,
+            pack_path=pack,
+            embed_folder=settings.output if "embed" in forms else None,
+        )
+        written += [(path, _size(path)) for path in (pack, tree) if path]
+    return written
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    # Equal NEFFs of a tree are one file under several names.
+    return sum({(s.st_dev, s.st_ino): s.st_size for s in (f.stat() for f in path.rglob("*") if f.is_file())}.values())
+
+
+def _summarize(
+    whole: Plan,
+    result: Result,
+    failed: Sequence[Step],
+    written: Sequence[tuple[Path, int]],
+    only: str | None,
+    seconds: float,
+) -> None:
+    for path, size in written:
+        click.echo(f"{path}  {_bytes(size)}")
+    compiled = sum(step.fresh for step in result.steps)
+    done = len(result.steps) - len(failed)
+    click.echo(
+        f"{done} built ({compiled} compiled, {done - compiled} up to date), {len(failed)} failed, {seconds:.1f} s"
+    )
+    if only is not None:
+        click.echo("no bundles were written: --only leaves kernels out")
+    elif failed:
+        broken = {(step.neff.kernel, step.neff.config) for step in failed}
+        for bundle in whole.bundles:
+            count = sum((kernel, bundle.config) in broken for kernel in bundle.kernels)
+            if count:
+                click.echo(f"{bundle.id} was not written: {count} of its {len(bundle.kernels)} kernels failed")
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+# --- progress -------------------------------------------------------------------------------------------------------------
+
+
+class _Plain:
+    """A line to stderr for every kernel that is done."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+
+    def step(self, step: Step) -> None:
+        self.done += 1
+        width = len(str(self.total))
+        self.say(f"[{self.done:{width}}/{self.total}] {_describe(step)}")
+        if step.failure:
+            self.say("\n".join(f"    {line}" for line in step.failure.splitlines()))
+
+    def say(self, text: str) -> None:
+        click.echo(text, err=True)
+
+
+class _Bar:
+    """A progress bar on stderr; of the kernels, only failures stay on the screen."""
+
+    def __init__(self, progress: Any, task: Any) -> None:
+        self.progress = progress
+        self.task = task
+
+    def step(self, step: Step) -> None:
+        if step.failure:
+            indented = "\n".join(f"    {line}" for line in step.failure.splitlines())
+            self.say(f"{_describe(step)}\n{indented}")
+        self.progress.update(self.task, advance=1, kernel=step.neff.kernel)
+
+    def say(self, text: str) -> None:
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _describe(step: Step) -> str:
+    if step.failure is not None:
+        return f"{step.neff.config} {step.neff.kernel} FAILED"
+    return f"{step.neff.config} {step.neff.kernel} {f'{step.seconds:.2f} s' if step.fresh else 'up to date'}"
+
+
+@contextlib.contextmanager
+def _reporter(total: int) -> Iterator[_Plain | _Bar]:
+    if not sys.stderr.isatty():
+        yield _Plain(total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[kernel]}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        yield _Bar(progress, progress.add_task("", total=total, kernel=""))
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """Lets SIGTERM end a build as Ctrl-C does: workers stopped, nothing half-written."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

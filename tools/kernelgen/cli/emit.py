@@ -1,0 +1,85 @@
+"""`kernelgen emit`: the HLO of kernels, to look at or to compile by hand."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from kernelgen import fileio
+from kernelgen.cli import options
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.library import Library, find, load_function
+from kernelgen.plan import KernelSpec, Plan
+
+
+@click.command(short_help="Write the HLO of kernels.")
+@click.argument("manifests", nargs=-1, metavar="[MANIFEST...]", type=click.Path(path_type=Path))
+@click.option(
+    "--spec", "specs", multiple=True, metavar="JSON", help="A kernel as `kernelgen plan --format json` prints it."
+)
+@click.option("--only", metavar="GLOB", help="Only kernels whose id or op matches.")
+@options.kernels_option
+@click.option(
+    "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write to."
+)
+def command(
+    manifests: tuple[Path, ...], specs: tuple[str, ...], only: str | None, libraries: tuple[Library, ...], output: Path
+) -> None:
+    """Write the HLO of kernels to the folder, as <id>.hlo.pb; print the path of each.
+
+    The kernels are those of manifests, or given with --spec. HLO does not depend on the target.
+    """
+    if not manifests and not specs:
+        raise click.UsageError("give a MANIFEST or --spec")
+    wanted = {spec.id: spec for spec in map(_spec, specs)}
+    if manifests:
+        from kernelgen import manifest
+
+        wanted |= {k.spec.id: k.spec for k in Plan.merge(manifest.load(manifests, libraries=libraries)).kernels}
+    chosen = select(sorted(wanted), [wanted[id].op for id in sorted(wanted)], only)
+    mistakes: list[Diagnostic] = []
+    for id in chosen:
+        try:
+            click.echo(str(_emit(wanted[id], libraries, output)))
+        except KernelgenError as error:
+            mistakes += error.diagnostics
+    if mistakes:
+        raise KernelgenError(mistakes, exit_code=EXIT_FAILED)
+
+
+def select(ids: Sequence[str], ops: Sequence[str], only: str | None) -> list[str]:
+    """Returns the ids that match the glob, or whose op does; all when there is none.
+
+    Raises:
+        KernelgenError: nothing matches.
+    """
+    if only is None:
+        return list(ids)
+    chosen = [
+        id for id, op in zip(ids, ops, strict=True) if fnmatch.fnmatchcase(id, only) or fnmatch.fnmatchcase(op, only)
+    ]
+    if not chosen:
+        raise KernelgenError(f"--only {only}: none of {len(ids)} kernels matches; `kernelgen plan` prints their ids")
+    return chosen
+
+
+def _spec(text: str) -> KernelSpec:
+    try:
+        value = json.loads(text)
+        return KernelSpec.from_json(value.get("spec", value))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) and error.args else error
+        raise KernelgenError(f"--spec: not a kernel: {what}") from None
+
+
+def _emit(spec: KernelSpec, libraries: Sequence[Library], output: Path) -> Path:
+    from kernelgen import hlo
+
+    library, registration = find(spec.op, libraries)
+    path = output / f"{spec.id}.hlo.pb"
+    fileio.write_bytes(path, hlo.emit(spec, load_function(library, registration)))
+    return path
