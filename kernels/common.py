@@ -1,16 +1,37 @@
 """What emitters share: GGML's conventions in JAX.
 
-Arrays have the reverse of GGML's shape, `(ne3, ne2, ne1, ne0)`: ggml's dimension i is axis `-1 - i`.
+Arrays have the reverse of GGML's shape, `[ne3, ne2, ne1, ne0]`: ggml's dimension i is axis `-1 - i`. A quantized tensor arrives as
+its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8.
+
+Emitters call `lax` and plain operators rather than `jax.nn`: what a kernel computes is then read off its text, and its HLO does not
+change with JAX's release.
 """
 
+import math
+
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-FLOATS = {"f32": jnp.float32, "f16": jnp.float16, "bf16": jnp.bfloat16}
-"""JAX's type for each of ggml's float types."""
+from kernelgen.ggml.types import TYPES
+from kernelgen.plan import TensorDesc
 
-DTYPES = {**FLOATS, "i32": jnp.int32, "i16": jnp.int16, "i8": jnp.int8}
-"""JAX's type for each of ggml's types that is not quantized or 64 bits wide."""
+DTYPES = {
+    "f32": jnp.float32,
+    "f16": jnp.float16,
+    "bf16": jnp.bfloat16,
+    "i32": jnp.int32,
+    "i16": jnp.int16,
+    "i8": jnp.int8,
+}
+"""JAX's type for each of ggml's types that is neither quantized nor 64 bits wide."""
+
+PREC_F32 = 10
+"""`GGML_PREC_F32`, the value of a `prec` parameter that asks for float32 throughout."""
+
+
+class Unsupported(ValueError):
+    """What an emitter raises for a kernel that it does not compute; the message goes into the error that names the kernel."""
 
 
 def f32(x: Array) -> Array:
@@ -18,16 +39,26 @@ def f32(x: Array) -> Array:
     return lax.convert_element_type(x, jnp.float32)
 
 
-def result(x: Array, out) -> Array:
+def result(x: Array, out: TensorDesc) -> Array:
     """Returns `x` rounded to the result's type (nearest even) and in the result's shape."""
+    if out.dtype not in DTYPES:
+        raise Unsupported(f"results of type {out.dtype} are not supported")
     return lax.reshape(lax.convert_element_type(x, DTYPES[out.dtype]), out.shape)
 
 
-def repeat(x: Array, shape: tuple[int, ...]) -> Array:
-    """Returns `x` repeated along every axis to `shape`, element i being element i modulo the axis's length (`ggml_repeat`).
+def floats(x: Array, tensor: TensorDesc) -> Array:
+    """Returns a tensor in its own float type, or dequantized to float32: `[ne3, ne2, ne1, ne0]`."""
+    if not TYPES[tensor.dtype].quantized:
+        return x
+    if tensor.dtype not in DEQUANTIZE:
+        raise Unsupported(f"{tensor.dtype} is not dequantized here; types that are: {', '.join(sorted(DEQUANTIZE))}")
+    return lax.reshape(DEQUANTIZE[tensor.dtype](x), tensor.shape)
 
-    Args:
-        x: each axis divides the axis of `shape`.
+
+def repeat(x: Array, shape: tuple[int, ...]) -> Array:
+    """Returns `x` repeated to `shape`, element i of an axis being element i modulo its length (`ggml_repeat`).
+
+    Every axis of `x` divides the axis of `shape`.
     """
     if x.shape == shape:
         return x
@@ -36,14 +67,154 @@ def repeat(x: Array, shape: tuple[int, ...]) -> Array:
     return lax.reshape(lax.broadcast_in_dim(x, split, range(1, 2 * x.ndim, 2)), shape)
 
 
-def repeat_heads(x: Array, axis: int, n: int) -> Array:
-    """Returns `x` with every element of `axis` repeated in place until the axis has `n` (grouped-query heads, mul_mat).
+def grouped_dot(a: Array, b: Array, axis: int) -> Array:
+    """Returns the product of matrices of which several of `b` share one of `a` (grouped heads, broadcast weights).
 
-    This is the other order than `repeat`: heads 0 and 1 of four query heads share head 0 of two key heads.
+    Matrix (i3, i2) of `b` meets matrix (i3 * A3 / B3, i2 * A2 / B2) of `a`. Those that share become an axis of their own, so `a` is
+    read where it lies and is never repeated in memory. Accumulates in float32.
+
+    Args:
+        a: [A3, A2, r, c]; A3 divides B3 and A2 divides B2.
+        b: [B3, B2, n, k], k being the length of the contracted axis of `a`; of the same type.
+        axis: the axis of `a` that is contracted, 2 or 3.
+
+    Returns:
+        [B3, B2, n, the other axis of a] f32.
     """
-    if x.shape[axis] == n:
-        return x
-    axis %= x.ndim
-    split = [*x.shape[: axis + 1], n // x.shape[axis], *x.shape[axis + 1 :]]
-    dims = [k for k in range(len(split)) if k != axis + 1]
-    return lax.reshape(lax.broadcast_in_dim(x, split, dims), (*x.shape[:axis], n, *x.shape[axis + 1 :]))
+    a3, a2 = a.shape[:2]
+    b3, b2, n, k = b.shape
+    if b3 % a3 or b2 % a2:
+        raise Unsupported(f"a batch of {b3} x {b2} can't be shared out over {a3} x {a2} matrices")
+    b = lax.reshape(b, (a3, b3 // a3, a2, b2 // a2, n, k))
+    dims = (((5,), (axis,)), ((0, 2), (0, 1)))
+    y = lax.dot_general(b, a, dims, preferred_element_type=jnp.float32)  # [a3, a2, b3/a3, b2/a2, n, m]
+    return lax.reshape(lax.transpose(y, (0, 2, 1, 3, 4, 5)), (b3, b2, n, y.shape[-1]))
+
+
+def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
+    """Returns ALiBi's slope of each head, [n_head, 1, 1] f32; ones when `max_bias` is 0."""
+    if max_bias <= 0:
+        return np.ones((n_head, 1, 1), np.float32)
+    power = 2 ** math.floor(math.log2(n_head))
+    m0, m1 = (np.float32(2.0 ** (-bias / power)) for bias in (max_bias, max_bias / 2))
+    slopes = [m0 ** np.float32(h + 1) if h < power else m1 ** np.float32(2 * (h - power) + 1) for h in range(n_head)]
+    return np.array(slopes, np.float32).reshape(n_head, 1, 1)
+
+
+def add_mask(scores: Array, mask: Array, max_bias: float) -> Array:
+    """Returns attention scores plus the mask, weighted by ALiBi's slopes.
+
+    Args:
+        scores: [B, H, n, n_kv] f32.
+        mask: [M3, M2, n or more, n_kv] f32 or f16; M3 divides B, M2 divides H. Rows beyond n are padding.
+        max_bias: 0 for no ALiBi.
+    """
+    b, h, n, n_kv = scores.shape
+    mask = repeat(f32(lax.slice_in_dim(mask, 0, n, axis=2)), (b, h, n, n_kv))
+    return scores + (mask * alibi_slopes(h, max_bias) if max_bias > 0 else mask)
+
+
+# --- quantized blocks -------------------------------------------------------------------------------------------------------
+# Each function takes [..., blocks, bytes per block] u8 and returns [..., blocks, elements per block] f32.
+
+
+def _half(x: Array, at: int) -> Array:
+    """Returns the f16 number at byte `at` of each block, [..., blocks, 1] f32."""
+    low, high = (lax.convert_element_type(x[..., k : k + 1], jnp.uint16) for k in (at, at + 1))
+    return f32(lax.bitcast_convert_type(low | (high << np.uint16(8)), jnp.float16))
+
+
+def _signed(x: Array) -> Array:
+    return f32(lax.bitcast_convert_type(x, jnp.int8))
+
+
+def _q8_0(x: Array) -> Array:
+    return _signed(x[..., 2:34]) * _half(x, 0)
+
+
+def _q4_0(x: Array) -> Array:
+    q = x[..., 2:18]
+    # The lower halves of the 16 bytes are elements 0 to 15, the upper halves 16 to 31.
+    return (f32(jnp.concatenate([q & np.uint8(15), q >> np.uint8(4)], axis=-1)) - 8) * _half(x, 0)
+
+
+def _q4_k(x: Array) -> Array:
+    d, dmin = _half(x, 0), _half(x, 2)
+    # Eight 6-bit scales and minima in 12 bytes: 0 to 3 in the lower bits of bytes 0 to 7, the rest pieced together.
+    s = x[..., 4:16]
+    low, mid, high = s[..., 0:4], s[..., 4:8], s[..., 8:12]
+    six, four, two = np.uint8(63), np.uint8(4), np.uint8(6)
+    scale = jnp.concatenate([low & six, (high & np.uint8(15)) | ((low >> two) << four)], axis=-1)
+    minimum = jnp.concatenate([mid & six, (high >> four) | ((mid >> two) << four)], axis=-1)
+    # 32 bytes hold 64 elements: the lower halves, then the upper ones.
+    q = lax.reshape(x[..., 16:144], (*x.shape[:-1], 4, 1, 32))
+    q = jnp.concatenate([q & np.uint8(15), q >> four], axis=-2)
+    q = f32(lax.reshape(q, (*x.shape[:-1], 8, 32)))
+    return lax.reshape(
+        q * (d * f32(scale))[..., None] - (dmin * f32(minimum))[..., None],
+        (*x.shape[:-1], 256),
+    )
+
+
+def _q6_k(x: Array) -> Array:
+    d = _half(x, 208)
+    scale = _signed(x[..., 192:208])
+    # Two halves of 128 elements; 64 bytes of lower bits and 32 of upper ones give four runs of 32.
+    ql = lax.reshape(x[..., 0:128], (*x.shape[:-1], 2, 2, 32))
+    qh = lax.reshape(x[..., 128:192], (*x.shape[:-1], 2, 1, 32))
+    low = jnp.concatenate([ql & np.uint8(15), ql >> np.uint8(4)], axis=-2)
+    high = jnp.concatenate([(qh >> np.uint8(2 * k)) & np.uint8(3) for k in range(4)], axis=-2)
+    q = f32(low | (high << np.uint8(4))) - 32  # [..., 2, 4, 32]
+    q = lax.reshape(q, (*x.shape[:-1], 16, 16))
+    return lax.reshape(q * (d * scale)[..., None], (*x.shape[:-1], 256))
+
+
+DEQUANTIZE = {"q4_0": _q4_0, "q8_0": _q8_0, "q4_K": _q4_k, "q6_K": _q6_k}
+"""Dequantization by ggml's type name."""
+
+
+# --- quantizing, as ggml's reference functions round ---
+
+
+def _blocks(x: Array) -> Array:
+    return lax.reshape(x, (*x.shape[:-1], x.shape[-1] // 32, 32))
+
+
+def _bytes_of_half(x: Array) -> Array:
+    """Returns the two bytes of [..., 1] numbers as f16, [..., 2] u8."""
+    bits = lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float16), jnp.uint16)
+    return lax.convert_element_type(jnp.concatenate([bits & np.uint16(255), bits >> np.uint16(8)], axis=-1), jnp.uint8)
+
+
+def _inverse(d: Array) -> Array:
+    return jnp.where(d == 0, np.float32(0), np.float32(1) / jnp.where(d == 0, np.float32(1), d))
+
+
+def _to_q8_0(x: Array) -> Array:
+    x = _blocks(f32(x))
+    d = lax.reduce_max(lax.abs(x), (x.ndim - 1,))[..., None] / np.float32(127)
+    q = lax.convert_element_type(lax.round(x * _inverse(d)), jnp.int8)  # away from zero on ties, as roundf
+    return jnp.concatenate([_bytes_of_half(d), lax.bitcast_convert_type(q, jnp.uint8)], axis=-1)
+
+
+def _to_q4_0(x: Array) -> Array:
+    x = _blocks(f32(x))
+    top, bottom = (reduce(x, (x.ndim - 1,))[..., None] for reduce in (lax.reduce_max, lax.reduce_min))
+    # The value of largest magnitude, with its sign, becomes -8.
+    d = jnp.where(top >= -bottom, top, bottom) / np.float32(-8)
+    q = lax.convert_element_type(x * _inverse(d) + np.float32(8.5), jnp.int32)  # towards zero
+    q = lax.convert_element_type(lax.min(q, np.int32(15)), jnp.uint8)
+    return jnp.concatenate([_bytes_of_half(d), q[..., :16] | (q[..., 16:] << np.uint8(4))], axis=-1)
+
+
+QUANTIZE = {"q4_0": _to_q4_0, "q8_0": _to_q8_0}
+"""Quantization of [..., ne0] to [..., blocks, bytes per block] u8, by ggml's type name."""
+
+
+def stored(x: Array, tensor: TensorDesc) -> Array:
+    """Returns `x`, [..., ne0], as a tensor's elements: rounded to its type, or quantized to its blocks."""
+    if not TYPES[tensor.dtype].quantized:
+        return lax.convert_element_type(x, DTYPES[tensor.dtype])
+    if tensor.dtype not in QUANTIZE:
+        raise Unsupported(f"nothing quantizes to {tensor.dtype} here; types that can be: {', '.join(sorted(QUANTIZE))}")
+    return QUANTIZE[tensor.dtype](x)

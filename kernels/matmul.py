@@ -1,32 +1,23 @@
 """Matrix products."""
 
-import jax.numpy as jnp
 from jax import lax
+
 from kernelgen.emitter import emitter
 
-from .common import f32, result
+from .common import floats, grouped_dot, result
 
 
 @emitter("mul_mat")
-def mul_mat(a, b, *, prec: int, hint: int, inputs, out):
-    """dst[m, n] = sum over k of a[k, m] * b[k, n], in GGML's order of dimensions, accumulated in float32.
+def mul_mat(a, b, *, prec: int = 0, hint: int = 0, inputs, out):
+    """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
-    As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16). `prec` asks for float32 accumulation, which
-    is what happens always; `hint` says how a result is used and changes nothing.
+    As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16). Quantized weights are dequantized to float32, and
+    `b` stays float32. `prec` may ask for float32 accumulation, which is what happens always; `hint` says what the result is for and
+    changes no number.
 
-    Args:
-        a: [A3, A2, m, k] f32, f16 or bf16.
-        b: [B3, B2, n, k] f32, f16 or bf16; A2 divides B2, A3 divides B3: each matrix of `a` serves that many of `b`.
-
-    Returns:
-        [B3, B2, n, m] f32.
+    a: [A3, A2, m, k] f32, f16, bf16 or quantized; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each matrix
+    of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
-    b = lax.convert_element_type(b, a.dtype)
-    a3, a2, m, k = a.shape
-    b3, b2, n, _ = b.shape
-    # Batches of `b` that share a matrix of `a` become axes of their own, so `a` is read where it lies and never repeated.
-    b = lax.reshape(b, (a3, b3 // a3, a2, b2 // a2, n, k))
-    y = lax.dot_general(
-        b, a, (((5,), (3,)), ((0, 2), (0, 1))), preferred_element_type=jnp.float32, precision=lax.Precision.HIGHEST
-    )  # [a3, a2, b3/a3, b2/a2, n, m]
-    return result(lax.transpose(y, (0, 2, 1, 3, 4, 5)), out)
+    del prec, hint
+    a = floats(a, inputs[0])
+    return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 3), out)

@@ -1,30 +1,44 @@
-"""Normalisation over rows (ggml's dimension 0)."""
+"""Sums and norms of rows (ggml's dimension 0). All take and return [ne3, ne2, ne1, ne0], and compute in float32."""
 
-import jax.numpy as jnp
-from jax import lax
+import numpy as np
+from jax import Array, lax
+
 from kernelgen.emitter import emitter
 
 from .common import f32, result
 
 
+def _sum(x: Array) -> Array:
+    return lax.reduce_sum(x, (3,))[..., None]
+
+
+def _mean(x: Array) -> Array:
+    return _sum(x) * np.float32(1 / x.shape[3])
+
+
+@emitter("sum_rows")
+def sum_rows(x, *, out):
+    """The sum of each row, [ne3, ne2, ne1, 1]."""
+    return result(_sum(f32(x)), out)
+
+
 @emitter("norm")
 def norm(x, *, eps: float, out):
-    """`(x - mean) / sqrt(var + eps)` of each row, var being the mean of squares; x: [ne3, ne2, ne1, ne0] f32."""
+    """`(x - mean) / sqrt(variance + eps)` of each row."""
     x = f32(x)
-    x = x - jnp.mean(x, axis=-1, keepdims=True)
-    return result(x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + jnp.float32(eps)), out)
+    x = x - _mean(x)
+    return result(x * lax.rsqrt(_mean(x * x) + np.float32(eps)), out)
 
 
 @emitter("rms_norm")
 def rms_norm(x, *, eps: float, out):
-    """`x / sqrt(mean(x^2) + eps)` of each row; x: [ne3, ne2, ne1, ne0] f32."""
+    """`x / sqrt(mean of squares + eps)` of each row."""
     x = f32(x)
-    return result(x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + jnp.float32(eps)), out)
+    return result(x * lax.rsqrt(_mean(x * x) + np.float32(eps)), out)
 
 
 @emitter("l2_norm")
 def l2_norm(x, *, eps: float, out):
-    """`x / max(sqrt(sum(x^2)), eps)` of each row; x: [ne3, ne2, ne1, ne0] f32."""
+    """`x / max(sqrt(sum of squares), eps)` of each row."""
     x = f32(x)
-    length = lax.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
-    return result(x / lax.max(length, jnp.float32(eps)), out)
+    return result(x / lax.max(lax.sqrt(_sum(x * x)), np.float32(eps)), out)

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import Finding, lint
-from kernelgen.hlo.lower import lower
 from kernelgen.plan import KernelSpec
 
 __all__ = ["Finding", "emit", "lint"]
@@ -28,6 +26,10 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
     Raises:
         KernelgenError: the emitter refuses the kernel or returns something else, or no target's compiler would take the HLO.
     """
+    # Imported here: the compile step only lints, and must not be redone when lowering changes.
+    from kernelgen.hlo.canonicalize import canonicalize
+    from kernelgen.hlo.lower import lower
+
     lowered = lower(spec, function)
     hlo = canonicalize(lowered.hlo, lowered.inputs, aliases=lowered.aliases)
     findings = lint(hlo)

@@ -18,6 +18,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from kernelgen.emitter import CONTEXT
@@ -107,7 +108,7 @@ def view(array: Any, s: Storage) -> Any:
         return lax.transpose(array, _inverse(s.order)) if s.order != tuple(range(len(s.order))) else array
     nested = _nested(s)
     if nested is None:
-        return array[_indices(s)]
+        return array.at[_indices(s)].get(mode="promise_in_bounds", wrap_negative_indices=False)
     padded, rows, used, kept = nested
     if padded > s.length:
         array = lax.pad(array, array.dtype.type(0), [(0, padded - s.length, 0)])
@@ -120,11 +121,9 @@ def view(array: Any, s: Storage) -> Any:
 
 
 def update(array: Any, s: Storage, value: Any) -> Any:
-    """Returns the storage `array` with its view replaced by `value`; bytes that the view does not cover stay.
+    """Returns the storage `array`, shape `s.shape`, with its view replaced by `value`, shape `s.view_shape`.
 
-    Args:
-        array: shape `s.shape`.
-        value: shape `s.view_shape`.
+    Elements that the view does not cover stay; dense storage has none, and its `array` is not read.
     """
     from jax import lax
 
@@ -132,7 +131,7 @@ def update(array: Any, s: Storage, value: Any) -> Any:
         return lax.transpose(value, s.order) if s.order != tuple(range(len(s.order))) else value
     nested = _nested(s)
     if nested is None or any(n > 1 and stride == 0 for n, stride in s.dims):
-        return array.at[_indices(s)].set(value)
+        return array.at[_indices(s)].set(value, mode="promise_in_bounds", wrap_negative_indices=False)
     padded, rows, used, kept = nested
     if padded > s.length:
         array = lax.pad(array, array.dtype.type(0), [(0, padded - s.length, 0)])
@@ -153,7 +152,7 @@ def _nested(s: Storage) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[in
     if not kept:
         return (s.length, (s.length,), (1,), ()) if s.length else None
     rows, used = [s.dims[kept[0]][0]], [s.dims[kept[0]][0]]
-    for outer, inner in zip(kept, kept[1:], strict=False):
+    for outer, inner in pairwise(kept):
         n, stride = s.dims[inner]
         if s.dims[outer][1] % stride or s.dims[outer][1] < n * stride:
             return None

@@ -1,0 +1,178 @@
+"""Ops on each element: binary ops with GGML's broadcasting, unary ops, gated linear units.
+
+All are computed in float32 and rounded to the result's type, as ggml's CPU backend does.
+"""
+
+import numpy as np
+from jax import Array, lax
+
+from kernelgen.emitter import emitter
+
+from .common import Unsupported, f32, repeat, result
+
+_SQRT_2_OVER_PI = np.float32(0.79788456080286535588)
+_SQRT_1_2 = np.float32(0.70710678118654752440)
+_ONE, _ZERO, _HALF = np.float32(1), np.float32(0), np.float32(0.5)
+
+
+@emitter("add", "sub", "mul", "div")
+def binary(a, b, *, op, out):
+    """`a op b`, `b` repeated to the shape of `a`.
+
+    a: [ne3, ne2, ne1, ne0]; b: each axis divides that of a; both f32, f16 or bf16 in any mixture.
+    """
+    b = repeat(f32(b), a.shape)
+    function = {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div}[op]
+    return result(function(f32(a), b), out)
+
+
+@emitter("scale")
+def scale(x, *, s: float, b: float = 0.0, out):
+    """`s * x + b`."""
+    y = f32(x) * np.float32(s)
+    return result(y if b == 0 else y + np.float32(b), out)
+
+
+@emitter("clamp")
+def clamp(x, *, min: float, max: float, out):
+    """The nearest number to `x` in [min, max]."""
+    return result(lax.max(lax.min(f32(x), np.float32(max)), np.float32(min)), out)
+
+
+@emitter("sqr", "sqrt", "log", "sin", "cos")
+def math_unary(x, *, op, out):
+    """A function of each element."""
+    x = f32(x)
+    return result(
+        x * x if op == "sqr" else {"sqrt": lax.sqrt, "log": lax.log, "sin": lax.sin, "cos": lax.cos}[op](x), out
+    )
+
+
+def _expm1(x: Array) -> Array:
+    return lax.exp(x) - _ONE
+
+
+def _sigmoid(x: Array) -> Array:
+    return _ONE / (_ONE + lax.exp(-x))
+
+
+def _hardsigmoid(x: Array) -> Array:
+    return lax.min(_ONE, lax.max(_ZERO, (x + np.float32(3)) / np.float32(6)))
+
+
+def _gelu(x: Array) -> Array:
+    return _HALF * x * (_ONE + lax.tanh(_SQRT_2_OVER_PI * x * (_ONE + np.float32(0.044715) * x * x)))
+
+
+def _gelu_erf(x: Array) -> Array:
+    return _HALF * x * (_ONE + lax.erf(x * _SQRT_1_2))
+
+
+def _gelu_quick(x: Array) -> Array:
+    return x * (_ONE / (_ONE + lax.exp(np.float32(-1.702) * x)))
+
+
+def _relu(x: Array) -> Array:
+    return lax.max(x, _ZERO)
+
+
+def _silu(x: Array) -> Array:
+    return x / (_ONE + lax.exp(-x))
+
+
+_UNARY = {
+    "abs": lax.abs,
+    "sgn": lax.sign,
+    "neg": lax.neg,
+    "step": lambda x: f32(x > 0),
+    "tanh": lax.tanh,
+    "elu": lambda x: lax.select(x > 0, x, lax.expm1(x)),
+    "relu": _relu,
+    "sigmoid": _sigmoid,
+    "gelu": _gelu,
+    "gelu_quick": _gelu_quick,
+    "silu": _silu,
+    "hardswish": lambda x: x * _hardsigmoid(x),
+    "hardsigmoid": _hardsigmoid,
+    "exp": lax.exp,
+    "expm1": _expm1,
+    "softplus": lambda x: lax.select(x > 20, x, lax.log(_ONE + lax.exp(x))),
+    "gelu_erf": _gelu_erf,
+    "floor": lax.floor,
+    "ceil": lax.ceil,
+    "round": lax.round,  # ties away from zero, as roundf
+    "trunc": lambda x: lax.select(x < 0, lax.ceil(x), lax.floor(x)),
+}
+
+_GATES = {
+    "reglu": _relu,
+    "geglu": _gelu,
+    "swiglu": _silu,
+    "geglu_erf": _gelu_erf,
+    "geglu_quick": _gelu_quick,
+}
+
+_F16_TABLES = ("gelu", "geglu", "gelu_quick", "geglu_quick")
+"""Functions that ggml's CPU backend looks up in a table of f16 by f16, for f32 and f16 operands."""
+
+
+def _apply(function, x: Array, op: str, dtype: str) -> Array:
+    """Returns `function(x)` in float32, through the rounding of ggml's f16 tables where it has one.
+
+    Results are compared to the CPU's within 1e-7 of their mean square, which is finer than the table: so its rounding is part of
+    the op. Outside of [-10, 10] gelu does not use the table.
+    """
+    x = f32(x)
+    if op not in _F16_TABLES or dtype not in ("f32", "f16"):
+        return function(x)
+    y = _round_to_f16(function(_round_to_f16(x)))
+    if dtype == "f32" and op in ("gelu", "geglu"):
+        y = lax.select(x <= -10, lax.full_like(x, 0), lax.select(x >= 10, x, y))
+    return y
+
+
+def _round_to_f16(x: Array) -> Array:
+    return f32(lax.convert_element_type(x, np.float16))
+
+
+@emitter(
+    "abs",
+    "sgn",
+    "neg",
+    "step",
+    "tanh",
+    "elu",
+    "relu",
+    "sigmoid",
+    "gelu",
+    "gelu_quick",
+    "silu",
+    "hardswish",
+    "hardsigmoid",
+    "exp",
+    "expm1",
+    "softplus",
+    "gelu_erf",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+)
+def unary(x, *, op, inputs, out):
+    """A variant of ggml's UNARY; x: any shape, f32, f16 or bf16."""
+    return result(_apply(_UNARY[op], x, op, inputs[0].dtype), out)
+
+
+@emitter("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick")
+def glu(x, gate=None, *, swapped: bool = False, op, inputs, out):
+    """`function(x) * gate`, both given, or the two halves of the rows of `x`.
+
+    x: [ne3, ne2, ne1, ne0], or twice as long rows without `gate`: its first half is the argument and its second the gate, the other
+    way round when `swapped`.
+    """
+    if gate is None:
+        if x.shape[-1] % 2:
+            raise Unsupported("rows of an odd length have no halves")
+        half = x.shape[-1] // 2
+        x, gate = (lax.slice_in_dim(x, k * half, (k + 1) * half, axis=3) for k in ((1, 0) if swapped else (0, 1)))
+    return result(_apply(_GATES[op], x, op, inputs[0].dtype) * f32(gate), out)

@@ -1,0 +1,34 @@
+"""Moving and converting elements without changing them otherwise: copies, reshapes, transposes.
+
+In a graph, reshape and transpose are views and cost nothing; as kernels they write the view out.
+"""
+
+from jax import lax
+
+from kernelgen.emitter import emitter
+
+from .common import floats, result, stored
+
+
+@emitter("cont", "dup", "reshape")
+def cont(x, *, out):
+    """The elements of `x` in order, dense, in the result's shape and type."""
+    return result(x, out)
+
+
+@emitter("transpose")
+def transpose(x, *, out):
+    """`x` with ggml's dimensions 0 and 1 swapped: [ne3, ne2, ne0, ne1]."""
+    return result(lax.transpose(x, (0, 1, 3, 2)), out)
+
+
+@emitter("cpy")
+def cpy(x, dst, *, inputs):
+    """The elements of `x`, in order, written to `dst` in its shape and type; in place.
+
+    x: f32, f16, bf16, i32 or quantized; dst: as many elements, f32, f16, bf16, i32 or quantized.
+    """
+    if inputs[0].dtype == inputs[1].dtype:
+        return lax.reshape(x, dst.shape)
+    values = lax.reshape(floats(x, inputs[0]), inputs[1].shape)
+    return lax.reshape(stored(values, inputs[1]), dst.shape)
