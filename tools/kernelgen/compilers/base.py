@@ -1,0 +1,70 @@
+"""What every compiler is to its callers, and what is done the same whichever it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.hlo.lint import lint
+from kernelgen.plan import CompileConfig
+from kernelgen.targets import TARGETS
+
+
+class Compiler(Protocol):
+    """A compiler of HLO to NEFF. One object serves any number of threads."""
+
+    @property
+    def name(self) -> str:
+        """`neuronx-cc` or `simulator`."""
+
+    @property
+    def identity(self) -> str:
+        """Name and version: with the HLO and the settings, all that a NEFF depends on."""
+
+    @property
+    def note(self) -> str:
+        """What a user should be told once about the choice of this compiler, or nothing."""
+
+    def compile(
+        self,
+        hlo: bytes,
+        config: CompileConfig,
+        *,
+        kernel: str,
+        log_dir: Path,
+        timeout: float | None = None,
+        memory_mb: int | None = None,
+    ) -> bytes:
+        """Returns the NEFF.
+
+        Args:
+            hlo: serialized HloModuleProto.
+            config: target and settings.
+            kernel: the kernel's name, for errors and for the files kept of a failure.
+            log_dir: where those are kept; nothing is written there when all goes well.
+            timeout: seconds; None for no limit.
+            memory_mb: MiB of memory that the compiler may use; None for no limit.
+
+        Raises:
+            KernelgenError: the lint refuses the HLO or the compiler failed (exit code 1).
+        """
+
+
+def refuse_unsupported(hlo: bytes, config: CompileConfig, kernel: str) -> None:
+    """Raises what neuronx-cc is known to refuse for the target, so that it is found with no SDK and before minutes pass.
+
+    Raises:
+        KernelgenError: one diagnostic for each finding, with the rule's name; or `hlo` is no HLO.
+    """
+    if config.target not in TARGETS:
+        raise KernelgenError(f"unknown target '{config.target}' (known: {', '.join(TARGETS)})")
+    try:
+        findings = lint(hlo, TARGETS[config.target])
+    except ValueError as error:
+        raise KernelgenError(f"kernel {kernel}: {error}") from None
+    if findings:
+        raise KernelgenError(
+            [Diagnostic(f"kernel {kernel} for {config.target}: {f}", hint=f.hint or None) for f in findings],
+            exit_code=EXIT_FAILED,
+        )
