@@ -47,7 +47,7 @@ VERSION_TIMEOUT = 120.0
 
 POLL_SECONDS = 0.1
 
-_VERSION = re.compile(r"NeuronX Compiler version (\S+)")
+_BANNER = re.compile(rf"(?:NeuronX Compiler version|{NAME}) (\S+)")
 
 # The compiler is started through a shell that first leaves a watchman in the session: it waits on a pipe whose other end only this
 # process holds, and kills the session's process group when that end closes. `exec` keeps the process id and the exit status.
@@ -69,14 +69,23 @@ class NeuronxCC:
     note: str = ""
 
     @staticmethod
-    def open(executable: str | Path) -> NeuronxCC:
-        """Returns the compiler that a program is, after asking for its version.
+    def open(executable: str | Path, banner: str | None = None) -> NeuronxCC:
+        """Returns the compiler that a program is.
+
+        Args:
+            executable: the program.
+            banner: the first line that it prints as its version, or an `identity`, when that is known; else it is asked.
 
         Raises:
             KernelgenError: it cannot be run, or does not say which version of the NeuronX Compiler it is.
         """
         path = Path(executable).absolute()  # not resolved: a virtual environment's program may be a link
-        return NeuronxCC(path, _version(path))
+        if banner is None:
+            return NeuronxCC(path, _version(path))
+        match = _BANNER.match(banner.strip())
+        if not match:
+            raise KernelgenError(f"{banner!r} is not the version of a neuronx-cc")
+        return NeuronxCC(path, match[1])
 
     @property
     def name(self) -> str:
@@ -351,7 +360,7 @@ def _version(executable: Path) -> str:
         out.seek(0)
         first = out.read(4096).decode(errors="replace").partition("\n")[0].strip()
         last = next(iter(_tail(scratch / "err")[-1:]), "")
-    match = _VERSION.match(first)
+    match = _BANNER.match(first)
     if end.status or not match:
         raise KernelgenError(
             Diagnostic(
