@@ -2,7 +2,7 @@
 
     neuron = use_extension("@neuron_kernelgen//rules:extensions.bzl", "neuron")
     neuron.manifest(file = "//models:mine.yaml")
-    neuron.kernels(name = "mine", build_file = "//my_kernels:BUILD.bazel")
+    neuron.kernels(build_file = "//my_kernels:BUILD.bazel")
     use_repo(neuron, "neuron_kernels")
 
 `@neuron_kernels` then holds a target for every kernel of every manifest; `neuron_manifest` in `@neuron_kernels//:defs.bzl` gives a
@@ -20,23 +20,20 @@ _manifest = tag_class(
 
 _kernels = tag_class(
     doc = "Names a folder of emitters; it wins over this project's own kernels.",
-    attrs = {
-        "name": attr.string(mandatory = True, doc = "The library's name in plans and messages."),
-        "build_file": attr.label(mandatory = True, doc = "BUILD file of the folder; it exports the .py files."),
-    },
+    attrs = {"build_file": attr.label(mandatory = True, doc = "BUILD file of the folder; it exports the .py files.")},
 )
 
 def _neuron_impl(mctx):
     manifests = []
-    libraries = {}
+    libraries = []
     for module in mctx.modules:
         manifests += [tag.file for tag in module.tags.manifest if tag.file not in manifests]
-        for tag in module.tags.kernels:
-            if tag.name == "kernels" or tag.name in libraries.values():
-                fail("neuron.kernels(name = '{}'): a library of that name is there already".format(tag.name))
-            libraries[tag.build_file] = tag.name
-    libraries[Label("//kernels:BUILD.bazel")] = "kernels"
-    kernels_repository(name = "neuron_kernels", manifests = manifests, libraries = libraries)
+        libraries += [tag.build_file for tag in module.tags.kernels if tag.build_file not in libraries]
+    kernels_repository(
+        name = "neuron_kernels",
+        libraries = libraries + [Label("//kernels:BUILD.bazel")],
+        manifests = manifests,
+    )
 
 neuron = module_extension(
     doc = "Plans the kernels of all named manifests into one repository, so that manifests share them.",

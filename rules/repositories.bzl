@@ -16,17 +16,19 @@ def neuron_kernelgen_register_toolchains():
         "@neuron_kernelgen//rules/toolchain:all",
     )
 
-def neuron_kernels(name = "neuron_kernels", manifests = [], kernels = {}):
+def neuron_kernels(name = "neuron_kernels", manifests = [], kernels = []):
     """Declares the repository of kernel targets.
 
     Args:
         name: the repository's name.
         manifests: labels of the YAML files.
-        kernels: kernel libraries of your own: BUILD file of the folder to the library's name.
+        kernels: labels of the BUILD files of your own kernel libraries.
     """
-    libraries = dict(kernels)
-    libraries[Label("//kernels:BUILD.bazel")] = "kernels"
-    kernels_repository(name = name, manifests = manifests, libraries = libraries)
+    kernels_repository(
+        name = name,
+        libraries = kernels + [Label("//kernels:BUILD.bazel")],
+        manifests = manifests,
+    )
 
 def neuron_kernelgen_development_dependencies():
     """Declares what this project's own tests and linters need."""

@@ -45,9 +45,12 @@ def compile_(arguments: Arguments) -> None:
     from kernelgen import compilers
     from kernelgen.plan import CompileConfig
 
-    executable, identity = maybe(arguments, "executable"), maybe(arguments, "identity")
-    memory = maybe(arguments, "memory-mb")
-    compiler = compilers.given(one(arguments, "compiler"), Path(executable) if executable else None, identity)
+    executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
+    compiler = compilers.resolve(one(arguments, "compiler"), path=executable)
+    planned = maybe(arguments, "identity")
+    if planned and compiler.identity != planned:
+        # The NEFF would be stored under the name of a compiler that did not make it.
+        raise KernelgenError(f"the build is for {planned}, and this machine has {compiler.identity} ({executable})")
     compilers.compile_file(
         Path(one(arguments, "hlo")),
         Path(one(arguments, "output")),

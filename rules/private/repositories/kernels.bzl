@@ -33,13 +33,14 @@ def _kernels_impl(rctx):
         rctx.watch(file)
     command = [python, "-P", "-m", "kernelgen", "generate", "bazel", "--output", str(rctx.path("."))]
     command += ["--rules", _repository(rctx.attr._tool)]
-    for library, name in rctx.attr.libraries.items():
+    for library in rctx.attr.libraries:
         folder = rctx.path(library).dirname
         for file in _python_files(folder):
             rctx.watch(file)
-        if name != "kernels":
-            command += ["--kernels", "{}={}".format(name, folder)]
-        command += ["--package", "{}={}//{}".format(name, _repository(library), library.package)]
+
+        # A library is named after its folder; kernelgen's own is always there and needs no naming.
+        command += ["--kernels", str(folder)]
+        command += ["--package", "{}={}//{}".format(folder.basename, _repository(library), library.package)]
     for manifest in rctx.attr.manifests:
         path = rctx.path(manifest)
         if not path.exists:
@@ -63,7 +64,7 @@ kernels_repository = repository_rule(
     implementation = _kernels_impl,
     attrs = {
         "manifests": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The manifests."),
-        "libraries": attr.label_keyed_string_dict(doc = "BUILD file of each folder of emitters, with the library's name; searched in this order."),
+        "libraries": attr.label_list(doc = "BUILD file of each folder of emitters; searched in this order."),
         "_python": attr.label(default = "@neuron_python//:python"),
         "_tool": attr.label(default = "//tools/kernelgen:__init__.py"),
     },

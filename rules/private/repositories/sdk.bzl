@@ -4,6 +4,9 @@ It is looked for in the virtual environment that NEURON_SDK names, then on PATH.
 path, is what compile actions depend on.
 """
 
+# How the first line of `neuronx-cc --version` begins.
+_BANNER = "NeuronX Compiler version "
+
 _BUILD = """\
 load("@{rules}//rules/private/rules:neuron_toolchain.bzl", "neuron_toolchain")
 
@@ -32,7 +35,7 @@ _ABSENT = """\
 
 _LAUNCHER = """\
 #!/bin/sh
-# Runs {identity}
+# Runs {identity}.
 self=$(readlink -f "$0")
 exec "${{self%/*}}/compiler" "$@"
 """
@@ -56,11 +59,12 @@ def _sdk_impl(rctx):
     rctx.watch(path)
     done = rctx.execute([path, "--version"], timeout = 120)
     banner = (done.stdout + done.stderr).strip().split("\n")[0].strip()
-    if done.return_code or not banner:
-        fail("{} --version failed with exit status {}: {}".format(path, done.return_code, banner or "it printed nothing"))
+    if done.return_code or _BANNER not in banner:
+        fail("{} is not the Neuron SDK's compiler: --version ended with status {} and printed '{}', not '{}…'".format(path, done.return_code, banner, _BANNER))
+    identity = "neuronx-cc " + banner.partition(_BANNER)[2].split(" ")[0]
     rctx.symlink(path, "compiler")
-    rctx.file("neuronx-cc", _LAUNCHER.format(identity = banner), executable = True)
-    rctx.file("BUILD.bazel", _BUILD.format(rules = rules, identity = repr(banner)))
+    rctx.file("neuronx-cc", _LAUNCHER.format(identity = identity), executable = True)
+    rctx.file("BUILD.bazel", _BUILD.format(rules = rules, identity = repr(identity)))
 
 neuron_sdk = repository_rule(
     doc = "The Neuron SDK's compiler, when this machine has it.",

@@ -86,7 +86,7 @@ def _script(ctx, arguments, setup):
         is_executable = True,
     )
     runfiles = ctx.runfiles(
-        files = ctx.files.srcs + ctx.files.data + [ctx.file.python, ctx.file._marker],
+        files = ctx.files.srcs + ctx.files.data + ctx.files.main + [ctx.file.python, ctx.file._marker],
     ).merge_all([t[DefaultInfo].default_runfiles for t in ctx.attr.data + ctx.attr.srcs])
     return script, runfiles
 
@@ -94,22 +94,25 @@ def _program_impl(ctx):
     # A program is run by a person: paths on its command line are relative to where the person stands.
     script, runfiles = _script(
         ctx,
-        arguments = "-m " + ctx.attr.module,
+        arguments = '"$RUNFILES_DIR/{}"'.format(_runfile(ctx, ctx.file.main)) if ctx.file.main else "-m " + ctx.attr.module,
         setup = 'cd "${BUILD_WORKING_DIRECTORY:-.}"',
     )
     return [DefaultInfo(executable = script, files = depset([script]), runfiles = runfiles)]
 
 _COMMON = {
     "data": attr.label_list(allow_files = True),
+    "main": attr.label(allow_single_file = [".py"], doc = "A file to run."),
     "python": attr.label(default = "@neuron_python//:python", allow_single_file = True),
     "srcs": attr.label_list(allow_files = True),
     "_marker": attr.label(default = "//tools/kernelgen:__init__.py", allow_single_file = True),
 }
 
 kernelgen_binary = rule(
-    doc = "A Python module as a program: `bazel run //tools/kernelgen -- ARGS`.",
+    doc = "A Python module or file as a program: `bazel run //tools/kernelgen -- ARGS`.",
     implementation = _program_impl,
-    attrs = _COMMON | {"module": attr.string(mandatory = True)},
+    attrs = _COMMON | {
+        "module": attr.string(doc = "A module to run, when `main` is not given."),
+    },
     executable = True,
 )
 
@@ -130,7 +133,7 @@ def _pytest_impl(ctx):
         RunEnvironmentInfo(environment = ctx.attr.env, inherited_environment = ctx.attr.env_inherit),
     ]
 
-kernelgen_pytest = rule(
+kernelgen_py_test = rule(
     doc = "Runs the `test_*.py` files of `srcs` with pytest in the development environment, from the workspace's root.",
     implementation = _pytest_impl,
     attrs = _COMMON | {

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from kernelgen import fileio, manifest
-from kernelgen.cli.options import kernels_option
+from kernelgen.cli.options import kernels_option, manifests_argument
 from kernelgen.errors import KernelgenError
 from kernelgen.library import Library
 from kernelgen.plan import Plan
 
-_manifests = click.argument("manifests", nargs=-1, required=True, type=click.Path(path_type=Path))
+_manifests = manifests_argument
 _output = click.option(
     "-o",
     "--output",

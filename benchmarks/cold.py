@@ -1,0 +1,97 @@
+"""A cold build against what people do today and against the least it could take: `./bazelw run //benchmarks:cold`.
+
+Three ways to get the NEFFs of //manifests:llama3_trn1, in one run, all with the simulator:
+
+* `bazel build` in a scratch checkout with nothing built, Bazel's server started by the build;
+* the shell loop: for each kernel a fresh process that emits and a fresh process that compiles, one after another;
+* the floor: lowering and compiling alone, measured in one process that has everything imported, divided by the number of cores.
+
+Exit status 1 when the loop is not at least 10 times as long as the build, or the build more than 2 times the floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import scratch
+from kernelgen import compilers, hlo, library, manifest
+from kernelgen.plan import Kernel, Plan, canonical_json, spec_json
+
+LOOP_AT_LEAST, FLOOR_AT_MOST = 10.0, 2.0
+
+
+def plan_of(source: library.Library) -> Plan:
+    """Returns the plan of the manifest llama3."""
+    return Plan.merge(manifest.load([scratch.CHECKOUT / "manifests/llama3.yaml"], libraries=[source]))
+
+
+def build() -> float:
+    """Returns the seconds of the cold build."""
+    with scratch.checkout() as checkout:
+        result = checkout.bazel("build", "//manifests:llama3_trn1")
+        return result.seconds
+
+
+def loop(source: library.Library, plan: Plan, count: int | None) -> float:
+    """Returns the seconds of the shell loop; with `count`, of that many kernels spread over the plan, scaled to all."""
+    config = next(c for c in plan.configs if c.target == "trn1")
+    chosen = plan.kernels if count is None else plan.kernels[:: max(1, len(plan.kernels) // count)]
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        for k in chosen:
+            out = Path(folder) / k.spec.id
+            worker = [sys.executable, "-P", "-m", "kernelgen.worker"]
+            emit = ["emit", f"--spec={spec_json(k.spec)}", "--library=kernels", f"--emitter={source.root / k.emitter}.py"]
+            subprocess.run([*worker, *emit, f"--output={out}.pb"], check=True)
+            compile_ = ["compile", "--compiler=simulator", f"--config={canonical_json(config.to_json())}"]
+            files = [f"--kernel={k.spec.id}", f"--hlo={out}.pb", f"--output={out}.neff"]
+            subprocess.run([*worker, *compile_, *files], check=True)
+        return (time.perf_counter() - start) * len(plan.kernels) / len(chosen)
+
+
+def floor(source: library.Library, plan: Plan) -> float:
+    """Returns the seconds of lowering and compiling alone, over the number of cores."""
+    config = next(c for c in plan.configs if c.target == "trn1")
+    compiler = compilers.given("simulator", None, None)
+    registrations = source.scan()
+    functions = {op: library.load_function(source, registrations[op]) for op in {k.spec.op for k in plan.kernels}}
+    with tempfile.TemporaryDirectory() as folder:
+        path, neff = Path(folder) / "k.pb", Path(folder) / "k.neff"
+
+        def once(k: Kernel) -> None:
+            path.write_bytes(hlo.emit(k.spec, functions[k.spec.op]))
+            compilers.compile_file(path, neff, config, compiler, kernel=k.spec.id)
+
+        once(plan.kernels[0])  # imports JAX and starts XLA
+        start = time.perf_counter()
+        for k in plan.kernels:
+            once(k)
+        return (time.perf_counter() - start) / (os.cpu_count() or 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--loop-kernels", type=int, help="Run the loop on a sample of this size and scale the time.")
+    args = parser.parse_args()
+    source = library.builtin_library()
+    plan = plan_of(source)
+    least = floor(source, plan)
+    ours = build()
+    theirs = loop(source, plan, args.loop_kernels)
+    scaled = f" (scaled from {args.loop_kernels})" if args.loop_kernels else ""
+    print(f"{len(plan.kernels)} kernels: build {ours:.1f} s, shell loop {theirs:.1f} s{scaled}, floor {least:.1f} s")
+    print(f"loop / build {theirs / ours:.1f} (at least {LOOP_AT_LEAST:g})")
+    print(f"build / floor {ours / least:.2f} (at most {FLOOR_AT_MOST:g})")
+    return 0 if theirs / ours >= LOOP_AT_LEAST and ours / least <= FLOOR_AT_MOST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Counts what a build does again after a change: `python3 benchmarks/incremental.py`.
+
+Works in a scratch copy of this checkout and prints, for each change, how many emit and compile actions Bazel executed and how many
+it should have. Exit status 1 when a count is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import scratch
+
+ADDED = """
+  - op: add
+    inputs: ["(96,5,1,1)/f32", "(96,1,1,1)/f32"]
+    output: "(96,5,1,1)/f32"
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One change: what was done, and how many actions ran of how many that should."""
+
+    change: str
+    emits: int
+    compiles: int
+    want_emits: int
+    want_compiles: int
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        return (self.emits, self.compiles) == (self.want_emits, self.want_compiles)
+
+
+def run(manifest: str | None = None) -> Iterator[Row]:
+    """Yields a row per change.
+
+    Args:
+        manifest: text of the manifest `llama3` to use instead of the project's own; a small one makes a quick test. It must ask for
+            trn1 and inf2 and for ropes.
+    """
+    with scratch.checkout() as first:
+        cache = first.path.parent / "disk-cache"
+        first.flags = [f"--disk_cache={cache}"]
+        if manifest is not None:
+            (first.path / "manifests/llama3.yaml").write_text(manifest)
+        target = "//manifests:llama3_trn1"
+
+        def row(change: str, want_emits: int, want_compiles: int, *targets: str) -> Row:
+            result = first.bazel("build", *(targets or (target,)))
+            return Row(change, result.emits, result.compiles, want_emits, want_compiles, result.seconds)
+
+        cold = first.bazel("build", target)
+        plan = _plan(first)
+        total, ropes = len(_ids(plan, "llama3_trn1")), len(_ids(plan, "llama3_trn1", "rope-"))
+        yield Row("cold build", cold.emits, cold.compiles, total, total, cold.seconds)
+        yield row("nothing", 0, 0)
+
+        emitters = [p for p in sorted((first.path / "kernels").glob("*.py")) if "@emitter" in p.read_text()]
+        for module in emitters:
+            first.append(f"kernels/{module.name}", "\n# A comment.\n")
+        yield row("a comment in every emitter", total, 0)
+
+        first.edit("kernels/rope.py", NUMERIC[0], NUMERIC[1])
+        yield row("a numeric change in rope", ropes, ropes)
+
+        text = (first.path / "manifests/llama3.yaml").read_text()
+        (first.path / "manifests/llama3.yaml").write_text(
+            text + (ADDED if "\nkernels:" in text else "\nkernels:" + ADDED)
+        )
+        yield row("one kernel added to the YAML", 1, 1)
+
+        new = _second_manifest(first)
+        yield row("a second manifest that shares half its kernels", new, new, target, "//manifests:second_trn1")
+
+        yield row("another target", 0, total + 1, "//manifests:llama3_inf2")
+
+        moved = scratch.Checkout(first.path.parent / "elsewhere" / "moved", first.path.parent / "out2", first.flags)
+        first.bazel("shutdown")
+        shutil.copytree(first.path, moved.path, ignore=shutil.ignore_patterns("bazel-*"), symlinks=True)
+        try:
+            result = moved.bazel("build", target, "//manifests:llama3_inf2", "//manifests:second_trn1")
+            hits = result.cached.get("NeuronEmit", 0), result.cached.get("NeuronCompile", 0)
+            if 0 in hits:
+                raise scratch.BuildFailed(f"the moved checkout took {hits} results from the disk cache\n{result.output}")
+        finally:
+            moved.bazel("shutdown", expect=None)
+        yield Row("a moved checkout with a shared disk cache", result.emits, result.compiles, 0, 0, result.seconds)
+
+
+NUMERIC = ("return out", "return out * 1.0000001")
+
+
+def _plan(checkout: scratch.Checkout) -> dict[str, Any]:
+    """Returns the plan that the checkout's build follows."""
+    shown = checkout.bazel("query", "--output=location", "@neuron_kernels//:plan.json").output
+    line = next(line for line in shown.splitlines() if "plan.json:" in line)
+    plan: dict[str, Any] = json.loads(Path(line.partition(":")[0]).read_text())
+    return plan
+
+
+def _ids(plan: dict[str, Any], bundle: str, prefix: str = "") -> list[str]:
+    """Returns the ids of a bundle's kernels that begin with `prefix`."""
+    kernels = next(b["kernels"] for b in plan["bundles"] if f"{b['name']}_{b['target']}" == bundle)
+    return [k for k in kernels if k.startswith(prefix)]
+
+
+def _second_manifest(checkout: scratch.Checkout) -> int:
+    """Adds a manifest, half of whose kernels are llama3's and half its own; returns the size of a half."""
+    plan = _plan(checkout)
+    chosen = set(_ids(plan, "llama3_trn1")[:20])
+    shared = [k["spec"] for k in plan["kernels"] if k["id"] in chosen]
+    own = [
+        {"op": "mul", "inputs": [f"({n},1,1,1)/f32"] * 2, "output": f"({n},1,1,1)/f32"}
+        for n in range(7, 7 + len(shared))
+    ]
+    # YAML reads JSON.
+    manifest = {"format": 1, "name": "second", "targets": ["trn1"], "kernels": shared + own}
+    (checkout.path / "manifests/second.yaml").write_text(json.dumps(manifest, indent=1))
+    line = 'neuron.manifest(file = "//manifests:llama3.yaml")'
+    checkout.edit("MODULE.bazel", line, f'{line}\n{line.replace("llama3", "second")}')
+    checkout.append("manifests/BUILD.bazel", '\nneuron_manifest(name = "second")\n')
+    return len(shared)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.parse_args()
+    print(f"{'change':52} {'emits':>6} {'compiles':>9} {'expected':>14} {'seconds':>8}")
+    wrong = 0
+    for r in run():
+        mark = "" if r.right else "  WRONG"
+        expected = f"{r.want_emits}, {r.want_compiles}"
+        print(f"{r.change:52} {r.emits:6} {r.compiles:9} {expected:>14} {r.seconds:8.1f}{mark}", flush=True)
+        wrong += not r.right
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

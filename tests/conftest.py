@@ -1,0 +1,18 @@
+"""Bazel's sharding protocol for pytest: each shard runs every n-th test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "TEST_TOTAL_SHARDS" not in os.environ:
+        return
+    Path(os.environ["TEST_SHARD_STATUS_FILE"]).touch()
+    total, index = int(os.environ["TEST_TOTAL_SHARDS"]), int(os.environ["TEST_SHARD_INDEX"])
+    chosen = [item for number, item in enumerate(items) if number % total == index]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
