@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `bazelw` adds to a call of Bazel when everything is in place: at most 50 ms.
 
-    benchmarks/bazelw [--runs N]
+    benchmarks/bazelw.py [--runs N]
 
 Times `./bazelw build` against a direct call of the same program, in turn, and prints the medians. The program is a stand-in for
 Bazel that prints its version and ends at once, so that only the wrapper is measured: finding the program, asking its version
@@ -42,10 +42,9 @@ def main() -> int:
                 subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
                 times[name].append((time.perf_counter() - begun) * 1000)
     median = {name: statistics.median(values[1:]) for name, values in times.items()}
-    added = median["bazelw"] - median["bazel"]
-    print(
-        f"bazelw adds {added:.1f} ms to a call ({median['bazelw']:.1f} ms against {median['bazel']:.1f} ms; limit {LIMIT_MS:.0f} ms)"
-    )
+    direct, wrapped = median["bazel"], median["bazelw"]
+    added = wrapped - direct
+    print(f"bazelw adds {added:.1f} ms to a call ({wrapped:.1f} ms against {direct:.1f} ms; limit {LIMIT_MS:.0f} ms)")
     return int(added > LIMIT_MS)
 
 
