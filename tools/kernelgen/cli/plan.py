@@ -1,0 +1,40 @@
+"""`kernelgen plan`: the kernels, compiles and bundles that manifests ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kernelgen import manifest
+from kernelgen.cli import options
+from kernelgen.library import Library
+from kernelgen.plan import Plan
+
+
+@click.command(short_help="Print the kernels, compiles and bundles that manifests ask for.")
+@options.manifests_argument
+@options.target_option
+@options.kernels_option
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(manifests: tuple[Path, ...], targets: tuple[str, ...], libraries: tuple[Library, ...], form: str) -> None:
+    """Print the kernels, compiles and bundles that manifests ask for, each once.
+
+    The JSON is what the build files are made from; its bytes depend on the manifests' meaning alone.
+    """
+    plan = Plan.merge(options.only_targets(manifest.load(manifests, libraries=libraries), targets))
+    click.echo(plan.to_json() if form == "json" else _table(plan), nl=False)
+
+
+def _table(plan: Plan) -> str:
+    width = max((len(kernel.spec.id) for kernel in plan.kernels), default=0)
+    lines = []
+    for kernel in plan.kernels:
+        spec = kernel.spec
+        inputs = ", ".join("-" if t is None else str(t) for t in spec.inputs)
+        lines.append(f"{spec.id:<{width}}  {kernel.library}/{kernel.emitter}.py  {inputs} -> {spec.output}")
+    lines.append("")
+    for bundle in plan.bundles:
+        lines.append(f"bundle {bundle.id}: {len(bundle.kernels)} kernels, compiled as {bundle.config}")
+    lines.append(f"{len(plan.kernels)} kernels, {len(plan.neffs)} compiles, {len(plan.bundles)} bundles")
+    return "\n".join(lines) + "\n"
