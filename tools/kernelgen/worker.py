@@ -41,11 +41,12 @@ def emit(arguments: Arguments) -> None:
 
 def compile_(arguments: Arguments) -> None:
     """Compiles one HLO: `--compiler`, `--config` (JSON), `--kernel` (id), `--hlo`, `--output`; neuronx-cc also takes
-    `--executable`, `--identity` and `--memory-mb`."""
+    `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a failure is kept."""
     from kernelgen import compilers
     from kernelgen.plan import CompileConfig
 
     executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
+    timeout = maybe(arguments, "timeout")
     compiler = compilers.resolve(one(arguments, "compiler"), path=executable)
     planned = maybe(arguments, "identity")
     if planned and compiler.identity != planned:
@@ -57,6 +58,8 @@ def compile_(arguments: Arguments) -> None:
         CompileConfig.from_json(json.loads(one(arguments, "config"))),
         compiler,
         kernel=one(arguments, "kernel"),
+        log_dir=maybe(arguments, "log-dir"),
+        timeout=float(timeout) if timeout else None,
         memory_mb=int(memory) if memory else None,
     )
 

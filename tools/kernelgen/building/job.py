@@ -250,13 +250,11 @@ class _Run:
             f"--kernel={compile_.neff.kernel}",
             f"--hlo={self._hlo(compile_.neff.kernel)}",
             f"--output={compile_.path}",
+            f"--log-dir={s.state / 'logs'}",
         ]
         if s.executable:
-            arguments += [
-                f"--executable={s.executable}",
-                f"--identity={s.identity}",
-                f"--memory-mb={compile_.neff.memory_mb}",
-            ]
+            arguments += [f"--executable={s.executable}", f"--identity={s.identity}"]
+            arguments += [f"--memory-mb={compile_.neff.memory_mb}"]
         if s.timeout is not None:
             arguments.append(f"--timeout={s.timeout}")
         return arguments

@@ -102,7 +102,7 @@ def command(
     begun = time.monotonic()
     with _terminated_as_interrupt(), job.locked(settings):
         with _reporter(len(plan.neffs)) as reporter:
-            reporter.say(f"compiler: {settings.identity}")
+            reporter.say(chosen.note or f"compiling with {settings.identity}")
             result = job.run(plan, libraries, settings, reporter)
         failed = [step for step in result.steps if step.failure is not None]
         written = _write_bundles(plan if only is None else None, result, settings, forms or ("pack", "tree"))
