@@ -1,0 +1,150 @@
+"""The choice of a compiler, the simulator, and what is the same for all compilers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelgen import compilers, neff
+from kernelgen.compilers import NeuronxCC, Simulator
+from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, KernelgenError
+from kernelgen.hlo import proto
+from kernelgen.plan import CompileConfig
+
+Install = Callable[..., Path]
+
+
+def env(tmp_path: Path, **values: Any) -> dict[str, str]:
+    return {"PATH": str(tmp_path / "nowhere"), **{k: str(v) for k, v in values.items()}}
+
+
+def test_auto_takes_the_sdk_where_there_is_one(install: Install, tmp_path: Path) -> None:
+    on_path = install("path")
+    compiler = compilers.resolve("auto", env=env(tmp_path, PATH=on_path.parent))
+    assert isinstance(compiler, NeuronxCC) and compiler.executable == on_path and compiler.note == ""
+
+
+def test_the_named_environment_wins_over_path(install: Install, tmp_path: Path) -> None:
+    on_path, in_sdk = install("path"), install("venv")
+    compiler = compilers.resolve("neuronx-cc", env=env(tmp_path, PATH=on_path.parent, NEURON_SDK=in_sdk.parent.parent))
+    assert isinstance(compiler, NeuronxCC) and compiler.executable == in_sdk
+
+
+def test_a_given_program_wins_over_all(install: Install, tmp_path: Path) -> None:
+    own, in_sdk = install("own"), install("venv")
+    compiler = compilers.resolve("auto", path=own, env=env(tmp_path, NEURON_SDK=in_sdk.parent.parent))
+    assert isinstance(compiler, NeuronxCC) and compiler.executable == own
+
+
+def test_auto_says_that_it_takes_the_simulator(tmp_path: Path) -> None:
+    compiler = compilers.resolve("auto", env=env(tmp_path))
+    assert isinstance(compiler, Simulator)
+    assert "neuronx-cc is not installed" in compiler.note and "load on no device" in compiler.note
+    assert compilers.resolve("simulator", env=env(tmp_path)).note == "", "who asks for it need not be told"
+
+
+def test_the_sdk_is_demanded(tmp_path: Path) -> None:
+    with pytest.raises(KernelgenError, match="neuronx-cc is not installed") as caught:
+        compilers.resolve("neuronx-cc", env=env(tmp_path))
+    assert caught.value.exit_code == EXIT_USAGE and "NEURON_SDK" in str(caught.value)
+
+
+@pytest.mark.parametrize("choice", ["auto", "neuronx-cc"])
+def test_a_named_environment_without_it_is_a_mistake(tmp_path: Path, choice: str) -> None:
+    with pytest.raises(KernelgenError, match=r"NEURON_SDK is .*, which has no bin/neuronx-cc"):
+        compilers.resolve(choice, env=env(tmp_path, NEURON_SDK=tmp_path))
+
+
+def test_the_empty_package_of_the_public_index_is_not_the_sdk(tmp_path: Path) -> None:
+    (tmp_path / "lib/python3.11/site-packages/neuronx_cc-0.0.1.dist-info").mkdir(parents=True)
+    with pytest.raises(KernelgenError, match="the public index's empty placeholder"):
+        compilers.resolve("auto", env=env(tmp_path, NEURON_SDK=tmp_path))
+
+
+def test_choices(install: Install, tmp_path: Path) -> None:
+    with pytest.raises(KernelgenError, match="unknown compiler 'simulater': did you mean 'simulator'"):
+        compilers.resolve("simulater")
+    with pytest.raises(KernelgenError, match="cannot be used for it"):
+        compilers.resolve("simulator", path=install())
+    (tmp_path / "text").write_text("no program")
+    with pytest.raises(KernelgenError, match="not a program that can be run"):
+        compilers.resolve("neuronx-cc", path=tmp_path / "text")
+    with pytest.raises(KernelgenError, match="expected the simulator, or neuronx-cc and its program"):
+        compilers.given("neuronx-cc")
+
+
+def test_simulator(module: bytes, tmp_path: Path) -> None:
+    config = CompileConfig.make("trn2", optlevel=1)
+    simulator = compilers.given("simulator")
+    data = simulator.compile(module, config, kernel="k", log_dir=tmp_path)
+    assert data == simulator.compile(module, config, kernel="other", log_dir=tmp_path), "the kernel's name is not in it"
+    unpacked = neff.read_simulated(data)
+    assert unpacked.hlo == module
+    assert unpacked.info["compiler"] == simulator.identity
+    assert unpacked.info["config"] == config.to_json()
+    assert list(tmp_path.iterdir()) == []
+
+
+def broken(module: bytes) -> bytes:
+    """Returns HLO that XLA cannot compile: a result of another shape than its operands."""
+    message = proto.parse(module)
+    for computation in message.computations:
+        for i in computation.instructions:
+            if i.opcode == "multiply":
+                i.shape.dimensions[-1] = 7
+    return proto.serialize(message)
+
+
+def test_simulator_refuses_what_does_not_compile(module: bytes, tmp_path: Path) -> None:
+    with pytest.raises(KernelgenError, match="kernel k for trn1: the simulator cannot compile it: ") as caught:
+        Simulator().compile(broken(module), CompileConfig.make("trn1"), kernel="k", log_dir=tmp_path)
+    assert caught.value.exit_code == EXIT_FAILED
+
+
+def double_precision(module: bytes) -> bytes:
+    message = proto.parse(module)
+    for computation in message.computations:
+        for i in computation.instructions:
+            i.shape.element_type = 12
+    return proto.serialize(message)
+
+
+@pytest.mark.parametrize("which", ["simulator", "neuronx-cc"])
+def test_lint_comes_before_the_compiler(install: Install, module: bytes, tmp_path: Path, which: str) -> None:
+    program = install(record=str(tmp_path / "record"))
+    compiler = Simulator() if which == "simulator" else NeuronxCC(program, "2.0")
+    with pytest.raises(KernelgenError, match=r"kernel k for trn1: \[kernelgen/f64\]") as caught:
+        compiler.compile(double_precision(module), CompileConfig.make("trn1"), kernel="k", log_dir=tmp_path)
+    assert caught.value.exit_code == EXIT_FAILED
+    assert not (tmp_path / "record").exists()
+    with pytest.raises(KernelgenError, match="kernel k: not a serialized HloModuleProto"):
+        compiler.compile(b"junk", CompileConfig.make("trn1"), kernel="k", log_dir=tmp_path)
+    with pytest.raises(KernelgenError, match="unknown target 'trn9'"):
+        compiler.compile(module, CompileConfig("trn9"), kernel="k", log_dir=tmp_path)
+
+
+def test_compile_file(module: bytes, tmp_path: Path) -> None:
+    (tmp_path / "k.hlo.pb").write_bytes(module)
+    out = tmp_path / "out" / "k.neff"
+    compilers.compile_file(tmp_path / "k.hlo.pb", out, CompileConfig.make("inf2"), Simulator())
+    assert neff.read_simulated(out.read_bytes()).info["config"]["target"] == "inf2"
+    assert [p.name for p in out.parent.iterdir()] == ["k.neff"]
+
+
+def test_compile_file_leaves_no_old_result(install: Install, module: bytes, tmp_path: Path) -> None:
+    (tmp_path / "k.hlo.pb").write_bytes(module)
+    out = tmp_path / "out" / "k.neff"
+    out.parent.mkdir()
+    out.write_text("of an earlier build")
+    with pytest.raises(KernelgenError, match="kernel k for trn1"):
+        compilers.compile_file(
+            tmp_path / "k.hlo.pb", out, CompileConfig.make("trn1"), NeuronxCC(install(exit=3, output="none"), "2")
+        )
+    assert [p.name for p in out.parent.iterdir()] == ["k.trn1.failed"], (
+        "beside the output: only what explains the failure"
+    )
+    with pytest.raises(KernelgenError, match=r"missing\.hlo\.pb: No such file"):
+        compilers.compile_file(tmp_path / "missing.hlo.pb", out, CompileConfig.make("trn1"), Simulator())

@@ -1,0 +1,234 @@
+"""The driver of neuronx-cc against a double that behaves, and misbehaves, as the real one is known to."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelgen import compilers, neff
+from kernelgen.compilers.neuronx_cc import NeuronxCC
+from kernelgen.errors import EXIT_FAILED, KernelgenError
+from kernelgen.plan import CompileConfig
+
+TRN1 = CompileConfig.make("trn1")
+KERNEL = "sqr-64x4-f32-0123456789ab"
+
+Install = Callable[..., Path]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def compile_with(program: Path, module: bytes, log_dir: Path, **limits: Any) -> bytes:
+    return NeuronxCC.open(program).compile(module, TRN1, kernel=KERNEL, log_dir=log_dir, **limits)
+
+
+def failure(program: Path, module: bytes, log_dir: Path, **limits: Any) -> str:
+    """Returns the error of a compile, after checking what every such error holds."""
+    with pytest.raises(KernelgenError) as caught:
+        compile_with(program, module, log_dir, **limits)
+    assert caught.value.exit_code == EXIT_FAILED
+    text = str(caught.value)
+    assert f"kernel {KERNEL} for trn1: neuronx-cc " in text
+    log = re.search(r"the whole log: (.*)", text)
+    assert log and Path(log[1]).is_file() and Path(log[1]).is_relative_to(log_dir)
+    assert "compile hlo_module.pb --framework XLA --target trn1" in Path(log[1]).read_text(errors="replace")
+    assert f"to run it again: cd {Path(log[1]).parent} && {program} compile " in text
+    assert (Path(log[1]).parent / "hlo_module.pb").read_bytes() == module
+    return text
+
+
+def test_compiles(install: Install, module: bytes, tmp_path: Path) -> None:
+    data = compile_with(install(), module, tmp_path / "logs", timeout=30, memory_mb=2000)
+    header = neff.check_payload(data)
+    assert not header.simulated and header.pkg_version == 2 and header.lnc_size == 1
+    assert "sg00/code.bin" in neff.unpack(data)
+    assert not (tmp_path / "logs").exists(), "nothing is kept when all goes well"
+
+
+def test_command_environment_and_folder(
+    install: Install, module: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NEURON_CC_FLAGS", "PYTHONPATH", "NEURON_COMPILE_CACHE_URL", "LD_PRELOAD_X"):
+        monkeypatch.setenv(name, "leaked")
+    record = tmp_path / "record"
+    program = install(record=str(record))
+    config = CompileConfig.make(
+        "trn2", optlevel=3, auto_cast="matmult", extra_flags=("--enable-fast-loading-neuron-binaries",)
+    )
+    before = set(Path.cwd().iterdir())
+    NeuronxCC.open(program).compile(module, config, kernel=KERNEL, log_dir=tmp_path)
+    version, run = records(record)
+    assert version["arguments"] == ["--version"]
+    assert (
+        run["arguments"]
+        == (
+            "compile hlo_module.pb --framework XLA --target trn2 --optlevel 3 --model-type generic --auto-cast matmult "
+            "--auto-cast-type bf16 --lnc 2 --enable-fast-loading-neuron-binaries --output kernel.neff --logfile log-neuron-cc.txt"
+        ).split()
+    )
+    assert "leaked" not in run["environment"].values()
+    folder = Path(run["folder"])
+    assert Path(run["environment"]["HOME"]).is_relative_to(folder)
+    assert Path(run["environment"]["TMPDIR"]).is_relative_to(folder)
+    assert "hlo_module.pb" in run["files"]
+    assert not folder.exists(), "the scratch folder is removed"
+    assert set(Path.cwd().iterdir()) == before, "no litter where the caller works"
+
+
+def test_status(install: Install, module: bytes, tmp_path: Path) -> None:
+    program = install(exit=70, output="none", print="[F134] backend: out of registers")
+    text = failure(program, module, tmp_path)
+    assert "neuronx-cc ended with status 70\n" in text
+    assert "  | [F134] backend: out of registers" in text
+    assert re.search(r"the compiler's own log: .*log-neuron-cc\.txt", text)
+    command = text.partition("to run it again: ")[2]
+    again = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert again.returncode == 70 and "out of registers" in again.stdout
+
+
+def test_no_file(install: Install, module: bytes, tmp_path: Path) -> None:
+    assert "neuronx-cc ended with status 0 but wrote no NEFF\n" in failure(install(output="none"), module, tmp_path)
+
+
+def test_status_with_file(install: Install, module: bytes, tmp_path: Path) -> None:
+    text = failure(install(exit=1), module, tmp_path)
+    assert re.search(r"ended with status 1, although it wrote a NEFF of \d+ bytes, which is not used", text)
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [("garbage", "not a NEFF: package version"), ("truncated", "NEFF cut off"), ("empty", "not a NEFF: 0 bytes")],
+)
+def test_bad_file(install: Install, module: bytes, tmp_path: Path, output: str, reason: str) -> None:
+    text = failure(install(output=output), module, tmp_path)
+    assert "ended with status 0 but what it wrote is no NEFF: " in text and reason in text
+
+
+def test_hang(install: Install, module: bytes, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    # The child in the background goes on after the compiler, unless the whole group is killed.
+    program = install(hang=True, record=str(record))
+    compiler = NeuronxCC(program, "2.0")
+    begun = time.monotonic()
+    with pytest.raises(KernelgenError, match=r"still running after 1\.5 s, and was stopped") as caught:
+        compiler.compile(module, TRN1, kernel=KERNEL, log_dir=tmp_path, timeout=1.5)
+    assert time.monotonic() - begun < 10
+    assert "  | Compiler status PASS" in str(caught.value), "what it printed before is shown"
+    (run,) = records(record)
+    assert len(run["pids"]) == 2
+    assert wait_for(lambda: not any(map(alive, run["pids"])))
+
+
+def test_background(install: Install, module: bytes, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    NeuronxCC(install(background=True, record=str(record)), "2.0").compile(
+        module, TRN1, kernel=KERNEL, log_dir=tmp_path
+    )
+    (run,) = records(record)
+    assert wait_for(lambda: not any(map(alive, run["pids"]))), "nothing is left running after a good compile either"
+
+
+def test_killed(install: Install, module: bytes, tmp_path: Path) -> None:
+    text = failure(install(signal=int(signal.SIGKILL)), module, tmp_path)
+    assert "was killed, most likely because the machine ran out of memory, although it wrote" in text
+    assert "memory_mb" in text
+    text = failure(install(exit=1, output="none", print="[F137] neuronx-cc was forcibly killed"), module, tmp_path)
+    assert "was killed, most likely because the machine ran out of memory\n" in text
+    text = failure(install(signal=int(signal.SIGSEGV), output="none"), module, tmp_path)
+    assert "was killed by SIGSEGV\n" in text
+
+
+def test_memory(install: Install, module: bytes, tmp_path: Path) -> None:
+    text = failure(install(memory_mb=400), module, tmp_path, memory_mb=150, timeout=30)
+    used = re.search(r"used (\d+) MiB of memory, more than its 150 MiB, and was stopped", text)
+    assert used and int(used[1]) > 150
+    assert "raise the manifest's memory_mb" in text
+
+
+def test_large_log(install: Install, module: bytes, tmp_path: Path) -> None:
+    text = failure(install(log_mb=10, exit=1, output="none"), module, tmp_path)
+    assert len(text) < 20_000
+    assert "  | line 10239 ..." in text and "  | Compiler status FAIL" in text
+    log = Path(re.search(r"the whole log: (.*)", text)[1])  # type: ignore[index]
+    assert log.stat().st_size > 10 << 20
+    assert compile_with(install(log_mb=10), module, tmp_path)
+
+
+def test_failure_is_not_remembered(install: Install, module: bytes, tmp_path: Path) -> None:
+    failure(install(exit=1, output="none"), module, tmp_path / "logs")
+    compile_with(install(), module, tmp_path / "logs")
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_version(install: Install) -> None:
+    compiler = NeuronxCC.open(install())
+    assert (compiler.name, compiler.identity) == ("neuronx-cc", "neuronx-cc 2.10.0.34+6c8792c6f")
+
+
+@pytest.mark.parametrize("version", ["", "usage: neuronx-cc", "\nNeuronX Compiler version 2.0", "\x00\xff"])
+def test_odd_version(install: Install, version: str) -> None:
+    with pytest.raises(KernelgenError, match=r"--version ended with status 0 and the first line") as caught:
+        NeuronxCC.open(install(version=version))
+    assert "expected 'NeuronX Compiler version …'" in str(caught.value)
+
+
+def test_known_version_is_not_asked_for(install: Install, module: bytes, tmp_path: Path) -> None:
+    program = install(version="broken")
+    for identity in ("NeuronX Compiler version 2.1.0+abc", "neuronx-cc 2.1.0+abc"):
+        assert compilers.given("neuronx-cc", program, identity).identity == "neuronx-cc 2.1.0+abc"
+    with pytest.raises(KernelgenError, match="'gcc 12' is not the version of a neuronx-cc"):
+        compilers.given("neuronx-cc", program, "gcc 12")
+
+
+def test_arguments_are_refused_by_the_compiler(install: Install, module: bytes, tmp_path: Path) -> None:
+    config = CompileConfig.make("trn1", extra_flags=("--native-int46",))
+    with pytest.raises(KernelgenError, match="ended with status 2") as caught:
+        NeuronxCC.open(install()).compile(module, config, kernel=KERNEL, log_dir=tmp_path)
+    assert "  | [ERROR] unrecognized arguments: --native-int46" in str(caught.value)
+
+
+def test_dies_with_its_caller(install: Install, module: bytes, tmp_path: Path) -> None:
+    """A build that is killed with SIGKILL leaves no compiler behind that eats the machine's memory."""
+    record = tmp_path / "record"
+    program = install(hang=True, record=str(record))
+    (tmp_path / "hlo").write_bytes(module)
+    code = (
+        "from pathlib import Path; from kernelgen.compilers import *; from kernelgen.plan import CompileConfig\n"
+        f"compile_file({str(tmp_path / 'hlo')!r}, {str(tmp_path / 'out')!r}, CompileConfig.make('trn1'), "
+        f"NeuronxCC(Path({str(program)!r}), '2.0'))"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert wait_for(lambda: record.exists() and record.read_text().endswith("\n"))
+    caller.kill()
+    caller.wait()
+    (run,) = records(record)
+    assert wait_for(lambda: not any(map(alive, run["pids"])))
+    assert not (tmp_path / "out").exists()
