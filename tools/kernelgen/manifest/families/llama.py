@@ -47,7 +47,8 @@ class Hyperparameters:
         weights: the types that occur, by tensor name without `blk.N.` and `.weight`.
         biases: tensors that have a bias.
         fused_qkv: whether Q, K and V come from one weight.
-        n_ctx: cells of the KV cache.
+        n_ctx: cells of the KV cache, for each sequence.
+        n_seq: sequences that have a cache each.
         n_tokens: tokens per graph.
         n_outputs: outputs per graph; None for 1 and all.
         n_kv: lengths of the cache that graphs read.
@@ -68,6 +69,7 @@ class Hyperparameters:
     biases: frozenset[str]
     fused_qkv: bool
     n_ctx: int
+    n_seq: int
     n_tokens: tuple[int, ...]
     n_outputs: tuple[int, ...] | None
     n_kv: tuple[int, ...]
@@ -100,8 +102,10 @@ def kernels(h: Hyperparameters) -> Iterator[KernelSpec]:
         for flash in h.flash_attn:
             yield from _cache(h, n, flash)
             for n_kv in h.n_kv:
-                if n_kv >= min(pad(n), h.n_ctx):  # the cache holds the graph's own tokens at least
-                    yield from _attention(h, n, n_kv, flash)
+                for seqs in range(1, h.n_seq + 1):
+                    # A graph takes equally many tokens of each sequence, and the cache holds at least these.
+                    if n % seqs == 0 and pad(n // seqs) <= n_kv:
+                        yield from _attention(h, n // seqs, n_kv, seqs, flash)
         yield from _attention_output(h, n)
         yield from _feed_forward(h, n)
         for m in (1, n) if h.n_outputs is None else (m for m in h.n_outputs if m <= n):
@@ -184,58 +188,64 @@ def _cache(h: Hyperparameters, n: int, flash: bool) -> Iterator[KernelSpec]:
     if size_v:
         yield _hadamard(size_v, h.n_embd_kv * n)
         yield _hadamard(size_v, h.n_embd_q * n)
-    row = 4 * (h.n_embd_q + 2 * h.n_embd_kv) if h.fused_qkv else 4 * h.n_embd_kv
-    current = TensorDesc.make((h.n_embd_kv, n, 1, 1), "f32", (4, row, row * n, row * n))
+    # A fused weight leaves V as a strided view; rotating it makes it dense.
+    row = 4 * (h.n_embd_q + 2 * h.n_embd_kv if h.fused_qkv else h.n_embd_kv)
+    heads = TensorDesc.make((h.head, h.n_head_kv, n, 1), "f32", (4, 4 * h.head, row, row * n))
+    strided = TensorDesc.make((h.n_embd_kv, n, 1, 1), "f32", (4, row, row * n, row * n))
     dense = _f32(h.n_embd_kv, n)
-    k = TensorDesc.make((h.n_embd_kv, h.n_ctx, 1, 1), h.type_k)
+    cells = h.n_ctx * h.n_seq
+    k = TensorDesc.make((h.n_embd_kv, cells, 1, 1), h.type_k)
     yield KernelSpec.make("set_rows", [dense, _vector("i64", n), k], k)
-    v_data = dense if size_v else current
+    if size_v and not heads.contiguous:
+        yield KernelSpec.make("cont", [heads], _f32(size_v, h.n_embd_kv * n // size_v))
     if flash:
-        v = TensorDesc.make((h.n_embd_kv, h.n_ctx, 1, 1), h.type_v)
-        yield KernelSpec.make("set_rows", [v_data, _vector("i64", n), v], v)
+        v = TensorDesc.make((h.n_embd_kv, cells, 1, 1), h.type_v)
+        yield KernelSpec.make("set_rows", [dense if size_v else strided, _vector("i64", n), v], v)
         return
     # Without flash attention V is kept transposed, and every element is a row of its own.
-    if not v_data.contiguous:
-        yield KernelSpec.make(
-            "cont", [TensorDesc.make((h.head, h.n_head_kv, n, 1), "f32", (4, 4 * h.head, row, row * n))], dense
-        )
+    if h.fused_qkv:
+        yield KernelSpec.make("cont", [heads], dense)
     count = h.n_embd_kv * n
-    v = TensorDesc.make((1, h.n_embd_kv * h.n_ctx, 1, 1), h.type_v)
+    v = TensorDesc.make((1, h.n_embd_kv * cells, 1, 1), h.type_v)
     yield KernelSpec.make("set_rows", [_f32(1, count), _vector("i64", count), v], v)
 
 
-def _attention(h: Hyperparameters, n: int, n_kv: int, flash: bool) -> Iterator[KernelSpec]:
+def _attention(h: Hyperparameters, n: int, n_kv: int, seqs: int, flash: bool) -> Iterator[KernelSpec]:
+    """Attention of `n` tokens in each of `seqs` sequences over the first `n_kv` cells of their caches."""
     head = 4 * h.head
-    q = TensorDesc.make((h.head, n, h.n_head, 1), "f32", (4, head * h.n_head, head, head * h.n_head * n))
-    k = _cache_view(h, h.type_k, n_kv)
+    token = head * h.n_head
+    q = TensorDesc.make((h.head, n, h.n_head, seqs), "f32", (4, token, head, token * n))
+    k = _cache_view(h, h.type_k, n_kv, seqs)
     scale = _f32_round(1.0 / _f32_round(math.sqrt(h.head)))
     if flash:
-        mask = TensorDesc.make((n_kv, n, 1, 1), "f16")
-        yield KernelSpec.make(
-            "flash_attn_ext",
-            [q, k, _cache_view(h, h.type_v, n_kv), mask],
-            _f32(h.head, h.n_head, n),
-            {"scale": scale, "prec": _PREC_F32},
-        )
+        v = _cache_view(h, h.type_v, n_kv, seqs)
+        for view in dict.fromkeys((k, v)):
+            if view.dtype == "f32":
+                half = TensorDesc.make(view.ne, "f16")
+                yield KernelSpec.make("cpy", [view, half], half)
+        inputs = [q, *(TensorDesc.make(t.ne, "f16") if t.dtype == "f32" else t for t in (k, v))]
+        mask = TensorDesc.make((n_kv, n, 1, seqs), "f16")
+        out = _f32(h.head, h.n_head, n, seqs)
+        yield KernelSpec.make("flash_attn_ext", [*inputs, mask], out, {"scale": scale, "prec": _PREC_F32})
         return
-    weights = _f32(n_kv, n, h.n_head)
+    weights = _f32(n_kv, n, h.n_head, seqs)
     yield KernelSpec.make("mul_mat", [k, q], weights, {"prec": _PREC_F32})
-    yield KernelSpec.make("soft_max", [weights, _f32(n_kv, n)], weights, {"scale": scale})
+    yield KernelSpec.make("soft_max", [weights, _f32(n_kv, n, 1, seqs)], weights, {"scale": scale})
     size = TYPES[h.type_v].size
     cell = size * h.n_ctx
-    v = TensorDesc.make((n_kv, h.head, h.n_head_kv, 1), h.type_v, (size, cell, cell * h.head, cell * h.n_embd_kv))
-    out = _f32(h.head, n, h.n_head)
+    v = TensorDesc.make((n_kv, h.head, h.n_head_kv, seqs), h.type_v, (size, cell, cell * h.head, cell * h.n_embd_kv))
+    out = _f32(h.head, n, h.n_head, seqs)
     yield KernelSpec.make("mul_mat", [v, weights], out)
-    heads = TensorDesc.make((h.head, h.n_head, n, 1), "f32", (4, head * n, head, head * n * h.n_head))
-    yield KernelSpec.make("cont", [heads], _f32(h.n_embd_q, n))
+    merged = TensorDesc.make((h.head, h.n_head, n, seqs), "f32", (4, head * n, head, token * n))
+    yield KernelSpec.make("cont", [merged], _f32(h.n_embd_q, n * seqs))
 
 
-def _cache_view(h: Hyperparameters, dtype: str, n_kv: int) -> TensorDesc:
-    """The first `n_kv` cells of a cache, heads moved outward: (head, n_kv, n_head_kv)."""
+def _cache_view(h: Hyperparameters, dtype: str, n_kv: int, seqs: int) -> TensorDesc:
+    """The first `n_kv` cells of a cache, heads moved outward: (head, n_kv, n_head_kv, seqs)."""
     t = TYPES[dtype]
     head = h.head // t.block * t.size
     cell = head * h.n_head_kv
-    return TensorDesc.make((h.head, n_kv, h.n_head_kv, 1), dtype, (t.size, cell, head, cell * h.n_ctx))
+    return TensorDesc.make((h.head, n_kv, h.n_head_kv, seqs), dtype, (t.size, cell, head, cell * h.n_ctx))
 
 
 def _attention_output(h: Hyperparameters, n: int) -> Iterator[KernelSpec]:
@@ -315,7 +325,9 @@ def _read(model: Node, report: Report) -> Hyperparameters | None:
     _check_cache(r, flash, head, n_head_kv)
     rope = _rope(r, head)
     n_ctx = r.value("n_ctx")
-    n_tokens, n_outputs, n_kv = _lengths(r, n_ctx)
+    n_seq = r.value("n_seq_max", default=1)
+    cells = n_ctx and pad(pad(n_ctx) // n_seq)
+    n_tokens, n_outputs, n_kv = _lengths(r, cells, n_seq)
     biases = frozenset(str(item.value) for item in r.nodes("biases"))
     fused = bool(r.value("fused_qkv", default=False))
     if fused:
@@ -340,7 +352,8 @@ def _read(model: Node, report: Report) -> Hyperparameters | None:
         weights=weights,
         biases=biases,
         fused_qkv=fused,
-        n_ctx=pad(n_ctx),
+        n_ctx=cells or 0,
+        n_seq=n_seq,
         n_tokens=n_tokens,
         n_outputs=n_outputs,
         n_kv=n_kv,
@@ -373,9 +386,10 @@ def _weights(r: _Reader, n_embd: int | None, n_ff: int | None, n_embd_q: int | N
     found: dict[str, tuple[str, ...]] = {}
     reported: set[int] = set()
     for name in _WEIGHTS:
-        nodes = (r.nodes("weights", name) if table else []) or general
-        if not nodes and name == "output" and table:
+        nodes = r.nodes("weights", name) if table else []
+        if name == "output" and not nodes and table:
             nodes = r.nodes("weights", "token_embd")  # tied embeddings
+        nodes = nodes or general
         found[name] = tuple(str(node.value) for node in nodes) or ("f16",)
         for node in nodes:
             t = TYPES.get(str(node.value))
@@ -410,28 +424,31 @@ def _check_cache(r: _Reader, flash: tuple[bool, ...], head: int | None, n_head_k
             )
 
 
-def _lengths(r: _Reader, n_ctx: int | None) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...]]:
-    """Returns n_tokens, n_outputs and n_kv."""
+def _lengths(
+    r: _Reader, cells: int | None, n_seq: int
+) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...]]:
+    """Returns n_tokens, n_outputs and n_kv; `cells` is the length of one sequence's cache, None when it is not known."""
     tokens = r.nodes("n_tokens")
     for node in tokens:
-        if n_ctx and node.value > pad(n_ctx):
-            r.fail(node, f"n_tokens is at most n_ctx, {pad(n_ctx)}, not {node.value}")
+        if cells and node.value > cells * n_seq:
+            r.fail(node, f"n_tokens is at most n_ctx, {cells * n_seq}, not {node.value}")
     n_tokens = tuple(int(node.value) for node in tokens)
     outputs = r.nodes("n_outputs")
     for node in outputs:
         if n_tokens and node.value > max(n_tokens):
-            r.fail(node, f"no more outputs than tokens: at most {max(n_tokens)}, not {node.value}")
+            r.fail(node, f"there are no more outputs than tokens, {max(n_tokens)}, so not {node.value}")
+    least = pad(-(-min(n_tokens) // n_seq)) if n_tokens else N_KV_UNIT
     lengths = r.nodes("n_kv")
     for node in lengths:
         if node.value % N_KV_UNIT:
-            r.fail(node, f"llama.cpp reads the cache in multiples of {N_KV_UNIT}: {pad(node.value)}, not {node.value}")
-        elif n_ctx and node.value > pad(n_ctx):
-            r.fail(node, f"n_kv is at most n_ctx, {pad(n_ctx)}, not {node.value}")
-        elif n_tokens and node.value < min(pad(min(n_tokens)), pad(n_ctx or node.value)):
-            r.fail(node, f"n_kv of {node.value} can't occur: every graph has at least {min(n_tokens)} tokens")
+            r.fail(node, f"llama.cpp reads the cache in multiples of {N_KV_UNIT}, as {pad(node.value)}, not {node.value}")
+        elif cells and node.value > cells:
+            r.fail(node, f"n_kv is at most the length of a cache, {cells}, not {node.value}")
+        elif node.value < least:
+            r.fail(node, f"n_kv is at least {least}, since graphs have {min(n_tokens)} tokens or more; {node.value} can't occur")
     n_kv = tuple(int(node.value) for node in lengths)
-    if not lengths and n_ctx:
-        n_kv = tuple(range(N_KV_UNIT, pad(n_ctx) + 1, N_KV_UNIT))
+    if not lengths and cells:
+        n_kv = tuple(range(N_KV_UNIT, cells + 1, N_KV_UNIT))
     return n_tokens, tuple(int(node.value) for node in outputs) or None, n_kv
 
 
