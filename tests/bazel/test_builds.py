@@ -1,0 +1,102 @@
+"""Builds as a user runs them: both modes, the choice of a compiler, and what a mistake looks like."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import scratch
+
+FAKE = Path(__file__).resolve().parents[1] / "compilers" / "fake_neuronx_cc"
+
+
+@pytest.fixture(scope="module")
+def checkout() -> Iterator[scratch.Checkout]:
+    with scratch.checkout() as made:
+        # Only the basic manifest: what is tested here does not depend on how many kernels there are.
+        made.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:llama3.yaml")\n', "")
+        made.edit("WORKSPACE", '        "//manifests:llama3.yaml",\n', "")
+        made.edit("manifests/BUILD.bazel", 'neuron_manifest(name = "llama3")\n', "")
+        yield made
+
+
+def digest(checkout: scratch.Checkout, form: str = "kernels.gguf") -> str:
+    packs = checkout.bazel("cquery", "--output=files", "//manifests:basic_trn1.pack").output.splitlines()
+    path = next(p for p in packs if p.endswith(form))
+    return hashlib.sha256((checkout.path / path).read_bytes()).hexdigest()
+
+
+def test_workspace_mode_builds_the_same_bytes(checkout: scratch.Checkout) -> None:
+    checkout.bazel("build", "//manifests:basic_trn1")
+    bzlmod = digest(checkout)
+    result = checkout.bazel("build", "//manifests:basic_trn1", flags=["--config=workspace"])
+    assert "basic_trn1" in result.output
+    execroot = next((checkout.output_root).glob("*/execroot/neuron_kernelgen"))
+    packs = list(execroot.glob("bazel-out/*/bin/external/neuron_kernels/bundles/basic_trn1.kernels.gguf"))
+    assert [hashlib.sha256(p.read_bytes()).hexdigest() for p in packs] == [bzlmod]
+
+
+def test_the_choice_of_the_simulator_is_said_once(checkout: scratch.Checkout) -> None:
+    checkout.bazel("shutdown")
+    output = checkout.bazel("build", "//manifests:basic_trn1", "//manifests:basic_inf2").output
+    assert output.count("NEFFs are made for the simulator") == 1
+
+
+def test_a_release_refuses_the_simulator(checkout: scratch.Checkout) -> None:
+    output = checkout.bazel("build", "--config=release", "//manifests:basic_trn1", expect=1).output
+    assert "neuronx-cc is demanded and is not on this machine" in output
+    assert "NEURON_SDK" in output
+
+
+def test_an_unknown_compiler_is_refused_by_name(checkout: scratch.Checkout) -> None:
+    output = checkout.bazel("build", "--//rules:compiler=gcc", "//manifests:basic_trn1", expect=1).output
+    assert "unknown compiler; it is one of auto, neuronx-cc, simulator" in output
+
+
+@pytest.fixture
+def sdk(tmp_path: Path) -> Path:
+    """A virtual environment that holds the double of neuronx-cc."""
+    folder = tmp_path / "sdk"
+    (folder / "bin").mkdir(parents=True)
+    shutil.copy(FAKE, folder / "bin" / "neuronx-cc")
+    (folder / "bin" / "neuronx-cc").chmod(0o755)
+    return folder
+
+
+def test_auto_takes_the_sdk_when_it_is_there_and_releases_build_with_it(checkout: scratch.Checkout, sdk: Path) -> None:
+    checkout.env = {"NEURON_SDK": str(sdk)}
+    try:
+        automatic = checkout.bazel("build", "//manifests:basic_trn1")
+        assert automatic.compiles == 10
+        assert automatic.emits == 0
+        assert "simulator" not in automatic.output
+        assert checkout.bazel("build", "--config=release", "//manifests:basic_trn1").compiles == 0
+    finally:
+        checkout.env = {}
+
+
+def test_a_mistake_in_a_manifest_is_shown_with_its_place(checkout: scratch.Checkout) -> None:
+    path = checkout.path / "manifests/basic.yaml"
+    good = path.read_text()
+    try:
+        checkout.edit("manifests/basic.yaml", "op: soft_max", "op: softmax")
+        output = checkout.bazel("build", "//manifests:basic_trn1", expect=None).output
+        assert "manifests/basic.yaml:" in output
+        assert "did you mean 'soft_max'?" in output
+        assert ".py" not in output.partition("kernels can't be planned")[2].partition("\n\n")[2].partition("ERROR")[0]
+    finally:
+        path.write_text(good)
+    checkout.bazel("build", "//manifests:basic_trn1")
+
+
+def test_a_new_emitter_is_found_without_being_named(checkout: scratch.Checkout) -> None:
+    (checkout.path / "kernels/cubes.py").write_text(
+        '"""Cubes."""\n\nfrom kernelgen.emitter import emitter\n\n\n@emitter("cube")\ndef cube(x):\n    return x * x * x\n'
+    )
+    entry = '  - op: cube\n    inputs: ["(4,1,1,1)/f32"]\n    output: "(4,1,1,1)/f32"\n'
+    checkout.append("manifests/basic.yaml", entry)
+    result = checkout.bazel("build", "//manifests:basic_trn1")
+    assert (result.emits, result.compiles) == (1, 1)

@@ -1,0 +1,14 @@
+"""Another repository depends on this one, with a manifest, a kernel and a program of its own."""
+
+from __future__ import annotations
+
+import pytest
+import scratch
+
+
+@pytest.mark.parametrize("mode", [[], ["--config=workspace"]], ids=["bzlmod", "workspace"])
+def test_a_repository_that_uses_the_rules_builds_and_its_program_finds_its_kernels(mode: list[str]) -> None:
+    with scratch.checkout(folder="e2e/smoke", flags=mode) as checkout:
+        result = checkout.bazel("test", "//...")
+        assert (result.emits, result.compiles) == (2, 2)
+        assert "//:linked_test" in result.output and "PASSED" in result.output

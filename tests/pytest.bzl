@@ -1,0 +1,31 @@
+"""One test target for each folder of tests."""
+
+load("//rules/private/rules:kernelgen_tool.bzl", "kernelgen_py_test")
+
+# What any test of the Python side may import or read.
+_PROJECT = [
+    "//:project_files",
+    "//kernels",
+    "//manifests:yaml",
+    "//tools/kernelgen:kernelgen_sources",
+]
+
+def pytest_folder(name, data = [], size = "medium", **kwargs):
+    """Declares the tests in `<name>/`.
+
+    Args:
+        name: the folder.
+        data: what these tests read beyond kernelgen, the kernels and the manifests.
+        size: as of every test.
+        **kwargs: as of the rule.
+    """
+    kernelgen_py_test(
+        name = name,
+        size = size,
+        srcs = native.glob([name + "/**/*.py"]) + ["conftest.py"],
+        data = data + _PROJECT + [":data"] + native.glob(
+            [name + "/**"],
+            exclude = ["**/*.py", "**/*.pyc"],
+        ),
+        **kwargs
+    )
