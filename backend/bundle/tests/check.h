@@ -10,14 +10,14 @@ inline int & n_failures() {
 }
 
 // Counts a failure and prints it with a printf-style explanation.
-#define CHECK_MSG(condition, ...)                                                     \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
+#define CHECK_MSG(condition, ...)                                                       \
+    do {                                                                                \
+        if (!(condition)) {                                                             \
             std::fprintf(stderr, "%s:%d: %s failed: ", __FILE__, __LINE__, #condition); \
-            std::fprintf(stderr, __VA_ARGS__);                                        \
-            std::fprintf(stderr, "\n");                                               \
-            n_failures()++;                                                           \
-        }                                                                             \
+            std::fprintf(stderr, __VA_ARGS__);                                          \
+            std::fprintf(stderr, "\n");                                                 \
+            n_failures()++;                                                             \
+        }                                                                               \
     } while (0)
 
 #define CHECK(condition) CHECK_MSG(condition, "%s", "")

@@ -129,7 +129,10 @@ static void test_names_and_absent_inputs(const neuron_kernels * bundle, const st
         CHECK(find(bundle, k) == static_cast<int32_t>(i));
 
         // ggml has ten sources in every node; the backend may pass them all.
-        k.inputs.resize(10, { NEURON_KERNELS_ABSENT, { -1, 0, 7, 0 }, {} });
+        k.inputs.resize(10, {
+                                NEURON_KERNELS_ABSENT, { -1, 0, 7, 0 },
+                                 {}
+        });
         CHECK(find(bundle, k) == static_cast<int32_t>(i));
         k.inputs.resize(10000, { NEURON_KERNELS_ABSENT, {}, {} });
         CHECK(find(bundle, k) == static_cast<int32_t>(i));
@@ -196,21 +199,23 @@ static void test_bad_arguments(const neuron_kernels * bundle, const std::vector<
 }
 
 static void test_set_dense() {
-    const auto strides = [](int32_t type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, std::vector<uint64_t> nb) {
+    const auto strides = [](int32_t type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
+                            std::vector<uint64_t> nb) {
         neuron_kernels_tensor t = {
             type, { ne0, ne1, ne2, ne3 },
-              { 7, 7, 7, 7 }
+             { 7,   7,   7,   7   }
         };
         const int result = neuron_kernels_set_dense(&t);
         CHECK_MSG(result == (nb.empty() ? -1 : 0), "type %d", type);
-        CHECK_MSG(nb.empty() ? t.nb[0] == 7 && t.nb[3] == 7 : memcmp(t.nb, nb.data(), sizeof(t.nb)) == 0, "type %d", type);
+        CHECK_MSG(nb.empty() ? t.nb[0] == 7 && t.nb[3] == 7 : memcmp(t.nb, nb.data(), sizeof(t.nb)) == 0, "type %d",
+                  type);
     };
     strides(0, 3, 5, 7, 9, { 4, 12, 60, 420 });
     strides(12, 512, 4, 1, 1, { 144, 288, 1152, 1152 });  // q4_K: 144 bytes for 256 elements
     strides(12, 100, 4, 1, 1, {});                        // no whole block
     strides(0, 3, 0, 1, 1, {});
     strides(0, 3, -5, 1, 1, {});
-    strides(4, 32, 1, 1, 1, {});                          // no such type
+    strides(4, 32, 1, 1, 1, {});  // no such type
     strides(NEURON_KERNELS_ABSENT, 32, 1, 1, 1, {});
     strides(0, int64_t(1) << 40, int64_t(1) << 40, 1, 1, {});
     strides(24, int64_t(1) << 62, 1, 1, 2, {});
@@ -249,7 +254,8 @@ int main() {
     const std::string         bytes   = test::make_pack(kernels).bytes();
     char                      message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels *          bundle = nullptr;
-    if (neuron_kernels_open_memory(bytes.data(), bytes.size(), &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+    if (neuron_kernels_open_memory(bytes.data(), bytes.size(), &bundle, message, sizeof(message)) !=
+        NEURON_KERNELS_OK) {
         fprintf(stderr, "%s\n", message);
         return 1;
     }

@@ -20,7 +20,7 @@ static neuron_kernels_status open_exactly(const std::string & bytes, std::string
     const std::unique_ptr<char[]> block(new char[bytes.size()]);
     memcpy(block.get(), bytes.data(), bytes.size());
     char                        buffer[NEURON_KERNELS_MESSAGE_SIZE] = "untouched";
-    neuron_kernels *            bundle = reinterpret_cast<neuron_kernels *>(1);
+    neuron_kernels *            bundle                              = reinterpret_cast<neuron_kernels *>(1);
     const neuron_kernels_status status =
         neuron_kernels_open_memory(block.get(), bytes.size(), &bundle, buffer, sizeof(buffer));
     message = buffer;
@@ -72,7 +72,8 @@ static void test_wrong_packs() {
     wrong("values", CORRUPT, "truncated or corrupt", [](pack & p) { p.extra_values = 1; });
     wrong("values", CORRUPT, "truncated or corrupt", [](pack & p) { p.extra_values = UINT64_MAX / 2; });
     wrong("tensors", CORRUPT, "", [](pack & p) { p.extra_tensors = UINT64_MAX / 2; });
-    wrong("key", CORRUPT, "metadata 'kernelgen.lnc' at byte", [](pack & p) { p.values.push_back(p.at("kernelgen.lnc")); });
+    wrong("key", CORRUPT, "metadata 'kernelgen.lnc' at byte",
+          [](pack & p) { p.values.push_back(p.at("kernelgen.lnc")); });
     wrong("key", CORRUPT, "is empty", [](pack & p) { p.values.push_back({ "", test::U32, raw(1) }); });
     wrong("type", CORRUPT, "metadata 'x' at byte", [](pack & p) { p.values.push_back({ "x", 13, raw(1) }); });
     wrong("nested arrays", CORRUPT, "for the items of an array",

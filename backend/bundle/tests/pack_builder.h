@@ -57,7 +57,7 @@ inline int32_t find(const neuron_kernels * bundle, const kernel & k) {
 inline neuron_kernels_tensor dense(int32_t type, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1, int64_t ne3 = 1) {
     neuron_kernels_tensor tensor = {
         type, { ne0, ne1, ne2, ne3 },
-          {}
+         {}
     };
     if (neuron_kernels_set_dense(&tensor) != 0) {
         std::fprintf(stderr, "not a tensor: type %d, ne0 %lld\n", type, static_cast<long long>(ne0));
@@ -191,26 +191,26 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
         }
     }
     out.values = {
-        { "general.architecture",        STRING, text("neuron-kernels")                        },
-        { "general.alignment",           U32,    raw<uint32_t>(64)                             },
-        { "general.name",                STRING, text("test_trn1")                             },
-        { "kernelgen.format",            U32,    raw<uint32_t>(1)                              },
-        { "kernelgen.name",              STRING, text("test")                                  },
-        { "kernelgen.target",            STRING, text("trn1")                                  },
-        { "kernelgen.lnc",               U32,    raw<uint32_t>(1)                              },
-        { "kernelgen.simulated",         BOOL,   raw<uint8_t>(1)                               },
-        { "kernelgen.compiler",          STRING, text("simulator 1")                           },
-        { "kernelgen.flags",             ARRAY,  array<std::string>(STRING, { "-O", "2" })     },
-        { "kernelgen.version",           STRING, text("0.1.0")                                 },
-        { "kernelgen.jax_version",       STRING, text("0.10.2")                                },
-        { "kernelgen.kernel.ids",        ARRAY,  array(STRING, ids)                            },
-        { "kernelgen.kernel.specs",      ARRAY,  array(STRING, specs)                          },
-        { "kernelgen.kernel.hlo_sha256", ARRAY,  array(STRING, hlos)                           },
-        { "kernelgen.kernel.neff",       ARRAY,  array(U32, neffs)                             },
-        { "kernelgen.neff.sha256",       ARRAY,  array(STRING, digests)                        },
-        { "kernelgen.key.words",         ARRAY,  array(U64, words)                             },
-        { "kernelgen.key.offsets",       ARRAY,  array(U32, offsets)                           },
-        { "kernelgen.key.slots",         ARRAY,  array(U32, make_slots(words, offsets))        },
+        { "general.architecture", STRING, text("neuron-kernels") },
+        { "general.alignment", U32, raw<uint32_t>(64) },
+        { "general.name", STRING, text("test_trn1") },
+        { "kernelgen.format", U32, raw<uint32_t>(1) },
+        { "kernelgen.name", STRING, text("test") },
+        { "kernelgen.target", STRING, text("trn1") },
+        { "kernelgen.lnc", U32, raw<uint32_t>(1) },
+        { "kernelgen.simulated", BOOL, raw<uint8_t>(1) },
+        { "kernelgen.compiler", STRING, text("simulator 1") },
+        { "kernelgen.flags", ARRAY, array<std::string>(STRING, { "-O", "2" }) },
+        { "kernelgen.version", STRING, text("0.1.0") },
+        { "kernelgen.jax_version", STRING, text("0.10.2") },
+        { "kernelgen.kernel.ids", ARRAY, array(STRING, ids) },
+        { "kernelgen.kernel.specs", ARRAY, array(STRING, specs) },
+        { "kernelgen.kernel.hlo_sha256", ARRAY, array(STRING, hlos) },
+        { "kernelgen.kernel.neff", ARRAY, array(U32, neffs) },
+        { "kernelgen.neff.sha256", ARRAY, array(STRING, digests) },
+        { "kernelgen.key.words", ARRAY, array(U64, words) },
+        { "kernelgen.key.offsets", ARRAY, array(U32, offsets) },
+        { "kernelgen.key.slots", ARRAY, array(U32, make_slots(words, offsets)) },
     };
     return out;
 }
@@ -220,15 +220,14 @@ inline std::vector<kernel> sample_kernels() {
     constexpr int32_t F32 = 0, F16 = 1, Q4_K = 12, I64 = 27;
 
     std::vector<kernel> kernels = {
-        { "add",        { dense(F32, 64, 8), dense(F32, 64) },                     dense(F32, 64, 8)      },
-        { "mul_mat",    { dense(F16, 256, 32), dense(F32, 256, 5) },               dense(F32, 32, 5)      },
-        { "mul_mat",    { dense(Q4_K, 512, 32), dense(F32, 512, 5) },              dense(F32, 32, 5)      },
-        { "set_rows",   { dense(F32, 16, 5), dense(I64, 5), dense(F16, 16, 100) }, dense(F16, 16, 100), 2 },
-        { "soft_max",   { dense(F32, 16, 5), { NEURON_KERNELS_ABSENT, {}, {} }, dense(F32, 16) },
-                                                                                   dense(F32, 16, 5)      },
-        { "rms_norm",   { dense(F32, 64, 8) },                                     dense(F32, 64, 8)      },
-        { "rms_norm",   { dense(F32, 64, 8) },                                     dense(F32, 64, 8)      },
-        { "no_inputs",  {},                                                        dense(F32, 64)         },
+        { "add", { dense(F32, 64, 8), dense(F32, 64) }, dense(F32, 64, 8) },
+        { "mul_mat", { dense(F16, 256, 32), dense(F32, 256, 5) }, dense(F32, 32, 5) },
+        { "mul_mat", { dense(Q4_K, 512, 32), dense(F32, 512, 5) }, dense(F32, 32, 5) },
+        { "set_rows", { dense(F32, 16, 5), dense(I64, 5), dense(F16, 16, 100) }, dense(F16, 16, 100), 2 },
+        { "soft_max", { dense(F32, 16, 5), { NEURON_KERNELS_ABSENT, {}, {} }, dense(F32, 16) }, dense(F32, 16, 5) },
+        { "rms_norm", { dense(F32, 64, 8) }, dense(F32, 64, 8) },
+        { "rms_norm", { dense(F32, 64, 8) }, dense(F32, 64, 8) },
+        { "no_inputs", {}, dense(F32, 64) },
     };
     kernels[5].op_params[0]  = 0x3727C5AC;  // eps = 1e-5
     kernels[6].op_params[15] = -1;

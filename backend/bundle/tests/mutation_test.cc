@@ -1,0 +1,257 @@
+// Packs that were damaged in every way that comes to mind: opening one gives an error, or a bundle whose every byte can be read.
+//
+//     mutation_test [--seed=N] [--rounds=N] [PACK]...
+//
+// Means little without AddressSanitizer and UndefinedBehaviorSanitizer. Without a PACK it takes one of its own.
+
+#include "check.h"
+#include "neuron_kernels.h"
+#include "pack_builder.h"
+
+#include <cinttypes>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <random>
+
+static uint64_t n_opened  = 0;
+static uint64_t n_refused = 0;
+
+// Where what was read goes, so that the reading is not optimized away.
+static volatile uint64_t sink;
+
+// Reads all that a bundle gives, and checks what must be true of any that opens.
+static void read_everything(const neuron_kernels * bundle) {
+    uint64_t   sum  = 0;
+    const auto read = [&](const void * data, size_t size) {
+        const uint8_t * bytes = static_cast<const uint8_t *>(data);
+        for (size_t i = 0; i < size; i++) {
+            sum += bytes[i];
+        }
+    };
+    const auto read_text = [&](const char * text) {
+        CHECK(text != nullptr);
+        read(text, strlen(text));
+    };
+    for (const char * name : { "name", "target", "compiler", "flags", "version", "jax_version" }) {
+        read_text(neuron_kernels_metadata(bundle, name));
+    }
+    const size_t n = neuron_kernels_count(bundle);
+    CHECK(n > 0 && neuron_kernels_neff_count(bundle) > 0);
+    for (size_t i = 0; i < n; i++) {
+        const int32_t kernel = static_cast<int32_t>(i);
+        size_t        size;
+        const void *  neff = neuron_kernels_neff(bundle, kernel, &size);
+        CHECK(neff && size > 0);
+        read(neff, size);
+        const uint64_t * words = neuron_kernels_key(bundle, kernel, &size);
+        CHECK(words && size > 0);
+        read(words, size * sizeof(words[0]));
+        read_text(neuron_kernels_id(bundle, kernel));
+        read_text(neuron_kernels_hlo_sha256(bundle, kernel));
+        CHECK(static_cast<size_t>(neuron_kernels_neff_index(bundle, kernel)) < neuron_kernels_neff_count(bundle));
+        CHECK(neuron_kernels_find_id(bundle, neuron_kernels_id(bundle, kernel)) == kernel);
+    }
+    for (const test::kernel & kernel : test::sample_kernels()) {
+        sum += static_cast<uint64_t>(test::find(bundle, kernel));
+    }
+    sink = sum;
+}
+
+// Opens bytes that are in a heap block of exactly their size, where the sanitizer sees a read of one byte more.
+static neuron_kernels_status try_pack(const std::string & bytes) {
+    const std::unique_ptr<char[]> block(new char[bytes.size()]);
+    memcpy(block.get(), bytes.data(), bytes.size());
+    char                        message[NEURON_KERNELS_MESSAGE_SIZE] = "";
+    neuron_kernels *            bundle                               = nullptr;
+    const neuron_kernels_status status =
+        neuron_kernels_open_memory(block.get(), bytes.size(), &bundle, message, sizeof(message));
+    if (status == NEURON_KERNELS_OK) {
+        n_opened++;
+        CHECK(bundle != nullptr);
+        read_everything(bundle);
+    } else {
+        n_refused++;
+        CHECK(bundle == nullptr);
+        CHECK_MSG(strlen(message) > strlen("pack in memory: "), "'%s'", message);
+        CHECK(status == NEURON_KERNELS_ERROR_NOT_A_PACK || status == NEURON_KERNELS_ERROR_VERSION ||
+              status == NEURON_KERNELS_ERROR_CORRUPT);
+    }
+    neuron_kernels_close(bundle);
+    return status;
+}
+
+// Where the parts of a good pack are.
+struct layout {
+    struct field {
+        size_t offset;
+        size_t size;
+    };
+
+    std::vector<field> fields;    // every number that says how the rest is read, and the index's own
+    size_t             data = 0;  // start of the tensor data
+    size_t             end  = 0;  // end of the last NEFF, before its padding
+};
+
+// Trusts the file: it is a good one.
+static layout find_layout(const std::string & bytes) {
+    layout     out;
+    size_t     at   = 8;
+    const auto take = [&](size_t size) {
+        uint64_t value = 0;
+        memcpy(&value, &bytes[at], size);
+        out.fields.push_back({ at, size });
+        at += size;
+        return value;
+    };
+    out.fields.push_back({ 4, 4 });
+    const uint64_t n_tensors   = take(8);
+    const uint64_t n_values    = take(8);
+    const auto     take_string = [&] {
+        at += take(8);
+    };
+    const size_t sizes[] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
+    for (uint64_t i = 0; i < n_values; i++) {
+        take_string();
+        uint64_t type  = take(4);
+        uint64_t count = 1;
+        if (type == test::ARRAY) {
+            type  = take(4);
+            count = take(8);
+        }
+        for (uint64_t j = 0; j < count; j++) {
+            if (type == test::STRING) {
+                take_string();
+            } else {
+                take(sizes[type]);
+            }
+        }
+    }
+    uint64_t last = 0;
+    for (uint64_t i = 0; i < n_tensors; i++) {
+        take_string();
+        take(4);
+        const uint64_t size = take(8);
+        take(4);
+        last = take(8) + size;
+    }
+    out.data = (at + 63) & ~size_t(63);
+    out.end  = out.data + last;
+    return out;
+}
+
+static void test_truncation(const std::string & bytes, const layout & where) {
+    // Every length in the metadata; in the data, where nothing but sizes matters, some.
+    for (size_t size = 0; size < bytes.size(); size += size < where.data + 256 ? 1 : 997) {
+        const bool complete = size >= where.end;
+        CHECK_MSG((try_pack(bytes.substr(0, size)) == NEURON_KERNELS_OK) == complete, "%zu bytes", size);
+    }
+    CHECK(try_pack(bytes.substr(0, where.end - 1)) != NEURON_KERNELS_OK);
+    CHECK(try_pack(bytes.substr(0, where.end)) == NEURON_KERNELS_OK);
+}
+
+// Every number in the metadata, one at a time, becomes each of the values that numbers in files are dangerous with.
+static void test_numbers(const std::string & bytes, const layout & where, size_t max_fields) {
+    const size_t step = where.fields.size() / max_fields + 1;
+    for (size_t i = 0; i < where.fields.size(); i += step) {
+        const layout::field & field = where.fields[i];
+        uint64_t              old   = 0;
+        memcpy(&old, &bytes[field.offset], field.size);
+        for (const uint64_t value : {
+                 uint64_t(0),
+                 uint64_t(1),
+                 uint64_t(2),
+                 uint64_t(8),
+                 uint64_t(9),
+                 old - 1,
+                 old + 1,
+                 old * 2,
+                 old ^ 0x80,
+                 uint64_t(bytes.size()),
+                 uint64_t(bytes.size() - field.offset),
+                 uint64_t(INT32_MAX),
+                 uint64_t(UINT32_MAX),
+                 uint64_t(1) << 32,
+                 uint64_t(1) << 61,
+                 uint64_t(INT64_MAX),
+                 uint64_t(1) << 63,
+                 UINT64_MAX - 7,
+                 UINT64_MAX,
+                 UINT64_MAX - field.offset,
+                 uint64_t(0) - field.offset,
+             }) {
+            std::string changed = bytes;
+            memcpy(&changed[field.offset], &value, field.size);
+            try_pack(changed);
+        }
+    }
+}
+
+static void test_random_damage(const std::string & bytes, const layout & where, uint64_t seed, uint64_t rounds) {
+    std::mt19937_64 random(seed);
+    const auto      below = [&](uint64_t n) {
+        return static_cast<size_t>(random() % n);
+    };
+    for (uint64_t round = 0; round < rounds; round++) {
+        std::string  changed = bytes;
+        // Damage to NEFF bytes is not seen here, so nearly all of it goes where the structure is.
+        const size_t range   = below(20) == 0 ? changed.size() : where.data;
+        switch (below(4)) {
+            case 0:  // a few bits
+                for (size_t i = below(8) + 1; i > 0; i--) {
+                    changed[below(range)] ^= static_cast<char>(1 << below(8));
+                }
+                break;
+            case 1:  // a few bytes
+                for (size_t i = below(16) + 1; i > 0; i--) {
+                    changed[below(range)] = static_cast<char>(below(256));
+                }
+                break;
+            case 2:  // bytes lost
+                changed.erase(below(range), below(64) + 1);
+                break;
+            case 3:  // bytes that come again somewhere else
+                changed.insert(below(range), bytes.substr(below(range), below(64) + 1));
+                break;
+        }
+        try_pack(changed);
+    }
+}
+
+int main(int argc, char ** argv) {
+    uint64_t                 seed   = 1;
+    uint64_t                 rounds = 4000;
+    std::vector<std::string> packs;
+    for (int i = 1; i < argc; i++) {
+        const std::string argument = argv[i];
+        if (argument.rfind("--seed=", 0) == 0) {
+            seed = strtoull(argument.c_str() + 7, nullptr, 10);
+        } else if (argument.rfind("--rounds=", 0) == 0) {
+            rounds = strtoull(argument.c_str() + 9, nullptr, 10);
+        } else {
+            std::ifstream file(argument, std::ios::binary);
+            packs.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+            if (!file || packs.back().empty()) {
+                fprintf(stderr, "%s: can't be read\n", argv[i]);
+                return 1;
+            }
+        }
+    }
+    if (packs.empty()) {
+        packs.push_back(test::make_pack(test::sample_kernels()).bytes());
+    }
+    for (const std::string & bytes : packs) {
+        CHECK(try_pack(bytes) == NEURON_KERNELS_OK);
+        if (n_failures() > 0) {
+            break;
+        }
+        const layout where = find_layout(bytes);
+        test_truncation(bytes, where);
+        test_numbers(bytes, where, 2000);
+        test_random_damage(bytes, where, seed, rounds);
+    }
+    printf("%" PRIu64 " packs refused, %" PRIu64 " opened and read\n", n_refused, n_opened);
+    return test_result();
+}
