@@ -57,7 +57,7 @@ class TensorDesc:
         """
         if len(ne) != 4 or (nb is not None and len(nb) != 4):
             raise ValueError(f"a tensor has four dimensions, not {len(ne if nb is None or len(ne) != 4 else nb)}")
-        return _desc(tuple(ne), dtype, None if nb is None else tuple(nb))  # type: ignore[arg-type]
+        return _desc(tuple(ne), dtype, None if nb is None else tuple(nb))
 
     @staticmethod
     def parse(text: str) -> TensorDesc:
