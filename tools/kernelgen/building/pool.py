@@ -178,7 +178,7 @@ class _Worker:
         log = logs / f"worker-{number}.log"
         log_file = log.open("wb", buffering=0)
         process = subprocess.Popen(
-            [sys.executable, "-m", "kernelgen.worker", "--persistent_worker"],
+            [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log_file,

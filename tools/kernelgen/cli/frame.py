@@ -1,8 +1,4 @@
-"""The command line. One module per subcommand, each with a `command`; a module is imported only when its command is called.
-
-So `kernelgen --help` is instant and `kernelgen plan` never imports JAX: the one-line descriptions below are kept here, and a test
-holds them against the commands' own.
-"""
+"""The frame of the command line: the group that loads subcommands when they are called, and how every kind of error ends."""
 
 from __future__ import annotations
 
@@ -40,7 +36,10 @@ COMMANDS = MappingProxyType(
         "doctor": "Say what is installed, what is missing and how to get it.",
     }
 )
-"""Every command and its one-line description, in the order of a build. The module of a command has its name."""
+"""Every command and its one-line description, in the order of a build; the module of a command has its name.
+
+The descriptions stand here so that help needs none of the modules; a test holds them against the commands' own.
+"""
 
 
 class LazyGroup(click.Group):
@@ -106,6 +105,10 @@ def run(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        # A full disk or a folder that can't be written is no bug of ours.
+        _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
         return EXIT_FAILED
     except Exception:
         _say(

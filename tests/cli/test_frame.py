@@ -1,0 +1,165 @@
+"""The command line as a whole: help, start-up, and how every kind of error ends."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+import kernelgen as package
+from kernelgen.cli import frame
+
+from .conftest import Done, environment
+
+Run = Callable[..., Done]
+
+HEAVY = ("jax", "jaxlib", "numpy", "gguf", "rich", "google.protobuf", "asyncio")
+
+
+def test_help_lists_every_command(kernelgen: Run) -> None:
+    done = kernelgen("--help")
+    assert (done.code, done.err) == (0, "")
+    listed = [line.split()[0] for line in done.out.split("Commands:\n")[1].splitlines()]
+    expected = "validate plan generate emit compile bundle build inspect coverage list doctor"
+    assert listed == expected.split() == list(frame.COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(frame.COMMANDS))
+def test_each_command_is_there_and_described_as_help_says(kernelgen: Run, name: str) -> None:
+    command = importlib.import_module(f"kernelgen.cli.{name}").command
+    assert isinstance(command, click.Command)
+    assert command.get_short_help_str(limit=200) == frame.COMMANDS[name]
+    done = kernelgen(name, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: kernelgen {name} ")
+
+
+def test_there_is_a_module_for_each_command_and_no_other() -> None:
+    files = {p.stem for p in Path(frame.__file__).parent.glob("*.py")}
+    assert files - {"__init__", "frame", "options"} == set(frame.COMMANDS)
+
+
+def test_version(kernelgen: Run) -> None:
+    assert kernelgen("--version") == Done(0, f"kernelgen {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["validate", "{basic}"], ["plan", "{basic}"], ["list"]], ids=lambda a: a[0]
+)
+def test_these_start_without_heavy_modules(arguments: list[str], basic: Path) -> None:
+    arguments = [a.format(basic=basic) for a in arguments]
+    code = f"""
+import sys
+from kernelgen import cli
+assert cli.run({arguments!r}) == 0
+print("imported:", *[m for m in {HEAVY!r} if m in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "imported:"
+
+
+def test_python_m_is_the_same_program(process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    assert process("--version").stdout == f"kernelgen {package.__version__}\n"
+
+
+def test_an_unknown_command_gets_the_nearest(kernelgen: Run) -> None:
+    done = kernelgen("biuld")
+    assert (done.code, done.out) == (2, "")
+    assert "no command 'biuld': did you mean 'build'?" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan"], "Missing argument 'MANIFEST"),
+        (["plan", "--targets", "trn1", "x.yaml"], "No such option"),
+        (["build", "x.yaml"], "Missing option"),
+        (["build", "x.yaml", "-o", "out", "-j", "0"], "0 is not in the range x>=1"),
+        (["plan", "--target", "trn9", "x.yaml"], "unknown target 'trn9'"),
+        (["plan", "--target", "tr1", "x.yaml"], "did you mean 'trn1'?"),
+        (["build", "x.yaml", "-o", "out", "--compiler", "gcc"], "'gcc' is not one of"),
+        (["emit", "-o", "out"], "give a MANIFEST or --spec"),
+    ],
+)
+def test_wrong_usage_is_said_with_the_usage(kernelgen: Run, arguments: list[str], message: str) -> None:
+    done = kernelgen(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert f"see kernelgen {arguments[0]} --help" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "build", "emit", "coverage"])
+def test_a_manifest_that_is_not_there(kernelgen: Run, command: str, tmp_path: Path) -> None:
+    more = {"build": ["-o", tmp_path], "emit": ["-o", tmp_path], "coverage": ["--graph-ops", tmp_path / "x"]}
+    done = kernelgen(command, tmp_path / "missing.yaml", *more.get(command, []))
+    assert (done.code, done.out) == (2, "")
+    assert "missing.yaml" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_target_that_the_manifest_is_not_for(kernelgen: Run, basic: Path) -> None:
+    done = kernelgen("plan", basic, "--target", "trn3")
+    assert done.code == 2
+    assert "manifest 'basic' is for trn1, inf2, trn2, not for trn3" in done.err
+
+
+def test_kernel_folders_that_can_not_be_told_apart(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
+    for name in ("a/mine", "b/mine"):
+        (tmp_path / name).mkdir(parents=True)
+    done = kernelgen("plan", basic, "--kernels", tmp_path / "a/mine", "--kernels", tmp_path / "b/mine")
+    assert done.code == 2
+    assert "is already named 'mine'" in done.err
+
+
+def fail(error: BaseException) -> click.Command:
+    @click.command()
+    def command() -> None:
+        raise error
+
+    return command
+
+
+def replace_command(monkeypatch: pytest.MonkeyPatch, name: str, command: click.Command) -> None:
+    monkeypatch.setattr(importlib.import_module(f"kernelgen.cli.{name}"), "command", command)
+
+
+def test_a_bug_is_said_to_be_one_and_keeps_its_traceback(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_command(monkeypatch, "list", fail(ZeroDivisionError("a bug")))
+    done = kernelgen("list")
+    assert (done.code, done.out) == (70, "")
+    assert "Traceback" in done.err and "ZeroDivisionError: a bug" in done.err
+    assert "is a bug in it, not a mistake in your input" in done.err
+    assert "the command: kernelgen list" in done.err
+
+
+def test_interrupted(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_command(monkeypatch, "list", fail(KeyboardInterrupt()))
+    assert kernelgen("list") == Done(130, "", "\ninterrupted\n")
+
+
+def test_a_full_disk_is_no_bug(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_command(monkeypatch, "list", fail(OSError(28, "No space left on device", "/some/file")))
+    done = kernelgen("list")
+    assert done == Done(1, "", "error: /some/file: No space left on device\n")
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    command = f"{sys.executable} -m kernelgen list --format json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}; echo $?"],
+        env={**environment(), "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("{")
+    assert done.stderr == ""
