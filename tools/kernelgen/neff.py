@@ -19,9 +19,11 @@ import json
 import math
 import struct
 import tarfile
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
@@ -352,23 +354,50 @@ def read_simulated(data: bytes, *, source: str = "NEFF") -> Simulated:
     return Simulated(header, hlo, tensors, info)
 
 
-def unpack(data: bytes, *, source: str = "NEFF") -> dict[str, bytes]:
-    """Returns the members of a NEFF's payload by name, files only. Nothing is written to disk.
+def members(data: bytes, *, source: str = "NEFF") -> dict[str, int]:
+    """Returns name and size of the files in a NEFF's payload, in their order, without unpacking them.
 
     Raises:
         KernelgenError: not a NEFF, or the payload is no tar.
     """
+    return {member.name: member.size for _, member in _walk(data, source)}
+
+
+def unpack(data: bytes, *, source: str = "NEFF") -> dict[str, bytes]:
+    """Returns the files in a NEFF's payload by name. Nothing is written to disk.
+
+    Raises:
+        KernelgenError: not a NEFF, the payload is no tar, or a file in it is larger than the whole.
+    """
+    files = {}
+    plain = read_header(data, source=source).pkg_version == PLAIN
+    for tar, member in _walk(data, source):
+        # A few bytes of tar can claim terabytes (sparse files, sizes in extended headers).
+        if member.issparse() or (plain and member.size > len(data)):
+            raise KernelgenError(f"{source}: damaged NEFF: {member.name} claims {member.size} bytes")
+        try:
+            file = tar.extractfile(member)
+            assert file is not None  # None is for what is no file
+            files[member.name] = file.read()
+        except _TAR_ERRORS as error:
+            raise KernelgenError(f"{source}: damaged NEFF: {member.name} cannot be read: {error}") from None
+    return files
+
+
+# What tarfile, gzip and zlib raise for bytes that are none of theirs.
+_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, zlib.error)
+
+
+def _walk(data: bytes, source: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     header = read_header(data, source=source)
-    mode = "r:gz" if header.pkg_version == GZIP else "r:"
+    payload = io.BytesIO(data[HEADER_SIZE:])
+    mode: Literal["r:gz", "r:"] = "r:gz" if header.pkg_version == GZIP else "r:"
     try:
-        with tarfile.open(fileobj=io.BytesIO(data[HEADER_SIZE:]), mode=mode) as tar:  # type: ignore[call-overload]
-            members = {}
+        with tarfile.open(fileobj=payload, mode=mode) as tar:
             for member in tar:
-                file = tar.extractfile(member) if member.isfile() else None
-                if file is not None:
-                    members[member.name] = file.read()
-            return members
-    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+                if member.isfile():
+                    yield tar, member
+    except _TAR_ERRORS as error:
         raise KernelgenError(f"{source}: damaged NEFF: the payload is no tar: {error}") from None
 
 

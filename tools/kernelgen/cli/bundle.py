@@ -1,0 +1,120 @@
+"""`kernelgen bundle`: kernels that were compiled before, put together as a plan says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
+from kernelgen.plan import Bundle, Plan
+
+FORMS = ("pack", "tree", "embed")
+
+
+@click.command(short_help="Put compiled kernels together into a bundle.")
+@click.argument("bundles", nargs=-1, metavar="[BUNDLE...]")
+@click.option(
+    "--plan",
+    "plan_path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="What `kernelgen plan --format json` printed.",
+)
+@click.option(
+    "--hlo-dir",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where HLO is: <kernel>.hlo.pb, as `kernelgen emit` writes it.",
+)
+@click.option(
+    "--neff-dir",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where NEFFs are: <kernel>.<settings>.neff, with the plan's name of the settings (`trn1`).",
+)
+@click.option(
+    "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write to."
+)
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    type=click.Choice(FORMS),
+    help="A form of bundle to write; pack and tree by default. May be given several times.",
+)
+@click.option(
+    "--compiler-identity", metavar="TEXT", help="What compiled the NEFFs; by default what they say themselves."
+)
+@click.option("--jax-version", metavar="TEXT", default="unknown", help="What emitted the HLO, to be recorded.")
+def command(
+    bundles: tuple[str, ...],
+    plan_path: Path,
+    hlo_dir: Path,
+    neff_dir: Path,
+    output: Path,
+    forms: tuple[str, ...],
+    compiler_identity: str | None,
+    jax_version: str,
+) -> None:
+    """Put compiled kernels together into the plan's bundles, or only into those named (`llama3_trn1`).
+
+    Writes NAME_TARGET.kernels.gguf (the pack), NAME_TARGET/ (the tree), and NAME_TARGET.S, .c and .h, which embed the pack.
+    """
+    from kernelgen import bundle as writer
+
+    plan = _plan(plan_path)
+    chosen = _chosen(plan, bundles)
+    specs = {k.spec.id: k.spec for k in plan.kernels}
+    configs = {c.key: c for c in plan.configs}
+    wanted = forms or ("pack", "tree")
+    mistakes: list[Diagnostic] = []
+    for bundle in chosen:
+        pack = output / writer.pack_name(bundle.id) if {"pack", "embed"} & set(wanted) else None
+        tree = output / bundle.id if "tree" in wanted else None
+        try:
+            writer.build(
+                bundle,
+                specs,
+                {kernel: hlo_dir / f"{kernel}.hlo.pb" for kernel in bundle.kernels},
+                {kernel: neff_dir / f"{kernel}.{bundle.config}.neff" for kernel in bundle.kernels},
+                configs[bundle.config],
+                compiler=compiler_identity,
+                jax_version=jax_version,
+                tree_path=tree,
+                pack_path=pack,
+                embed_folder=output if "embed" in wanted else None,
+            )
+        except KernelgenError as error:
+            mistakes += error.diagnostics
+            continue
+        for path in filter(None, (pack, tree)):
+            click.echo(str(path))
+    if mistakes:
+        raise KernelgenError(mistakes)
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        return Plan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KernelgenError(f"{path}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else error
+        raise KernelgenError(f"{path}: not a plan as `kernelgen plan --format json` prints it: {what}") from None
+
+
+def _chosen(plan: Plan, names: tuple[str, ...]) -> list[Bundle]:
+    known = {b.id: b for b in plan.bundles}
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise KernelgenError(
+            [
+                Diagnostic(f"the plan has no bundle '{n}'{did_you_mean(n, known)} (it has {', '.join(known)})")
+                for n in unknown
+            ]
+        )
+    return [b for b in plan.bundles if not names or b.id in names]

@@ -1,0 +1,37 @@
+"""`kernelgen inspect`: what is in a bundle, a NEFF or an HLO file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from kernelgen.errors import Diagnostic, KernelgenError
+
+
+@click.command(short_help="Print what is in a bundle, a NEFF or an HLO file.")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Read everything that a bundle holds and compare it with its index.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(paths: tuple[Path, ...], check: bool, form: str) -> None:
+    """Print what is in a bundle (its pack, or its tree's folder), a NEFF or an HLO file.
+
+    What it is, for which target, made by which compiler, inputs and outputs, sizes. Files are told by their content. JSON is one
+    object for each path, in a list.
+    """
+    from kernelgen import inspect
+
+    found = []
+    mistakes: list[Diagnostic] = []
+    for path in paths:
+        try:
+            found.append(inspect.describe(path, check=check))
+        except KernelgenError as error:
+            mistakes += error.diagnostics
+    if form == "json":
+        click.echo(json.dumps(found, indent=1))
+    elif found:
+        click.echo("\n\n".join(map(inspect.text, found)))
+    if mistakes:
+        raise KernelgenError(mistakes)

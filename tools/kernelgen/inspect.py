@@ -1,0 +1,277 @@
+"""What a built file is: a bundle as tree or pack, a NEFF, or an HLO, told by its content and not by its name.
+
+`describe` gives plain values, which are what `kernelgen inspect --format json` prints; `text` lays them out for people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kernelgen import neff
+from kernelgen.bundle import pack, tree
+from kernelgen.bundle.contents import Origin
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.hlo.describe import describe as describe_hlo
+from kernelgen.neff import HEADER_SIZE
+
+
+def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
+    """Returns what a file or folder is; `kind` is `tree`, `pack`, `neff` or `hlo`.
+
+    Args:
+        path: the file, or the folder of a tree.
+        check: also read everything that a bundle holds and compare digests; otherwise only its index is read.
+
+    Raises:
+        KernelgenError: nothing of the kind, or damaged.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            return _tree(path, check)
+        if path.name == tree.INDEX:
+            return _tree(path.parent, check)
+        with path.open("rb") as file:
+            head = file.read(16)
+        # By content; what is too short or damaged to tell is what its name says, so that the error is about that.
+        if head[:4] == pack.MAGIC or path.name.endswith(".gguf"):
+            return _pack(path, check)
+        if _looks_like_neff(head) or path.suffix == ".neff":
+            return _neff(path.read_bytes(), str(path))
+        return _hlo(path.read_bytes(), str(path))
+    except OSError as error:
+        raise KernelgenError(f"{path}: {error.strerror or error}") from None
+
+
+def text(what: dict[str, Any]) -> str:
+    """Returns what `describe` gave as lines for people."""
+    lines = [f"{what['path']}: {_TITLES[what['kind']]}"]
+    for name, value in what.items():
+        if name in ("path", "kind", "tensors", "kernels", "members"):
+            continue
+        if isinstance(value, list):
+            value = " ".join(map(str, value))
+        elif isinstance(value, dict):
+            value = ", ".join(f"{count} {key}" for key, count in value.items())
+        elif isinstance(value, bool):
+            value = "yes" if value else "no"
+        lines.append(f"  {name.replace('_', ' '):{_WIDTH}} {value}")
+    for tensor in what.get("tensors", ()):
+        dims = ",".join(map(str, tensor["shape"]))
+        shared = f", in the memory of {tensor['alias']}" if tensor["alias"] else ""
+        label = {"in": "input", "out": "output"}[tensor["usage"]]
+        lines.append(f"  {label:{_WIDTH}} {tensor['name']}: {tensor['dtype']}[{dims}], {tensor['size']} bytes{shared}")
+    for name, size in what.get("members", {}).items():
+        lines.append(f"  {'member':{_WIDTH}} {name}, {size} bytes")
+    for kernel in what.get("kernels", ()):
+        lines.append(f"  {kernel['id']}  {kernel['neff_size']} bytes{_sharing(kernel)}")
+        lines.append(f"      {_spec_text(kernel['spec'])}")
+    return "\n".join(lines)
+
+
+_WIDTH = 12
+_TITLES = {
+    "tree": "bundle of kernels, a tree",
+    "pack": "bundle of kernels, a GGUF pack",
+    "neff": "NEFF",
+    "hlo": "HLO module",
+}
+
+
+def _sharing(kernel: dict[str, Any]) -> str:
+    return f", the same as {kernel['same_as']}" if kernel["same_as"] else ""
+
+
+def _spec_text(spec: dict[str, Any]) -> str:
+    inputs = ", ".join("-" if t is None else t for t in spec["inputs"])
+    params = "".join(f" {name}={value}" for name, value in spec["params"].items())
+    alias = "" if spec["alias"] is None else f" in the memory of input {spec['alias']}"
+    return f"{spec['op']}({inputs}) -> {spec['output']}{alias}{params}"
+
+
+def _looks_like_neff(head: bytes) -> bool:
+    version, size = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:16], "little")
+    return version in (neff.PLAIN, neff.GZIP) and size == HEADER_SIZE
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    return {
+        "manifest": origin.name,
+        "target": origin.target,
+        "lnc": origin.lnc,
+        "simulated": origin.simulated,
+        "compiler": origin.compiler,
+        "flags": list(origin.flags),
+        "kernelgen": origin.version,
+        "jax": origin.jax_version,
+    }
+
+
+def _sizes(size: int, neff_sizes: Iterable[int], kernels: int) -> dict[str, Any]:
+    sizes = list(neff_sizes)
+    return {"size": size, "kernel_count": kernels, "neff_count": len(sizes), "neff_bytes": sum(sizes)}
+
+
+def _pack(path: Path, check: bool) -> dict[str, Any]:
+    made = pack.read(path)
+    mistakes = []
+    for number, stored in enumerate(made.neffs):
+        source = f"{path}: NEFF {stored.sha256[:12]}"
+        data = made.read_neff(number, None if check else HEADER_SIZE)
+        mistakes += _judge(data, stored.size, stored.sha256, made.origin.simulated, source, check)
+    kernels = []
+    first: dict[int, str] = {}
+    for number, kernel in enumerate(made.index.ids):
+        try:
+            spec = json.loads(made.specs[number])
+            _spec_text(spec)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise KernelgenError(f"{path}: damaged kernel pack: the spec of {kernel} cannot be read") from None
+        which = made.kernel_neff[number]
+        kernels.append(
+            {
+                "id": kernel,
+                "spec": spec,
+                "hlo_sha256": made.hlo_sha256[number],
+                "neff_sha256": made.neffs[which].sha256,
+                "neff_size": made.neffs[which].size,
+                "same_as": first.get(which),
+            }
+        )
+        first.setdefault(which, kernel)
+    if mistakes:
+        raise KernelgenError(mistakes)
+    return {
+        "path": str(path),
+        "kind": "pack",
+        **_origin(made.origin),
+        **_sizes(made.size, (n.size for n in made.neffs), len(kernels)),
+        "kernels": kernels,
+    }
+
+
+def _tree(path: Path, check: bool) -> dict[str, Any]:
+    index = tree.read_index(path)
+    mistakes: list[Diagnostic] = []
+    kernels = []
+    first: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    size = (path / tree.INDEX).stat().st_size
+    for kernel in index["kernels"]:
+        for name in ("hlo", "neff"):
+            file = path / kernel[name]
+            if not file.is_file():
+                mistakes.append(Diagnostic(f"{file}: missing, but {tree.INDEX} names it"))
+            elif name == "hlo":
+                size += file.stat().st_size
+                if check and hashlib.sha256(file.read_bytes()).hexdigest() != kernel["hlo_sha256"]:
+                    mistakes.append(
+                        Diagnostic(f"{file}: not the file that {tree.INDEX} describes: its SHA-256 differs")
+                    )
+            else:
+                data = file.read_bytes() if check else _head(file)
+                real = file.stat().st_size
+                if real != kernel["neff_size"]:
+                    mistakes.append(Diagnostic(f"{file}: {real} bytes, but {tree.INDEX} says {kernel['neff_size']}"))
+                else:
+                    mistakes += _judge(data, real, kernel["neff_sha256"], index["simulated"], str(file), check)
+        try:
+            _spec_text(kernel["spec"])
+        except (LookupError, TypeError, AttributeError):
+            raise KernelgenError(f"{path / tree.INDEX}: the spec of {kernel['id']} cannot be read") from None
+        sha = kernel["neff_sha256"]
+        kernels.append(
+            {
+                **{name: kernel[name] for name in ("id", "spec", "hlo_sha256", "neff_sha256", "neff_size")},
+                "same_as": first.get(sha),
+            }
+        )
+        first.setdefault(sha, kernel["id"])
+        sizes[sha] = kernel["neff_size"]
+    if mistakes:
+        raise KernelgenError(mistakes)
+    names = ("name", "target", "lnc", "simulated", "compiler", "version", "jax_version")
+    origin = Origin(**{name: index[name] for name in names}, flags=tuple(map(str, index["flags"])))
+    return {
+        "path": str(path),
+        "kind": "tree",
+        **_origin(origin),
+        **_sizes(size + sum(sizes.values()), sizes.values(), len(kernels)),
+        "kernels": kernels,
+    }
+
+
+def _judge(data: bytes, size: int, sha256: str, simulated: bool, source: str, whole: bool) -> list[Diagnostic]:
+    """Returns what is wrong with a NEFF of a bundle; `data` is all of it, or its header."""
+    try:
+        header = neff.read_header(data, total=size, source=source)
+    except KernelgenError as error:
+        return list(error.diagnostics)
+    if header.simulated != simulated:
+        return [Diagnostic(f"{source}: {'simulated' if header.simulated else 'real'}, unlike its bundle")]
+    if whole and hashlib.sha256(data).hexdigest() != sha256:
+        return [Diagnostic(f"{source}: damaged: its SHA-256 is not the one in the index")]
+    return []
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEADER_SIZE)
+
+
+def _neff(data: bytes, source: str) -> dict[str, Any]:
+    header = neff.read_header(data, source=source)
+    what: dict[str, Any] = {"path": source, "kind": "neff", "simulated": header.simulated}
+    if header.simulated:
+        made = neff.read_simulated(data, source=source)
+        what |= {
+            "target": made.info["config"]["target"],
+            "compiler": made.info["compiler"],
+            "flags": made.info["flags"],
+            "hlo_sha256": made.info["hlo_sha256"],
+        }
+    else:
+        what["compiler"] = header.build_version
+    what |= {
+        "lnc": header.lnc_size,
+        "cores": header.num_tpb,
+        "name": header.name,
+        "neff_version": ".".join(map(str, header.neff_version)),
+        "package": f"{header.pkg_version}, {'gzip' if header.pkg_version == neff.GZIP else 'plain'} tar",
+        "uuid": header.uuid.hex(),
+        "size": len(data),
+    }
+    if header.simulated:
+        what["tensors"] = [t.to_json() for t in made.tensors]
+    else:
+        # How a real NEFF's digest is made is not documented by AWS, so that it differs is worth a remark and no error.
+        try:
+            neff.check_payload(data, source=source)
+            what["digest"] = "matches the payload"
+        except KernelgenError:
+            what["digest"] = "does not match the payload"
+    what["members"] = neff.members(data, source=source)
+    return what
+
+
+def _hlo(data: bytes, source: str) -> dict[str, Any]:
+    try:
+        module = describe_hlo(data)
+    except (ValueError, IndexError, StopIteration):
+        raise KernelgenError(
+            f"{source}: neither a bundle's tree or pack, nor a NEFF, nor an HLO module ({len(data)} bytes)"
+        ) from None
+    return {
+        "path": source,
+        "kind": "hlo",
+        "name": module.name,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "size": len(data),
+        "computations": module.computations,
+        "instructions": dict(module.opcodes),
+        "tensors": [t.to_json() for t in neff.tensors_of(data, source=source)],
+    }
