@@ -183,6 +183,7 @@ class _Run:
         self.emits = deque(plan.kernels)
         self.compiles: deque[_Compile] = deque()
         self.waiting: dict[Path, list[Neff]] = {}  # by the NEFF's file: who else needs what is being compiled
+        self.ended: dict[Path, str | None] = {}  # why there is no such NEFF, or None when there is
         self.memory = 0
         self.cpus = 0
         self.running = 0
@@ -273,6 +274,8 @@ class _Run:
             target = self.settings.state / "neff" / f"{self._key(digest, self.configs[neff.config])}.neff"
             if target in self.waiting:
                 self.waiting[target].append(neff)
+            elif target in self.ended:
+                self._report(Step(neff, self.ended[target]), target)
             elif _usable(target):
                 self._report(Step(neff), target)
             else:
@@ -291,6 +294,7 @@ class _Run:
         failure = None
         if answer.exit_code:
             failure = answer.output or f"compile failed with exit status {answer.exit_code}"
+        self.ended[compile_.path] = failure
         self._report(Step(compile_.neff, failure, failure is None, answer.seconds), compile_.path)
         for neff in others:
             self._report(Step(neff, failure), compile_.path)

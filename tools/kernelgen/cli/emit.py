@@ -71,7 +71,7 @@ def _spec(text: str) -> KernelSpec:
     try:
         value = json.loads(text)
         return KernelSpec.from_json(value.get("spec", value))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) and error.args else error
         raise KernelgenError(f"--spec: not a kernel: {what}") from None
 

@@ -1,0 +1,154 @@
+"""How many compiles run at once: what the machine has memory and CPUs for, and never nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelgen.building import job
+from kernelgen.building.pool import Answer
+from kernelgen.library import builtin_library
+from kernelgen.plan import CompileConfig, Kernel, KernelSpec, Plan, Request, TensorDesc
+
+
+@dataclass
+class FakePool:
+    """Runs nothing: a step's outputs are made up when it ends; what ran at once is kept."""
+
+    size: int
+    hlo: bytes | None = None
+    running: list[tuple[Any, Sequence[str]]] = field(default_factory=list)
+    together: list[list[str]] = field(default_factory=list)
+    compiled: list[str] = field(default_factory=list)
+    fail: set[str] = field(default_factory=set)
+
+    @property
+    def idle(self) -> int:
+        return self.size - len(self.running)
+
+    def start(self, task: Any, arguments: Sequence[str], timeout: float | None = None) -> None:
+        assert self.idle > 0
+        self.running.append((task, arguments))
+        self.together.append([a[0] for _, a in self.running])
+
+    def wait(self) -> list[Answer]:
+        if not self.running:
+            return []
+        task, arguments = self.running.pop(0)
+        given = dict(a.removeprefix("--").split("=", 1) for a in arguments[1:])
+        if arguments[0] == "emit":
+            if given["spec"] in self.fail:
+                return [Answer(task, 1, "refused", 0.0)]
+            Path(given["output"]).write_bytes(self.hlo or given["spec"].encode())
+        else:
+            self.compiled.append(given["kernel"])
+            if given["kernel"] in self.fail:
+                return [Answer(task, 1, "no", 0.0)]
+            Path(given["output"]).write_bytes(b"not a NEFF")
+        return [Answer(task, 0, "", 0.5)]
+
+
+class Steps(list[job.Step]):
+    def step(self, step: job.Step) -> None:
+        self.append(step)
+
+
+def plan(count: int, *, memory_mb: int = 1000, cpus: int = 1, targets: Sequence[str] = ("trn1",)) -> Plan:
+    specs = [
+        KernelSpec.make("relu", [TensorDesc.make((n, 1, 1, 1), "f32")], TensorDesc.make((n, 1, 1, 1), "f32"))
+        for n in range(1, count + 1)
+    ]
+    kernels = tuple(Kernel(spec, "unary") for spec in specs)
+    configs = tuple(CompileConfig.make(target) for target in targets)
+    return Plan.merge([Request("m", kernels, configs, memory_mb, cpus)])
+
+
+def run(pool: FakePool, what: Plan, tmp_path: Path, **settings: Any) -> tuple[job.Result, Steps]:
+    given = {"compiler": "neuronx-cc", "identity": "neuronx-cc 2", "executable": Path("/x"), "memory_mb": 10**6}
+    made = job.Settings(output=tmp_path, jobs=pool.size, **{**given, **settings})
+    for folder in ("hlo", "neff"):
+        (tmp_path / job.STATE / folder).mkdir(parents=True)
+    steps = Steps()
+    result = job._Run(what, [builtin_library()], made, steps, pool).run()  # type: ignore[arg-type]
+    assert not pool.running
+    return result, steps
+
+
+def most(pool: FakePool, step: str) -> int:
+    return max(running.count(step) for running in pool.together)
+
+
+@pytest.mark.parametrize(("memory_mb", "expected"), [(10**6, 8), (3999, 3), (1000, 1), (10, 1)])
+def test_compiles_at_once_fit_into_memory(tmp_path: Path, memory_mb: int, expected: int) -> None:
+    pool = FakePool(8)
+    result, _ = run(pool, plan(20), tmp_path, memory_mb=memory_mb)
+    assert most(pool, "compile") == expected
+    assert len(result.neffs) == 20
+
+
+def test_compiles_at_once_fit_into_the_jobs_asked_for(tmp_path: Path) -> None:
+    pool = FakePool(8)
+    run(pool, plan(20, cpus=4), tmp_path)
+    assert most(pool, "compile") == 2
+
+
+def test_simulated_compiles_are_not_counted_at_what_neuronx_cc_needs(tmp_path: Path) -> None:
+    pool = FakePool(8)
+    run(pool, plan(20, memory_mb=16000), tmp_path, compiler="simulator", memory_mb=4 * job.SIMULATOR_MEMORY_MB)
+    assert most(pool, "compile") == 4
+
+
+def test_emits_go_on_while_compiles_wait_for_memory(tmp_path: Path) -> None:
+    pool = FakePool(4)
+    run(pool, plan(20), tmp_path, memory_mb=1000)
+    assert any(running.count("emit") == 3 and "compile" in running for running in pool.together)
+
+
+def test_every_target_is_compiled_from_one_emit(tmp_path: Path) -> None:
+    pool = FakePool(2)
+    result, steps = run(pool, plan(3, targets=("trn1", "trn2")), tmp_path)
+    assert result.emitted == 3
+    assert len(pool.compiled) == 6
+    assert len(set(result.neffs.values())) == 6
+    assert sorted(s.neff.id for s in steps) == sorted(result.neffs)
+
+
+def test_kernels_with_equal_hlo_are_compiled_once(tmp_path: Path) -> None:
+    pool = FakePool(4, hlo=b"the same")
+    result, steps = run(pool, plan(5), tmp_path)
+    assert len(pool.compiled) == 1
+    assert len(set(result.neffs.values())) == 1 and len(result.neffs) == 5
+    assert [s.fresh for s in steps].count(True) == 1
+
+
+def test_kernels_with_equal_hlo_fail_together(tmp_path: Path) -> None:
+    what = plan(5)
+    pool = FakePool(4, hlo=b"the same", fail={k.spec.id for k in what.kernels})
+    result, steps = run(pool, what, tmp_path)
+    assert len(pool.compiled) == 1
+    assert result.neffs == {} and [s.failure for s in steps] == ["no"] * 5
+
+
+def test_other_settings_another_compiler_or_target_compile_again(tmp_path: Path) -> None:
+    neffs: set[str] = set()
+    base = plan(1)
+    variants: list[tuple[Plan, dict[str, Any]]] = [
+        (base, {}),
+        (base, {"identity": "neuronx-cc 3"}),
+        (plan(1, targets=["inf2"]), {}),
+        (Plan.merge([Request("m", base.kernels, (CompileConfig.make("trn1", optlevel=3),))]), {}),
+    ]
+    for number, (what, settings) in enumerate(variants):
+        result, _ = run(FakePool(1), what, tmp_path / str(number), **settings)
+        neffs |= {path.name for path in result.neffs.values()}
+    assert len(neffs) == len(variants)
+    again, _ = run(FakePool(1), plan(1, memory_mb=5, cpus=3), tmp_path / "again")
+    assert {path.name for path in again.neffs.values()} <= neffs  # what a compile may use is no part of its result
+
+
+def test_the_machines_memory_is_a_sensible_number() -> None:
+    assert 100 < job.machine_memory_mb() < 10**8
