@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
-from kernelgen.hlo.canonicalize import INPUT_NAMES, OUTPUT_NAMES
 from kernelgen.plan import CompileConfig, canonical_json
 
 HEADER_SIZE = 1024
@@ -214,7 +213,7 @@ def tensors_of(hlo: bytes, *, source: str = "HLO") -> tuple[Tensor, ...]:
     tuple_root = proto.ELEMENT_TYPES.get(root.shape.element_type) == "tuple"
     results = list(root.shape.tuple_shapes) if tuple_root else [root.shape]
     inputs = [
-        _tensor(p.shape, next(iter(_names(p, INPUT_NAMES)), f"input{n}"), "in", None, source)
+        _tensor(p.shape, next(iter(_names(p, proto.INPUT_NAMES)), f"input{n}"), "in", None, source)
         for n, p in enumerate(proto.parameters(entry))
     ]
     aliases = {}
@@ -224,7 +223,7 @@ def tensors_of(hlo: bytes, *, source: str = "HLO") -> tuple[Tensor, ...]:
                 f"{source}: damaged HLO: a result shares the memory of parameter {pair.parameter_number}"
             )
         aliases[pair.output_shape_index[0] if pair.output_shape_index else 0] = inputs[pair.parameter_number].name
-    names = _names(root, OUTPUT_NAMES)
+    names = _names(root, proto.OUTPUT_NAMES)
     outputs = [
         _tensor(shape, names[n] if n < len(names) else f"output{n}", "out", aliases.get(n), source)
         for n, shape in enumerate(results)

@@ -24,8 +24,6 @@ from kernelgen.hlo import proto
 
 MODULE_NAME = "kernel"
 MUST_ALIAS_SUFFIX = ".must_alias_input"
-INPUT_NAMES = "neff_input_names"
-OUTPUT_NAMES = "neff_output_names"
 
 # Fields of a module that say how or where it was made, or how several devices share it, and not what it computes.
 _MODULE_NOISE = (
@@ -268,13 +266,13 @@ def _name(module: Any, entry: Any, inputs: Sequence[str], aliases: dict[int, int
         if computation.id == entry.id:
             for i, name in zip(proto.parameters(computation), names, strict=True):
                 i.name = name
-                i.frontend_attributes.map.add(key=INPUT_NAMES, value=name)
+                i.frontend_attributes.map.add(key=proto.INPUT_NAMES, value=name)
             local = names
         del computation.program_shape.parameter_names[:]
         computation.program_shape.parameter_names.extend(local)
     root = next(i for i in entry.instructions if i.id == entry.root_id)
     results = len(root.operand_ids) if root.opcode == "tuple" else 1
-    root.frontend_attributes.map.add(key=OUTPUT_NAMES, value=",".join(f"output{k}" for k in range(results)))
+    root.frontend_attributes.map.add(key=proto.OUTPUT_NAMES, value=",".join(f"output{k}" for k in range(results)))
     module.host_program_shape.CopyFrom(entry.program_shape)
     for result, parameter in sorted(aliases.items()):
         module.input_output_alias.entries.add(

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kernelgen.hlo import proto
-from kernelgen.hlo.canonicalize import INPUT_NAMES, OUTPUT_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,11 @@ def describe(hlo: bytes) -> Description:
     parameters = []
     for p in proto.parameters(entry):
         attributes = {a.key: a.value for a in p.frontend_attributes.map}
-        parameters.append((attributes.get(INPUT_NAMES, p.name), proto.shape_text(p.shape)))
+        parameters.append((attributes.get(proto.INPUT_NAMES, p.name), proto.shape_text(p.shape)))
     root = next(i for i in entry.instructions if i.id == entry.root_id)
     shapes = list(root.shape.tuple_shapes) if root.opcode == "tuple" else [root.shape]
     attributes = {a.key: a.value for a in root.frontend_attributes.map}
-    names = attributes.get(OUTPUT_NAMES, "").split(",") if OUTPUT_NAMES in attributes else []
+    names = attributes.get(proto.OUTPUT_NAMES, "").split(",") if proto.OUTPUT_NAMES in attributes else []
     names += [f"output{k}" for k in range(len(names), len(shapes))]
     aliases = tuple(
         (names[e.output_shape_index[0] if e.output_shape_index else 0], parameters[e.parameter_number][0])

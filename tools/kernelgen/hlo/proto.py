@@ -15,6 +15,11 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+INPUT_NAMES = "neff_input_names"
+"""The frontend attribute that names a parameter's tensor in the NEFF."""
+OUTPUT_NAMES = "neff_output_names"
+"""The frontend attribute of the root that names the results' tensors, joined by commas."""
+
 _PACKAGE = "kernelgen.hlo"
 
 # message → "type name number" per line; `*` repeated, `@` optional presence is implied for messages. A map is a repeated entry.
