@@ -2,9 +2,12 @@
 //
 //     lookup [--kernels=10000] [--max-ns=N]
 //
-// Prints nanoseconds per lookup, for descriptions that are in the bundle and for ones that are not, in random order, the
-// best of several runs. The map is measured twice: with the text made from the description at each lookup, as a backend that has a
-// graph node in its hand must, and with the text already made. With --max-ns it fails when a hit in the bundle takes longer.
+// Prints nanoseconds per lookup, for descriptions that are in the bundle and for ones that are not, in random order,
+// the best of several runs. The map is measured twice: with the text made from the description at each lookup, as a
+// backend that has a graph node in its hand must, and with the text already made.
+//
+// Fails when a hit in the bundle takes more than --max-ns, or when a lookup finds what it must not or misses what it
+// must find.
 
 #include "backend/bundle/tests/pack_builder.h"
 #include "neuron_kernels.h"
@@ -21,8 +24,8 @@ namespace {
 constexpr size_t N_LOOKUPS = 1 << 16;
 constexpr int    N_RUNS    = 7;
 
-// Returns n different kernels as models ask for them: the shapes grow, and the kinds take turns. `odd` ones are in no bundle of
-// kernels that are not.
+// Returns n different kernels as models ask for them: the shapes grow, and the kinds take turns. `odd` ones are in no
+// bundle of kernels that are not.
 std::vector<test::kernel> make_kernels(size_t n, bool odd) {
     constexpr int32_t F32 = 0, F16 = 1, I64 = 27;
 
@@ -107,7 +110,7 @@ std::string text_key(const test::kernel & k) {
     return text;
 }
 
-// Returns the nanoseconds of the fastest run of `find` over `order`; every result must be negative, or none, as asked.
+// Returns the nanoseconds of the fastest run of `find` over `order`; all lookups must be hits, or none, as asked.
 template <typename F> double measure(const std::vector<uint32_t> & order, bool hits, F find) {
     double best = 1e30;
     for (int run = 0; run < N_RUNS; run++) {

@@ -2,8 +2,8 @@
 //
 //     key_test TABLE
 //
-// TABLE has the golden file's vectors as lines: the fields of kernelgen.bundle.lookups and two more, the key's words and its
-// hash, in hexadecimal.
+// TABLE has the golden file's vectors as lines: the fields of kernelgen.bundle.lookups and two more, the key's words
+// and its hash, in hexadecimal.
 
 #include "src/key.h"
 

@@ -101,8 +101,8 @@ inline bool is_simulated_neff(const void * data, size_t size) {
            memcmp(static_cast<const char *>(data) + 40, BUILD, sizeof(BUILD) - 1) == 0;
 }
 
-// Checks that a bundle holds the kernels of a table and no others, each found by its description and by its id, with a NEFF; and
-// that a description that differs in anything finds another kernel or none.
+// Checks that a bundle holds the kernels of a table and no others, each found by its description and by its id, with a
+// NEFF; and that a description that differs in anything finds another kernel or none.
 inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup> & lookups) {
     CHECK_MSG(neuron_kernels_count(bundle) == lookups.size(), "%zu in the bundle, %zu in the table",
               neuron_kernels_count(bundle), lookups.size());
@@ -142,7 +142,8 @@ inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup
             differs("type", [&](lookup & l) { tensor(l).type = unchanged.type == 0 ? 26 : 0; });
             for (int d = 0; d < 4; d++) {
                 differs("shape", [&](lookup & l) { tensor(l).ne[d] += 256; });
-                // The first stride of a quantized type is skipped when the row is one block, which the table does not tell.
+                // The first stride of a quantized type is skipped when the row is one block, which the table does not
+                // tell.
                 if (unchanged.ne[d] > (d == 0 ? 256 : 1)) {
                     differs("stride", [&](lookup & l) { tensor(l).nb[d] += 64; });
                 }

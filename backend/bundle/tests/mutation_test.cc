@@ -1,4 +1,5 @@
-// Packs that were damaged in every way that comes to mind: opening one gives an error, or a bundle whose every byte can be read.
+// Packs that were damaged in every way that comes to mind: opening one gives an error, or a bundle whose every byte can
+// be read.
 //
 //     mutation_test [--seed=N] [--rounds=N] [PACK]...
 //

@@ -164,7 +164,8 @@ inline std::string neff_bytes(size_t i) {
     return out;
 }
 
-// Returns a pack without mistakes whose kernel i is kernels[i], with the id kernel_id(i). The last two kernels share a NEFF.
+// Returns a pack without mistakes whose kernel i is kernels[i], with the id kernel_id(i). The last two kernels share a
+// NEFF.
 inline pack make_pack(const std::vector<kernel> & kernels) {
     const size_t             n       = kernels.size();
     const size_t             n_neffs = n > 1 ? n - 1 : 1;

@@ -1,0 +1,31 @@
+"""The C++ test programs: as Bazel built them, or else built here with CMake."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Returns a function that runs a test program of backend/bundle with some arguments."""
+    folder = ROOT / "backend" / "bundle"
+    if not (folder / "pack_test").exists():
+        source, folder = folder, tmp_path_factory.mktemp("programs")
+        generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+        subprocess.run(["cmake", *generator, "-S", source, "-B", folder], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "--build", folder, "--parallel"], check=True, stdout=subprocess.DEVNULL)
+        folder /= "tests"
+
+    def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([folder / program, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+    return run
