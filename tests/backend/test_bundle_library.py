@@ -27,7 +27,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def specs() -> list[KernelSpec]:
-    """Returns kernels of every type, with strides, absent inputs, aliasing, parameters, and an op that is not ggml's."""
+    """Returns kernels of every type, with strides, absent inputs, aliasing, parameters; one op is not ggml's."""
     f32 = T("(64,4,1,1)/f32")
     out = [
         KernelSpec.make("add", [T("(4096,512,1,1)/f32")] * 2, T("(4096,512,1,1)/f32")),
