@@ -1,12 +1,11 @@
 """Fused attention."""
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from kernelgen.emitter import emitter
 
-from .common import PREC_F32, add_mask, f32, floats, grouped_dot, result
+from .common import PREC_F32, add_mask, f32, floats, grouped_dot, per_head, per_row, result
 
 
 @emitter("flash_attn_ext")
@@ -26,12 +25,12 @@ def flash_attn_ext(
 ):
     """softmax(scale * q k^T + slope * mask) v for every head; query heads share key and value heads in groups.
 
-    As ggml's CPU backend does, `q` is rounded to the type of `k`. The weights of `v` are rounded to its type too, unless `prec` asks
-    for float32. With `logit_softcap`, scores are capped as cap * tanh(score / cap) before the mask. A query that the mask
+    As ggml's CPU backend does, `q` is rounded to the type of `k`. The weights of `v` are rounded to its type too, unless `prec`
+    asks for float32. With `logit_softcap`, scores are capped as cap * tanh(score / cap) before the mask. A query that the mask
     hides from every key gets zeros.
 
-    q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16, bf16 or quantized, K2 and V2 dividing H;
-    mask: [M3, M2, n or more, n_kv] f16; sinks: [1, 1, 1, H] f32. Returns [B, n, H, DV] f32.
+    q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16, bf16 or quantized, K2 and V2 dividing
+    H; mask: [M3, M2, n or more, n_kv] f16; sinks: [1, 1, 1, H] f32. Returns [B, n, H, DV] f32.
     """
     k, v = floats(k, inputs[1]), floats(v, inputs[2])
     scores = grouped_dot(k, lax.convert_element_type(q, k.dtype), 3)  # [B, H, n, n_kv]
@@ -42,18 +41,18 @@ def flash_attn_ext(
         scores = scores * np.float32(scale)
     if mask is not None:
         scores = add_mask(scores, mask, max_bias)
-    top = lax.reduce_max(scores, (3,))[..., None]
+    top = lax.reduce_max(scores, (3,))
     if sinks is not None:
-        sinks = lax.reshape(f32(sinks), (1, q.shape[1], 1, 1))
-        top = lax.max(top, lax.broadcast_in_dim(sinks, top.shape, range(4)))
-    # Where all is masked the maximum is -inf, and -inf - -inf would be no number.
-    top = jnp.where(top == -np.inf, np.float32(0), top)
-    weights = lax.exp(scores - top)
-    total = lax.reduce_sum(weights, (3,))[..., None]
+        sinks = per_head(sinks, scores)
+        top = lax.max(top, sinks)
+    # Where all is masked the maximum is -inf, and -inf - -inf would be no number; the weights are zeros then, and so is the sum.
+    top = lax.select(top == -np.inf, lax.full_like(top, 0), top)
+    weights = lax.exp(scores - per_row(top, scores))
+    total = lax.reduce_sum(weights, (3,))
     if sinks is not None:
         total = total + lax.exp(sinks - top)
+    total = lax.select(total == 0, lax.full_like(total, 1), total)
     if prec == PREC_F32:
         v = f32(v)
     y = grouped_dot(v, lax.convert_element_type(weights, v.dtype), 2)  # [B, H, n, DV]
-    y = jnp.where(total == 0, np.float32(0), y / jnp.where(total == 0, np.float32(1), total))
-    return result(lax.transpose(y, (0, 2, 1, 3)), out)
+    return result(lax.transpose(y / per_row(total, y), (0, 2, 1, 3)), out)

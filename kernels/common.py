@@ -60,11 +60,23 @@ def repeat(x: Array, shape: tuple[int, ...]) -> Array:
 
     Every axis of `x` divides the axis of `shape`.
     """
-    if x.shape == shape:
-        return x
-    counts = [n // m for n, m in zip(shape, x.shape, strict=True)]
-    split = [n for count, m in zip(counts, x.shape, strict=True) for n in (count, m)]
-    return lax.reshape(lax.broadcast_in_dim(x, split, range(1, 2 * x.ndim, 2)), shape)
+    split: list[int] = []
+    dims: list[int] = []
+    for n, m in zip(shape, x.shape, strict=True):
+        # Only an axis that is neither whole nor of one element needs a second one to repeat over.
+        split += [n // m, m] if 1 < m < n else [n]
+        dims.append(len(split) - 1)
+    return lax.reshape(lax.broadcast_in_dim(x, split, dims), shape)
+
+
+def per_row(x: Array, like: Array) -> Array:
+    """Returns a number per row, [ne3, ne2, ne1], along the rows of `like`, [ne3, ne2, ne1, ne0]."""
+    return lax.broadcast_in_dim(x, like.shape, (0, 1, 2))
+
+
+def per_head(x: Array, like: Array) -> Array:
+    """Returns a number per head, [1, 1, 1, H], for every row of `like`, [B, H, n, ne0]: [B, H, n] f32."""
+    return lax.broadcast_in_dim(lax.reshape(f32(x), like.shape[1:2]), like.shape[:3], (1,))
 
 
 def grouped_dot(a: Array, b: Array, axis: int) -> Array:

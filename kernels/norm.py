@@ -5,11 +5,11 @@ from jax import Array, lax
 
 from kernelgen.emitter import emitter
 
-from .common import f32, result
+from .common import f32, per_row, result
 
 
 def _sum(x: Array) -> Array:
-    return lax.reduce_sum(x, (3,))[..., None]
+    return lax.reduce_sum(x, (3,))
 
 
 def _mean(x: Array) -> Array:
@@ -26,19 +26,19 @@ def sum_rows(x, *, out):
 def norm(x, *, eps: float, out):
     """`(x - mean) / sqrt(variance + eps)` of each row."""
     x = f32(x)
-    x = x - _mean(x)
-    return result(x * lax.rsqrt(_mean(x * x) + np.float32(eps)), out)
+    x = x - per_row(_mean(x), x)
+    return result(x * per_row(lax.rsqrt(_mean(x * x) + np.float32(eps)), x), out)
 
 
 @emitter("rms_norm")
 def rms_norm(x, *, eps: float, out):
     """`x / sqrt(mean of squares + eps)` of each row."""
     x = f32(x)
-    return result(x * lax.rsqrt(_mean(x * x) + np.float32(eps)), out)
+    return result(x * per_row(lax.rsqrt(_mean(x * x) + np.float32(eps)), x), out)
 
 
 @emitter("l2_norm")
 def l2_norm(x, *, eps: float, out):
     """`x / max(sqrt(sum of squares), eps)` of each row."""
     x = f32(x)
-    return result(x / lax.max(lax.sqrt(_sum(x * x)), np.float32(eps)), out)
+    return result(x / per_row(lax.max(lax.sqrt(_sum(x * x)), np.float32(eps)), x), out)

@@ -37,8 +37,8 @@ def rope(
 ):
     """Rotates pairs of channels by angles that grow with the position; channels outside of [n_offs, n_offs + n_dims) are copied.
 
-    Pair i is (2i, 2i + 1) in mode 0 and (i, i + n_dims / 2) otherwise; in the vision mode all of ne0 = 2 n_dims is rotated. The angle is
-    position * freq_base^(-2i / n_dims) / freq_factors[i], stretched by `freq_scale` and YaRN's `ext_factor`.
+    Pair i is (2i, 2i + 1) in mode 0 and (i, i + n_dims / 2) otherwise; in the vision mode all of ne0 = 2 n_dims is rotated. The
+    angle is position * freq_base^(-2i / n_dims) / freq_factors[i], stretched by `freq_scale` and YaRN's `ext_factor`.
 
     x: [ne3, n_tokens, n_heads, ne0] f32 or f16; pos: [1, 1, 1, n_tokens] i32, four times as long in the multi-dimensional modes;
     freq_factors: [1, 1, 1, n_dims / 2 or more] f32.
@@ -127,7 +127,10 @@ def _frequencies(n_dims: int, pairs: int, mode: int, base: float, sections: tupl
 
 
 def _yarn_ramp(n_dims: int, pairs: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> np.ndarray:
-    """Returns how far each pair keeps its own frequency (1) rather than the stretched one (0): YaRN, arXiv:2309.00071, [pairs] f32."""
+    """Returns how far each pair keeps its own frequency (1) rather than the stretched one (0), [pairs] f32.
+
+    YaRN, arXiv:2309.00071, section 3.2.
+    """
     if n_ctx_orig <= 0:
         raise Unsupported("ext_factor needs n_ctx_orig")
 

@@ -21,8 +21,8 @@ def _flat_rows(rows: Array, n_batch: int, n_rows: int) -> Array:
 def get_rows(x, rows, *, inputs, out):
     """The rows of `x` that `rows` names.
 
-    x: [N3, N2, n_rows, ne0] f32, f16, bf16, i32 or quantized; rows: [1, N3, N2, n] i32, each below n_rows. Returns [N3, N2, n, ne0],
-    f32 unless x is i32.
+    x: [N3, N2, n_rows, ne0] f32, f16, bf16, i32 or quantized; rows: [1, N3, N2, n] i32, each below n_rows. Returns
+    [N3, N2, n, ne0], f32 unless x is i32.
     """
     n3, n2, n_rows = x.shape[:3]
     n = rows.shape[3]
@@ -44,8 +44,8 @@ def get_rows(x, rows, *, inputs, out):
 def set_rows(x, rows, dst, *, inputs):
     """`dst` with row `rows[i]` replaced by row i of `x`, rounded or quantized to the type of `dst`; in place.
 
-    x: [N3, N2, n, ne0] f32 or f16; rows: [1, R3, R2, n] i32 or i64, R3 dividing N3 and R2 dividing N2; dst: [N3, N2, n_rows, ne0] f32,
-    f16, bf16 or quantized. Rows that `rows` names twice are left with either.
+    x: [N3, N2, n, ne0] f32 or f16; rows: [1, R3, R2, n] i32 or i64, R3 dividing N3 and R2 dividing N2; dst:
+    [N3, N2, n_rows, ne0] f32, f16, bf16 or quantized. Rows that `rows` names twice are left with either.
     """
     n3, n2, n_rows = dst.shape[:3]
     n = x.shape[2]

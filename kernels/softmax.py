@@ -5,7 +5,7 @@ from jax import lax
 
 from kernelgen.emitter import emitter
 
-from .common import add_mask, f32, result
+from .common import add_mask, f32, per_head, per_row, result
 
 
 @emitter("soft_max")
@@ -20,12 +20,12 @@ def soft_max(x, mask=None, sinks=None, *, scale: float = 1.0, max_bias: float = 
     x = f32(x) * np.float32(scale)
     if mask is not None:
         x = add_mask(x, mask, max_bias)
-    top = lax.reduce_max(x, (3,))[..., None]
+    top = lax.reduce_max(x, (3,))
     if sinks is not None:
-        sinks = lax.reshape(f32(sinks), (1, x.shape[1], 1, 1))
-        top = lax.max(top, lax.broadcast_in_dim(sinks, top.shape, range(4)))
-    e = lax.exp(x - top)
-    total = lax.reduce_sum(e, (3,))[..., None]
+        sinks = per_head(sinks, x)
+        top = lax.max(top, sinks)
+    e = lax.exp(x - per_row(top, x))
+    total = lax.reduce_sum(e, (3,))
     if sinks is not None:
         total = total + lax.exp(sinks - top)
-    return result(e / total, out)
+    return result(e / per_row(total, e), out)

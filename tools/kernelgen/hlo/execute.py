@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernelgen.hlo import proto
-from kernelgen.hlo.lower import import_jax
+from kernelgen.hlo.cpu import import_jax
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ blocks as bytes. JAX is imported when the first kernel is lowered, for the CPU o
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +23,7 @@ from typing import Any
 from kernelgen.emitter import CONTEXT
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.types import TYPES
+from kernelgen.hlo.cpu import import_jax
 from kernelgen.plan import KernelSpec, TensorDesc
 
 _ARRAY_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "i16": "int16", "i32": "int32"}
@@ -238,15 +238,6 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
             jax.clear_caches()
     aliases = {} if spec.alias is None else {0: [i for i, _ in present].index(spec.alias)}
     return Lowered(hlo, tuple(f"input{i}" for i, _ in present), aliases)
-
-
-def import_jax() -> Any:
-    """Returns the `jax` module, bound to the CPU."""
-    # A TPU or GPU plug-in that happens to be installed would otherwise be started, and may take seconds or fail.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    import jax
-
-    return jax
 
 
 def _dtype(name: str) -> Any:

@@ -1,0 +1,126 @@
+"""Runs a kernel as a device would: storage in, the canonical HLO's bytes through XLA, storage out; and compares with the reference.
+
+Views are laid into storage by NumPy's byte strides, so a wrong view in the HLO can't be hidden by the same mistake here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from reference import DTYPES, compute
+
+from kernelgen import hlo, library
+from kernelgen.ggml.types import TYPES
+from kernelgen.hlo import execute
+from kernelgen.plan import KernelSpec, TensorDesc
+
+Array = np.ndarray[Any, Any]
+LIBRARY = library.builtin_library()
+
+
+def tensor(text: str) -> TensorDesc:
+    return TensorDesc.parse(text)
+
+
+def spec(op: str, inputs: list[str | None], output: str, /, *, alias: int | None = None, **params: Any) -> KernelSpec:
+    """Returns a kernel from tensors in the manifest's notation."""
+    return KernelSpec.make(op, [t and tensor(t) for t in inputs], tensor(output), params, alias)
+
+
+def emit(kernel: KernelSpec) -> bytes:
+    return hlo.emit(kernel, library.load_function(*library.find(kernel.op, [LIBRARY])))
+
+
+def view(storage: Array, t: TensorDesc) -> Array:
+    """Returns the logical array over the bytes of its storage; rows of bytes for a quantized type."""
+    ggml = TYPES[t.dtype]
+    if ggml.quantized:
+        row = t.ne[0] // ggml.block * ggml.size
+        return np.lib.stride_tricks.as_strided(storage, (*t.shape[:3], row), (*t.nb[:0:-1], 1))
+    element = np.frombuffer(storage, DTYPES[t.dtype], 1)
+    return np.lib.stride_tricks.as_strided(element, t.shape, t.nb[::-1])
+
+
+def random_values(t: TensorDesc, rng: np.random.Generator) -> Array:
+    """Returns values for a tensor that say something: normal floats, small integers, blocks with sane scales."""
+    if t.dtype in ("i32", "i64", "i16", "i8"):
+        return rng.integers(-100, 100, t.shape).astype(DTYPES[t.dtype])
+    if not TYPES[t.dtype].quantized:
+        return rng.normal(size=t.shape).astype(DTYPES[t.dtype])
+    ggml = TYPES[t.dtype]
+    blocks = rng.integers(0, 256, (*t.shape[:3], t.ne[0] // ggml.block, ggml.size), dtype=np.uint8)
+    # The scales are f16 numbers, which random bytes would make infinite now and then.
+    for at in {"q4_0": (0,), "q8_0": (0,), "q4_K": (0, 2), "q6_K": (208,)}[t.dtype]:
+        scales = (0.01 + 0.01 * rng.random(blocks.shape[:-1])).astype(np.float16)
+        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(*t.shape[:3], -1)
+
+
+def bind(t: TensorDesc, values: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Returns (storage bytes, the logical array in them); bytes that the view skips are noise."""
+    storage = rng.integers(0, 256, t.storage_bytes, dtype=np.uint8)
+    logical = view(storage, t)
+    logical[...] = values
+    return storage, logical
+
+
+def as_parameter(storage: Array, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Returns storage as the HLO parameter that takes it."""
+    return storage.view(np.dtype(dtype) if dtype != "bfloat16" else DTYPES["bf16"]).reshape(shape)
+
+
+def nmse(have: Array, want: Array) -> float:
+    """Returns the squared error over the squared reference, as ggml's own backend test; infinities and NaNs must agree."""
+    have, want = have.astype(np.float64), want.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(have), np.isnan(want))
+    np.testing.assert_array_equal(np.isinf(have) * np.sign(have), np.isinf(want) * np.sign(want))
+    finite = np.isfinite(want)
+    error, size = ((have[finite] - want[finite]) ** 2).sum(), (want[finite] ** 2).sum()
+    return float(error / size) if size else float(error)
+
+
+def check(kernel: KernelSpec, limit: float = 1e-7, seed: int = 0, **given: Array) -> Array:
+    """Runs a kernel on random inputs and compares it with the reference.
+
+    Args:
+        kernel: the kernel.
+        limit: largest normalised mean squared error.
+        seed: of the inputs.
+        given: values of single inputs, by `src<i>`.
+
+    Returns:
+        The result, `[ne3, ne2, ne1, ne0]`.
+    """
+    rng = np.random.default_rng(seed)
+    storages, logicals = [], []
+    for i, t in enumerate(kernel.inputs):
+        if t is None:
+            logicals.append(None)
+            continue
+        values = given.get(f"src{i}")
+        storage, logical = bind(t, random_values(t, rng) if values is None else values.reshape(t.shape), rng)
+        storages.append(storage)
+        logicals.append(logical)
+    with np.errstate(all="ignore"):
+        want = compute(kernel, logicals)
+    executable = execute.compile_for_cpu(emit(kernel))
+    arrays = [
+        as_parameter(s, dtype, shape) for s, (_, dtype, shape) in zip(storages, executable.parameters, strict=True)
+    ]
+    (result,) = executable.run(arrays)
+    out = kernel.output
+    storage = np.ascontiguousarray(result).reshape(-1).view(np.uint8).copy()
+    if kernel.alias is not None:
+        out = kernel.inputs[kernel.alias]
+        before = storages[[i for i, t in enumerate(kernel.inputs) if t is not None].index(kernel.alias)].copy()
+        skipped = np.ones(before.shape, np.uint8)
+        view(skipped, out)[...] = 0
+        np.testing.assert_array_equal(storage[skipped == 1], before[skipped == 1])
+    have = view(storage, out)
+    if out.dtype not in ("f32", "f16", "bf16"):
+        np.testing.assert_array_equal(have, want)
+    else:
+        error = nmse(have, want)
+        assert error <= limit, f"{kernel.op}: normalised mean squared error {error:.3g} > {limit:.3g}"
+    return have.copy()

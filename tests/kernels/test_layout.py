@@ -1,0 +1,64 @@
+"""Copies, conversions, reshapes, transposes: exact, whatever the strides."""
+
+from __future__ import annotations
+
+import pytest
+from harness import check, spec
+
+VIEWS = [
+    "(4,3,5,2)/f32",
+    "(4,3,5,2)/f32/(12,4,48,240)",  # transposed
+    "(4,3,5,2)/f32/(4,80,16,240)",  # heads and positions swapped
+    "(4,3,5,2)/f32/(4,16,128,640)",  # a slice of planes
+    "(4,3,5,1)/f32/(8,48,144,720)",  # every second element
+    "(4,3,5,2)/f32/(4,0,16,0)",  # repeated rows
+    "(4,3,5,1)/f32/(4,4,4,60)",  # overlapping windows
+    "(4,3,5,1)/f32/(4,20,56,280)",  # strides that do not nest
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("op", ["cont", "dup"])
+def test_any_view_becomes_dense(op: str, view: str) -> None:
+    check(spec(op, [view], f"{view.split('/')[0]}/f32"), 0.0)
+
+
+@pytest.mark.parametrize("view", VIEWS[:4])
+def test_cont_may_change_the_shape(view: str) -> None:
+    check(spec("cont", [view], f"(12,5,{view.split('/')[0].strip('()').split(',')[3]},1)/f32"), 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i32", "i16", "i8"])
+def test_reshape_and_transpose(dtype: str) -> None:
+    check(spec("reshape", [f"(6,4,1,1)/{dtype}"], f"(3,2,4,1)/{dtype}"), 0.0)
+    check(spec("transpose", [f"(6,4,2,1)/{dtype}"], f"(4,6,2,1)/{dtype}"), 0.0)
+
+
+def test_the_result_may_be_stored_permuted() -> None:
+    check(spec("dup", ["(4,3,5,1)/f32/(4,80,16,240)"], "(4,3,5,1)/f32/(4,80,16,240)"), 0.0)
+
+
+@pytest.mark.parametrize("source", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("target", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+def test_cpy_converts(source: str, target: str) -> None:
+    check(spec("cpy", [f"(64,6,1,1)/{source}", f"(64,6,1,1)/{target}"], f"(64,6,1,1)/{target}"), 0.0)
+
+
+@pytest.mark.parametrize("source", ["q4_0", "q8_0", "q4_K", "q6_K"])
+def test_cpy_from_quantized(source: str) -> None:
+    check(spec("cpy", [f"(256,3,1,1)/{source}", "(256,3,1,1)/f32"], "(256,3,1,1)/f32"))
+
+
+@pytest.mark.parametrize("source, target", [("f32", "i32"), ("i32", "f32"), ("i32", "i32")])
+def test_cpy_of_integers(source: str, target: str) -> None:
+    check(spec("cpy", [f"(7,6,1,1)/{source}", f"(7,6,1,1)/{target}"], f"(7,6,1,1)/{target}"), 0.0)
+
+
+@pytest.mark.parametrize("view", VIEWS[:5])
+def test_cpy_into_a_view_leaves_the_rest(view: str) -> None:
+    ne = view.split("/")[0]
+    check(spec("cpy", [f"{ne}/f16", view], f"{ne}/f32"), 0.0)
+
+
+def test_cpy_may_change_the_shape() -> None:
+    check(spec("cpy", ["(12,5,2,1)/f32", "(4,3,5,2)/f16/(2,40,8,120)"], "(4,3,5,2)/f16"), 0.0)

@@ -1,0 +1,56 @@
+"""Matrix products: types, broadcasting, views, quantized weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import check, spec
+
+
+@pytest.mark.parametrize("weights", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("activations", ["f32", "f16", "bf16"])
+def test_types(weights: str, activations: str) -> None:
+    check(spec("mul_mat", [f"(40,7,1,1)/{weights}", f"(40,5,1,1)/{activations}"], "(7,5,1,1)/f32"), 1e-6)
+
+
+@pytest.mark.parametrize("weights", ["f16", "bf16"])
+def test_activations_are_rounded_to_the_weights_type(weights: str) -> None:
+    """1 + 2^-12 is no f16 and no bf16: the CPU multiplies by 1."""
+    values = np.full((1, 1, 1, 4), 1 + 2.0**-12)
+    kernel = spec("mul_mat", [f"(4,1,1,1)/{weights}", "(4,1,1,1)/f32"], "(1,1,1,1)/f32")
+    assert check(kernel, 0.0, src0=np.ones((1, 1, 1, 4)), src1=values).item() == 4.0
+
+
+@pytest.mark.parametrize(
+    "a, b, out",
+    [
+        ("(16,6,1,1)", "(16,4,3,2)", "(6,4,3,2)"),
+        ("(16,6,2,1)", "(16,4,6,1)", "(6,4,6,1)"),  # grouped heads: matrix i of b meets i / 3 of a
+        ("(16,6,2,3)", "(16,1,4,6)", "(6,1,4,6)"),
+        ("(1,1,1,1)", "(1,1,1,1)", "(1,1,1,1)"),
+        ("(3,129,1,1)", "(3,1,1,1)", "(129,1,1,1)"),
+    ],
+)
+def test_broadcasting(a: str, b: str, out: str) -> None:
+    check(spec("mul_mat", [f"{a}/f16", f"{b}/f32"], f"{out}/f32"), 1e-6)
+
+
+def test_attention_scores_of_permuted_views() -> None:
+    """K and Q as [head size, positions, heads] views of [head size, heads, positions]."""
+    k, q = "(16,12,2,1)/f16/(2,64,32,768)", "(16,5,8,1)/f32/(4,512,64,2560)"
+    check(spec("mul_mat", [k, q], "(12,5,8,1)/f32", prec=10), 1e-6)
+
+
+def test_values_from_a_part_of_a_longer_cache() -> None:
+    """The transposed V cache: 12 positions of 32 are seen, so rows have gaps and the storage ends inside a row."""
+    check(spec("mul_mat", ["(12,16,2,1)/f16/(2,64,1024,2048)", "(12,5,4,1)/f32"], "(16,5,4,1)/f32"), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["q4_0", "q8_0", "q4_K", "q6_K"])
+@pytest.mark.parametrize("batch", ["1,1", "2,1"])
+def test_quantized_weights(dtype: str, batch: str) -> None:
+    check(spec("mul_mat", [f"(512,6,{batch})/{dtype}", "(512,3,4,1)/f32"], "(6,3,4,1)/f32"), 1e-6)
+
+
+def test_quantized_weights_with_longer_rows() -> None:
+    check(spec("mul_mat", ["(64,6,1,1)/q8_0/(34,102,612,612)", "(64,3,1,1)/f32"], "(6,3,1,1)/f32"), 1e-6)

@@ -1,0 +1,72 @@
+"""Rows by index."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import check, spec
+
+
+def rows(*shape: int, below: int, dtype: type = np.int32, unique: bool = False) -> np.ndarray:
+    rng = np.random.default_rng(7)
+    if unique:
+        return (
+            np.stack([rng.permutation(below)[: shape[-1]] for _ in range(int(np.prod(shape[:-1])))])
+            .reshape(shape)
+            .astype(dtype)
+        )
+    return rng.integers(0, below, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i32", "q4_0", "q8_0", "q4_K", "q6_K"])
+@pytest.mark.parametrize("n", [1, 5])
+def test_get_rows(dtype: str, n: int) -> None:
+    out = "i32" if dtype == "i32" else "f32"
+    kernel = spec("get_rows", [f"(256,9,1,1)/{dtype}", f"({n},1,1,1)/i32"], f"(256,{n},1,1)/{out}")
+    check(kernel, src1=rows(n, below=9))
+
+
+@pytest.mark.parametrize("table", ["(8,9,2,3)/f32", "(8,9,2,3)/f16/(2,16,288,576)"])
+def test_get_rows_of_batches(table: str) -> None:
+    check(spec("get_rows", [table, "(4,2,3,1)/i32"], "(8,4,2,3)/f32"), src1=rows(3, 2, 4, below=9))
+
+
+def test_get_rows_by_strided_numbers() -> None:
+    """Numbers may be a column of a sorted table, as experts are picked."""
+    check(spec("get_rows", ["(8,9,1,1)/f32", "(4,1,1,1)/i32/(12,48,48,48)"], "(8,4,1,1)/f32"), src1=rows(4, below=9))
+
+
+@pytest.mark.parametrize("index", ["i32", "i64"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("n", [1, 4])
+def test_set_rows(index: str, dtype: str, n: int) -> None:
+    dst = f"(64,9,1,1)/{dtype}"
+    kernel = spec("set_rows", [f"(64,{n},1,1)/f32", f"({n},1,1,1)/{index}", dst], dst)
+    check(kernel, 0.0, src1=rows(n, below=9, unique=True))
+
+
+def test_set_rows_from_f16() -> None:
+    dst = "(8,9,1,1)/f16"
+    check(spec("set_rows", ["(8,4,1,1)/f16", "(4,1,1,1)/i64", dst], dst), 0.0, src1=rows(4, below=9, unique=True))
+
+
+def test_set_rows_of_one_element() -> None:
+    """The V cache of models without flash attention is written element by element."""
+    dst = "(1,600,1,1)/f16"
+    kernel = spec("set_rows", ["(1,128,1,1)/f32", "(128,1,1,1)/i64", dst], dst)
+    check(kernel, 0.0, src1=rows(128, below=600, unique=True))
+
+
+@pytest.mark.parametrize("index", ["(4,1,1,1)", "(4,2,1,1)", "(4,1,3,1)", "(4,2,3,1)"])
+def test_set_rows_shares_numbers_over_batches(index: str) -> None:
+    n, i2, i3, _ = (int(k) for k in index.strip("()").split(","))
+    dst = "(8,9,4,3)/f16"
+    kernel = spec("set_rows", ["(8,4,4,3)/f32", f"{index}/i64", dst], dst)
+    check(kernel, 0.0, src1=rows(1, i3, i2, n, below=9, unique=True))
+
+
+def test_set_rows_leaves_what_lies_between_rows() -> None:
+    """The destination is a view of longer rows: the harness compares every byte that the view skips."""
+    dst = "(8,9,1,1)/f32/(4,48,432,432)"
+    kernel = spec("set_rows", ["(8,4,1,1)/f32", "(4,1,1,1)/i32", dst], "(8,9,1,1)/f32")
+    check(kernel, 0.0, src1=rows(4, below=9, unique=True))
