@@ -179,18 +179,18 @@ def read(path: str | Path) -> Pack:
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
             raise KernelgenError(f"{path}: not a kernel pack: the file is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            yield view
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            yield mapped
 
 
 class _Reader:
     """Reads GGUF from front to back; every access is checked against the end of the file."""
 
-    def __init__(self, path: Path, data: memoryview) -> None:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
         self.data = data
         self.at = 0
@@ -198,7 +198,7 @@ class _Reader:
     def fail(self, what: str) -> NoReturn:
         raise KernelgenError(f"{self.path}: damaged kernel pack at byte {self.at}: {what}")
 
-    def take(self, size: int, what: str) -> memoryview:
+    def take(self, size: int, what: str) -> bytes:
         if size > len(self.data) - self.at:
             self.fail(f"{what} needs {size} bytes, the file has {len(self.data) - self.at} more")
         self.at += size
@@ -210,7 +210,7 @@ class _Reader:
     def text(self, what: str) -> str:
         raw = self.take(self.number("Q", what), what)
         try:
-            return str(raw, "utf-8")
+            return raw.decode()
         except UnicodeDecodeError:
             self.fail(f"{what} is not UTF-8")
 
@@ -231,7 +231,7 @@ class _Reader:
         code = _SCALARS[kind]
         raw = self.take(count * struct.calcsize("<" + code), what)
         if kind in (_U32, _U64):
-            numbers = array("I" if kind == _U32 else "Q", bytes(raw))
+            numbers = array("I" if kind == _U32 else "Q", raw)
             if sys.byteorder == "big":
                 numbers.byteswap()
             return Value(kind, numbers.tolist(), at, True)
@@ -239,7 +239,7 @@ class _Reader:
 
     def gguf(self) -> tuple[dict[str, Value], list[tuple[str, int, int]], int]:
         """Returns the metadata, (name, offset, size) of the tensors, and where their data starts."""
-        if bytes(self.take(4, "the magic")) != MAGIC:
+        if self.take(4, "the magic") != MAGIC:
             raise KernelgenError(f"{self.path}: not a kernel pack: it does not begin with GGUF")
         version = self.number("I", "the GGUF version")
         if version != 3:

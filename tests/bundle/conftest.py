@@ -1,0 +1,74 @@
+"""Fixtures of the bundle tests: kernels with HLO and NEFFs that need no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kernelgen import neff
+from kernelgen.hlo import proto
+from kernelgen.plan import Bundle, CompileConfig, KernelSpec, TensorDesc
+
+COMPILER = "simulator 1 (jaxlib 1.2.3)"
+
+
+def make_hlo(length: int) -> bytes:
+    """Returns a module that copies f32[length]."""
+    module = proto.parse(b"\x1a\x02\x28\x01\x30\x01")  # one computation with id 1, which is the entry
+    (computation,) = module.computations
+    for number, (name, opcode) in enumerate((("input0", "parameter"), ("copy.2", "copy")), start=1):
+        instruction = computation.instructions.add(id=number, name=name, opcode=opcode)
+        instruction.shape.element_type = 11
+        instruction.shape.dimensions.append(length)
+        instruction.operand_ids.extend(range(1, number))
+    computation.root_id = 2
+    return proto.serialize(module)
+
+
+@dataclass
+class Kernels:
+    """Everything that a bundle is built from; tests change it before they build."""
+
+    folder: Path
+    bundle: Bundle
+    specs: dict[str, KernelSpec] = field(default_factory=dict)
+    hlos: dict[str, Path] = field(default_factory=dict)
+    neffs: dict[str, Path] = field(default_factory=dict)
+    config: CompileConfig = field(default_factory=lambda: CompileConfig.make("trn1"))
+
+    @property
+    def arguments(self) -> tuple[Bundle, dict[str, KernelSpec], dict[str, Path], dict[str, Path], CompileConfig]:
+        return self.bundle, self.specs, self.hlos, self.neffs, self.config
+
+
+def make_kernels(folder: Path, specs: Sequence[KernelSpec], name: str = "tiny") -> Kernels:
+    config = CompileConfig.make("trn1")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Kernels(folder, Bundle(name, "trn1", config.key, tuple(spec.id for spec in specs)))
+    for spec in specs:
+        hlo = make_hlo(spec.output.elements)
+        made.specs[spec.id] = spec
+        made.hlos[spec.id] = folder / f"{spec.id}.hlo.pb"
+        made.neffs[spec.id] = folder / f"{spec.id}.neff"
+        made.hlos[spec.id].write_bytes(hlo)
+        made.neffs[spec.id].write_bytes(neff.write_simulated(hlo, config, COMPILER))
+    return made
+
+
+def unary(op: str, length: int) -> KernelSpec:
+    tensor = TensorDesc.make((length, 1, 1, 1), "f32")
+    return KernelSpec.make(op, [tensor], tensor)
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Kernels:
+    """Twelve kernels with six distinct NEFFs: relu and silu of one length are given the same HLO."""
+    return make_kernels(tmp_path / "in", [unary(op, n) for op in ("relu", "silu") for n in range(1, 7)])
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Kernels]:
+    return lambda specs, **options: make_kernels(tmp_path / "in", specs, **options)

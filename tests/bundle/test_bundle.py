@@ -1,0 +1,247 @@
+"""What a bundle is built from, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernelgen import bundle, neff
+from kernelgen.bundle import pack, tree
+from kernelgen.errors import KernelgenError
+from kernelgen.plan import CompileConfig, KernelSpec, TensorDesc
+
+from .conftest import COMPILER, Kernels, make_hlo, unary
+
+REAL = neff._HEADER.pack(
+    2, 1024, 9, 2, 0, b"2.10.0.34", 1, b"", b"", b"kernel", 1, b"", 0, 1, b""
+) + b"nonsense!"  # fmt: skip
+
+
+def test_equal_neffs_are_stored_once(kernels: Kernels, tmp_path: Path) -> None:
+    contents = bundle.build(*kernels.arguments, tree_path=tmp_path / "tree", pack_path=tmp_path / "p.gguf")
+    assert len(contents.index.ids) == 12 and len(contents.neffs) == 6
+    made = pack.read(tmp_path / "p.gguf")
+    assert len(made.neffs) == 6
+    for number, kernel in enumerate(made.index.ids):
+        expected = kernels.neffs[kernel].read_bytes()
+        assert made.read_neff(made.kernel_neff[number]) == expected
+        file = tmp_path / "tree" / tree.neff_path(kernel, "trn1")
+        assert file.read_bytes() == expected
+        assert file.stat().st_nlink == 2
+        hlo = tmp_path / "tree" / tree.hlo_path(kernel)
+        assert hashlib.sha256(hlo.read_bytes()).hexdigest() == made.hlo_sha256[number]
+
+
+def test_origin_is_recorded_in_every_form(kernels: Kernels, tmp_path: Path) -> None:
+    bundle.build(
+        *kernels.arguments,
+        jax_version="9.8.7",
+        tree_path=tmp_path / "tree",
+        pack_path=tmp_path / "p.gguf",
+        embed_folder=tmp_path,
+    )
+    origin = pack.read(tmp_path / "p.gguf").origin
+    assert (origin.name, origin.target, origin.lnc, origin.simulated) == ("tiny", "trn1", 1, True)
+    assert (origin.compiler, origin.jax_version) == (COMPILER, "9.8.7")
+    assert list(origin.flags) == kernels.config.flags()
+    index = tree.read_index(tmp_path / "tree")
+    source = (tmp_path / "tiny_trn1.c").read_text()
+    for name in ("name", "target", "compiler", "version", "jax_version"):
+        assert index[name] == getattr(origin, name)
+        assert f'.{name} = "{getattr(origin, name)}"' in source
+    assert index["flags"] == list(origin.flags)
+
+
+def test_a_given_compiler_wins_over_what_neffs_say(kernels: Kernels) -> None:
+    for path in kernels.neffs.values():
+        path.write_bytes(REAL)
+    contents = bundle.gather(*kernels.arguments)
+    assert (contents.origin.simulated, contents.origin.compiler) == (False, "2.10.0.34")
+    assert bundle.gather(*kernels.arguments, compiler="neuronx-cc 2.10").origin.compiler == "neuronx-cc 2.10"
+
+
+def refused(kernels: Kernels) -> str:
+    with pytest.raises(KernelgenError) as caught:
+        bundle.gather(*kernels.arguments)
+    return str(caught.value)
+
+
+def test_all_mistakes_at_once(kernels: Kernels) -> None:
+    first, second, third, fourth, *_ = sorted(kernels.specs)
+    del kernels.neffs[first]
+    kernels.neffs[second].unlink()
+    kernels.neffs[third].write_bytes(b"short")
+    kernels.hlos[fourth].write_bytes(make_hlo(99))
+    text = refused(kernels)
+    assert f"kernel {first} has no NEFF" in text
+    assert f"kernel {second}: {kernels.neffs[second]}: No such file" in text
+    assert f"kernel {third}: {kernels.neffs[third]}: not a NEFF" in text
+    assert f"kernel {fourth}: {kernels.neffs[fourth]}: compiled from another HLO" in text
+
+
+def test_an_equal_neff_of_another_hlo_is_noticed(kernels: Kernels) -> None:
+    # The second kernel's NEFF is one that was seen before, so it is not read again; its HLO is.
+    last = max(kernels.specs)
+    kernels.hlos[last].write_bytes(make_hlo(99))
+    assert f"kernel {last}: {kernels.neffs[last]}: compiled from another HLO" in refused(kernels)
+
+
+def test_simulated_and_real_are_not_mixed(kernels: Kernels) -> None:
+    kernels.neffs[min(kernels.specs)].write_bytes(REAL)
+    assert "made by more than one compiler" in refused(kernels)
+
+
+def test_settings_must_be_the_bundle_s(kernels: Kernels) -> None:
+    kernels.config = CompileConfig.make("trn1", optlevel=1)
+    assert "compiled with --framework XLA --target trn1 --optlevel 2" in refused(kernels)
+    kernels.config = CompileConfig.make("trn2")
+    assert "is for trn1, its compile settings for trn2" in refused(kernels)
+
+
+def test_damaged_neff(kernels: Kernels) -> None:
+    path = kernels.neffs[min(kernels.specs)]
+    data = bytearray(path.read_bytes())
+    data[-600] ^= 1
+    path.write_bytes(data)
+    assert "damaged NEFF: the payload does not have the digest" in refused(kernels)
+
+
+def test_empty_bundle(make: Callable[..., Kernels]) -> None:
+    assert "at least one kernel" in refused(make([]))
+
+
+def test_spec_of_another_kernel(kernels: Kernels) -> None:
+    first, second, *_ = sorted(kernels.specs)
+    kernels.specs[first] = kernels.specs[second]
+    assert f"the spec given for {first} is that of {second}" in refused(kernels)
+
+
+def test_embedding_needs_a_pack(kernels: Kernels, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="pack_path is needed"):
+        bundle.build(*kernels.arguments, embed_folder=tmp_path / "out")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from kernelgen import bundle, neff
+from kernelgen.plan import *
+source, out = map(Path, sys.argv[1:3])
+config = CompileConfig.make("trn1")
+specs = {s.id: s for s in (KernelSpec.make("relu", [t], t) for t in (TensorDesc.make((n, 1, 1, 1), "f32") for n in range(1, 7)))}
+order = sorted(specs, reverse=len(sys.argv) > 3)
+neffs = {}
+for id in order:
+    neffs[id] = out / f"{id}.neff"
+    neffs[id].parent.mkdir(parents=True, exist_ok=True)
+    neffs[id].write_bytes(neff.write_simulated((source / f"{id}.hlo.pb").read_bytes(), config, "simulator x"))
+bundle.build(Bundle("b", "trn1", config.key, tuple(order)), specs, {i: source / f"{i}.hlo.pb" for i in order}, neffs, config,
+             tree_path=out / "tree", pack_path=out / "b_trn1.kernels.gguf", embed_folder=out)
+"""
+
+
+def test_same_bytes_everywhere(kernels: Kernels, tmp_path: Path) -> None:
+    """Two processes, hash seeds, folders, locales, time zones, orders of the kernels."""
+    made = []
+    for seed, locale, extra in (("0", "C", []), ("424242", "en_US.UTF-8", ["reversed"])):
+        out = tmp_path / ("deep/er" if extra else "out")
+        env = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale, "TZ": f"UTC{seed[0]}"}
+        env["PYTHONPATH"] = os.pathsep.join(sys.path)
+        out.mkdir(parents=True)
+        subprocess.run([sys.executable, "-c", BUILD, kernels.folder, out, *extra], check=True, env=env, cwd=out)
+        made.append(everything(out))
+    assert made[0] == made[1]
+    assert {Path(name).suffix for name in made[0]} == {".S", ".c", ".h", ".gguf", ".json", ".neff", ".pb"}
+    assert not [name for name, data in made[0].items() if str(tmp_path).encode() in data], "no path is in an output"
+
+
+def test_memory_does_not_grow_with_the_bundle(make: Callable[..., Kernels], tmp_path: Path) -> None:
+    kernels = make([unary("relu", n) for n in range(1, 41)])
+    for n, path in enumerate(kernels.neffs.values()):
+        payload = bytes([n]) * (1 << 20)
+        path.write_bytes(REAL[:16] + len(payload).to_bytes(8, "little") + REAL[24:1024] + payload)
+    tracemalloc.start()
+    bundle.build(*kernels.arguments, tree_path=tmp_path / "tree", pack_path=tmp_path / "p.gguf", embed_folder=tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / "p.gguf").stat().st_size > 40 << 20
+    assert peak < 12 << 20
+
+
+def test_a_failed_write_leaves_what_was_there(kernels: Kernels, tmp_path: Path) -> None:
+    packed, laid = tmp_path / "out/p.gguf", tmp_path / "out/tree"
+    contents = bundle.build(*kernels.arguments, pack_path=packed, tree_path=laid)
+    before = everything(tmp_path / "out")
+    path = contents.neffs[-1].path
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(KernelgenError, match="changed while it was being packed"):
+        pack.write(packed, contents)
+    for kernel in contents.hlos:
+        kernel.path.unlink()
+    with pytest.raises(FileNotFoundError):
+        tree.write(laid, contents)
+    assert everything(tmp_path / "out") == before, "no temporary file, nothing half-written"
+
+
+def test_a_new_tree_replaces_the_old_one_whole(kernels: Kernels, tmp_path: Path) -> None:
+    laid = tmp_path / "tree"
+    bundle.build(*kernels.arguments, tree_path=laid)
+    (laid / "stray").write_text("")
+    bundle.build(*kernels.arguments, tree_path=laid)
+    assert not (laid / "stray").exists()
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_tree_stays_in_its_folder(make: Callable[..., Kernels], tmp_path: Path) -> None:
+    tensor = TensorDesc.parse("(4,1,1,1)/f32")
+    good = unary("relu", 4)
+    for op in ("../../escape", "/absolute", "a/b", "..", "a\0b", "new\nline"):
+        spec = KernelSpec.make(op, [tensor], tensor)
+        kernels = make([good])
+        kernels.bundle = kernels.bundle.__class__("b", "trn1", "trn1", (spec.id,))
+        kernels.specs[spec.id] = spec
+        kernels.hlos[spec.id], kernels.neffs[spec.id] = kernels.hlos[good.id], kernels.neffs[good.id]
+        before = set(tmp_path.rglob("*"))
+        with pytest.raises(KernelgenError, match="cannot be the name of a file"):
+            bundle.build(*kernels.arguments, tree_path=tmp_path / "out" / "tree")
+        assert set(tmp_path.rglob("*")) - before == {tmp_path / "out"} - before
+
+
+@pytest.mark.parametrize("path", ["../x.neff", "/etc/passwd", "trn1/../../x", "a\0b"])
+def test_an_index_names_nothing_outside_the_tree(kernels: Kernels, tmp_path: Path, path: str) -> None:
+    bundle.build(*kernels.arguments, tree_path=tmp_path / "tree")
+    index = json.loads((tmp_path / "tree/index.json").read_text())
+    index["kernels"][3]["neff"] = path
+    (tmp_path / "tree/index.json").write_text(json.dumps(index))
+    with pytest.raises(KernelgenError, match=r"kernels\[3\]\.neff is outside the tree"):
+        tree.read_index(tmp_path / "tree")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not the index"),
+        ("{}", "not the index"),
+        ('{"format": 2}', "format 2; this kernelgen reads format 1"),
+        ('{"format": 1}', "name is missing"),
+        (b"\xff\xfe\x00", "not JSON"),
+    ],
+)
+def test_damaged_index(tmp_path: Path, text: str | bytes, reason: str) -> None:
+    (tmp_path / "index.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(KernelgenError, match=reason):
+        tree.read_index(tmp_path)

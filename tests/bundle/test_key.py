@@ -1,0 +1,82 @@
+"""Keys, their hash, and the table over them."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from kernelgen.bundle.index import Index
+from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
+from kernelgen.errors import KernelgenError
+from kernelgen.plan import KernelSpec, TensorDesc
+
+from . import golden
+
+
+def test_golden_keys() -> None:
+    """A difference breaks every bundle that exists; see golden.py."""
+    assert json.loads(golden.PATH.read_text()) == golden.vectors()
+
+
+def test_fnv1a_is_the_published_one() -> None:
+    assert fnv1a(b"") == 0xCBF29CE484222325
+    assert fnv1a(b"a") == 0xAF63DC4C8601EC8C
+    assert fnv1a(b"foobar") == 0x85944171F73967E8
+
+
+def test_hash_as_documented() -> None:
+    assert key_hash([]) == 0x9E3779B97F4A7C15
+    mixed = (0x9E3779B97F4A7C15 ^ 5) * 0xFF51AFD7ED558CCD % 2**64
+    assert key_hash([5]) == mixed ^ mixed >> 32
+
+
+def test_layout() -> None:
+    f16, f32 = TensorDesc.parse("(8,2,1,1)/f16"), TensorDesc.parse("(2,3,1,1)/f32/(12,4,24,24)")
+    words = key(KernelSpec("add", (f16, None, f32), f32, (("word1", -2), ("word2", 7)), alias=2))
+    assert words == (
+        *(fnv1a(b"add"), 3 | 3 << 32),
+        *(1, 8, 2, 1, 1, 2, 16, 32, 32),
+        ABSENT,
+        *(0, 2, 3, 1, 1, 12, 4, 12, 12),
+        *(0, 2, 3, 1, 1, 12, 4, 12, 12),
+        *(0xFFFFFFFE << 32, 7, 0, 0, 0, 0, 0, 0),
+    )
+
+
+def test_golden_keys_are_all_different() -> None:
+    vectors = golden.vectors()
+    assert len({tuple(v["key"]) for v in vectors}) == len({v["hash"] for v in vectors}) == len(vectors)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 1000])
+def test_index_finds_every_kernel_and_no_other(count: int) -> None:
+    def spec(n: int) -> KernelSpec:
+        tensor = TensorDesc.make((n, 1, 1, 1), "f32")
+        return KernelSpec.make("relu", [tensor], tensor)
+
+    specs = [spec(n) for n in range(1, count + 1)]
+    shuffled = random.Random(count).sample(specs, count)
+    index = Index.build(shuffled)
+    assert index == Index.build(specs), "the order in which kernels are given does not matter"
+    assert list(index.ids) == sorted(s.id for s in specs)
+    size = len(index.slots)
+    assert size >= 8 and size & (size - 1) == 0 and 2 * count <= size < max(9, 4 * count)
+    for s in specs:
+        number = index.find(key(s))
+        assert number is not None and index.ids[number] == s.id
+    assert index.find(key(spec(count + 1))) is None
+    assert index.find(()) is None
+
+
+def test_index_is_not_empty_and_not_ambiguous() -> None:
+    tensor = TensorDesc.parse("(4,1,1,1)/f32")
+    with pytest.raises(KernelgenError, match="at least one kernel"):
+        Index.build([])
+    spec = KernelSpec.make("relu", [tensor], tensor)
+    with pytest.raises(KernelgenError, match="cannot be told apart"):
+        Index.build([spec, spec])
+    # Parameters that ggml keeps in the same word.
+    with pytest.raises(KernelgenError, match="cannot be told apart"):
+        Index.build(KernelSpec("scale", (tensor,), tensor, params) for params in ((("s", 0.0),), (("b", 0.0),)))
