@@ -1,0 +1,94 @@
+"""The commands that docs/command-line.md shows work as shown.
+
+A `console` block is a session: lines with `$ ` are run in order, in a folder with the project's manifests, and what stands below a
+command must be what it prints, in order. `…` stands for anything: alone on a line for any lines, else for any text in a line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "docs/command-line.md"
+
+
+def sessions() -> list[tuple[str, str]]:
+    """Returns (command, what it prints) of the page's blocks, in order."""
+    found: list[tuple[str, str]] = []
+    for block in re.findall(r"^```console\n(.*?)^```$", (ROOT / PAGE).read_text(), re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            found.append((command, output))
+    return found
+
+
+def pattern(output: str) -> str:
+    """Returns the regular expression that an output must match as a whole."""
+    lines = output.splitlines()
+    text = ""
+    for line in lines:
+        text += r"(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
+    return text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("checkout")
+    for name in ("manifests", "tests/data/graph-ops"):
+        shutil.copytree(ROOT / name, made / name)
+    program = made / "bin" / "kernelgen"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m kernelgen "$@"\n')
+    program.chmod(0o755)
+    (made / "neff").mkdir()
+    return made
+
+
+def test_commands_do_what_the_page_shows(folder: Path) -> None:
+    commands = sessions()
+    assert commands
+    environment = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "COLUMNS": "120",
+    }
+    environment.pop("NEURON_SDK", None)
+    for command, expected in commands:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}"
+        assert re.fullmatch(pattern(expected), done.stdout), f"$ {command}\n{done.stdout}"
+
+
+def test_the_page_shows_every_command() -> None:
+    from kernelgen.cli.frame import COMMANDS
+
+    text = (ROOT / PAGE).read_text()
+    shown = {match for command, _ in sessions() for match in re.findall(r"kernelgen (\w+)", command)}
+    mentioned = set(re.findall(r"kernelgen (\w+)", text))
+    assert set(COMMANDS) - {"doctor"} <= shown
+    assert "doctor" in mentioned
+
+
+def test_a_pattern_matches_what_it_should_and_nothing_else() -> None:
+    assert re.fullmatch(pattern("a\n…\nb  …\n"), "a\nx\ny\nb  12 s\n")
+    assert re.fullmatch(pattern("…\nb\n"), "b\n")
+    assert not re.fullmatch(pattern("a\n"), "a\nb\n")
+    assert not re.fullmatch(pattern("a…c\n"), "ab\n")
+    assert not re.fullmatch(pattern(""), "unexpected\n")
