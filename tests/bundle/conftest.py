@@ -25,6 +25,12 @@ def make_hlo(length: int) -> bytes:
         instruction.shape.dimensions.append(length)
         instruction.operand_ids.extend(range(1, number))
     computation.root_id = 2
+    shape = computation.program_shape
+    shape.parameters.append(computation.instructions[0].shape)
+    shape.result.CopyFrom(computation.instructions[0].shape)
+    shape.parameter_names.append("input0")
+    module.name = module.entry_computation_name = computation.name = "kernel"
+    module.host_program_shape.CopyFrom(shape)
     return proto.serialize(module)
 
 

@@ -1,0 +1,210 @@
+"""`kernelgen inspect`, `compile` and `bundle` as commands: what they print, and how they end."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kernelgen import bundle, inspect
+from kernelgen.bundle import pack
+from kernelgen.cli import bundle as bundle_command
+from kernelgen.cli import compile as compile_command
+from kernelgen.cli import inspect as inspect_command
+from kernelgen.errors import EXIT_USAGE, KernelgenError
+from kernelgen.plan import Kernel, Neff, Plan
+
+from .conftest import COMPILER, Kernels, make_hlo
+from .test_bundle import REAL
+
+
+def run(command: Any, *arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(a) for a in arguments])
+
+
+def failure(command: Any, *arguments: object) -> str:
+    error = run(command, *arguments).exception
+    assert isinstance(error, KernelgenError) and error.exit_code == EXIT_USAGE
+    return str(error)
+
+
+@pytest.fixture
+def out(kernels: Kernels, tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    bundle.build(*kernels.arguments, tree_path=folder / "tiny_trn1", pack_path=folder / "tiny_trn1.kernels.gguf")
+    return folder
+
+
+def described(path: Path, *options: str) -> dict[str, Any]:
+    result = run(inspect_command.command, path, "--format", "json", *options)
+    assert result.exception is None
+    (what,) = json.loads(result.stdout)
+    assert isinstance(what, dict)
+    return what
+
+
+def test_pack_and_tree_say_the_same(out: Path, kernels: Kernels) -> None:
+    packed = described(out / "tiny_trn1.kernels.gguf", "--check")
+    laid = described(out / "tiny_trn1", "--check")
+    assert laid == described(out / "tiny_trn1" / "index.json")
+    assert (packed.pop("kind"), laid.pop("kind")) == ("pack", "tree")
+    for name in ("path", "size"):
+        del packed[name], laid[name]
+    assert packed == laid
+    assert (packed["manifest"], packed["target"], packed["compiler"]) == ("tiny", "trn1", COMPILER)
+    assert (packed["kernel_count"], packed["neff_count"], packed["simulated"]) == (12, 6, True)
+    relu, silu = (next(k for k in packed["kernels"] if k["id"].startswith(f"{op}-6-")) for op in ("relu", "silu"))
+    assert relu["same_as"] is None and silu["same_as"] == relu["id"]
+    assert relu["neff_size"] == kernels.neffs[relu["id"]].stat().st_size
+
+
+def test_text(out: Path, kernels: Kernels) -> None:
+    text = run(inspect_command.command, out / "tiny_trn1.kernels.gguf").stdout
+    assert "tiny_trn1.kernels.gguf: bundle of kernels, a GGUF pack\n" in text
+    for line in ("target       trn1", f"compiler     {COMPILER}", "kernel count 12", "neff count   6"):
+        assert f"  {line}\n" in text
+    assert "      relu((6,1,1,1)/f32) -> (6,1,1,1)/f32\n" in text
+    neff = run(inspect_command.command, kernels.neffs[min(kernels.specs)]).stdout
+    assert "  input        input0: f32[1], 4 bytes\n" in neff and "  output       output0: f32[1], 4 bytes\n" in neff
+    assert "  simulated    yes\n" in neff
+    module = run(inspect_command.command, kernels.hlos[min(kernels.specs)]).stdout
+    assert ": HLO module\n" in module and "  instructions 1 copy, 1 parameter\n" in module
+
+
+def test_real_neff(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("sg00/def.json"))
+    payload = file.getvalue()
+    data = REAL[:16] + len(payload).to_bytes(8, "little") + REAL[24:1024] + payload
+    (tmp_path / "x").write_bytes(data)
+    what = described(tmp_path / "x")
+    assert (what["kind"], what["simulated"], what["compiler"]) == ("neff", False, "2.10.0.34")
+    assert what["members"] == {"sg00/def.json": 0} and what["digest"] == "does not match the payload"
+    digest = hashlib.md5(payload, usedforsecurity=False).digest()
+    (tmp_path / "x").write_bytes(data[:172] + digest + data[188:])
+    assert described(tmp_path / "x")["digest"] == "matches the payload"
+
+
+def test_check_reads_the_files(out: Path) -> None:
+    made = pack.read(out / "tiny_trn1.kernels.gguf")
+    with made.path.open("r+b") as file:
+        file.seek(made.data_offset + made.neffs[2].offset + 2000)
+        file.write(b"\xee")
+    assert described(made.path)["kernel_count"] == 12
+    assert "SHA-256 is not the one in the index" in failure(inspect_command.command, made.path, "--check")
+
+    laid = out / "tiny_trn1"
+    hlo = next((laid / "generic/hlo").iterdir())
+    hlo.write_bytes(hlo.read_bytes() + b"x")
+    assert described(laid)["kernel_count"] == 12
+    assert f"{hlo}: not the file that index.json describes" in failure(inspect_command.command, laid, "--check")
+    hlo.unlink()
+    assert f"{hlo}: missing, but index.json names it" in failure(inspect_command.command, laid)
+
+
+def test_a_real_neff_in_a_simulated_bundle(out: Path) -> None:
+    index = json.loads((out / "tiny_trn1/index.json").read_text())
+    file = out / "tiny_trn1" / index["kernels"][0]["neff"]
+    size = index["kernels"][0]["neff_size"]
+    file.write_bytes(REAL[:16] + (size - 1024).to_bytes(8, "little") + REAL[24:1024] + bytes(size - 1024))
+    assert "real, unlike its bundle" in failure(inspect_command.command, out / "tiny_trn1")
+
+
+def test_what_is_nothing_of_the_kind(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").touch()
+    (tmp_path / "short.neff").write_bytes(b"x" * 10)
+    (tmp_path / "short.gguf").write_bytes(b"GGUF")
+    good = out / "tiny_trn1.kernels.gguf"
+    names = ("text", "empty", "short.neff", "short.gguf", "in", "missing")
+    result = run(inspect_command.command, good, *(tmp_path / name for name in names))
+    assert isinstance(result.exception, KernelgenError) and result.exception.exit_code == EXIT_USAGE
+    assert "kernel count 12" in result.stdout, "what can be read is printed all the same"
+    text = str(result.exception)
+    for name, reason in zip(
+        names,
+        ("neither a bundle's", "neither a bundle's", "not a NEFF: 10 bytes", "damaged kernel pack at byte 4",
+         "not a bundle tree", "No such file"),
+        strict=True,
+    ):  # fmt: skip
+        assert f"{tmp_path / name}: {reason}" in text
+
+
+@pytest.mark.parametrize("which", ["pack", "index", "neff", "hlo"])
+def test_mutated_files_never_give_another_error(out: Path, kernels: Kernels, which: str) -> None:
+    path = {
+        "pack": out / "tiny_trn1.kernels.gguf",
+        "index": out / "tiny_trn1" / "index.json",
+        "neff": kernels.neffs[min(kernels.specs)],
+        "hlo": kernels.hlos[min(kernels.specs)],
+    }[which]
+    data = path.read_bytes()
+    chance = random.Random(which)
+    for _ in range(300):
+        mutated = bytearray(data)
+        for _ in range(chance.choice((1, 2, 10))):
+            mutated[chance.randrange(len(mutated))] = chance.choice(
+                (0, 0xFF, ord("0"), ord('"'), chance.randrange(256))
+            )
+        path.write_bytes(mutated[: chance.choice((len(mutated), chance.randrange(len(mutated))))])
+        try:
+            inspect.text(inspect.describe(path, check=True))
+        except KernelgenError as error:
+            assert str(path.parent) in str(error)
+
+
+def test_compile_command(tmp_path: Path) -> None:
+    (tmp_path / "k.hlo.pb").write_bytes(make_hlo(5))
+    arguments = (tmp_path / "k.hlo.pb", "-o", tmp_path / "k.neff", "--compiler", "simulator")
+    result = run(compile_command.command, *arguments, "--target", "trn2", "--lnc", "1", "--optlevel", "3")
+    assert result.exception is None
+    flags = described(tmp_path / "k.neff")["flags"]
+    assert flags[:6] == ["--framework", "XLA", "--target", "trn2", "--optlevel", "3"] and flags[-2:] == ["--lnc", "1"]
+    assert "--lnc 2: trn1 takes 1" in failure(compile_command.command, *arguments, "--target", "trn1", "--lnc", "2")
+
+
+def test_compile_command_says_which_compiler_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("NEURON_SDK", raising=False)
+    (tmp_path / "k.hlo.pb").write_bytes(make_hlo(5))
+    result = run(compile_command.command, tmp_path / "k.hlo.pb", "-o", tmp_path / "k.neff", "--target", "trn1")
+    assert result.exception is None
+    assert result.stderr.startswith("note: neuronx-cc is not installed") and result.stdout == ""
+
+
+def test_bundle_command(kernels: Kernels, tmp_path: Path) -> None:
+    plan = Plan(
+        tuple(Kernel(kernels.specs[i], "elementwise") for i in sorted(kernels.specs)),
+        (kernels.config,),
+        tuple(Neff(i, "trn1", 1, 1) for i in sorted(kernels.specs)),
+        (kernels.bundle,),
+    )
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    for kernel, path in kernels.neffs.items():
+        path.rename(path.with_name(f"{kernel}.trn1.neff"))
+    common = ("--hlo-dir", kernels.folder, "--neff-dir", kernels.folder, "-o", tmp_path / "out")
+    arguments = ("--plan", tmp_path / "plan.json", *common)
+    result = run(bundle_command.command, *arguments, "--form", "pack", "--form", "embed", "--jax-version", "1.1")
+    assert result.exception is None
+    assert result.stdout == f"{tmp_path / 'out/tiny_trn1.kernels.gguf'}\n"
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "tiny_trn1.S",
+        "tiny_trn1.c",
+        "tiny_trn1.h",
+        "tiny_trn1.kernels.gguf",
+    ]
+    assert described(tmp_path / "out/tiny_trn1.kernels.gguf", "--check")["jax"] == "1.1"
+
+    text = failure(bundle_command.command, "tiny_trn2", *arguments)
+    assert "the plan has no bundle 'tiny_trn2': did you mean 'tiny_trn1'?" in text
+    for content in ("", "[]", "{}", '{"format":1}', '{"format":1,"kernels":[1],"configs":{},"neffs":[],"bundles":[]}'):
+        (tmp_path / "bad.json").write_text(content)
+        assert "bad.json: not a plan" in failure(bundle_command.command, "--plan", tmp_path / "bad.json", *common)

@@ -1,0 +1,269 @@
+"""NEFF containers: what is written, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import random
+import struct
+import tarfile
+
+import pytest
+
+from kernelgen import hlo, neff
+from kernelgen.errors import KernelgenError
+from kernelgen.hlo import proto
+from kernelgen.plan import CompileConfig, KernelSpec, TensorDesc
+
+T = TensorDesc.parse
+CONFIG = CompileConfig.make("trn2")
+COMPILER = "simulator 1 (jaxlib 1.2.3)"
+
+
+@pytest.fixture(scope="session")
+def module() -> bytes:
+    """HLO with an absent input, an i64 input that arrives as pairs, a quantized one, and a result in place."""
+    spec = KernelSpec.make(
+        "my_update",
+        [T("(8,4,1,1)/bf16"), None, T("(4,1,1,1)/i64"), T("(32,2,1,1)/q8_0")],
+        T("(8,4,1,1)/bf16"),
+        alias=0,
+    )
+    return hlo.emit(spec, lambda x, absent, rows, blocks: x + rows.sum().astype(x.dtype) + blocks.sum().astype(x.dtype))
+
+
+@pytest.fixture(scope="session")
+def simulated(module: bytes) -> bytes:
+    return neff.write_simulated(module, CONFIG, COMPILER)
+
+
+def real(payload: bytes = b"", *, version: int = 2) -> bytes:
+    """Returns a NEFF as a device's compiler would write it."""
+    if not payload:
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            member = tarfile.TarInfo("sg00/def.json")
+            member.size = 2
+            tar.addfile(member, io.BytesIO(b"{}"))
+        payload = gzip.compress(file.getvalue()) if version == 2 else file.getvalue()
+    digest = hashlib.md5(payload).digest() if version == 2 else hashlib.sha256(payload).digest()
+    fields = (
+        version,
+        1024,
+        len(payload),
+        2,
+        0,
+        b"2.10.0.34+6c8792c6f",
+        2,
+        digest,
+        b"u" * 16,
+        b"kernel",
+        1,
+        b"",
+        5,
+        2,
+        b"",
+    )
+    return struct.pack("<5Q128sI32s16s256sI64sQI468s", *fields) + payload
+
+
+def test_tensors_come_from_the_entry_computation(module: bytes) -> None:
+    tensors = neff.tensors_of(module)
+    assert [(t.name, t.usage, t.dtype, t.shape, t.size, t.alias) for t in tensors] == [
+        ("input0.must_alias_input", "in", "bf16", (1, 1, 4, 8), 64, None),
+        ("input2", "in", "s32", (1, 1, 1, 4, 2), 32, None),
+        ("input3", "in", "u8", (1, 1, 1, 2, 34), 68, None),
+        ("output0", "out", "bf16", (1, 1, 4, 8), 64, "input0.must_alias_input"),
+    ]
+
+
+def test_several_results(module: bytes) -> None:
+    message = proto.parse(module)
+    entry = proto.entry(message)
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+    both = entry.instructions.add(id=9999, opcode="tuple", operand_ids=[root.id, root.id])
+    both.shape.element_type = 13
+    both.shape.tuple_shapes.extend([root.shape, root.shape])
+    both.frontend_attributes.map.add(key="neff_output_names", value="a,b")
+    entry.root_id = 9999
+    message.input_output_alias.entries[0].output_shape_index.append(1)
+    tensors = neff.tensors_of(proto.serialize(message))
+    assert [(t.name, t.alias) for t in tensors if t.usage == "out"] == [("a", None), ("b", "input0.must_alias_input")]
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x08\x01", bytes(100)])
+def test_what_is_no_hlo(data: bytes) -> None:
+    with pytest.raises(KernelgenError, match=r"k\.hlo\.pb: .*not a serialized HloModuleProto"):
+        neff.tensors_of(data, source="k.hlo.pb")
+
+
+def test_round_trip(module: bytes, simulated: bytes) -> None:
+    made = neff.read_simulated(simulated)
+    assert made.hlo == module
+    assert made.tensors == neff.tensors_of(module)
+    assert made.info == {
+        "format": 1,
+        "simulated": True,
+        "compiler": COMPILER,
+        "config": CONFIG.to_json(),
+        "flags": CONFIG.flags(),
+        "hlo_sha256": hashlib.sha256(module).hexdigest(),
+    }
+
+
+def test_header_as_documented(module: bytes, simulated: bytes) -> None:
+    """By the offsets of docs/simulated-neff.md, not by the code's own struct."""
+
+    def u64(at: int) -> int:
+        return int.from_bytes(simulated[at : at + 8], "little")
+
+    assert [u64(at) for at in (0, 8, 16, 24, 32)] == [1, 1024, len(simulated) - 1024, 0x4D4953, 1]
+    assert simulated[40:168].rstrip(b"\0") == b"kernelgen-simulator " + COMPILER.encode()
+    assert simulated[168:172] == (1).to_bytes(4, "little")
+    assert simulated[172:204] == hashlib.sha256(simulated[1024:]).digest()
+    assert simulated[220:476].rstrip(b"\0") == b"simulated-" + hashlib.sha256(module).hexdigest()[:32].encode()
+    assert simulated[552:556] == (2).to_bytes(4, "little"), "lnc of trn2"
+    assert not any(simulated[556:1024])
+
+
+def test_payload_is_a_tar_without_time_or_owner(simulated: bytes) -> None:
+    with tarfile.open(fileobj=io.BytesIO(simulated[1024:])) as tar:
+        members = tar.getmembers()
+    assert [m.name for m in members] == ["hlo_module.pb", "info.json", "neff.json"]
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in members} == {(0, 0, 0, "", "", 0o644)}
+
+
+def test_bytes_depend_on_settings_and_compiler(module: bytes, simulated: bytes) -> None:
+    assert simulated == neff.write_simulated(module, CONFIG, COMPILER)
+    others = [
+        neff.write_simulated(module, CompileConfig.make("trn1"), COMPILER),
+        neff.write_simulated(module, CompileConfig.make("trn2", optlevel=1), COMPILER),
+        neff.write_simulated(module, CONFIG, COMPILER + "x"),
+    ]
+    assert len({simulated, *others}) == 4
+
+
+def test_a_long_identity_fits_the_header(module: bytes) -> None:
+    data = neff.write_simulated(module, CONFIG, "x" * 300)
+    assert neff.is_simulated(data) and neff.read_simulated(data).info["compiler"] == "x" * 300
+    assert data[40 + 127] == 0, "text is ended by a zero"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_real_header(version: int) -> None:
+    data = real(version=version)
+    header = neff.check_payload(data)
+    assert header == neff.read_header(data[:1024], total=len(data))
+    assert (header.pkg_version, header.neff_version, header.build_version) == (version, (2, 0), "2.10.0.34+6c8792c6f")
+    assert (header.num_tpb, header.name, header.feature_bits, header.lnc_size) == (2, "kernel", 5, 2)
+    assert not header.simulated
+    assert neff.members(data) == {"sg00/def.json": 2}
+    assert neff.unpack(data) == {"sg00/def.json": b"{}"}
+
+
+def test_a_real_neff_is_not_for_the_simulator() -> None:
+    with pytest.raises(KernelgenError, match=r"x\.neff: a NEFF for a Neuron device \(built by '2\.10\.0\.34"):
+        neff.read_simulated(real(), source="x.neff")
+
+
+def test_text_without_an_end() -> None:
+    data = bytearray(real())
+    data[40:168] = b"\xff" * 128
+    assert neff.read_header(bytes(data)).build_version == "\ufffd" * 128
+
+
+@pytest.mark.parametrize("which", ["simulated", "real"])
+def test_truncated_anywhere(simulated: bytes, which: str) -> None:
+    data = simulated if which == "simulated" else real()
+    for length in [*range(0, 1025, 41), 1024, *range(1025, len(data), 101), len(data) - 1]:
+        with pytest.raises(KernelgenError, match=r"x\.neff: (not a NEFF|NEFF cut off)"):
+            neff.read_header(data[:length], source="x.neff")
+    with pytest.raises(KernelgenError, match="1 bytes after its end"):
+        neff.read_header(data + b"x")
+
+
+def test_damage_anywhere_is_noticed(simulated: bytes) -> None:
+    """Every byte that means something: the sizes, the digest, the whole payload."""
+    chance = random.Random(3)
+    for at in [*range(0, 40), *range(172, 204), *(chance.randrange(1024, len(simulated)) for _ in range(500))]:
+        data = bytearray(simulated)
+        data[at] ^= 1 << chance.randrange(8)
+        with pytest.raises(KernelgenError):
+            neff.read_simulated(bytes(data))
+
+
+def reseal(data: bytes, payload: bytes) -> bytes:
+    """Returns `data` with another payload under a good header."""
+    header = bytearray(data[:1024])
+    header[16:24] = len(payload).to_bytes(8, "little")
+    header[172:204] = hashlib.sha256(payload).digest()
+    return bytes(header) + payload
+
+
+def test_a_good_digest_over_bad_content(simulated: bytes) -> None:
+    """The payload is not trusted because its digest is right: anybody can write one."""
+    chance = random.Random(5)
+    for _ in range(1000):
+        payload = bytearray(simulated[1024:])
+        for _ in range(chance.choice((1, 3, 20))):
+            payload[chance.randrange(len(payload))] = chance.randrange(256)
+        try:
+            neff.read_simulated(reseal(simulated, bytes(payload)))
+        except KernelgenError as error:
+            assert "NEFF" in str(error)
+
+
+def payload_with(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name.replace("_json", ".json").replace("_pb", ".pb"))
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("info", "tensors"),
+    [
+        (b"{}", b'{"tensors":[]}'),
+        (b"[]", b'{"tensors":[]}'),
+        (b'{"hlo_sha256":"00"}', b'{"tensors":[]}'),
+        (b"[" * 100_000, b'{"tensors":[]}'),
+        (b"\xff", b'{"tensors":[]}'),
+        (b'{"hlo_sha256":"00"}', b"{}"),
+        (b'{"hlo_sha256":"00"}', b'{"tensors":[{"name":"x"}]}'),
+        (b'{"hlo_sha256":"00"}', b'{"tensors":7}'),
+        (b'{"hlo_sha256":"00"}', b"null"),
+    ],
+)
+def test_bad_members(simulated: bytes, info: bytes, tensors: bytes) -> None:
+    with pytest.raises(KernelgenError, match="damaged simulated NEFF"):
+        neff.read_simulated(reseal(simulated, payload_with(info_json=info, neff_json=tensors, hlo_module_pb=b"x")))
+
+
+def test_missing_member(simulated: bytes) -> None:
+    with pytest.raises(KernelgenError, match=r"damaged simulated NEFF: KeyError: 'info\.json'"):
+        neff.read_simulated(reseal(simulated, payload_with(neff_json=b'{"tensors":[]}')))
+
+
+def test_a_member_that_claims_terabytes(simulated: bytes) -> None:
+    member = tarfile.TarInfo("hlo_module.pb")
+    member.size = 2**42
+    with pytest.raises(KernelgenError, match="claims 4398046511104 bytes"):
+        neff.unpack(reseal(simulated, member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
+
+
+def test_another_version(simulated: bytes) -> None:
+    data = bytearray(simulated)
+    data[32] = 2
+    with pytest.raises(KernelgenError, match="a simulated NEFF of version 2; this kernelgen reads 1"):
+        neff.read_simulated(bytes(data))
+
+
+def test_json_is_canonical(simulated: bytes) -> None:
+    for name in ("info.json", "neff.json"):
+        text = neff.unpack(simulated)[name].decode()
+        assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
