@@ -148,3 +148,11 @@ def test_compile_file_leaves_no_old_result(install: Install, module: bytes, tmp_
     )
     with pytest.raises(KernelgenError, match=r"missing\.hlo\.pb: No such file"):
         compilers.compile_file(tmp_path / "missing.hlo.pb", out, CompileConfig.make("trn1"), Simulator())
+
+
+def test_compile_file_does_not_eat_its_input(module: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "k.hlo.pb"
+    path.write_bytes(module)
+    with pytest.raises(KernelgenError, match="the output is the input"):
+        compilers.compile_file(path, tmp_path / "." / "k.hlo.pb", CompileConfig.make("trn1"), Simulator())
+    assert path.read_bytes() == module

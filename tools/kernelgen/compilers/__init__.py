@@ -124,10 +124,12 @@ def compile_file(
         memory_mb: MiB the compiler may use.
 
     Raises:
-        KernelgenError: `hlo` cannot be read or is refused, or the compiler failed.
+        KernelgenError: `hlo` cannot be read, is the output too, or is refused; or the compiler failed.
         OSError: the output cannot be written.
     """
     hlo, output = Path(hlo), Path(output)
+    if output.exists() and hlo.exists() and output.samefile(hlo):
+        raise KernelgenError(f"{output}: the output is the input")
     # An old NEFF must not outlive a failed compile and be taken for its result.
     output.unlink(missing_ok=True)
     try:

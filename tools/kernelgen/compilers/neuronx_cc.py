@@ -46,6 +46,7 @@ VERSION_TIMEOUT = 120.0
 """Seconds for `--version`; the program is slow to start on a cold disk."""
 
 POLL_SECONDS = 0.1
+"""How often memory is looked at; less often where looking takes long, because the machine runs very many processes."""
 
 _BANNER = re.compile(rf"(?:NeuronX Compiler version|{NAME}) (\S+)")
 
@@ -113,7 +114,8 @@ class NeuronxCC:
 
         Of a failure, the HLO and the log are kept in `<log_dir>/<kernel>.<config.key>.failed`; the error names them and has the
         command that repeats it. Memory is what the session's processes occupy together, looked at ten times a second: shared
-        pages count once (where the kernel tells), and a short peak can be missed. It is not watched where there is no /proc.
+        pages count once (where the kernel tells), and a short peak can be missed. A process that starts a session of its own is
+        not counted, and nothing is where there is no /proc.
         """
         refuse_unsupported(hlo, config, kernel)
         command = self.command(config)
@@ -178,10 +180,10 @@ def _run(
     finally:
         os.close(lifeline)
     deadline = None if timeout is None else time.monotonic() + timeout
-    killed, used = "", 0
+    killed, used, poll = "", 0, POLL_SECONDS
     try:
         while True:
-            wait = POLL_SECONDS if memory_mb is not None else None
+            wait = poll if memory_mb is not None else None
             if deadline is not None:
                 left = max(0.0, deadline - time.monotonic())
                 wait = left if wait is None else min(wait, left)
@@ -192,7 +194,9 @@ def _run(
                     killed = "time"
                     break
                 if memory_mb is not None:
+                    begun = time.monotonic()
                     used = _memory(process.pid, memory_mb)
+                    poll = min(1.0, max(POLL_SECONDS, 20 * (time.monotonic() - begun)))
                     if used > memory_mb:
                         killed = "memory"
                         break
