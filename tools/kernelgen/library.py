@@ -160,6 +160,21 @@ def find(op: str, libraries: Sequence[Library]) -> tuple[Library, Registration]:
     )
 
 
+def registration(file: Path, op: str) -> Registration:
+    """Returns where one module computes `op`, without reading the rest of its library.
+
+    Raises:
+        KernelgenError: the module does not parse, a registration in it is wrong, or it does not compute the op.
+    """
+    mistakes: list[Diagnostic] = []
+    found = {r.op: r for r in _scan_module(file, mistakes)}
+    if mistakes:
+        raise KernelgenError(mistakes)
+    if op not in found:
+        raise KernelgenError(Diagnostic(f"{file} has no emitter of '{op}'{did_you_mean(op, found)}"))
+    return found[op]
+
+
 def dependencies(library: Library, module: str) -> list[Path]:
     """Returns the files that an emitter's result may depend on: its module and the helpers it imports, transitively.
 
@@ -199,19 +214,24 @@ def load_function(library: Library, registration: Registration) -> Callable[...,
     _FINDER.install()
     package = _package_name(library)
     _FINDER.roots[package] = library.root
-    files = dependencies(library, registration.module)
-    digests = {file: hashlib.sha256(file.read_bytes()).digest() for file in files}
-    known = _LOADED.setdefault(package, {})
-    if any(known.get(file, digest) != digest for file, digest in digests.items()):
+    # By name, not by path: a worker sees the same library under another path from one action to the next.
+    digests = {
+        (package if file.parent == library.root else BUILTIN_PACKAGE, file.name): hashlib.sha256(
+            file.read_bytes()
+        ).digest()
+        for file in dependencies(library, registration.module)
+    }
+    if any(_LOADED.get(key, digest) != digest for key, digest in digests.items()):
         # Modules hold on to what they imported, so a changed helper makes all of them stale.
-        for stale in [m for m in sys.modules if m == package or m.startswith(package + ".")]:
+        packages = {BUILTIN_PACKAGE, *(name for name, _ in _LOADED)}
+        for stale in [m for m in sys.modules if m in packages or m.rpartition(".")[0] in packages]:
             del sys.modules[stale]
-        known.clear()
+        _LOADED.clear()
     try:
         module = importlib.import_module(f"{package}.{registration.module}")
     except Exception as error:
         raise _import_error(registration, error) from error
-    known.update(digests)
+    _LOADED.update(digests)
     return getattr(module, registration.function)  # type: ignore[no-any-return]
 
 
@@ -454,8 +474,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 _FINDER = _Finder()
-_LOADED: dict[str, dict[Path, bytes]] = {}
-"""Per package, the digest of every file that was imported."""
+_LOADED: dict[tuple[str, str], bytes] = {}
+"""The digest of every file that was imported, by package and file name."""
 
 
 def _package_name(library: Library) -> str:

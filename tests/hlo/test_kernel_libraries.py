@@ -1,0 +1,222 @@
+"""Kernel libraries: what is read from source, what is refused, what is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelgen.errors import KernelgenError
+from kernelgen.library import Library, builtin_library, dependencies, find, load_function, registration
+
+HEADER = "from kernelgen.emitter import emitter\n"
+
+
+def library(root: Path, **modules: str) -> Library:
+    for name, text in modules.items():
+        (root / f"{name}.py").write_text(text)
+    return Library("mine", root)
+
+
+def mistakes(root: Path, text: str) -> list[str]:
+    """Returns the errors of a library of one module, without its folder's name."""
+    with pytest.raises(KernelgenError) as caught:
+        library(root, m=text).scan()
+    return [str(d).replace(f"{root}/", "") for d in caught.value.diagnostics]
+
+
+def test_a_signature_is_read_without_importing(tmp_path: Path) -> None:
+    text = HEADER + (
+        "raise RuntimeError('imported')\n"
+        "@emitter('my_op')\n"
+        "def f(x, y=None, *, alpha: float, n: int = 3, fast: bool = False, low: float = -1, out, op, inputs): ...\n"
+    )
+    (r,) = library(tmp_path, m=text).scan().values()
+    assert (r.op, r.module, r.function, r.inputs, r.required, r.line) == ("my_op", "m", "f", ("x", "y"), 1, 4)
+    assert [(p.name, p.kind, p.default) for p in r.params] == [
+        ("alpha", float, None),
+        ("n", int, 3),
+        ("fast", bool, False),
+        ("low", float, -1.0),
+    ]
+    assert r.context == ("out", "op", "inputs")
+    assert r.custom
+    assert registration(tmp_path / "m.py", "my_op") == r
+
+
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("from kernelgen.emitter import emitter as e\n@e('a')\ndef f(x): ...\n", "a"),
+        ("import kernelgen.emitter\n@kernelgen.emitter.emitter('a')\ndef f(x): ...\n", "a"),
+        ("from kernelgen import emitter\n@emitter.emitter('a')\ndef f(x): ...\n", "a"),
+    ],
+)
+def test_the_decorator_is_known_by_any_name(tmp_path: Path, text: str, name: str) -> None:
+    assert list(library(tmp_path, m=text).scan()) == [name]
+
+
+def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
+    assert library(tmp_path, m="from blinker import emitter\n@emitter('a')\ndef f(x): ...\n").scan() == {}
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("@emitter(NAME)\ndef f(x): ...\n", "m.py:2:10: error: op names are string literals, not NAME"),
+        ("@emitter('RMS')\ndef f(x): ...\n", "m.py:2:10: error: op names are lower-case identifiers, not 'RMS'"),
+        ("@emitter\ndef f(x): ...\n", "m.py:2:2: error: name the ops that 'f' computes: @emitter(\"rms_norm\")"),
+        (
+            "@emitter('a')\ndef f(*xs): ...\n",
+            "m.py:3:8: error: emitter 'f' takes *xs: every input and parameter has a name",
+        ),
+        (
+            "@emitter('a')\ndef f(x, **kw): ...\n",
+            "m.py:3:12: error: emitter 'f' takes *kw: every input and parameter has a name",
+        ),
+        ("@emitter('a')\ndef f(x, y=1): ...\n", "m.py:3:12: error: an optional input's default is None, not 1"),
+        ("@emitter('a')\ndef f(x, *, n): ...\n", "m.py:3:13: error: parameter 'n' is annotated as int, float or bool"),
+        (
+            "@emitter('a')\ndef f(x, *, n: str): ...\n",
+            "m.py:3:13: error: parameter 'n' is annotated as int, float or bool",
+        ),
+        (
+            "@emitter('a')\ndef f(x, *, n: int = N): ...\n",
+            "m.py:3:22: error: the default of 'n' is a literal int, not N",
+        ),
+        (
+            "@emitter('a')\ndef f(x, *, n: int = 1.5): ...\n",
+            "m.py:3:22: error: the default of 'n' is a literal int, not 1.5",
+        ),
+        (
+            "@emitter('a')\nasync def f(x): ...\n",
+            "m.py:3:1: error: emitter 'f' is not a plain function at the module's top level",
+        ),
+        (
+            "if 1:\n  @emitter('a')\n  def f(x): ...\n",
+            "m.py:4:3: error: emitter 'f' is not a plain function at the module's top level",
+        ),
+        ("def f(:\n", "m.py:2:7: error: not valid Python: invalid syntax"),
+        (
+            "@emitter('rms_norm')\ndef f(x, y, *, eps: float): ...\n",
+            "m.py:3:1: error: ggml's rms_norm has the inputs (src0); emitter 'f' takes (x, y)",
+        ),
+        (
+            "@emitter('mul_mat')\ndef f(a, b=None, *, prec: int, hint: int): ...\n",
+            "m.py:3:1: error: ggml's mul_mat has the inputs (src0, src1); emitter 'f' takes (a, b=None)",
+        ),
+        (
+            "@emitter('rms_norm')\ndef f(x, *, eps: float, epz: float): ...\n",
+            "m.py:3:1: error: ggml's rms_norm has no parameter 'epz': did you mean 'eps'? (it has: eps)",
+        ),
+        (
+            "@emitter('rms_norm')\ndef f(x, *, eps: int): ...\n",
+            "m.py:3:1: error: parameter 'eps' of ggml's rms_norm is float, not int",
+        ),
+        (
+            "@emitter('rms_norm')\ndef f(x): ...\n",
+            "m.py:3:1: error: emitter 'f' lacks parameters of ggml's rms_norm: eps",
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(tmp_path: Path, source: str, expected: str) -> None:
+    assert mistakes(tmp_path, HEADER + source) == [expected]
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(HEADER + "@emitter('b')\ndef g(*x): ...\n")
+    assert len(mistakes(tmp_path, HEADER + "@emitter(A)\ndef f(x, y=2): ...\n")) == 3
+
+
+def test_an_op_has_one_emitter_in_a_library(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(HEADER + "@emitter('my_op')\ndef first(x): ...\n")
+    (message,) = mistakes(tmp_path, HEADER + "\n@emitter('my_op')\ndef second(x): ...\n")
+    assert message.startswith("m.py:4:1: error: op 'my_op' already has the emitter 'first' at a.py:3")
+
+
+def test_the_first_library_wins(tmp_path: Path) -> None:
+    mine = library(tmp_path, m=HEADER + "@emitter('relu')\ndef f(x): ...\n")
+    assert find("relu", [mine, builtin_library()])[0] is mine
+    assert find("silu", [mine, builtin_library()])[0].name == "kernels"
+    with pytest.raises(KernelgenError, match="no emitter computes op 'rms_nrom': did you mean 'rms_norm'?"):
+        find("rms_nrom", [mine, builtin_library()])
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KernelgenError, match="is not a folder"):
+        Library("mine", tmp_path / "none").scan()
+
+
+def test_dependencies_are_the_module_and_its_helpers(tmp_path: Path) -> None:
+    lib = library(
+        tmp_path,
+        m=HEADER + "import math\nfrom .a import x\nfrom . import b\nfrom kernelgen.kernels.common import f32\n",
+        a="from .c import y\n",
+        b="from .m import z\n",  # a cycle
+        c="",
+        unused="",
+    )
+    names = [p.name for p in dependencies(lib, "m")]
+    assert names[0] == "m.py" and set(names) == {"m.py", "a.py", "b.py", "c.py", "common.py"}
+
+
+def test_builtin_emitters_depend_on_themselves_and_the_shared_helpers() -> None:
+    lib = builtin_library()
+    assert [p.name for p in dependencies(lib, "rope")] == ["rope.py", "common.py"]
+
+
+def test_libraries_with_equal_module_names_do_not_meet(tmp_path: Path) -> None:
+    values = []
+    for name in ("one", "two"):
+        root = tmp_path / name
+        root.mkdir()
+        lib = library(
+            root, m=HEADER + f"from .h import V\n@emitter('my_op')\ndef f(x): return V\n", h=f"V = '{name}'\n"
+        )
+        values.append(load_function(lib, lib.scan()["my_op"])(None))
+    assert values == ["one", "two"]
+
+
+def test_a_changed_helper_is_imported_again(tmp_path: Path) -> None:
+    lib = library(tmp_path, m=HEADER + "from .h import V\n@emitter('my_op')\ndef f(x): return V\n", h="V = 1\n")
+    r = lib.scan()["my_op"]
+    function = load_function(lib, r)
+    assert function(None) == 1
+    assert load_function(lib, r) is function
+    (tmp_path / "h.py").write_text("V = 2\n")
+    assert load_function(lib, r)(None) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["h.py", "m.py"]  # no bytecode is left
+
+
+def test_the_builtin_library_may_move(tmp_path: Path) -> None:
+    """A worker meets its inputs under another path in every action; what changed there must be seen."""
+    places = []
+    for name, value in (("one", 1), ("two", 2)):
+        root = tmp_path / name
+        root.mkdir()
+        text = HEADER + f"@emitter('my_op')\ndef f(x): return {value}\n"
+        (root / "m.py").write_text(text)
+        lib = Library("kernels", root)
+        places.append(load_function(lib, registration(root / "m.py", "my_op"))(None))
+    real = builtin_library()
+    assert load_function(real, real.scan()["relu"]).__name__ == "unary"
+    assert places == [1, 2]
+
+
+def test_an_emitter_that_does_not_import_is_named(tmp_path: Path) -> None:
+    lib = library(tmp_path, m=HEADER + "import no_such_module\n@emitter('my_op')\ndef f(x): ...\n")
+    with pytest.raises(
+        KernelgenError, match="m.py:2:1: error: can't import the emitter of 'my_op': ModuleNotFoundError"
+    ):
+        load_function(lib, lib.scan()["my_op"])
+
+
+def test_scanning_imports_no_jax() -> None:
+    code = (
+        "import sys; from kernelgen.library import builtin_library, dependencies as d; b = builtin_library();"
+        "[d(b, r.module) for r in b.scan().values()]; print([m for m in ('jax', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
