@@ -1,0 +1,35 @@
+"""Links from one page of the documentation to another lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if re.match(r"[a-z]+:", target) or file.suffix != ".md":
+            continue
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+def test_the_index_has_every_page() -> None:
+    listed = set(re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs/README.md").read_text()))
+    assert listed == {p.name for p in PAGES} - {"README.md"}
