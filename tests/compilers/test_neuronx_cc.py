@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen import compilers, neff
+from kernelgen import neff
 from kernelgen.compilers.neuronx_cc import NeuronxCC
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.plan import CompileConfig
@@ -198,14 +198,6 @@ def test_odd_version(install: Install, version: str) -> None:
     with pytest.raises(KernelgenError, match=r"--version ended with status 0 and the first line") as caught:
         NeuronxCC.open(install(version=version))
     assert "expected 'NeuronX Compiler version …'" in str(caught.value)
-
-
-def test_known_version_is_not_asked_for(install: Install, module: bytes, tmp_path: Path) -> None:
-    program = install(version="broken")
-    for identity in ("NeuronX Compiler version 2.1.0+abc", "neuronx-cc 2.1.0+abc"):
-        assert compilers.given("neuronx-cc", program, identity).identity == "neuronx-cc 2.1.0+abc"
-    with pytest.raises(KernelgenError, match="'gcc 12' is not the version of a neuronx-cc"):
-        compilers.given("neuronx-cc", program, "gcc 12")
 
 
 def test_arguments_are_refused_by_the_compiler(install: Install, module: bytes, tmp_path: Path) -> None:

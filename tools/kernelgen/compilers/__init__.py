@@ -18,7 +18,7 @@ from kernelgen.compilers.simulator import Simulator
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.plan import CompileConfig
 
-__all__ = ["CHOICES", "Compiler", "NeuronxCC", "Simulator", "compile_file", "find_sdk", "given", "resolve"]
+__all__ = ["CHOICES", "Compiler", "NeuronxCC", "Simulator", "compile_file", "find_sdk", "resolve"]
 
 CHOICES = ("auto", NAME, "simulator")
 
@@ -59,24 +59,6 @@ def resolve(choice: str = "auto", *, path: str | Path | None = None, env: Mappin
         note="neuronx-cc is not installed: kernels are compiled by the simulator, and the NEFFs load on no device"
         + placeholder
     )
-
-
-def given(choice: str, executable: Path | None = None, identity: str | None = None) -> Compiler:
-    """Returns a compiler that a build has already chosen, without a search and without asking for a version that is known.
-
-    Args:
-        choice: `neuronx-cc` or `simulator`.
-        executable: neuronx-cc's program.
-        identity: what it printed as its version, or its `identity`; None asks the program.
-
-    Raises:
-        KernelgenError: the arguments do not fit each other, or the program is not neuronx-cc.
-    """
-    if choice == "simulator":
-        return resolve(choice, path=executable)
-    if choice != NAME or executable is None:
-        raise KernelgenError(f"expected the simulator, or {NAME} and its program; not '{choice}' and {executable}")
-    return NeuronxCC.open(executable, identity)
 
 
 def find_sdk(env: Mapping[str, str] | None = None) -> Path | None:

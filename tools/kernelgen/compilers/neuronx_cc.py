@@ -48,7 +48,7 @@ VERSION_TIMEOUT = 120.0
 POLL_SECONDS = 0.1
 """How often memory is looked at; less often where looking takes long, because the machine runs very many processes."""
 
-_BANNER = re.compile(rf"(?:NeuronX Compiler version|{NAME}) (\S+)")
+_BANNER = re.compile(r"NeuronX Compiler version (\S+)")
 
 # The compiler is started through a shell that first leaves a watchman in the session: it waits on a pipe whose other end only this
 # process holds, and kills the session's process group when that end closes. `exec` keeps the process id and the exit status.
@@ -70,23 +70,14 @@ class NeuronxCC:
     note: str = ""
 
     @staticmethod
-    def open(executable: str | Path, banner: str | None = None) -> NeuronxCC:
-        """Returns the compiler that a program is.
-
-        Args:
-            executable: the program.
-            banner: the first line that it prints as its version, or an `identity`, when that is known; else it is asked.
+    def open(executable: str | Path) -> NeuronxCC:
+        """Returns the compiler that a program is, after asking for its version.
 
         Raises:
             KernelgenError: it cannot be run, or does not say which version of the NeuronX Compiler it is.
         """
         path = Path(executable).absolute()  # not resolved: a virtual environment's program may be a link
-        if banner is None:
-            return NeuronxCC(path, _version(path))
-        match = _BANNER.match(banner.strip())
-        if not match:
-            raise KernelgenError(f"{banner!r} is not the version of a neuronx-cc")
-        return NeuronxCC(path, match[1])
+        return NeuronxCC(path, _version(path))
 
     @property
     def name(self) -> str:
