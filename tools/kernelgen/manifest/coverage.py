@@ -54,7 +54,9 @@ def compare(kernels: Iterable[KernelSpec], graph: Sequence[tuple[KernelSpec, int
     )
 
 
-def nearest(missing: Sequence[GraphOp], kernels: Iterable[KernelSpec]) -> dict[KernelSpec, tuple[KernelSpec, list[str]]]:
+def nearest(
+    missing: Sequence[GraphOp], kernels: Iterable[KernelSpec]
+) -> dict[KernelSpec, tuple[KernelSpec, list[str]]]:
     """Returns for each missing op the kernel of the same op that differs least, and how; nothing where there is no such kernel."""
     by_op: dict[str, list[KernelSpec]] = defaultdict(list)
     for spec in sorted(set(kernels), key=lambda spec: spec.id):

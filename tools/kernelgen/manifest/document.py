@@ -93,39 +93,51 @@ class Entry:
     node: Node
 
 
-def parse(data: bytes, file: str) -> tuple[Node | None, list[Diagnostic]]:
-    """Returns a document's root and its mistakes; the root is None when the text can't be read as one document.
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a file holds.
+
+    Attributes:
+        root: the outermost value; None when the text can't be read as one document.
+        problems: its mistakes as YAML.
+        broken: `id()` of nodes that stand in for something that could not be read.
+    """
+
+    root: Node | None
+    problems: list[Diagnostic]
+    broken: frozenset[int] = frozenset()
+
+
+def parse(data: bytes, file: str) -> Document:
+    """Reads a document.
 
     Args:
         data: the file's bytes, UTF-8 with or without a byte order mark.
         file: its name for messages.
     """
     if len(data) > MAX_BYTES:
-        return None, [Diagnostic(f"the file has {len(data)} bytes, more than {MAX_BYTES}", Location(file, 1, 1))]
+        return Document(
+            None, [Diagnostic(f"the file has {len(data)} bytes, more than {MAX_BYTES}", Location(file, 1, 1))]
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start]
-        line = before.count(b"\n") + 1
         column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
-        byte = data[error.start]
-        return None, [
-            Diagnostic(
-                f"byte 0x{byte:02x} is not UTF-8: {error.reason}",
-                Location(file, line, column),
-                "save the file as UTF-8",
-            )
-        ]
+        where = Location(file, before.count(b"\n") + 1, column)
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8: {error.reason}"
+        return Document(None, [Diagnostic(message, where, "save the file as UTF-8")])
     builder = _Builder(file)
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             if not builder.add(event):
-                return None, builder.problems
+                return Document(None, builder.problems)
     except yaml.YAMLError as error:
-        return None, [*builder.problems, _syntax_error(error, text, file)]
+        return Document(None, [*builder.problems, _syntax_error(error, text, file)])
     if builder.root is None:
-        return None, [Diagnostic("the manifest is empty", Location(file, 1, 1), "it begins with 'format: 1'")]
-    return builder.root, builder.problems
+        empty = Diagnostic("the manifest is empty", Location(file, 1, 1), "it begins with 'format: 1'")
+        return Document(None, builder.problems or [empty])
+    return Document(builder.root, builder.problems, frozenset(map(id, builder.broken)))
 
 
 def _syntax_error(error: yaml.YAMLError, text: str, file: str) -> Diagnostic:
@@ -170,6 +182,7 @@ class _Builder:
         self.file = file
         self.root: Node | None = None
         self.problems: list[Diagnostic] = []
+        self.broken: list[Node] = []
         self.documents = 0
         self.stack: list[Node] = []
         self.keys: list[Node | None] = []
@@ -188,15 +201,18 @@ class _Builder:
             mark = event.start_mark
             text = event.value
             value = text
+            readable = True
             if event.implicit[0]:  # plain, without a tag
                 try:
                     value = scalar(text)
                 except ValueError as error:
-                    self.problem(mark, f"{error} is not a figure: '{short(text)}'")
-                    value = 1  # stands in, so that nothing else is said about it
+                    self.problem(mark, f"{error} is no figure of a manifest: '{short(text)}'")
+                    readable = False
             elif event.tag is not None:
                 self.problem(mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag")
             node = Node("scalar", value, text, self.file, mark)
+            if not readable:
+                self.broken.append(node)
             if event.anchor is not None:
                 self.anchors[event.anchor] = node
             return self._attach(node)
@@ -231,6 +247,7 @@ class _Builder:
                 what = "stands inside what it names" if inside else "names no anchor above it"
                 self.problem(event.start_mark, f"alias '*{event.anchor}' {what}")
                 known = Node("scalar", None, "", self.file, event.start_mark)
+                self.broken.append(known)
             return self._attach(known, event.start_mark)
         if kind is yaml.DocumentStartEvent:
             self.documents += 1

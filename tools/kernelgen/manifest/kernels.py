@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kernelgen.errors import did_you_mean
+from kernelgen.errors import did_you_mean, nearest
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
 from kernelgen.ggml import types as ggml_types
 from kernelgen.ggml.ops import Op, Param, ParamValue
 from kernelgen.library import Library, Registration
 from kernelgen.manifest.document import Node, short
-from kernelgen.manifest.schema import Report, describe
+from kernelgen.manifest.schema import Report
 from kernelgen.manifest.template import Template, TemplateError, Value
 from kernelgen.plan import Kernel, KernelSpec, TensorDesc
 
@@ -77,7 +77,9 @@ def expand(entry: Node, emitters: Emitters, report: Report) -> tuple[list[Kernel
     """Returns the kernels of one entry; mistakes go to `report`, and an entry with one gives no kernel.
 
     Args:
-        entry: a map that the schema was checked against; nodes in `report.wrong` are not looked at.
+        entry: an item of `kernels:` that the schema was checked against.
+        emitters: what can be computed.
+        report: where mistakes are noted; nodes in `report.wrong` are not looked at.
     """
     return _Entry(entry, emitters, report).expand()
 
@@ -92,13 +94,24 @@ class _Entry:
         self.variables: dict[str, list[Value]] = {}
         self.used: set[str] = set()
         self.templates: dict[int, Template] = {}
-        self.combination = ""
+        self.failed_with = False
+        self.all_read = True
 
     def fail(self, node: Node, message: str, hint: str | None = None) -> None:
         """Notes a mistake; the first at a place counts, since other combinations of a batch would repeat it."""
         self.good = False
         if id(node) not in self.report.wrong:
-            self.report.fail(node, message + self.combination, hint)
+            self.report.fail(node, message, hint)
+
+    def fail_with(self, values: Mapping[str, Value], node: Node, message: str) -> None:
+        """Notes a mistake that occurs with these values of the batch's variables."""
+        if not values:
+            self.fail(node, message)
+        elif not self.failed_with:  # one bad value shows in several places
+            shown = ", ".join(f"{name} = {value}" for name, value in values.items())
+            self.fail(node, f"{message} (with {shown})")
+            self.failed_with = True
+        self.good = False
 
     def usable(self, node: Node | None) -> bool:
         return node is not None and id(node) not in self.report.wrong
@@ -109,12 +122,10 @@ class _Entry:
             return [], []
         self._read_op()
         batch = entry.get("batch")
-        if batch is not None and self._batch_is_good(batch):
-            self._read_batch(batch)
-        elif batch is not None:
-            self.good = False
-        self._read_templates()
         if batch is not None and self.usable(batch):
+            self._read_batch(batch)
+        self._read_templates()
+        if batch is not None and self.usable(batch) and self.all_read:
             for name, item in batch.value.items():
                 if name not in self.used:
                     self.fail(
@@ -140,9 +151,6 @@ class _Entry:
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
         return (kernels, named) if self.good else ([], [])
-
-    def _batch_is_good(self, batch: Node) -> bool:
-        return self.usable(batch)
 
     def _read_op(self) -> None:
         node = self.entry.get("op")
@@ -193,6 +201,7 @@ class _Entry:
                 template = Template(node.value)
             except TemplateError as error:
                 self.fail(node, f"{error}: '{short(node.text)}'", error.hint)
+                self.all_read = False  # it may use any of the variables
                 continue
             self.used.update(template.names)
             unknown = [name for name in template.names if name not in self.variables]
@@ -214,10 +223,7 @@ class _Entry:
             return
         names = list(self.variables)
         for combination in itertools.product(*self.variables.values()):
-            values = dict(zip(names, combination, strict=True))
-            self.combination = " (with " + ", ".join(f"{k} = {v}" for k, v in values.items()) + ")"
-            yield values
-        self.combination = ""
+            yield dict(zip(names, combination, strict=True))
 
     def _fill(self, node: Node, values: Mapping[str, Value]) -> Value | None:
         """Returns the node's text with its variables filled in; None when that fails."""
@@ -228,42 +234,50 @@ class _Entry:
         try:
             return template.fill(values)
         except TemplateError as error:
-            self.fail(node, str(error), error.hint)
+            self.fail_with(values, node, str(error))
             return None
 
     def _check_counts(self, op: Op) -> None:
         inputs = self.entry.get("inputs")
-        names = op.inputs
-        if inputs is not None and inputs.kind == "seq" and (self.usable(inputs) or inputs.value):
-            count = len(inputs.value)
-            if count < op.required:
-                wanted = f"{op.required}" if op.required == len(names) else f"{op.required} to {len(names)}"
-                self.fail(inputs, f"{op.name} has {wanted} inputs ({', '.join(names)}), not {count}")
-            elif count > len(names):
-                self.fail(
-                    inputs.value[len(names)],
-                    f"{op.name} has at most {len(names)} {'input' if len(names) == 1 else 'inputs'} ({', '.join(names)}), not {count}",
-                )
-            else:
-                taken = len(self.emitters.by_op[op.name][1].inputs)
-                if any(item.value is not None for item in inputs.value[taken:]):
-                    self.fail(inputs.value[taken], f"the emitter of {op.name} takes no '{names[taken]}'")
-                for i, item in enumerate(inputs.value[: op.required]):
-                    if item.kind == "scalar" and item.value is None:
-                        self.fail(item, f"input {i} of {op.name}, {names[i]}, can't be absent")
+        if inputs is not None and inputs.kind == "seq" and inputs.value:
+            self._check_inputs(op, inputs)
+        self._check_names(op)
+
+    def _check_inputs(self, op: Op, inputs: Node) -> None:
+        names = ", ".join(op.inputs)
+        count, most = len(inputs.value), len(op.inputs)
+        if count < op.required:
+            wanted = str(most) if op.required == most else f"{op.required} to {most}"
+            self.fail(inputs, f"{op.name} has {wanted} inputs ({names}), not {count}")
+            return
+        if count > most:
+            wanted = "one input" if most == 1 else f"at most {most} inputs"
+            self.fail(inputs.value[most], f"{op.name} has {wanted} ({names}), not {count}")
+            return
+        for i, item in enumerate(inputs.value[: op.required]):
+            if item.kind == "scalar" and item.value is None:
+                self.fail(item, f"input {i} of {op.name}, {op.inputs[i]}, can't be absent")
+        taken = len(self.emitters.by_op[op.name][1].inputs)
+        for i, item in enumerate(inputs.value[taken:], taken):
+            if item.value is not None:
+                self.fail(item, f"the emitter of {op.name} takes no '{op.inputs[i]}'")
+
+    def _check_names(self, op: Op) -> None:
         params = self.entry.get("params")
         given = params.value if params is not None and params.kind == "map" else {}
         required = [p.name for p in op.params if p.default is None and p.name not in given]
         for name, item in given.items():
             if name in op.by_name or self._free_word(op, name):
                 continue
-            near = did_you_mean(name, [p for p in op.by_name if p not in given])
-            if near and near.split("'")[1] in required:
-                required.remove(near.split("'")[1])
+            near = nearest(name, [p for p in op.by_name if p not in given])
+            if near in required:
+                required.remove(near)  # the misspelt one stands for it
+            meant = f": did you mean '{near}'?" if near else ""
             takes = f"it has {', '.join(op.by_name)}" if op.params else "it has none"
-            self.fail(item.key, f"op '{op.name}' has no parameter '{short(name)}'{near}", takes)
-        for name in required:
-            self.fail(params or self.entry, f"op '{op.name}' needs the parameter '{name}'")
+            self.fail(item.key, f"op '{op.name}' has no parameter '{short(name)}'{meant}", takes)
+        if required:
+            names = "', '".join(required)
+            self.fail(params or self.entry, f"op '{op.name}' needs the parameter{'s' * (len(required) > 1)} '{names}'")
 
     def _free_word(self, op: Op, name: str) -> bool:
         """Whether `name` is `word<N>` for a word of op_params that has no name."""
@@ -284,7 +298,10 @@ class _Entry:
         return found, None if output is None else self._tensor(output, values)
 
     def _tensor(self, node: Node, values: Mapping[str, Value]) -> TensorDesc | None:
-        if node.kind != "scalar" or node.value is None or id(node) in self.report.wrong:
+        if node.kind == "scalar" and node.value is None:
+            return None
+        if not self.usable(node):
+            self.good = False
             return None
         text = self._fill(node, values)
         if text is None:
@@ -293,7 +310,10 @@ class _Entry:
             return _parse_tensor(str(text))
         except ValueError as error:
             message, hint = explain_tensor(str(text), str(error))
-            self.fail(node, message, hint)
+            if id(node) in self.templates:
+                self.fail_with(values, node, message)
+            else:
+                self.fail(node, message, hint)
             return None
 
     def _spec(self, op: Op, values: Mapping[str, Value]) -> KernelSpec | None:
@@ -303,21 +323,18 @@ class _Entry:
         if not self.good or output is None:
             return None
         full = op.with_defaults(params)
-        nodes = self.entry.get("inputs")
-        assert nodes is not None
-        for problem in shapes.check(op.name, inputs, output, full, op.alias if alias is None else alias):
+        nodes = self._need("inputs")
+        problems = shapes.check(op.name, inputs, output, full, op.alias if alias is None else alias)
+        for problem in problems:
             if problem.part == "inputs":
-                assert isinstance(problem.which, int)
                 where = nodes.value[problem.which]
             elif problem.part == "output":
                 where = self._need("output")
             else:
                 given = self.entry.get("params")
                 where = (given.get(str(problem.which)) if given else None) or given or self.entry
-            self.fail(where, problem.message)
-        if not self.good:
-            return None
-        return KernelSpec.make(op.name, inputs, output, full, alias)
+            self.fail_with(values, where, problem.message)
+        return None if problems else KernelSpec.make(op.name, inputs, output, full, alias)
 
     def _need(self, key: str) -> Node:
         node = self.entry.get(key)
@@ -340,7 +357,8 @@ class _Entry:
             elif shared.storage_bytes != output.storage_bytes:
                 self.fail(
                     node,
-                    f"the result has {output.storage_bytes} bytes and input {index} {shared.storage_bytes}: they can't share memory",
+                    f"the result has {output.storage_bytes} bytes and input {index} has {shared.storage_bytes}: "
+                    "they can't share memory",
                 )
         return index
 
@@ -351,6 +369,7 @@ class _Entry:
             return found
         for name, item in node.value.items():
             if not self.usable(item.node) or not self.usable(item.key):
+                self.good = False
                 continue
             param = op.by_name.get(name) or Param(name, 0)
             value = self._fill(item.node, values)
@@ -422,5 +441,5 @@ def explain_tensor(text: str, reason: str) -> tuple[str, str | None]:
             return f"a tensor has four {what}, not {len(parts)}: '{shown}'", hint
     if dtype not in ggml_types.TYPES:
         near = did_you_mean(dtype, ggml_types.TYPES, ggml_types.ALIASES)
-        return f"unknown dtype '{short(dtype)}'{near}", "dtypes are " + ", ".join(ggml_types.TYPES)
+        return f"unknown dtype '{short(dtype)}'{near}", None if near else "dtypes are " + ", ".join(ggml_types.TYPES)
     return f"{reason}: '{shown}'", None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.errors import Diagnostic, KernelgenError, nearest
 from kernelgen.library import Library
 from kernelgen.manifest import document, kernels, schema, settings
-from kernelgen.manifest.document import Node
+from kernelgen.manifest.document import Document, Node
 from kernelgen.manifest.families import FAMILIES
 from kernelgen.manifest.schema import Report
 from kernelgen.plan import Kernel, KernelSpec, Request
@@ -29,36 +29,40 @@ def load(paths: Sequence[str | Path], *, libraries: Sequence[Library]) -> list[R
     requests: dict[str, Request] = {}
     names: dict[str, Node] = {}
     for path in paths:
-        root, found = _parse(path)
-        problems += found
+        parsed = _parse(path)
+        root = parsed.root
         if root is None:
+            problems += parsed.problems
             continue
-        report = schema.check(root)
+        report = schema.check(root, parsed.broken)
         request = _request(root, emitters, report)
-        name = root.get("name")
-        if name is not None and id(name) not in report.wrong and request is not None:
+        if request is not None:
+            name = root.value["name"].node
             first = requests.setdefault(request.name, request)
             if first != request:
-                report.fail(
-                    name, f"manifest '{request.name}' is already defined, with other content", _at(names[request.name])
-                )
+                message = f"manifest '{request.name}' is already defined, with other content"
+                report.fail(name, message, _first_is_at(names[request.name]))
             names.setdefault(request.name, name)
-        problems += report.diagnostics
+        problems += sorted([*parsed.problems, *report.diagnostics], key=_place)
     if problems:
         # A value that aliases share is checked wherever it is used; its mistakes are one.
         raise KernelgenError(dict.fromkeys(problems))
     return list(requests.values())
 
 
-def _parse(path: str | Path) -> tuple[Node | None, list[Diagnostic]]:
+def _parse(path: str | Path) -> Document:
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        return None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")]
+        return Document(None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")])
     return document.parse(data, str(path))
 
 
-def _at(node: Node) -> str:
+def _place(problem: Diagnostic) -> tuple[int, int]:
+    return (problem.location.line, problem.location.column) if problem.location else (0, 0)
+
+
+def _first_is_at(node: Node) -> str:
     return f"the first is at {node.location}"
 
 
@@ -68,13 +72,12 @@ def _request(root: Node, emitters: kernels.Emitters, report: Report) -> Request 
         return None
     config = settings.read(root, report)
     found = [*_entries(root, emitters, report), *_model(root, emitters, report)]
-    if not {"kernels", "model"} & root.value.keys():
-        near = [key for key in root.value if key.startswith(("kernel", "model"))]
-        if not near:  # a misspelt key is reported as such
-            report.fail(root, "the manifest names no kernel", "give kernels: or model:")
+    # A misspelt key is reported as such.
+    if not any(nearest(key, ("kernels", "model")) for key in root.value):
+        report.fail(root, "the manifest names no kernel", "give kernels: or model:")
     name = root.get("name")
-    if report.diagnostics or name is None:
-        return None if name is None or id(name) in report.wrong else None
+    if name is None or report.diagnostics:
+        return None
     return Request(str(name.value), tuple(found), config.configs, config.memory_mb, config.cpus)
 
 
@@ -93,7 +96,7 @@ def _entries(root: Node, emitters: kernels.Emitters, report: Report) -> list[Ker
                 report.fail(
                     item.node,
                     f"kernel '{document.short(item.name)}' is already defined, with other content",
-                    _at(first.node),
+                    _first_is_at(first.node),
                 )
     return found
 

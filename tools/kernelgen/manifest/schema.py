@@ -27,7 +27,7 @@ PATH = Path(__file__).with_name("manifest.schema.json")
 _ALIASES: Mapping[str, Mapping[str, str]] = {"#/$defs/type": ggml_types.ALIASES}
 
 _ANNOTATIONS = frozenset(
-    {"$schema", "$id", "$defs", "title", "description", "default", "examples", "patternErrorMessage"}
+    {"$schema", "$id", "$defs", "title", "description", "default", "examples", "patternErrorMessage", "x-aliases"}
 )
 
 
@@ -37,16 +37,19 @@ class Report:
     Attributes:
         diagnostics: the mistakes.
         wrong: `id()` of every node that is wrong in itself or in a part.
+        broken: of every node that is already known to hold nothing; no more is said about these.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, broken: frozenset[int] = frozenset()) -> None:
         self.diagnostics: list[Diagnostic] = []
-        self.wrong: set[int] = set()
+        self.wrong: set[int] = set(broken)
+        self.broken = broken
 
     def fail(self, node: Node, message: str, hint: str | None = None) -> bool:
         """Notes a mistake at `node`; returns False."""
         self.wrong.add(id(node))
-        self.diagnostics.append(Diagnostic(message, node.location, hint))
+        if id(node) not in self.broken:
+            self.diagnostics.append(Diagnostic(message, node.location, hint))
         return False
 
 
@@ -61,9 +64,9 @@ def load() -> dict[str, Any]:
     return value
 
 
-def check(root: Node) -> Report:
-    """Returns what is wrong with a document."""
-    report = Report()
+def check(root: Node, broken: frozenset[int] = frozenset()) -> Report:
+    """Returns what is wrong with a document; `broken` are nodes that stand for nothing (`Document.broken`)."""
+    report = Report(broken)
     _compiled().root(root, "the manifest", report)
     return report
 
@@ -128,12 +131,12 @@ class _Compiler:
         checks: list[Check] = []
         branches = schema.get("anyOf") or schema.get("oneOf")
         if branches:
-            checks.append(self.branches(branches))
+            checks.append(self.branches(branches, schema.get("patternErrorMessage")))
         kind = schema.get("type")
         if kind:
             checks.append(self.of_type(kind, schema))
         if "const" in schema or "enum" in schema:
-            checks.append(self.one_of(schema.get("enum") or [schema["const"]], _ALIASES.get(ref)))
+            checks.append(self.one_of(schema.get("enum") or [schema["const"]], ref))
         if kind in ("integer", "number"):
             checks.append(self.bounds(schema))
         if "pattern" in schema:
@@ -182,17 +185,19 @@ class _Compiler:
 
         return check
 
-    def one_of(self, values: list[Any], aliases: Mapping[str, str] | None) -> Check:
+    def one_of(self, values: list[Any], ref: str) -> Check:
         known = set(values)
         names = [v for v in values if isinstance(v, str)]
+        noun = ref.rpartition("/")[2] or "value"
+        aliases = _ALIASES.get(ref)
 
         def check(node: Node, label: str, report: Report) -> bool:
             if node.kind == "scalar" and node.value in known and not isinstance(node.value, bool):
                 return True
             if names and isinstance(node.value, str):
-                near = did_you_mean(node.text, names, dict(aliases) if aliases else None)
-                message = f"{label}: unknown value '{short(node.text)}'{near}"
-                return report.fail(node, message, f"expected {_choices(values)}")
+                near = did_you_mean(node.text, names, aliases)
+                message = f"{label}: unknown {noun} '{short(node.text)}'{near}"
+                return report.fail(node, message, None if near and len(values) > 8 else f"expected {_choices(values)}")
             return report.fail(node, f"{label}: expected {_choices(values)}, not {describe(node)}")
 
         return check
@@ -225,7 +230,7 @@ class _Compiler:
 
         return check
 
-    def branches(self, schemas: list[dict[str, Any]]) -> Check:
+    def branches(self, schemas: list[dict[str, Any]], expected: str | None) -> Check:
         full = [self.resolve(s) for s in schemas]
         compiled = [self.compile(s, "") for s in schemas]
         keys = {
@@ -240,7 +245,7 @@ class _Compiler:
         for schema, check_branch in zip(full, compiled, strict=True):
             for kind in (schema["type"], "integer") if schema["type"] == "number" else (schema["type"],):
                 table.setdefault(kind, check_branch)
-        expected = " or ".join(s.get("patternErrorMessage") or _NAMES[s["type"]] for s in full)
+        expected = expected or " or ".join(s.get("patternErrorMessage") or _NAMES[s["type"]] for s in full)
 
         def check(node: Node, label: str, report: Report) -> bool:
             branch = table.get(_kind(node))
@@ -253,7 +258,7 @@ class _Compiler:
     def by_key(self, key: str, full: list[dict[str, Any]], compiled: list[Check]) -> Check:
         table = {s["properties"][key]["const"]: c for s, c in zip(full, compiled, strict=True)}
         is_map = self.of_type("object", {})
-        is_known = self.one_of(list(table), None)
+        is_known = self.one_of(list(table), "family")
 
         def check(node: Node, label: str, report: Report) -> bool:
             if not is_map(node, label, report):
@@ -276,6 +281,9 @@ class _Compiler:
         minimum = schema.get("minProperties", 0)
         names = schema.get("propertyNames")
         key_check = self.pattern(names) if names else None
+        aliases = {
+            alias: key for key, value in schema.get("properties", {}).items() for alias in value.get("x-aliases", ())
+        }
 
         def check(node: Node, label: str, report: Report) -> bool:
             good = True
@@ -288,16 +296,18 @@ class _Compiler:
                     continue
                 if key_check is not None and entry.key.value is not None:
                     good &= self.key_is(key_check, entry.key, label, report)
-                good &= step(entry.node, key, report)
+                good &= step(entry.node, key if key in properties else short(key), report)
             missing = [key for key in required if key not in entries]
             for key in unknown:
                 # A misspelt key stands for the one that would otherwise be reported as missing.
-                near = nearest(key, [k for k in properties if k not in entries])
+                near = nearest(key, properties, aliases)
+                if near in entries:
+                    near = None
                 if near in missing:
                     missing.remove(near)
                 meant = f": did you mean '{near}'?" if near else ""
                 good = report.fail(
-                    entries[key].key, f"unknown key '{short(key)}'{meant}", f"keys here are {_choices(properties)}"
+                    entries[key].key, f"unknown key '{short(key)}'{meant}", f"keys here are {', '.join(properties)}"
                 )
             for key in missing:
                 good = report.fail(node, f"{label}: key '{key}' is missing", _about(schema, key))
@@ -327,12 +337,14 @@ class _Compiler:
                 good = report.fail(node, f"{label}: expected at least {low} {'entry' if low == 1 else 'entries'}")
             if high is not None and len(items) > high:
                 good = report.fail(node, f"{label}: expected at most {high} entries, not {len(items)}")
-            if unique and good:
-                seen: dict[Any, int] = {}
+            if unique:
+                seen: set[Any] = set()
                 for i, item in enumerate(items):
-                    first = seen.setdefault((_kind(item) == "boolean", item.value), i)
-                    if first != i:
+                    if id(item) in report.wrong:
+                        continue
+                    if item.value in seen:
                         good = report.fail(item, f"{label}[{i}]: '{short(item.text)}' is already in the list")
+                    seen.add(item.value)
             if not good:
                 report.wrong.add(id(node))
             return good
@@ -352,7 +364,8 @@ def _accept(node: Node, label: str, report: Report) -> bool:
 
 
 def _choices(values: Any) -> str:
-    return ", ".join(str(v) for v in values)
+    *most, last = map(str, values)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _about(schema: dict[str, Any], key: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kernelgen.manifest.document import Node, short
@@ -77,10 +78,10 @@ def _check(given: dict[str, Node], targets: list[Target], report: Report, *, cas
     if cast_type is not None and cast_is_known:
         cast = given.get("auto_cast")
         if cast is None or cast.value == "none":
-            said = "absent, which means none" if cast is None else "none"
+            said = "none, its default" if cast is None else "none"
             report.fail(
                 cast_type,
-                f"auto_cast_type {cast_type.value} contradicts auto_cast, which is {said}",
+                f"auto_cast_type {cast_type.value} contradicts auto_cast: {said}",
                 "set auto_cast to matmult or all, or remove auto_cast_type",
             )
         elif cast_type.value.startswith("fp8"):
@@ -118,9 +119,9 @@ def _extra_flags(node: Node | None, report: Report) -> tuple[str, ...]:
             takes_value = False
             continue
         name = text.split("=")[0]
-        if name.startswith("-O"):
-            name = "-O"
         takes_value = "=" not in text
+        if re.fullmatch("-O[0-9]", name):
+            name, takes_value = "-O", False
         if name in _SAID_BY:
             report.fail(
                 item, f"'{short(text)}' repeats what '{_SAID_BY[name]}' says", f"remove it and set {_SAID_BY[name]}"

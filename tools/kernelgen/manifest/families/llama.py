@@ -286,7 +286,7 @@ class _Reader:
         node: Node | None = self.model
         for key in path:
             node = node.get(key) if node is not None and node.kind == "map" else None
-        return node if node is not None and (node.kind == "map" or id(node) not in self.report.wrong) else None
+        return node if node is not None and id(node) not in self.report.wrong else None
 
     def value(self, *path: str, default: Any = None) -> Any:
         node = self.node(*path)
@@ -309,7 +309,8 @@ def _read(model: Node, report: Report) -> Hyperparameters | None:
     n_embd, n_head, n_ff = r.value("embedding_length"), r.value("head_count"), r.value("feed_forward_length")
     n_head_kv = r.value("head_count_kv", default=n_head)
     head = _head_size(r, n_embd, n_head)
-    if n_head and n_head_kv and n_head % n_head_kv:
+    heads_are_right = r.node("head_count") is not None and id(r.node("head_count")) not in report.wrong
+    if heads_are_right and n_head_kv and n_head % n_head_kv:
         r.fail(r.node("head_count_kv"), f"head_count_kv divides head_count, and {n_head_kv} does not divide {n_head}")
     if head:
         if head % 2:
@@ -379,7 +380,7 @@ def _head_size(r: _Reader, n_embd: int | None, n_head: int | None) -> int | None
 
 def _weights(r: _Reader, n_embd: int | None, n_ff: int | None, n_embd_q: int | None) -> dict[str, tuple[str, ...]]:
     """Returns the types of every weight; a row must hold whole blocks."""
-    rows = {name: n_embd for name in _WEIGHTS} | {"ffn_down": n_ff, "attn_output": n_embd_q}
+    rows = dict.fromkeys(_WEIGHTS, n_embd) | {"ffn_down": n_ff, "attn_output": n_embd_q}
     one = r.node("weights")
     table = one is not None and one.kind == "map"
     general = r.nodes("weights", "default") if table else r.nodes("weights")
@@ -441,11 +442,16 @@ def _lengths(
     lengths = r.nodes("n_kv")
     for node in lengths:
         if node.value % N_KV_UNIT:
-            r.fail(node, f"llama.cpp reads the cache in multiples of {N_KV_UNIT}, as {pad(node.value)}, not {node.value}")
+            r.fail(
+                node, f"llama.cpp reads the cache in multiples of {N_KV_UNIT}, as {pad(node.value)}, not {node.value}"
+            )
         elif cells and node.value > cells:
             r.fail(node, f"n_kv is at most the length of a cache, {cells}, not {node.value}")
         elif node.value < least:
-            r.fail(node, f"n_kv is at least {least}, since graphs have {min(n_tokens)} tokens or more; {node.value} can't occur")
+            r.fail(
+                node,
+                f"n_kv is at least {least}, since graphs have {min(n_tokens)} tokens or more; {node.value} can't occur",
+            )
     n_kv = tuple(int(node.value) for node in lengths)
     if not lengths and cells:
         n_kv = tuple(range(N_KV_UNIT, cells + 1, N_KV_UNIT))

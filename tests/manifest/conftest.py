@@ -1,0 +1,38 @@
+"""A kernel library with an emitter for every op, so that these tests are about manifests and not about which kernels exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernelgen.ggml.ops import OPS, Op
+from kernelgen.library import Library
+
+CUSTOM = """
+
+@emitter("my_bias")
+def my_bias(x, bias, gate=None, *, scale: float, steps: int = 2, clip: bool = False):
+    raise NotImplementedError
+"""
+
+
+def _emitter(op: Op) -> str:
+    inputs = [*op.inputs[: op.required], *(f"{name}=None" for name in op.inputs[op.required :])]
+    params = [f"{p.name}: {p.kind.__name__}" + ("" if p.default is None else f" = {p.default!r}") for p in op.params]
+    signature = ", ".join([*inputs, *(["*", *params] if params else [])])
+    return f'\n\n@emitter("{op.name}")\ndef {op.name}({signature}):\n    raise NotImplementedError\n'
+
+
+def make_library(folder: Path, ops: list[str] | None = None) -> Library:
+    """Writes a library that claims to compute `ops` (all of ggml's by default, and the custom op `my_bias`)."""
+    chosen = OPS.values() if ops is None else [OPS[name] for name in ops]
+    text = "from kernelgen.emitter import emitter\n" + "".join(map(_emitter, chosen))
+    folder.mkdir(exist_ok=True)
+    (folder / "everything.py").write_text(text + CUSTOM, encoding="utf-8")
+    return Library("stub", folder)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return make_library(tmp_path_factory.mktemp("stub"))

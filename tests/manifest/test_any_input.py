@@ -1,0 +1,217 @@
+"""Whatever a file holds, loading it succeeds or gives messages with places; never another exception."""
+
+from __future__ import annotations
+
+import random
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernelgen import manifest
+from kernelgen.errors import KernelgenError
+from kernelgen.ggml.ops import OPS
+from kernelgen.library import Library
+from kernelgen.manifest import schema
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+
+SMALL_LLAMA = """\
+format: 1
+name: small
+targets: [trn1, trn2]
+compiler: {optlevel: 1, auto_cast: all, auto_cast_type: bf16, lnc: 1, extra_flags: ["--verbose", "35"], memory_per_compile: 2G}
+model:
+  family: llama
+  embedding_length: 64
+  head_count: 4
+  head_count_kv: 2
+  key_length: 16
+  feed_forward_length: 96
+  vocab_size: 100
+  context_length: 512
+  layer_norm_rms_epsilon: 1e-5
+  rope: {freq_base: 1e4, dimension_count: 16, freq_factors: true, scaling: {type: yarn, factor: 2, attn_factor: 1.5}}
+  weights: {default: f16, output: [f16, q8_0]}
+  biases: [attn_q, attn_k, attn_v]
+  fused_qkv: false
+  n_ctx: 512
+  n_seq_max: 1
+  n_tokens: [1, 3]
+  n_outputs: 1
+  n_kv: [256]
+  type_k: f16
+  type_v: f16
+  flash_attn: both
+"""
+BATCHES = """\
+format: 1
+name: batches
+targets: [inf2]
+kernels:
+  - &shared
+    op: mul_mat
+    name: mm-${n}
+    inputs: ["(64,8,1,1)/f16", "(64,${n},1,1)/f32"]
+    output: "(8,${n},1,1)/f32"
+    params: {prec: 10}
+    batch: {n: [1, 2]}
+  - {<<: *shared, name: "other-${n}", params: {prec: 0, hint: "${n - 1}"}}
+  - op: flash_attn_ext
+    inputs: ["(64,${4 * n},8,1)/f32/(4,2048,256,${n * 8192})", "(64,256,2,1)/f16", "(64,256,2,1)/f16", "(256,${4 * n},1,1)/f16"]
+    output: "(64,8,${4 * n},1)/f32"
+    params: {scale: 0.125}
+    batch: {n: [1, 2]}
+  - {op: my_bias, inputs: ["(4,1,1,1)/f32", "(4,1,1,1)/f32"], output: "(4,1,1,1)/f32", params: {scale: 1, clip: true}}
+"""
+SEEDS = [SMALL_LLAMA, BATCHES, (MANIFESTS / "basic.yaml").read_text(encoding="utf-8")]
+
+ODD = [
+    *("", "~", "null", "0", "-1", "1", "2", "1.5", "1e400", "-0", ".nan", ".inf", "0x10", "9" * 30, "1e-46", "true", "on", "[]"),
+    "{}",
+    *("[[]]", "{a: b}", "*x", "&x 1", "<<", "? ", "- ", "!!int 3", "!!binary x", "'", '"', "|", ">", "#", "%YAML 1.1", "---"),
+    "...",
+    *("${n}", "${", "${}", "${n*n}", "${9**9**9}", "${(" + "(" * 60 + "}", "(1,1,1,1)/f32", "(1,1,1,1)/q4_0", "(0,1,1,1)/f32"),
+    *("(1,1,1)/f32", "(2,2,2,2)/f32/(4,4,4,4)", "(9999999999,9999999999,1,1)/f32", "trn1", "trn3", "llama", "both", "\x00"),
+    "\ud7ff",
+    *("é", "\U0001f600", "\t", "\u2028", "a" * 3000, "4294967296", "256", "q8_0", "--target=x", "word3"),
+    *OPS,
+    *schema.load()["properties"],
+    *schema.load()["$defs"]["kernel"]["properties"],
+    *schema.load()["$defs"]["llama"]["properties"],
+]  # fmt: skip
+
+_TOKEN = re.compile(r"[A-Za-z_0-9.+-]+|\s+|.", re.DOTALL)
+
+
+def examples(count: int) -> settings:
+    """The same examples in every run, however slow the machine."""
+    return settings(
+        max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    )
+
+
+def outcome(data: bytes, library: Library) -> list[str]:
+    """Loads `data` as a manifest; returns the messages, each checked to have its place, or none when it is right."""
+    with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
+        file.write(data)
+        file.flush()
+        try:
+            manifest.load([file.name], libraries=[library])
+        except KernelgenError as error:
+            assert error.diagnostics
+            lines = data.count(b"\n") + 2
+            for diagnostic in error.diagnostics:
+                where = diagnostic.location
+                assert where is not None, diagnostic
+                assert where.file == file.name
+                assert 1 <= where.line <= lines or b"\r" in data or not data.isascii(), diagnostic
+                assert where.column >= 1
+                assert "\n" not in diagnostic.message
+                assert len(diagnostic.message) < 700, "a message for reading"
+            assert len(set(error.diagnostics)) == len(error.diagnostics), "said once"
+            return [d.message for d in error.diagnostics]
+        return []
+
+
+@pytest.mark.parametrize("text", SEEDS)
+def test_what_is_mutated_is_right_before(text: str, library: Library) -> None:
+    assert outcome(text.encode(), library) == []
+
+
+@examples(1500)
+@given(seed=st.integers(0, 2**32), which=st.integers(0, len(SEEDS) - 1), count=st.integers(1, 6))
+def test_mutated_manifests(seed: int, which: int, count: int, library: Library) -> None:
+    chance = random.Random(seed)  # hypothesis shrinks the number of mutations; which they are does not matter to it
+    tokens = _TOKEN.findall(SEEDS[which])
+    for _ in range(count):
+        i, j = sorted(chance.randrange(len(tokens)) for _ in range(2))
+        kind = chance.randrange(6)
+        if kind <= 2:
+            tokens[i] = chance.choice(ODD)
+        elif kind == 3:
+            del tokens[i : min(j, i + 20)]
+            tokens.append("")
+        elif kind == 4:
+            tokens[i:i] = tokens[i : min(j, i + 20)]
+        else:
+            tokens[i], tokens[j] = tokens[j], tokens[i]
+    outcome("".join(tokens).encode("utf-8", "surrogatepass"), library)
+
+
+WORDS = st.sampled_from(ODD).filter(str.isprintable)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    WORDS | st.integers() | st.floats() | st.booleans() | st.none() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=12,
+)
+KEYS = {"format": 1, "name": "t", "targets": ["trn1"]}
+
+
+def _known(definition: str, required: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Maps with the definition's own keys, right ones where given, anything elsewhere."""
+    keys = list(schema.load()["$defs"][definition]["properties"])
+    return st.dictionaries(st.sampled_from(keys), VALUES, max_size=6).map(lambda d: {**required, **d})
+
+
+ENTRIES = _known("kernel", {"op": "add", "inputs": ["(4,1,1,1)/f32"] * 2, "output": "(4,1,1,1)/f32"})
+MODELS = _known("llama", yaml.safe_load(SMALL_LLAMA)["model"] | {"flash_attn": "on", "layer_norm_rms_epsilon": 1e-5})
+
+
+@examples(700)
+@given(
+    extra=st.fixed_dictionaries(
+        {}, optional={"kernels": st.lists(ENTRIES, max_size=3), "model": MODELS, "compiler": _known("compiler", {})}
+    )
+    | VALUES.filter(lambda v: isinstance(v, dict))
+)
+def test_manifests_of_the_right_form_with_any_values(extra: dict[str, Any], library: Library) -> None:
+    outcome(yaml.safe_dump({**KEYS, **extra}, allow_unicode=True).encode("utf-8", "surrogatepass"), library)
+
+
+@examples(400)
+@given(data=st.binary(max_size=200) | st.text("[]{}:,-?!&*#|>'\"% \n\tab1.~<é", max_size=60).map(str.encode))
+def test_any_bytes(data: bytes, library: Library) -> None:
+    outcome(data, library)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "nested deeper than 32 levels"),
+        ("{a: " * 100_000, "nested deeper than 32 levels"),
+        ("- " * 100_000 + "a", "nested deeper than 32 levels"),
+        ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+            f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(20)
+        ), "the document grows beyond"),
+        ("format: " + "1" * 100_000, "a number of 100000 digits is no figure of a manifest"),
+        ("a" * 1_000_000, "expected a mapping"),
+        ("format: 1\n" + "x: 1\n" * 3, "key 'x' is already there"),
+    ],
+    ids=["lists", "maps", "blocks", "alias bomb", "digits", "a long word", "keys"],
+)  # fmt: skip
+def test_large_and_deep_documents_are_refused_quickly(text: str, message: str, library: Library) -> None:
+    assert any(message in m for m in outcome(text.encode(), library))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"format: 1\nname: \xff\n", "2:7: error: byte 0xff is not UTF-8"),
+        ("format: 1\nname: é\n".encode("utf-16"), "1:1: error: byte 0xff is not UTF-8"),
+        (b"format: 1\nname: a\x07\n", "2:8: error: not YAML: control characters are not allowed"),
+        (b"\xef\xbb\xbfformat: 2\n", "1:9: error: format: expected 1, not '2'"),
+    ],
+    ids=["latin-1", "utf-16", "control character", "byte order mark"],
+)
+def test_encodings(data: bytes, message: str, library: Library, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_bytes(data)
+    with pytest.raises(KernelgenError) as caught:
+        manifest.load([file], libraries=[library])
+    assert any(message in str(d) for d in caught.value.diagnostics)

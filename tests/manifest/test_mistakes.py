@@ -1,0 +1,97 @@
+"""Every mistake of a manifest is reported once, at its place, with what was expected: cases and exact messages in mistakes.txt.
+
+A case is a line `=== title`, a manifest, a line `-- expected` and the messages. After a change of messages,
+
+    PYTHONPATH=tools python tests/manifest/test_mistakes.py
+
+writes the new ones into the file, to be read in the diff.
+
+For brevity a case may begin with `%kernels` (entries follow), `%compiler` (settings follow) or `%llama` (keys that are set in, or
+added to, a model that is right).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kernelgen import manifest
+from kernelgen.errors import KernelgenError
+from kernelgen.library import Library
+
+CASES = Path(__file__).with_name("mistakes.txt")
+
+HEAD = "format: 1\nname: t\ntargets: [trn1]\n"
+ENTRY = 'kernels:\n  - {op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}\n'
+LLAMA = {
+    "family": "llama",
+    "embedding_length": "4096",
+    "head_count": "32",
+    "head_count_kv": "8",
+    "feed_forward_length": "14336",
+    "vocab_size": "128256",
+    "context_length": "8192",
+    "layer_norm_rms_epsilon": "1e-5",
+    "n_ctx": "4096",
+    "n_tokens": "[1, 512]",
+}
+
+
+def cases() -> dict[str, tuple[str, str]]:
+    """Returns (manifest, messages) by title."""
+    found = {}
+    for block in CASES.read_text(encoding="utf-8").split("=== ")[1:]:
+        title, _, rest = block.partition("\n")
+        text, _, expected = rest.partition("-- expected\n")
+        found[title] = (text, expected)
+    return found
+
+
+def expand(text: str) -> str:
+    """Returns the manifest that a case stands for."""
+    kind, _, rest = text.partition("\n")
+    if kind == "%kernels":
+        return f"{HEAD}kernels:\n{rest}"
+    if kind == "%compiler":
+        return f"{HEAD}compiler:\n{rest}{ENTRY}"
+    if kind == "%llama":
+        keys = dict(line.split(": ", 1) for line in rest.splitlines())
+        return f"{HEAD}model:\n" + "".join(f"  {k}: {v}\n" for k, v in {**LLAMA, **keys}.items())
+    return text
+
+
+def messages(text: str, library: Library, folder: Path) -> str:
+    """Returns what is said about a manifest, each message beginning with line and column."""
+    file = folder / "m.yaml"
+    file.write_text(expand(text), encoding="utf-8")
+    try:
+        manifest.load([file], libraries=[library])
+    except KernelgenError as error:
+        return "".join(f"{d}\n".replace(f"{file}:", "") for d in error.diagnostics)
+    return ""
+
+
+@pytest.mark.parametrize("title", cases())
+def test_each_mistake_has_one_message_with_place_and_remedy(title: str, library: Library, tmp_path: Path) -> None:
+    text, expected = cases()[title]
+    assert expected, "a case without messages"
+    assert messages(text, library, tmp_path) == expected
+
+
+def update() -> None:
+    """Writes the messages that the cases give now."""
+    from conftest import make_library
+
+    with tempfile.TemporaryDirectory() as folder:
+        library = make_library(Path(folder) / "stub")
+        blocks = [
+            f"=== {title}\n{text}-- expected\n{messages(text, library, Path(folder))}"
+            for title, (text, _) in cases().items()
+        ]
+    CASES.write_text("".join(blocks), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    update()
