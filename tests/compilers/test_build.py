@@ -1,0 +1,90 @@
+"""`kernelgen build` with neuronx-cc, as its double plays it: what is compiled, with what, and how its failures show."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernelgen import cli, neff
+
+Install = Callable[..., Path]
+Build = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def build(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Build:
+    """Installs the double with some manners and builds two kernels with it; returns (exit status, stdout, stderr)."""
+    manifest = tmp_path / "two.yaml"
+    tensor = '"(8,4,1,1)/f32"'
+    manifest.write_text(
+        "format: 1\nname: two\ntargets: [trn1]\nkernels:\n"
+        + "".join(f"  - {{op: {op}, inputs: [{tensor}], output: {tensor}}}\n" for op in ("relu", "silu"))
+    )
+
+    def build(*more: str, **manners: object) -> tuple[int, str, str]:
+        program = install("sdk", record=str(tmp_path / "record"), **manners)
+        monkeypatch.setenv("NEURON_SDK", str(program.parent.parent))
+        capsys.readouterr()
+        code = cli.run(["build", str(manifest), "-o", str(tmp_path / "out"), "-j", "2", *more])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return build
+
+
+def compiles(folder: Path) -> list[list[str]]:
+    calls = [json.loads(line)["arguments"] for line in (folder / "record").read_text().splitlines()]
+    return [call for call in calls if call[0] == "compile"]
+
+
+def test_the_sdk_is_taken_where_it_is_installed(build: Build, tmp_path: Path) -> None:
+    code, out, err = build()
+    assert code == 0, err
+    assert "2 built (2 compiled, 0 up to date), 0 failed" in out
+    assert err.startswith("compiling with neuronx-cc 2.10.0.34+6c8792c6f\n")
+    index = json.loads((tmp_path / "out/two_trn1/index.json").read_text())
+    assert index["simulated"] is False
+    for kernel in index["kernels"]:
+        header = neff.read_header((tmp_path / "out/two_trn1" / kernel["neff"]).read_bytes())
+        assert not header.simulated
+    assert len(compiles(tmp_path)) == 2
+
+
+def test_what_the_sdk_compiled_is_not_compiled_again_by_the_same_version(build: Build, tmp_path: Path) -> None:
+    build()
+    code, out, _ = build()
+    assert code == 0 and "(0 compiled, 2 up to date)" in out
+    code, out, _ = build(version="NeuronX Compiler version 2.11.0.1+abc")
+    assert code == 0 and "(2 compiled, 0 up to date)" in out
+    code, out, _ = build("--compiler", "simulator")
+    assert code == 0 and "(2 compiled, 0 up to date)" in out
+    assert len(compiles(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(
+    "manners", [{"exit": 1, "output": "none"}, {"output": "none"}, {"exit": 1}, {"output": "garbage"}]
+)
+def test_a_failure_of_the_sdk_is_shown_and_never_taken_for_a_result(
+    build: Build, tmp_path: Path, manners: dict[str, object]
+) -> None:
+    code, out, err = build(print="the reason", **manners)
+    assert code == 1
+    assert "0 built (0 compiled, 0 up to date), 2 failed" in out
+    assert err.count("FAILED") == 2 and "the reason" in err
+    assert not (tmp_path / "out/two_trn1.kernels.gguf").exists()
+    code, out, _ = build()
+    assert code == 0 and "2 built (2 compiled" in out
+
+
+def test_a_hanging_sdk_is_stopped_at_the_time_limit(build: Build) -> None:
+    begun = time.monotonic()
+    code, out, err = build("--timeout", "2", hang=True)
+    assert code == 1 and "2 failed" in out
+    assert "still running after 2 s, and was stopped" in err
+    assert time.monotonic() - begun < 60
