@@ -124,7 +124,8 @@ def _print_plan(plan: Plan, whole: Plan, output: Path) -> None:
         configs = ", ".join(n.config for n in plan.neffs if n.kernel == kernel.spec.id)
         click.echo(f"{kernel.spec.id}  {kernel.library}/{kernel.emitter}.py  {configs}")
     bundles = ", ".join(b.id for b in whole.bundles) if len(plan.kernels) == len(whole.kernels) else "no bundles"
-    click.echo(f"would emit {len(plan.kernels)} kernels, compile {len(plan.neffs)}, and write to {output}: {bundles}")
+    kernels = f"{len(plan.kernels)} {'kernel' if len(plan.kernels) == 1 else 'kernels'}"
+    click.echo(f"would emit {kernels}, compile {len(plan.neffs)}, and write to {output}: {bundles}")
 
 
 def _write_bundles(
