@@ -258,7 +258,7 @@ def debian(machine: Machine) -> Machine:
     machine.fake("id", "echo 0")
     for folder in ("sources.list.d", "preferences.d"):
         (machine.system / "etc/apt" / folder).mkdir(parents=True)
-    machine.fake("apt-cache", "")
+    apt_cache(machine, version="4.2.3+ds-11", release="bookworm")
     machine.fake("dpkg", "")
     machine.fake(
         "apt-get",
@@ -279,6 +279,21 @@ def debian(machine: Machine) -> Machine:
         """,
     )
     return machine
+
+
+def apt_cache(machine: Machine, version: str, release: str) -> None:
+    """What apt knows: one version of the package, and one release; forky too once its suite is configured."""
+    list_, _ = suite_files(machine)
+    machine.fake(
+        "apt-cache",
+        f"""
+        if [[ $1 == madison ]]; then echo " bazel-bootstrap | {version} | {MIRROR} {release}/main amd64 Packages"; fi
+        if [[ $1 == policy ]]; then
+          echo "     release v=1,o=Debian,a=some,n={release},l=Debian,c=main,b=amd64"
+          if [[ -e {list_} ]]; then echo "     release o=Debian,a=testing,n=forky,l=Debian,c=main,b=amd64"; fi
+        fi
+        """,
+    )
 
 
 def suite_files(machine: Machine) -> tuple[Path, Path]:
@@ -310,10 +325,13 @@ def test_debian_installs_from_the_next_release(debian: Machine) -> None:
     assert pin.read_text().splitlines()[1:] == ["Package: *", "Pin: release n=forky", "Pin-Priority: 100"]
 
 
-def test_debian_that_has_the_version_needs_no_other_suite(debian: Machine) -> None:
-    debian.fake("apt-cache", f'echo "bazel-bootstrap | {PINNED}+ds-8 | {MIRROR} sid/main amd64 Packages"')
+@pytest.mark.parametrize(("release", "options"), [("forky", ["-t", "forky"]), ("sid", [])])
+def test_debian_that_has_the_version_needs_no_other_suite(debian: Machine, release: str, options: list[str]) -> None:
+    apt_cache(debian, version=f"{PINNED}+ds-8", release=release)
     assert debian.run("build").returncode == 0
     assert not any(path.exists() for path in suite_files(debian))
+    last = debian.calls("apt-get")[-1]
+    assert last[last.index("install") + 1 :] == [*options, "bazel-bootstrap", "binutils"]
 
 
 def test_debian_downloads_before_it_changes_anything(debian: Machine) -> None:
