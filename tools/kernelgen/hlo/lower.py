@@ -59,8 +59,8 @@ class Storage:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The view's dimensions from the largest stride to the smallest; those of one element stay in front, in order."""
-        return tuple(sorted(range(len(self.dims)), key=lambda k: (self.dims[k][0] > 1, -self.dims[k][1], k)))
+        """The view's dimensions from the largest stride to the smallest; in order for a contiguous tensor."""
+        return tuple(sorted(range(len(self.dims)), key=lambda k: (-self.dims[k][1], k)))
 
 
 def storage(tensor: TensorDesc) -> Storage:

@@ -1,0 +1,206 @@
+"""Every rule of the lint, each with a module that breaks it and names the instruction."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from toys import canonical, raw
+
+from kernelgen.hlo import lint, proto
+from kernelgen.hlo.lint import RULES, Finding
+from kernelgen.targets import TARGETS
+
+FLOAT, INT = "float32", "int32"
+TRN1, TRN2, TRN3 = TARGETS["trn1"], TARGETS["trn2"], TARGETS["trn3"]
+
+
+def edited(data: bytes, opcode: str, **fields: Any) -> bytes:
+    """Returns a module with fields of its first instruction of an opcode replaced: what JAX would not write itself."""
+    module = proto.parse(data)
+    instruction = next(i for c in module.computations for i in c.instructions if i.opcode == opcode)
+    for name, value in fields.items():
+        setattr(instruction, name, value)
+    return proto.serialize(module)
+
+
+def retyped(data: bytes, opcode: str, element_type: str) -> bytes:
+    """Returns a module in which the first instruction of an opcode has another element type."""
+    module = proto.parse(data)
+    instruction = next(i for c in module.computations for i in c.instructions if i.opcode == opcode)
+    instruction.shape.element_type = next(n for n, name in proto.ELEMENT_TYPES.items() if name == element_type)
+    return proto.serialize(module)
+
+
+def dynamic() -> bytes:
+    module = proto.parse(canonical(jnp.exp, ((4,), FLOAT)))
+    module.computations[0].instructions[1].shape.is_dynamic_dimension[:] = [True]
+    return proto.serialize(module)
+
+
+def dynamic_while() -> bytes:
+    return canonical(
+        lambda x, n: lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] * 2), (0, x)),
+        ((2,), FLOAT),
+        ((), INT),
+    )
+
+
+def growing_while() -> bytes:
+    return canonical(lambda x: lax.while_loop(lambda y: jnp.sum(y) < 9, lambda y: y * 2, x), ((2,), FLOAT))
+
+
+def callback() -> bytes:
+    def function(x: Any) -> Any:
+        return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((2,), FLOAT), x)
+
+    return canonical(function, ((2,), FLOAT))
+
+
+def conditional(x: Any) -> Any:
+    return lax.cond(jnp.sum(x) > 0, jnp.sin, jnp.cos, x)
+
+
+def custom(target: str) -> bytes:
+    """A Cholesky factor is a custom call on the CPU; its target is replaced."""
+    return edited(canonical(jnp.linalg.cholesky, ((3, 3), FLOAT)), "custom-call", custom_call_target=target)
+
+
+DOT = functools.partial(canonical, jnp.dot)
+
+# rule, what the finding says, its instruction, module, target
+BROKEN = [
+    ("kernelgen/id-32-bit", "does not fit 32 bits", "", lambda: raw(jnp.add, ((2,), FLOAT), ((2,), FLOAT)), None),
+    (
+        "kernelgen/id-32-bit",
+        "is used twice",
+        "add.3 (add)",
+        lambda: edited(canonical(jnp.add, ((2,), FLOAT), ((2,), FLOAT)), "add", id=2),
+        None,
+    ),
+    (
+        "kernelgen/unique-name",
+        "two instructions",
+        "input0 (add)",
+        lambda: edited(canonical(jnp.add, ((2,), FLOAT), ((2,), FLOAT)), "add", name="input0"),
+        None,
+    ),
+    ("NCC_EVRF001", "topk is not supported", "", lambda: canonical(lambda x: lax.top_k(x, 3)[0], ((9,), FLOAT)), None),
+    (
+        "kernelgen/f64",
+        "f64 is not supported",
+        "input0 (parameter)",
+        lambda: canonical(jnp.exp, ((2,), "float64"), x64=True),
+        None,
+    ),
+    (
+        "kernelgen/i64-parameter",
+        "64-bit integer parameter",
+        "input0 (parameter)",
+        lambda: canonical(jnp.negative, ((2,), "int64"), x64=True),
+        None,
+    ),
+    ("kernelgen/i64-dot", "a dot of s64", "", lambda: DOT(((2, 2), "int64"), ((2, 2), "int64"), x64=True), None),
+    (
+        "ESFH002",
+        "above 2^32 - 1",
+        "constant",
+        lambda: canonical(lambda x: x + jnp.uint64(2**40), ((2,), "uint64"), x64=True),
+        None,
+    ),
+    ("kernelgen/dynamic-shape", "f32[<=4] is dynamic", "exponential.2 (exponential)", dynamic, None),
+    (
+        "kernelgen/conditional",
+        "cond is not supported",
+        "(conditional)",
+        lambda: canonical(conditional, ((2,), FLOAT)),
+        None,
+    ),
+    ("kernelgen/while", "not a constant", "(while)", dynamic_while, None),
+    ("kernelgen/while", "not a constant", "(while)", growing_while, None),
+    (
+        "kernelgen/reduce-precision",
+        "not supported",
+        "(reduce-precision)",
+        lambda: canonical(lambda x: lax.reduce_precision(x, 5, 3), ((2,), FLOAT)),
+        None,
+    ),
+    ("NCC_EVRF015", "no custom call 'Mystery'", "(custom-call)", lambda: custom("Mystery"), None),
+    ("kernelgen/host", "calls back to the host", "(custom-call)", callback, None),
+    (
+        "NCC_EVRF016",
+        "combines s32 by add",
+        "(scatter)",
+        lambda: canonical(lambda x, i: x.at[i].add(1), ((8,), INT), ((3,), INT)),
+        None,
+    ),
+    (
+        "NCC_EVRF051",
+        "f8e4m3fnuz is not supported",
+        "exponential",
+        lambda: retyped(canonical(jnp.exp, ((2,), FLOAT)), "exponential", "f8e4m3fnuz"),
+        None,
+    ),
+    (
+        "NCC_EVRF051",
+        "f8e4m3fn is not supported on trn2",
+        "input0 (parameter)",
+        lambda: canonical(lambda x: x.astype(FLOAT), ((2,), "float8_e4m3fn")),
+        TRN2,
+    ),
+    ("NCC_EVRF035", "a dot of s32 is not supported on trn2", "(dot)", lambda: DOT(((2, 2), INT), ((2, 2), INT)), TRN2),
+]
+
+
+@pytest.mark.parametrize("rule, message, instruction, module, target", BROKEN)
+def test_a_rule_names_what_breaks_it(rule: str, message: str, instruction: str, module: Any, target: Any) -> None:
+    found = [f for f in lint(module(), target) if f.rule == rule]
+    assert found
+    assert message in str(found[0]) and instruction in found[0].instruction
+    assert found[0].hint
+
+
+def test_every_rule_is_broken_above() -> None:
+    assert {r.name for r in RULES} == {rule for rule, *_ in BROKEN}
+
+
+@pytest.mark.parametrize(
+    "module, target",
+    [
+        (lambda: canonical(lambda x: lax.fori_loop(0, 5, lambda _, y: y * 2, x), ((2,), FLOAT)), None),
+        (lambda: canonical(lambda x, i: x.at[i].set(1), ((8,), INT), ((3,), INT)), None),
+        (lambda: canonical(lambda x, i: x.at[i].add(1), ((8,), FLOAT), ((3,), INT)), None),
+        (lambda: canonical(jnp.sort, ((8,), FLOAT)), None),
+        (lambda: canonical(jnp.argmax, ((8,), FLOAT)), None),
+        (lambda: custom("AwsNeuronGelu"), None),
+        (lambda: DOT(((2, 2), INT), ((2, 2), INT)), TRN1),
+        (lambda: DOT(((2, 2), INT), ((2, 2), INT)), None),  # which target is not known yet
+        (lambda: canonical(lambda x: x.astype(FLOAT), ((2,), "float8_e4m3fn")), TRN3),
+        (lambda: canonical(lambda x: x.astype(FLOAT), ((2,), "float8_e5m2")), TRN1),
+    ],
+)
+def test_what_is_taken_is_not_complained_about(module: Any, target: Any) -> None:
+    assert lint(module(), target) == []
+
+
+def test_what_is_no_module_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not a serialized HloModuleProto"):
+        lint(b"nonsense")
+
+
+def test_a_finding_reads_as_one_line() -> None:
+    assert (
+        str(Finding("NCC_EVRF001", "topk.3 (topk)", "topk is not supported"))
+        == "[NCC_EVRF001] topk.3 (topk): topk is not supported"
+    )
+
+
+def test_a_loop_that_counts_down_is_static() -> None:
+    def down(x: Any) -> Any:
+        return lax.while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, s[1] * 2), (5, x))
+
+    assert lint(canonical(down, ((2,), FLOAT))) == []
