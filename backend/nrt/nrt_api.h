@@ -1,0 +1,219 @@
+// The part of libnrt's ABI that this project uses: types, status codes and functions of the AWS Neuron Runtime.
+//
+// libnrt (`libnrt.so.1`) is bound at run time, so nothing here is linked to. These are the project's own declarations,
+// written from AWS's published documentation of the library; AWS's headers are neither needed nor included. The
+// simulator (backend/simulator) implements the same functions.
+//
+// The lists at the end name every function once, for code that binds them:
+//
+//     #define X(name) decltype(&::name) name;
+//     struct { NRT_FUNCTIONS_REQUIRED(X) NRT_FUNCTIONS_OPTIONAL(X) } nrt;
+//     #undef X
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What a call came to. The numbers are the ABI's.
+typedef enum {
+    NRT_SUCCESS                      = 0,
+    NRT_FAILURE                      = 1,   // no reason given; a tensor's name that a set lacks
+    NRT_INVALID                      = 2,   // an argument is not possible: out of bounds, wrong core, wrong size
+    NRT_INVALID_HANDLE               = 3,
+    NRT_RESOURCE                     = 4,   // out of device memory or of another of the device's resources
+    NRT_TIMEOUT                      = 5,
+    NRT_HW_ERROR                     = 6,
+    NRT_QUEUE_FULL                   = 7,
+    NRT_LOAD_NOT_ENOUGH_NC           = 9,   // a NEFF wants more cores than there are
+    NRT_UNSUPPORTED_NEFF_VERSION     = 10,
+    NRT_FAIL_HOST_MEM_ALLOC          = 11,
+    NRT_UNINITIALIZED                = 13,  // nrt_init was not called
+    NRT_CLOSED                       = 14,  // nrt_close was called
+    NRT_QUEUE_EMPTY                  = 15,
+    NRT_EXEC_UNIT_UNRECOVERABLE      = 101,
+    NRT_EXEC_BAD_INPUT               = 1002,
+    NRT_EXEC_COMPLETED_WITH_NUM_ERR  = 1003,
+    NRT_EXEC_COMPLETED_WITH_ERR      = 1004,
+    NRT_EXEC_NC_BUSY                 = 1005,
+    NRT_EXEC_OOB                     = 1006,
+} NRT_STATUS;
+
+typedef enum {
+    NRT_FRAMEWORK_TYPE_INVALID = 0,
+    NRT_FRAMEWORK_TYPE_NO_FW   = 1,  // a program that calls the library itself
+} nrt_framework_type_t;
+
+typedef enum {
+    NRT_TENSOR_PLACEMENT_DEVICE  = 0,
+    NRT_TENSOR_PLACEMENT_HOST    = 1,  // deprecated
+    NRT_TENSOR_PLACEMENT_VIRTUAL = 2,  // no memory of its own
+} nrt_tensor_placement_t;
+
+typedef enum {
+    NRT_TENSOR_USAGE_INPUT  = 0,
+    NRT_TENSOR_USAGE_OUTPUT = 1,
+} nrt_tensor_usage_t;
+
+typedef enum {
+    NRT_DTYPE_UNKNOWN  = 0,
+    NRT_DTYPE_UINT64   = 1,
+    NRT_DTYPE_INT8     = 2,
+    NRT_DTYPE_UINT8    = 3,
+    NRT_DTYPE_INT16    = 4,
+    NRT_DTYPE_UINT16   = 5,
+    NRT_DTYPE_BFLOAT16 = 6,
+    NRT_DTYPE_FLOAT16  = 7,
+    NRT_DTYPE_INT32    = 8,
+    NRT_DTYPE_UINT32   = 9,
+    NRT_DTYPE_FLOAT32  = 10,
+    NRT_DTYPE_INT64    = 12,
+    NRT_DTYPE_FP8_E3   = 13,
+    NRT_DTYPE_FP8_E4   = 14,
+    NRT_DTYPE_FP8_E5   = 15,
+} nrt_dtype_t;
+
+typedef struct nrt_model      nrt_model_t;       // a NEFF, loaded
+typedef struct nrt_tensor     nrt_tensor_t;      // memory, or a view of a tensor's
+typedef struct nrt_tensor_set nrt_tensor_set_t;  // tensors by name: the inputs or the outputs of an execution
+
+#define NRT_TENSOR_NAME_MAX 256
+
+// An input or output of a model.
+typedef struct {
+    char               name[NRT_TENSOR_NAME_MAX];
+    nrt_tensor_usage_t usage;
+    size_t             size;   // bytes
+    nrt_dtype_t        dtype;
+    uint32_t *         shape;  // ndim numbers, slowest dimension first
+    uint32_t           ndim;
+} nrt_tensor_info_t;
+
+// As long as tensor_count says; freed by nrt_free_model_tensor_info.
+typedef struct {
+    uint64_t          tensor_count;
+    nrt_tensor_info_t tensor_array[];
+} nrt_tensor_info_array_t;
+
+typedef struct {
+    uint64_t rt_major;
+    uint64_t rt_minor;
+    uint64_t rt_patch;
+    uint64_t rt_maintenance;
+    char     rt_detail[128];
+    char     git_hash[64];
+} nrt_version_t;
+
+// Later versions may append fields: callers and the library exchange the size they know.
+typedef struct {
+    size_t bytes_used;
+    size_t bytes_limit;
+} nrt_vnc_memory_stats_t;
+
+// Likewise. Libraries of 2023 and before knew the first two fields only.
+typedef struct {
+    uint32_t family;
+    uint32_t size;
+    char     arch_name[16];
+    char     device_revision[8];
+} nrt_instance_info_t;
+
+// ---- process: once each, before and after everything else --------------------------------------------------------------
+
+NRT_STATUS   nrt_init(nrt_framework_type_t framework, const char * fw_version, const char * fal_version);
+void         nrt_close(void);
+const char * nrt_get_status_as_str(NRT_STATUS status);
+NRT_STATUS   nrt_get_version(nrt_version_t * version, size_t size);
+
+// A VNC is a virtual (logical) NeuronCore. Total: of the instance; visible: of this process.
+NRT_STATUS nrt_get_total_vnc_count(uint32_t * count);
+NRT_STATUS nrt_get_visible_vnc_count(uint32_t * count);
+NRT_STATUS nrt_get_vnc_memory_stats(uint32_t                 vnc,
+                                    nrt_vnc_memory_stats_t * stats,
+                                    size_t                   stats_size_in,
+                                    size_t *                 stats_size_out);
+NRT_STATUS nrt_get_instance_info(nrt_instance_info_t * info, size_t size);
+
+// ---- models ------------------------------------------------------------------------------------------------------------
+
+// start_vnc -1: the library chooses; vnc_count -1: as many as the NEFF wants.
+NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t vnc_count, nrt_model_t ** model);
+NRT_STATUS nrt_unload(nrt_model_t * model);
+NRT_STATUS nrt_execute(nrt_model_t * model, const nrt_tensor_set_t * inputs, nrt_tensor_set_t * outputs);
+NRT_STATUS nrt_get_model_tensor_info(nrt_model_t * model, nrt_tensor_info_array_t ** info);
+NRT_STATUS nrt_free_model_tensor_info(nrt_tensor_info_array_t * info);
+
+// ---- tensor sets: they hold references, not tensors --------------------------------------------------------------------
+
+NRT_STATUS nrt_allocate_tensor_set(nrt_tensor_set_t ** set);
+void       nrt_destroy_tensor_set(nrt_tensor_set_t ** set);
+NRT_STATUS nrt_add_tensor_to_tensor_set(nrt_tensor_set_t * set, const char * name, nrt_tensor_t * tensor);
+NRT_STATUS nrt_get_tensor_from_tensor_set(nrt_tensor_set_t * set, const char * name, nrt_tensor_t ** tensor);
+
+// ---- tensors; sizes and offsets in bytes -------------------------------------------------------------------------------
+
+NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement,
+                               int                    vnc,
+                               size_t                 size,
+                               const char *           name,
+                               nrt_tensor_t **        tensor);
+NRT_STATUS nrt_tensor_allocate_slice(const nrt_tensor_t * source,
+                                     size_t               offset,
+                                     size_t               size,
+                                     const char *         name,
+                                     nrt_tensor_t **      slice);
+void       nrt_tensor_free(nrt_tensor_t ** tensor);
+size_t     nrt_tensor_get_size(const nrt_tensor_t * tensor);
+void *     nrt_tensor_get_va(const nrt_tensor_t * tensor);
+NRT_STATUS nrt_tensor_read(const nrt_tensor_t * tensor, void * data, size_t offset, size_t size);
+NRT_STATUS nrt_tensor_write(nrt_tensor_t * tensor, const void * data, size_t offset, size_t size);
+NRT_STATUS nrt_tensor_memset(nrt_tensor_t * tensor, uint64_t offset, int value, size_t size);
+
+// Both on the same core.
+NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
+                           size_t               source_offset,
+                           nrt_tensor_t *       destination,
+                           size_t               destination_offset,
+                           size_t               size);
+
+#ifdef __cplusplus
+}
+#endif
+
+// ---- every function once -----------------------------------------------------------------------------------------------
+
+// In every libnrt that this project can work with.
+#define NRT_FUNCTIONS_REQUIRED(X)    \
+    X(nrt_init)                      \
+    X(nrt_close)                     \
+    X(nrt_get_status_as_str)         \
+    X(nrt_get_version)               \
+    X(nrt_get_total_vnc_count)       \
+    X(nrt_get_visible_vnc_count)     \
+    X(nrt_load)                      \
+    X(nrt_unload)                    \
+    X(nrt_execute)                   \
+    X(nrt_get_model_tensor_info)     \
+    X(nrt_free_model_tensor_info)    \
+    X(nrt_allocate_tensor_set)       \
+    X(nrt_destroy_tensor_set)        \
+    X(nrt_add_tensor_to_tensor_set)  \
+    X(nrt_tensor_allocate)           \
+    X(nrt_tensor_allocate_slice)     \
+    X(nrt_tensor_free)               \
+    X(nrt_tensor_get_size)           \
+    X(nrt_tensor_read)               \
+    X(nrt_tensor_write)
+
+// May be missing from an older one.
+#define NRT_FUNCTIONS_OPTIONAL(X)      \
+    X(nrt_tensor_copy)                 \
+    X(nrt_tensor_memset)               \
+    X(nrt_tensor_get_va)               \
+    X(nrt_get_tensor_from_tensor_set)  \
+    X(nrt_get_vnc_memory_stats)        \
+    X(nrt_get_instance_info)
