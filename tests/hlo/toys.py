@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.hlo.lower import import_jax
+from kernelgen.hlo.cpu import import_jax
 from kernelgen.plan import KernelSpec, TensorDesc
 
 

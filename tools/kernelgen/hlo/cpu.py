@@ -10,6 +10,7 @@ def import_jax() -> Any:
     """Returns the `jax` module, bound to the CPU."""
     # A TPU or GPU plug-in that happens to be installed would otherwise be started, and may take seconds or fail.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA greets on standard error otherwise
     import jax
 
     return jax

@@ -1,0 +1,94 @@
+"""Walks docs/adding-a-kernel.md: its files are written where it says, its commands are run as it gives them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kernelgen
+from kernelgen.library import builtin_library
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "adding-a-kernel.md"
+PACKAGE = Path(kernelgen.__file__).parent
+
+
+def section(title: str) -> str:
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)[1]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def files(text: str) -> dict[str, str]:
+    """Returns the blocks that a line with nothing but a path introduces."""
+    return dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+def run(command: str, folder: Path, path: Path) -> str:
+    """Runs a command line of the page with this Python, and returns what it prints."""
+    words = shlex.split(command)
+    program = {"kernelgen": [sys.executable, "-m", "kernelgen"], "python": [sys.executable]}[words[0]]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([*program, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_a_kernel_in_a_folder_of_ones_own(tmp_path: Path) -> None:
+    text = section("In a folder of your own")
+    written = files(text)
+    assert sorted(written) == ["check_fused_norm.py", "my_kernels/fused_norm.py", "my_model.yaml"]
+    for name, content in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    commands = [line for block in blocks(text, "sh") for line in block.splitlines()]
+    assert len(commands) == 3
+    _, inspected, checked = (run(command, tmp_path, PACKAGE.parent) for command in commands)
+    pack = tmp_path / "build" / "my_model_trn1.kernels.gguf"
+    assert pack.is_file() and pack.read_bytes()[:4] == b"GGUF"
+    assert len(re.findall(r"rms_norm_mul\(\(2048,(?:1|512),1,1\)/f32", inspected)) == 2
+    assert checked == "as NumPy computes it\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what the second half of the page edits."""
+    ignored = shutil.ignore_patterns("__pycache__", ".*cache")
+    shutil.copytree(PACKAGE, tmp_path / "tools" / "kernelgen", ignore=ignored)
+    shutil.copytree(builtin_library().root, tmp_path / "kernels", ignore=ignored)
+    shutil.copytree(ROOT / "tests" / "kernels", tmp_path / "tests" / "kernels", ignore=ignored)
+    return tmp_path
+
+
+def test_a_kernel_in_this_repository(checkout: Path) -> None:
+    text = section("In this repository")
+    op, emitter, reference, test = blocks(text, "python")
+    (command,) = (line for block in blocks(text, "sh") for line in block.splitlines())
+    ops = checkout / "tools" / "kernelgen" / "ggml" / "ops.py"
+    before, opening, after = ops.read_text().partition("    ops = [\n")
+    assert opening
+    ops.write_text(before + opening + op + after)
+
+    # Each step is needed: with the op alone, the suite says that its emitter is missing, and then that its reference is.
+    for file, addition in (("kernels/elementwise.py", emitter), ("tests/kernels/reference.py", reference)):
+        with pytest.raises(AssertionError, match="leaky_relu"):
+            run("python -m pytest -q tests/kernels/test_library.py", checkout, checkout / "tools")
+        with (checkout / file).open("a") as f:
+            f.write("\n\n" + addition)
+    with (checkout / "tests/kernels/test_elementwise.py").open("a") as f:
+        f.write("\n\n" + test)
+    printed = run(
+        command.replace("test_elementwise.py", "test_elementwise.py -k 'leaky_relu or every'"),
+        checkout,
+        checkout / "tools",
+    )
+    assert re.search(r"\d+ passed", printed)
