@@ -124,7 +124,7 @@ def test_what_is_mutated_is_right_before(text: str, library: Library) -> None:
     assert outcome(text.encode(), library) == []
 
 
-@examples(1500)
+@examples(2000)
 @given(seed=st.integers(0, 2**32), which=st.integers(0, len(SEEDS) - 1), count=st.integers(1, 6))
 def test_mutated_manifests(seed: int, which: int, count: int, library: Library) -> None:
     chance = random.Random(seed)  # hypothesis shrinks the number of mutations; which they are does not matter to it
@@ -163,7 +163,7 @@ ENTRIES = _known("kernel", {"op": "add", "inputs": ["(4,1,1,1)/f32"] * 2, "outpu
 MODELS = _known("llama", yaml.safe_load(SMALL_LLAMA)["model"] | {"flash_attn": "on", "layer_norm_rms_epsilon": 1e-5})
 
 
-@examples(700)
+@examples(350)
 @given(
     extra=st.fixed_dictionaries(
         {}, optional={"kernels": st.lists(ENTRIES, max_size=3), "model": MODELS, "compiler": _known("compiler", {})}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.ops import N_WORDS
+from kernelgen.manifest.document import short
 from kernelgen.plan import KernelSpec, spec_from_ggml
 
 _MAX_INPUTS = 10  # GGML_MAX_SRC
@@ -71,7 +72,7 @@ class _Fields:
             raise _Broken(f"the line ends where {what} is expected", begin + 1)
         digits = text.removeprefix("-")
         if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
-            raise _Broken(f"expected {what}, not '{text[:40]}'", begin + 1)
+            raise _Broken(f"expected {what}, not '{short(text, 40)}'", begin + 1)
         self.at = end
         return int(text)
 
@@ -84,9 +85,9 @@ def _parse(line: str) -> tuple[KernelSpec, str]:
     op = fields.take("an op number")
     kind = fields.take("a type number")
     ne = [fields.take(f"ne{i} of the result", 1) for i in range(4)]
-    fields.take(f"the count of parameters, {N_WORDS},", N_WORDS, N_WORDS)
+    fields.take(f"the count of parameters ({N_WORDS})", N_WORDS, N_WORDS)
     words = [fields.take(f"word {i} of op_params", -(2**31), 2**31 - 1) for i in range(N_WORDS)]
-    count = fields.take(f"the count of inputs, at most {_MAX_INPUTS},", 0, _MAX_INPUTS)
+    count = fields.take(f"the count of inputs (at most {_MAX_INPUTS})", 0, _MAX_INPUTS)
     inputs = []
     for i in range(count):
         t = fields.take(f"the type number of input {i}")

@@ -108,7 +108,7 @@ class _Entry:
         if not values:
             self.fail(node, message)
         elif not self.failed_with:  # one bad value shows in several places
-            shown = ", ".join(f"{name} = {value}" for name, value in values.items())
+            shown = ", ".join(f"{short(name)} = {short(str(value))}" for name, value in values.items())
             self.fail(node, f"{message} (with {shown})")
             self.failed_with = True
         self.good = False
@@ -386,7 +386,7 @@ class _Entry:
 def check_param(param: Param, value: object, node: Node) -> str | None:
     """Returns what is wrong with a parameter's value, or None."""
     name = param.name
-    shown = short(node.text) if "${" not in node.text else f"{value}"
+    shown = short(node.text) if "${" not in node.text else short(str(value))
     if param.kind is bool:
         return None if isinstance(value, bool) else f"{name}: expected true or false, not '{shown}'"
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,0 +1,58 @@
+"""What docs/manifest.md shows works, and it tells of every key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kernelgen import cli, manifest
+from kernelgen.errors import KernelgenError
+from kernelgen.library import Library
+from kernelgen.manifest import schema
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: re.search("name: (.*)", text)[1])  # type: ignore[index]
+def test_examples_are_right(text: str, library: Library, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(text, encoding="utf-8")
+    (request,) = manifest.load([file], libraries=[library])
+    assert request.kernels
+
+
+def test_the_mistakes_are_reported_as_shown(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = re.findall(r"^```yaml mistakes\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (expected,) = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("broken.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(KernelgenError) as caught:
+        manifest.load(["broken.yaml"], libraries=[library])
+    assert f"{caught.value}\n" == expected
+
+
+def test_coverage_prints_what_is_shown(
+    library: Library, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shown,) = re.findall(r"^```console\n\$ kernelgen (.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    command, first, dots, *last = shown.splitlines()
+    assert dots == "…"
+    monkeypatch.chdir(ROOT)
+    assert cli.run([*command.split(), "--kernels", str(library.root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-2:]) == (first, last)
+
+
+def test_every_key_of_the_schema_is_on_the_page() -> None:
+    definitions = schema.load()["$defs"]
+    parts = [schema.load(), definitions["compiler"], definitions["kernel"], definitions["llama"]]
+    parts.append(definitions["llama"]["properties"]["rope"])
+    parts.append(definitions["llama"]["properties"]["rope"]["properties"]["scaling"])
+    parts.append(definitions["llama"]["properties"]["weights"]["anyOf"][1])
+    named = set(re.findall(r"`(?:[a-z_]+\.)*([a-z_]+)`", PAGE))
+    prefixes = {"rope", "scaling", "family"}
+    assert {key for part in parts for key in part["properties"]} - named - prefixes == set()

@@ -1,0 +1,189 @@
+"""Entries of `kernels:` become specs: batches multiplied out, expressions evaluated, defaults and aliasing as ggml has them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kernelgen import manifest
+from kernelgen.errors import KernelgenError
+from kernelgen.ggml import shapes
+from kernelgen.ggml.ops import OPS
+from kernelgen.library import Library
+from kernelgen.manifest import graph_ops
+from kernelgen.manifest.template import Template
+from kernelgen.plan import KernelSpec, Request, TensorDesc
+
+DATA = Path(__file__).parents[1] / "data" / "graph-ops"
+
+
+def load(tmp_path: Path, body: str, *libraries: Library, name: str = "t") -> Request:
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(f"format: 1\nname: {name}\ntargets: [trn1]\n{body}", encoding="utf-8")
+    (request,) = manifest.load([file], libraries=libraries)
+    return request
+
+
+def test_a_batch_stands_for_every_combination(library: Library, tmp_path: Path) -> None:
+    request = load(
+        tmp_path,
+        """
+kernels:
+  - op: mul
+    inputs: ["(${d},${n},1,1)/${t}", "(${d},1,1,1)/f32"]
+    output: "(${d},${n},1,1)/${t}"
+    batch: {n: [1, 512], d: [64, 128], t: [f32, f16]}
+""",
+        library,
+    )
+    assert [str(k.spec.output) for k in request.kernels] == [
+        f"({d},{n},1,1)/{t}" for n in (1, 512) for d in (64, 128) for t in ("f32", "f16")
+    ]
+
+
+def test_expressions_count_in_integers(library: Library, tmp_path: Path) -> None:
+    request = load(
+        tmp_path,
+        """
+kernels:
+  - op: rope
+    inputs: ["(128,8,${n},1)/f32/(4,${128 * 4},${(8 + 2) * 512},${n * 5120})", "(${n},1,1,1)/i32"]
+    output: "(128,8,${n},1)/f32"
+    params: {n_dims: "${128 - n // 512 * 64}", freq_base: "${b}", n_ctx_orig: "${-n + 1000}"}
+    batch: {n: [512], b: [1e6]}
+""",
+        library,
+    )
+    spec = request.kernels[0].spec
+    assert spec.inputs[0] is not None
+    assert spec.inputs[0].nb == (4, 512, 5120, 512 * 5120)
+    params = dict(spec.params)
+    assert (params["n_dims"], params["freq_base"], params["n_ctx_orig"]) == (64, 1e6, 488)
+
+
+def test_a_text_that_is_one_expression_keeps_its_type() -> None:
+    assert Template("${n}").fill({"n": 0.5}) == 0.5
+    assert Template("${n * 2}").fill({"n": 3}) == 6
+    assert Template("a${n}").fill({"n": 3}) == "a3"
+
+
+def test_equal_entries_are_one_kernel_whatever_is_left_to_defaults(library: Library, tmp_path: Path) -> None:
+    request = load(
+        tmp_path,
+        """
+kernels:
+  - {op: soft_max, inputs: ["(8,4,2,1)/f32"], output: "(8,4,2,1)/f32"}
+  - {op: soft_max, inputs: ["(8,4,2,1)/f32/(4,32,128,1000)", null], output: "(8,4,2,1)/f32", params: {scale: 1, max_bias: 0}}
+""",
+        library,
+    )
+    assert len({k.spec for k in request.kernels}) == 1
+
+
+def test_in_place_ops_share_memory_by_themselves(library: Library, tmp_path: Path) -> None:
+    entry = 'inputs: ["(4,3,1,1)/f32", "(3,1,1,1)/i64", "(4,6,1,1)/f16"], output: "(4,6,1,1)/f16"'
+    body = f"kernels:\n  - {{op: set_rows, {entry}}}\n  - {{op: set_rows, {entry}, alias: 2}}\n"
+    request = load(tmp_path, body, library)
+    assert {k.spec.alias for k in request.kernels} == {2}
+
+
+def test_a_custom_op_is_defined_by_its_emitter(library: Library, tmp_path: Path) -> None:
+    inputs = '["(4,1,1,1)/f32", "(4,1,1,1)/f32"]'
+    entry = f'{{op: my_bias, inputs: {inputs}, output: "(4,1,1,1)/f32", params: {{scale: 3}}}}'
+    request = load(tmp_path, f"kernels: [{entry}]\n", library)
+    kernel = request.kernels[0]
+    assert (kernel.library, kernel.emitter) == ("stub", "everything")
+    assert dict(kernel.spec.params) == {"scale": 3.0, "steps": 2, "clip": False}
+
+
+def test_the_first_library_that_has_an_op_wins(library: Library, tmp_path: Path) -> None:
+    shutil.copytree(library.root, tmp_path / "mine")
+    mine = Library("mine", tmp_path / "mine")
+    (mine.root / "everything.py").write_text(
+        "from kernelgen.emitter import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    return x\n", encoding="utf-8"
+    )
+    body = 'kernels:\n  - {op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}\n'
+    body += '  - {op: silu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}\n'
+    assert [k.library for k in load(tmp_path, body, mine, library).kernels] == ["mine", "stub"]
+    with pytest.raises(KernelgenError, match="no emitter for op 'silu'"):
+        load(tmp_path, body, mine)
+
+
+def test_compiler_settings_reach_every_target(library: Library, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        """
+format: 1
+name: t
+targets: [trn1, trn2]
+compiler: {optlevel: 3, auto_cast: all, auto_cast_type: fp16, model_type: transformer, extra_flags: ["--x", "1"],
+           memory_per_compile: 8G, cpus_per_compile: 2}
+kernels:
+  - {op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}
+""",
+        encoding="utf-8",
+    )
+    (request,) = manifest.load([file], libraries=[library])
+    assert (request.memory_mb, request.cpus) == (8192, 2)
+    assert [(c.target, c.lnc, c.optlevel, c.auto_cast, c.auto_cast_type) for c in request.configs] == [
+        ("trn1", 1, 3, "all", "fp16"),
+        ("trn2", 2, 3, "all", "fp16"),
+    ]
+    assert {c.extra_flags for c in request.configs} == {("--x", "1")}
+
+
+def test_mistakes_of_all_files_are_reported_together(library: Library, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.yaml", "missing.yaml", "b.yaml")]
+    files[0].write_text("format: 1\nname: a\ntargets: [x]\nmodel: {family: llama}\n", encoding="utf-8")
+    files[2].write_text("- b\n", encoding="utf-8")
+    with pytest.raises(KernelgenError) as caught:
+        manifest.load(files, libraries=[library])
+    text = str(caught.value)
+    assert all(str(file) in text for file in files)
+
+
+def test_a_manifest_may_be_named_twice_but_not_two_manifests_alike(library: Library, tmp_path: Path) -> None:
+    body = 'kernels: [{op: %s, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}]\n'
+    files = [tmp_path / name for name in ("a.yaml", "b.yaml")]
+    for file, op in zip(files, ("relu", "silu"), strict=True):
+        file.write_text("format: 1\nname: same\ntargets: [trn1]\n" + body % op, encoding="utf-8")
+    assert len(manifest.load([files[0], files[0]], libraries=[library])) == 1
+    with pytest.raises(KernelgenError) as caught:
+        manifest.load(files, libraries=[library])
+    (diagnostic,) = caught.value.diagnostics
+    assert str(diagnostic.location) == f"{files[1]}:2:7"
+    assert diagnostic.message == "manifest 'same' is already defined, with other content"
+    assert diagnostic.hint == f"the first is at {files[0]}:2:7"
+
+
+@pytest.mark.parametrize("export", sorted(DATA.glob("*.txt")), ids=lambda path: path.stem)
+def test_what_llama_cpp_builds_fits_the_shape_rules(export: Path) -> None:
+    for spec, line, _ in graph_ops.read(export):
+        params = dict(spec.params)
+        assert shapes.check(spec.op, spec.inputs, spec.output, params, spec.alias) == [], f"{export}:{line}"
+        expected = shapes.result(spec.op, spec.inputs, params)
+        assert expected in (None, spec.output), f"{export}:{line}"
+
+
+def test_every_op_that_a_manifest_can_name_has_a_shape_rule() -> None:
+    odd = TensorDesc.make((3, 5, 7, 11), "i8")
+    for op in OPS.values():
+        params = op.with_defaults({"n_dims": 2, "max": 1.0})
+        full = {name: value for name, value in params.items() if name in op.by_name}
+        assert shapes.check(op.name, [odd] * len(op.inputs), TensorDesc.make((1, 1, 1, 2), "i64"), full), op.name
+
+
+def test_specs_of_a_manifest_survive_json(library: Library, tmp_path: Path) -> None:
+    request = load(
+        tmp_path,
+        """
+kernels:
+  - {op: clamp, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32", params: {min: -.inf, max: 1e-3}}
+""",
+        library,
+    )
+    spec = request.kernels[0].spec
+    assert dict(spec.params) == {"min": float("-inf"), "max": 1e-3}
+    assert KernelSpec.from_json(spec.to_json()) == spec

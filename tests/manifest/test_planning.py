@@ -1,0 +1,106 @@
+"""`kernelgen validate` and `plan`: the same bytes everywhere, and quick."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelgen import cli
+from kernelgen.library import Library
+from kernelgen.plan import Plan
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = [ROOT / "manifests" / name for name in ("basic.yaml", "llama3.yaml")]
+
+
+def kernelgen(*args: object, cwd: Path | None = None, **environment: str) -> str:
+    """Runs the program in a process of its own and returns what it prints."""
+    command = [sys.executable, "-m", "kernelgen", *map(str, args)]
+    path = os.pathsep.join([str(ROOT / "tools"), *filter(None, sys.path)])
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_plan_is_the_same_anywhere(library: Library, tmp_path: Path) -> None:
+    first = kernelgen("plan", *MANIFESTS, "--kernels", library.root, "--format", "json", PYTHONHASHSEED="1")
+    shutil.copytree(library.root, tmp_path / "elsewhere" / library.root.name)
+    for path in MANIFESTS:
+        shutil.copy(path, tmp_path)
+    moved = ["llama3.yaml", "basic.yaml", "--kernels", f"elsewhere/{library.root.name}"]
+    second = kernelgen(
+        "plan", *moved, "--format", "json", cwd=tmp_path, PYTHONHASHSEED="2", LC_ALL="C", TZ="Asia/Tokyo"
+    )
+    assert first == second
+    plan = Plan.from_json(first)
+    assert [b.id for b in plan.bundles] == [f"{m}_{t}" for m in ("basic", "llama3") for t in ("inf2", "trn1", "trn2")]
+    assert len(plan.neffs) == 3 * len(plan.kernels)
+
+
+def test_planning_imports_nothing_heavy(library: Library) -> None:
+    code = (
+        "import sys; from kernelgen import cli;"
+        f"cli.run(['plan', {str(MANIFESTS[0])!r}, '--kernels', {str(library.root)!r}]);"
+        "print(sorted({m.partition('.')[0] for m in sys.modules} & {'jax', 'jaxlib', 'numpy', 'jsonschema', 'gguf', 'jinja2', 'rich'}))"
+    )
+    path = os.pathsep.join([str(ROOT / "tools"), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("10 kernels, 30 compiles, 3 bundles\n[]\n")
+
+
+def test_ten_thousand_kernels_are_planned_in_seconds(library: Library, tmp_path: Path) -> None:
+    entry = '- op: mul_mat\n  inputs: ["(4096,4096,1,1)/f16", "(4096,{n},1,1)/f32"]\n  output: "(4096,{n},1,1)/f32"\n'
+    file = tmp_path / "many.yaml"
+    file.write_text(
+        "format: 1\nname: many\ntargets: [trn1]\nkernels:\n" + "".join(entry.format(n=n) for n in range(1, 10_001)),
+        encoding="utf-8",
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    text = kernelgen("plan", file, "--kernels", library.root, "--format", "json")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert len(Plan.from_json(text).kernels) == 10_000
+    # 0.7 s on the machine this was written on; processor time, so that a loaded machine does not matter.
+    assert after.ru_utime - before.ru_utime < 4
+
+
+def test_validate_says_what_a_manifest_holds(capsys: pytest.CaptureFixture[str], library: Library) -> None:
+    assert cli.run(["validate", *map(str, MANIFESTS), "--kernels", str(library.root)]) == 0
+    assert (
+        capsys.readouterr().out == "basic: 10 kernels for trn1, inf2, trn2\nllama3: 157 kernels for trn1, inf2, trn2\n"
+    )
+
+
+def test_validate_exits_2_and_counts_the_mistakes(
+    capsys: pytest.CaptureFixture[str], library: Library, tmp_path: Path
+) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text("format: 2\nname: t\ntargets: [x]\nmodel: {family: llama}\n", encoding="utf-8")
+    assert cli.run(["validate", str(file), "--kernels", str(library.root)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"{file}:1:9: error: format: expected 1, not '2'\n")
+    assert err.endswith("errors\n")
+
+
+def test_a_plan_for_one_target_and_one_it_is_not_for(capsys: pytest.CaptureFixture[str], library: Library) -> None:
+    args = ["plan", str(MANIFESTS[0]), "--kernels", str(library.root)]
+    assert cli.run([*args, "--target", "trn1"]) == 0
+    assert capsys.readouterr().out.endswith(
+        "bundle basic_trn1: 10 kernels, compiled as trn1\n10 kernels, 10 compiles, 1 bundles\n"
+    )
+    assert cli.run([*args, "--target", "trn3"]) == 2
+    assert "manifest 'basic' is for trn1, inf2, trn2, not for trn3" in capsys.readouterr().err

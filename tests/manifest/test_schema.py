@@ -1,0 +1,127 @@
+"""The published schema says what kernelgen's tables say, and the checker agrees with a general JSON Schema validator."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernelgen.ggml.ops import OPS
+from kernelgen.ggml.types import TYPES
+from kernelgen.manifest import document, schema
+from kernelgen.manifest.families import FAMILIES
+from kernelgen.targets import TARGETS
+
+SCHEMA = schema.load()
+VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
+
+
+def test_the_file_is_a_json_schema() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+
+
+def _properties(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict):
+        for name, item in value.get("properties", {}).items() if isinstance(value.get("properties"), dict) else ():
+            yield f"{path}/{name}", item
+        for key, item in value.items():
+            yield from _properties(item, f"{path}/{key}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _properties(item, f"{path}/{i}")
+
+
+def test_every_property_is_described() -> None:
+    for path, item in _properties(SCHEMA):
+        target = SCHEMA["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
+        assert item.get("description") or target.get("description"), path
+
+
+def test_it_names_the_ops_types_targets_and_families_that_exist() -> None:
+    definitions = SCHEMA["$defs"]
+    assert definitions["kernel"]["properties"]["op"]["examples"] == sorted(OPS)
+    assert definitions["type"]["enum"] == list(TYPES)
+    assert definitions["target"]["enum"] == list(TARGETS)
+    branches = [definitions[b["$ref"].rpartition("/")[2]] for b in definitions["model"]["oneOf"]]
+    assert [b["properties"]["family"]["const"] for b in branches] == list(FAMILIES)
+
+
+def test_the_file_is_formatted() -> None:
+    assert schema.PATH.read_text(encoding="utf-8") == json.dumps(SCHEMA, indent=2, ensure_ascii=False) + "\n"
+
+
+LEAVES = st.sampled_from(
+    ["llama", "f16", "f17", "trn1", "trn9", "a", "A", "${n}", "(1,1,1,1)/f32", "8G", "on", "", "-x", "all", "bf16"]
+) | st.sampled_from([0, 1, 2, 3, -1, 1.5, 1e-5, 2**31, True, False, None, 4096, 0.0])
+KEYS = st.sampled_from([path.rpartition("/")[2] for path, _ in _properties(SCHEMA)] + ["x", "n", "1a"])
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=6
+)
+RIGHT: dict[str, Any] = {
+    "format": 1,
+    "name": "t",
+    "targets": ["trn1"],
+    "compiler": {"optlevel": 3, "extra_flags": ["-x"], "memory_per_compile": "8G", "cpus_per_compile": 1},
+    "kernels": [
+        {
+            "op": "add",
+            "inputs": ["(1,1,1,1)/f32", None],
+            "output": "(1,1,1,1)/f32",
+            "params": {"a": 1, "b": True, "c": "${n}"},
+            "batch": {"n": [1, 2]},
+            "alias": 0,
+        }
+    ],
+    "model": {
+        **{"family": "llama", "embedding_length": 64, "head_count": 4, "feed_forward_length": 96, "vocab_size": 10},
+        **{"context_length": 64, "layer_norm_rms_epsilon": 1e-5, "n_ctx": 64, "n_tokens": [1, 2], "n_kv": 256},
+        **{"weights": {"default": ["f16"], "output": "f16"}, "rope": {"scaling": {"type": "yarn", "factor": 2}}},
+    },
+}  # fmt: skip
+
+
+def _replace(value: Any, path: list[int], new: Any) -> Any:
+    """A copy of `value` with a part, chosen by `path`, replaced, added or (for None) removed."""
+    if not path or not isinstance(value, dict | list) or not value:
+        return new
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    key = keys[path[0] % len(keys)]
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[key] = _replace(value[key], path[1:], new)
+    return copy
+
+
+def _integral_floats(value: Any) -> bool:
+    """JSON has one kind of number; YAML's `1.0` is no integer, so these are left out of the comparison."""
+    if isinstance(value, dict | list):
+        return any(map(_integral_floats, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and (math.isinf(value) or value.is_integer())
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(path=st.lists(st.integers(0, 20), min_size=1, max_size=4), new=VALUES)
+def test_the_checker_agrees_with_a_general_validator(path: list[int], new: Any) -> None:
+    value = _replace(RIGHT, path, new)
+    if _integral_floats(value):
+        return
+    parsed = document.parse(yaml.safe_dump(value).encode(), "m.yaml")
+    assert parsed.root is not None
+    report = schema.check(parsed.root)
+    errors = list(VALIDATOR.iter_errors(parsed.root.plain()))
+    assert bool(report.diagnostics) == bool(errors), (report.diagnostics, errors)
+
+
+def test_the_manifest_it_starts_from_is_right() -> None:
+    assert not list(VALIDATOR.iter_errors(RIGHT))
+
+
+def test_an_unknown_keyword_of_json_schema_is_not_passed_over() -> None:
+    with pytest.raises(NotImplementedError, match="multipleOf"):
+        schema._Compiler({"type": "integer", "multipleOf": 2})
