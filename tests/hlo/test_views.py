@@ -170,5 +170,8 @@ def test_the_line_is_that_of_the_emitter() -> None:
 def test_a_kernel_that_no_target_takes_is_refused_at_once() -> None:
     from jax import lax
 
-    with pytest.raises(KernelgenError, match=r"kernel toy-3-f32-\w+ .*: \[NCC_EVRF001\] .* topk is not supported"):
+    with pytest.raises(
+        KernelgenError,
+        match=r"test_views.py:\d+:1: error: kernel toy-3-f32-\w+: \[NCC_EVRF001\] .*: topk is not supported",
+    ):
         hlo.emit(spec(["(9,1,1,1)/f32"], "(3,1,1,1)/f32"), lambda x: lax.top_k(x, 3)[0])

@@ -28,17 +28,14 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
     """
     # Imported here: the compile step only lints, and must not be redone when lowering changes.
     from kernelgen.hlo.canonicalize import canonicalize
-    from kernelgen.hlo.lower import lower
+    from kernelgen.hlo.lower import lower, place
 
     lowered = lower(spec, function)
     hlo = canonicalize(lowered.hlo, lowered.inputs, aliases=lowered.aliases)
     findings = lint(hlo)
     if findings:
         raise KernelgenError(
-            [
-                Diagnostic(f"kernel {spec.id} ({function.__code__.co_filename}): {f}", hint=f.hint or None)
-                for f in findings
-            ],
+            [Diagnostic(f"kernel {spec.id}: {f}", place(function), f.hint) for f in findings],
             exit_code=1,
         )
     return hlo

@@ -15,7 +15,6 @@ from kernelgen.hlo import proto
 from kernelgen.targets import Target
 
 MAX_ID = 2**31 - 1
-MAX_TOPK = 16384
 
 KNOWN_CUSTOM_CALLS = frozenset(
     {
@@ -82,12 +81,11 @@ class _Module:
         self.computations = proto.computations(self.message)
         self.instructions = [i for c in self.message.computations for i in c.instructions]
         self.by_id = {(c.id, i.id): i for c in self.message.computations for i in c.instructions}
-        self.home = {id(i): c.id for c in self.message.computations for i in c.instructions}
 
     def operands(self, computation: Any, i: Any) -> list[Any]:
         return [self.by_id[computation.id, n] for n in i.operand_ids]
 
-    def with_home(self) -> Iterator[tuple[Any, Any]]:
+    def with_computation(self) -> Iterator[tuple[Any, Any]]:
         for computation in self.message.computations:
             for i in computation.instructions:
                 yield computation, i
@@ -146,7 +144,7 @@ def _dot(*types: str) -> Callable[[_Module, Target | None], Iterator[tuple[Any, 
     def check(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
         if "s32" in types and (target is None or target.int32_dot):
             return
-        for computation, i in m.with_home():
+        for computation, i in m.with_computation():
             found = {_type(o.shape) for o in m.operands(computation, i)} & set(types) if i.opcode == "dot" else set()
             if found:
                 where = f" on {target.name}" if target and "s32" in types else ""
@@ -157,7 +155,7 @@ def _dot(*types: str) -> Callable[[_Module, Target | None], Iterator[tuple[Any, 
 
 def _u64_constants(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in m.instructions:
-        if i.opcode == "constant" and any(v > MAX_ID * 2 + 1 for v in i.literal.u64s):
+        if i.opcode == "constant" and any(v >= 2**32 for v in i.literal.u64s):
             yield i, "an unsigned 64-bit constant above 2^32 - 1 is not supported"
 
 
@@ -206,7 +204,7 @@ def _scatter_reduce(m: _Module, target: Target | None) -> Iterator[tuple[Any, st
 
 
 def _while(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
-    for computation, i in m.with_home():
+    for computation, i in m.with_computation():
         if i.opcode == "while" and not _static(m, computation, i):
             yield i, "the number of iterations is not a constant"
 

@@ -308,9 +308,8 @@ def _checked(result: Any, spec: KernelSpec, function: Callable[..., Any]) -> Any
     return result
 
 
-def _failure(
-    spec: KernelSpec, function: Callable[..., Any], message: str, error: BaseException | None = None
-) -> KernelgenError:
+def place(function: Callable[..., Any], error: BaseException | None = None) -> Location:
+    """Returns where an emitter is, or the line of its file that raised `error`."""
     code = inspect.unwrap(function).__code__
     line = code.co_firstlineno
     trace = error.__traceback__ if error else None
@@ -318,11 +317,17 @@ def _failure(
         if trace.tb_frame.f_code.co_filename == code.co_filename:
             line = trace.tb_lineno
         trace = trace.tb_next
+    return Location(code.co_filename, line, 1)
+
+
+def _failure(
+    spec: KernelSpec, function: Callable[..., Any], message: str, error: BaseException | None = None
+) -> KernelgenError:
     inputs = ", ".join("absent" if t is None else str(t) for t in spec.inputs)
     return KernelgenError(
         Diagnostic(
             f"kernel {spec.id}: {message}",
-            Location(code.co_filename, line, 1),
+            place(function, error),
             f"{spec.op}({inputs}) -> {spec.output} {dict(spec.params)}",
         ),
         exit_code=1,

@@ -22,7 +22,7 @@ OUTPUT_NAMES = "neff_output_names"
 
 _PACKAGE = "kernelgen.hlo"
 
-# message → "type name number" per line; `*` repeated, `@` optional presence is implied for messages. A map is a repeated entry.
+# Message → "type name number" per line, `*` for repeated. On the wire a map is a repeated message of key and value.
 _SCHEMA: dict[str, str] = {
     "Layout": "*int64 minor_to_major 1",
     "Shape": """
