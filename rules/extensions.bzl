@@ -10,6 +10,7 @@ manifest's bundles names in a package of yours.
 """
 
 load("//rules/private/repositories:kernels.bzl", "kernels_repository")
+load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
 load("//rules/private/repositories:python_env.bzl", "python_env")
 load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
 
@@ -56,6 +57,7 @@ def _development_impl(_mctx):
         base = Label("@neuron_python//:python"),
         lock = Label("//:requirements-dev.txt"),
     )
+    llama_cpp()
 
 development = module_extension(
     doc = "What this project's own tests and linters need.",

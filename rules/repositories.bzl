@@ -1,6 +1,7 @@
 """The same as `extensions.bzl`, for WORKSPACE."""
 
 load("//rules/private/repositories:kernels.bzl", "kernels_repository")
+load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
 load("//rules/private/repositories:python_env.bzl", "python_env")
 load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
 
@@ -37,3 +38,4 @@ def neuron_kernelgen_development_dependencies():
         base = Label("@neuron_python//:python"),
         lock = Label("//:requirements-dev.txt"),
     )
+    llama_cpp()
