@@ -132,6 +132,11 @@ def test_bad_file(install: Install, module: bytes, tmp_path: Path, output: str, 
     assert "ended with status 0 but what it wrote is no NEFF: " in text and reason in text
 
 
+def test_a_simulated_neff_is_not_from_the_sdk(install: Install, module: bytes, tmp_path: Path) -> None:
+    text = failure(install(output="simulated"), module, tmp_path)
+    assert "wrote a NEFF that says it is simulated" in text
+
+
 def test_hang(install: Install, module: bytes, tmp_path: Path) -> None:
     record = tmp_path / "record"
     # The child in the background goes on after the compiler, unless the whole group is killed.

@@ -27,7 +27,7 @@ def module() -> bytes:
     """HLO with an absent input, an i64 input that arrives as pairs, a quantized one, and a result in place."""
     spec = KernelSpec.make(
         "my_update",
-        [T("(8,4,1,1)/bf16"), None, T("(4,1,1,1)/i64"), T("(32,2,1,1)/q8_0")],
+        [T("(8,4,1,1)/bf16"), None, T("(4,1,1,1)/i64"), T("(64,2,1,1)/q8_0")],
         T("(8,4,1,1)/bf16"),
         alias=0,
     )
@@ -74,7 +74,7 @@ def test_tensors_come_from_the_entry_computation(module: bytes) -> None:
     assert [(t.name, t.usage, t.dtype, t.shape, t.size, t.alias) for t in tensors] == [
         ("input0.must_alias_input", "in", "bf16", (1, 1, 4, 8), 64, None),
         ("input2", "in", "s32", (1, 1, 1, 4, 2), 32, None),
-        ("input3", "in", "u8", (1, 1, 1, 2, 34), 68, None),
+        ("input3", "in", "u8", (1, 1, 2, 2, 34), 136, None),
         ("output0", "out", "bf16", (1, 1, 4, 8), 64, "input0.must_alias_input"),
     ]
 
