@@ -21,7 +21,7 @@ from kernelgen.manifest.template import Template, TemplateError, Value
 from kernelgen.plan import Kernel, KernelSpec, TensorDesc
 
 MAX_KERNELS = 100_000
-"""Kernels that one entry may stand for."""
+"""Kernels that one entry, and one manifest, may stand for."""
 
 _WORD = re.compile(r"word([0-9]{1,2})")
 

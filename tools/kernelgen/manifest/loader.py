@@ -90,6 +90,9 @@ def _entries(root: Node, emitters: kernels.Emitters, report: Report) -> list[Ker
     for entry in node.value:
         expanded, names = kernels.expand(entry, emitters, report)
         found += expanded
+        if len(found) > kernels.MAX_KERNELS:
+            report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")
+            break
         for item in names:
             first = named.setdefault(item.name, item)
             if first.spec != item.spec and id(item.node) not in report.wrong:

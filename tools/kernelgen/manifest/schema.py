@@ -203,7 +203,7 @@ class _Compiler:
         return check
 
     def bounds(self, schema: dict[str, Any]) -> Check:
-        low, high, above = schema.get("minimum"), schema.get("maximum"), schema.get("exclusiveMinimum")
+        low, high = schema.get("minimum"), schema.get("maximum")
 
         def check(node: Node, label: str, report: Report) -> bool:
             value = node.value
@@ -211,8 +211,6 @@ class _Compiler:
                 return report.fail(node, f"{label}: expected a number, not '{node.text}'")
             if low is not None and value < low:
                 return report.fail(node, f"{label}: expected at least {low}, not {node.text}")
-            if above is not None and value <= above:
-                return report.fail(node, f"{label}: expected more than {above}, not {node.text}")
             if high is not None and value > high:
                 return report.fail(node, f"{label}: expected at most {high}, not {node.text}")
             return True
@@ -375,7 +373,7 @@ def _about(schema: dict[str, Any], key: str) -> str | None:
 
 _KEYWORDS = frozenset(
     """
-    $ref type enum const anyOf oneOf pattern minimum maximum exclusiveMinimum properties additionalProperties required
+    $ref type enum const anyOf oneOf pattern minimum maximum properties additionalProperties required
     propertyNames minProperties items minItems maxItems uniqueItems
     """.split()
 )

@@ -22,6 +22,9 @@ from kernelgen.plan import KernelSpec, TensorDesc
 N_KV_UNIT = 256
 """llama.cpp pads the KV cache, and the part of it that a graph reads, to multiples of this."""
 
+MAX_LENGTHS = 20_000
+"""Combinations of lengths that attention is expanded for; llama3.yaml has 64."""
+
 _PREC_F32 = 10  # GGML_PREC_F32
 _HINT_HADAMARD = 1  # GGML_HINT_SRC0_IS_HADAMARD
 
@@ -31,7 +34,13 @@ _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", 
 def expand(model: Node, report: Report) -> list[KernelSpec]:
     """Returns the kernels of a llama model; see `kernelgen.manifest.families.Family`."""
     hyper = _read(model, report)
-    return [] if hyper is None else list(dict.fromkeys(kernels(hyper)))
+    if hyper is None:
+        return []
+    try:
+        return list(dict.fromkeys(kernels(hyper)))
+    except ValueError as error:  # sizes that are right one by one and too large together
+        report.fail(model, f"there can't be such a model: {error}")
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +347,10 @@ def _read(model: Node, report: Report) -> Hyperparameters | None:
             r.fail(r.node("biases"), "with fused_qkv, attn_q, attn_k and attn_v have one bias: name all three or none")
         elif of_qkv:
             biases = biases - of_qkv | {"attn_qkv"}
+    lengths = len(n_tokens) * len(n_kv) * n_seq * len(flash)
+    if lengths > MAX_LENGTHS:
+        message = f"attention of {lengths} combinations of n_tokens, n_kv and sequences, more than {MAX_LENGTHS}"
+        r.fail(r.node("n_tokens"), message, "list the lengths that matter under n_kv")
     if len(report.diagnostics) > before or id(model) in report.wrong:
         return None
     return Hyperparameters(
