@@ -170,11 +170,13 @@ def f32_shortest(value: float) -> float:
     if math.isnan(value) or math.isinf(value):
         return value
     bits = struct.pack("<f", value)
-    for digits in range(1, 10):
-        short = float(f"{value:.{digits}g}")
+    # Digits are taken from the rounded number: two doubles that round to it must end as the same one.
+    rounded = float(struct.unpack("<f", bits)[0])
+    for digits in range(1, 9):
+        short = float(f"{rounded:.{digits}g}")
         if struct.pack("<f", short) == bits:
             return short
-    return float(struct.unpack("<f", bits)[0])
+    return float(f"{rounded:.9g}")
 
 
 def _normal(p: Param, value: ParamValue) -> ParamValue:

@@ -1,0 +1,190 @@
+"""The identity of a kernel: what means the same is the same, and what differs is told apart."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelgen.ggml import ops
+from kernelgen.ggml.types import TYPES
+from kernelgen.plan import (
+    MAX_ID,
+    CompileConfig,
+    Kernel,
+    KernelSpec,
+    Plan,
+    Request,
+    TensorDesc,
+    dense_strides,
+    spec_from_ggml,
+    spec_json,
+)
+
+F32 = st.floats(width=32, allow_nan=False)
+NE = st.tuples(*[st.integers(1, 64)] * 4)
+
+
+def add(ne: tuple[int, int, int, int] = (4, 3, 2, 1)) -> KernelSpec:
+    tensor = TensorDesc.make(ne, "f32")
+    return KernelSpec.make("add", [tensor, tensor], tensor)
+
+
+@given(F32, st.floats(-0.4, 0.4))
+def test_doubles_that_round_to_the_same_binary32_are_the_same_parameter(value: float, ulps: float) -> None:
+    beside = value + ulps * math.ulp(value)
+    bits = struct.pack("<f", value)
+    try:
+        same = struct.pack("<f", beside) == bits
+    except OverflowError:
+        same = False
+    if same:
+        assert ops.f32_shortest(beside) == ops.f32_shortest(value)
+    assert struct.pack("<f", ops.f32_shortest(value)) == bits
+
+
+def test_a_parameter_is_written_with_the_fewest_digits() -> None:
+    assert ops.f32_shortest(9.999999747378752e-06) == 1e-05
+    assert ops.f32_shortest(0.08838834764831845) == ops.f32_shortest(0.0883883461356163)
+
+
+@given(st.sampled_from(sorted(ops.OPS)), st.data())
+def test_op_params_survive_the_way_through_ggmls_words(name: str, data: st.DataObject) -> None:
+    op = ops.OPS[name]
+    kinds = {int: st.integers(-(2**31), 2**31 - 1), float: F32, bool: st.booleans()}
+    params = op.with_defaults({p.name: data.draw(kinds[p.kind]) for p in op.params})
+    assert op.decode(op.encode(params)) == params
+
+
+def test_a_word_that_has_no_name_is_kept() -> None:
+    words = [0] * 16
+    words[4] = 7
+    assert ops.OPS["flash_attn_ext"].decode(words)["word4"] == 7
+    with_it, without = (
+        KernelSpec.make("mul_mat", [], TensorDesc.make((1, 1, 1, 1), "f32"), params) for params in ({"word9": 3}, {})
+    )
+    assert with_it.id != without.id
+    assert with_it.op_params[9] == 3
+
+
+@given(NE, st.sampled_from([t for t, v in TYPES.items() if not v.quantized]))
+def test_dense_strides_are_not_written(ne: tuple[int, int, int, int], dtype: str) -> None:
+    tensor = TensorDesc.make(ne, dtype, dense_strides(ne, dtype))
+    assert tensor.contiguous and str(tensor).count("/") == 1
+    assert TensorDesc.parse(str(tensor)) == tensor
+    assert tensor.storage_bytes == tensor.elements * TYPES[dtype].size
+
+
+@given(NE, st.permutations([0, 1, 2, 3]))
+def test_permuted_views_read_back_and_cover_their_storage(ne: tuple[int, ...], order: list[int]) -> None:
+    dense = dense_strides(ne, "f16")  # type: ignore[arg-type]
+    view = TensorDesc.make([ne[i] for i in order], "f16", [dense[i] for i in order])
+    assert TensorDesc.parse(str(view)) == view
+    assert view.storage_bytes == 2 * math.prod(ne)
+
+
+def test_the_stride_of_a_dimension_of_one_element_means_nothing() -> None:
+    one = TensorDesc.make((128, 1, 32, 1), "f32", (4, 16384, 512, 16384))
+    other = TensorDesc.make((128, 1, 32, 1), "f32")
+    assert one == other and str(one) == "(128,1,32,1)/f32"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(4,4,4)/f32", "expected"),
+        ("(4,4,4,0)/f32", "positive"),
+        ("(4,4,4,-1)/f32", "positive"),
+        ("(4,4,4,4)/f33", "unknown dtype 'f33'"),
+        ("(31,4,4,4)/q4_0", "multiple of its block size 32"),
+        ("(4,4,4,4)/f32/(2,16,64,256)", "multiples of 4"),
+        ("(9223372036854775807,9,1,1)/f32", "larger than"),
+        ("(64,2,1,1)/q4_0/(20,40,80,80)", "nb0 is 18"),
+    ],
+)
+def test_a_text_that_is_no_tensor_says_why(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TensorDesc.parse(text)
+
+
+def test_ids_are_short_and_readable() -> None:
+    spec = add((123456789, 123456789, 1, 3))
+    assert spec.id.startswith("add-123456789x123456789x1x3-f32-") and len(spec.id) <= MAX_ID
+    long = KernelSpec.make("x" * 80, [], TensorDesc.make((1, 1, 1, 1), "f32"))
+    assert len(long.id) == MAX_ID
+
+
+def test_defaults_and_trailing_absent_inputs_make_no_difference() -> None:
+    x = TensorDesc.make((8, 4, 1, 1), "f32")
+    plain = KernelSpec.make("soft_max", [x], x)
+    assert plain == KernelSpec.make("soft_max", [x, None, None], x, {"scale": 1.0, "max_bias": 0.0})
+    assert plain.id != KernelSpec.make("soft_max", [x, None, x], x).id
+
+
+def test_ops_that_ggml_defines_in_place_alias_by_themselves() -> None:
+    cache = TensorDesc.make((8, 16, 1, 1), "f16")
+    row, index = TensorDesc.make((8, 1, 1, 1), "f32"), TensorDesc.make((1, 1, 1, 1), "i64")
+    assert KernelSpec.make("set_rows", [row, index, cache], cache).alias == 2
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_a_plan_does_not_depend_on_the_order_or_the_repetition_of_kernels(sizes: list[int]) -> None:
+    def plan(order: list[int]) -> str:
+        kernels = tuple(Kernel(add((n, 1, 1, 1)), "elementwise") for n in order)
+        return Plan.merge([Request("m", kernels, (CompileConfig.make("trn1"),))]).to_json()
+
+    assert plan(sizes) == plan(sorted(set(sizes), reverse=True))
+
+
+def test_manifests_share_kernels_and_compiles_and_the_larger_need_wins() -> None:
+    both, own = Kernel(add((1, 1, 1, 1)), "elementwise"), Kernel(add((2, 1, 1, 1)), "elementwise")
+    config = CompileConfig.make("trn1")
+    plan = Plan.merge(
+        [
+            Request("a", (both,), (config,), memory_mb=1000, cpus=3),
+            Request("b", (both, own), (config, CompileConfig.make("trn1", optlevel=1)), memory_mb=2000),
+        ]
+    )
+    assert len(plan.kernels) == 2
+    shared = next(n for n in plan.neffs if n.kernel == both.spec.id and n.config == "trn1")
+    assert (shared.memory_mb, shared.cpus) == (2000, 3)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_settings_other_than_the_defaults_have_a_key_of_their_own() -> None:
+    assert CompileConfig.make("trn2").key == "trn2"
+    assert CompileConfig.make("trn2", lnc=1).key not in ("trn2", CompileConfig.make("trn2", optlevel=1).key)
+
+
+def test_a_graph_node_in_ggmls_numbers_is_the_kernel_of_the_same_description() -> None:
+    words = [925353388] + [0] * 15
+    node = spec_from_ggml(25, words, [(0, (4096, 512, 1, 1), (4, 16384, 8388608, 8388608))], (0, (4096, 512, 1, 1)))
+    x = TensorDesc.parse("(4096,512,1,1)/f32")
+    assert node == KernelSpec.make("rms_norm", [x], x, {"eps": 1e-5})
+
+
+def test_every_infinity_and_nan_has_json() -> None:
+    x = TensorDesc.make((4, 1, 1, 1), "f32")
+    spec = KernelSpec.make("clamp", [x], x, {"min": -math.inf, "max": math.inf})
+    assert KernelSpec.from_json(json.loads(spec_json(spec))) == spec
+
+
+def test_ids_are_the_same_in_processes_with_other_hash_seeds() -> None:
+    code = "from kernelgen.plan import *; t = TensorDesc.make((4, 3, 2, 1), 'f32'); print(KernelSpec.make('add', [t, t], t).id)"
+    ids = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("0", "1", "77")
+    }
+    assert ids == {add().id}
