@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping
 
 Value = int | float | str
@@ -72,7 +73,9 @@ class Template:
         if len(text) > _MAX_EXPRESSION:
             raise TemplateError(f"an expression has at most {_MAX_EXPRESSION} characters, not {len(text)}")
         try:
-            body = ast.parse(text.strip(), mode="eval").body
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)  # `2and` is refused, not warned of
+                body = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             raise TemplateError(f"'{text}' is no expression", _HINT) from None
         for node in ast.walk(body):
