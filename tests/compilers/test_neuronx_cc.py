@@ -33,7 +33,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -143,9 +143,9 @@ def test_hang(install: Install, module: bytes, tmp_path: Path) -> None:
     program = install(hang=True, record=str(record))
     compiler = NeuronxCC(program, "2.0")
     begun = time.monotonic()
-    with pytest.raises(KernelgenError, match=r"still running after 1\.5 s, and was stopped") as caught:
-        compiler.compile(module, TRN1, kernel=KERNEL, log_dir=tmp_path, timeout=1.5)
-    assert time.monotonic() - begun < 10
+    with pytest.raises(KernelgenError, match=r"still running after 3 s, and was stopped") as caught:
+        compiler.compile(module, TRN1, kernel=KERNEL, log_dir=tmp_path, timeout=3)
+    assert time.monotonic() - begun < 30
     assert "  | Compiler status PASS" in str(caught.value), "what it printed before is shown"
     (run,) = records(record)
     assert len(run["pids"]) == 2
