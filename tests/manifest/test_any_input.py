@@ -205,9 +205,10 @@ def test_large_and_deep_documents_are_refused_quickly(text: str, message: str, l
         (b"format: 1\nname: \xff\n", "2:7: error: byte 0xff is not UTF-8"),
         ("format: 1\nname: é\n".encode("utf-16"), "1:1: error: byte 0xff is not UTF-8"),
         (b"format: 1\nname: a\x07\n", "2:8: error: not YAML: control characters are not allowed"),
+        ("# äöü\nname: é\x07\n".encode(), "2:8: error: not YAML: control characters are not allowed"),
         (b"\xef\xbb\xbfformat: 2\n", "1:9: error: format: expected 1, not '2'"),
     ],
-    ids=["latin-1", "utf-16", "control character", "byte order mark"],
+    ids=["latin-1", "utf-16", "control character", "control character after others", "byte order mark"],
 )
 def test_encodings(data: bytes, message: str, library: Library, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"

@@ -38,6 +38,7 @@ _WORDS: dict[str, Any] = {
     **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
 }
 _MAX_DIGITS = 20
+_NOT_YAML = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _LOADER: Any = getattr(yaml, "CLoader", yaml.Loader)  # libyaml is ten times faster; both give the same events
 
@@ -132,7 +133,7 @@ def parse(data: bytes, file: str) -> Document:
         for event in yaml.parse(text, Loader=_LOADER):
             if not builder.add(event):
                 return Document(None, builder.problems)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two only without libyaml
         return Document(None, [*builder.problems, _syntax_error(error, text, file)])
     if builder.root is None:
         empty = Diagnostic("the manifest is empty", Location(file, 1, 1), "it begins with 'format: 1'")
@@ -140,17 +141,17 @@ def parse(data: bytes, file: str) -> Document:
     return Document(builder.root, builder.problems, frozenset(map(id, builder.broken)))
 
 
-def _syntax_error(error: yaml.YAMLError, text: str, file: str) -> Diagnostic:
+def _syntax_error(error: Exception, text: str, file: str) -> Diagnostic:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         context = f"{error.context}: " if error.context else ""
         where = Location(file, mark.line + 1, mark.column + 1) if mark else Location(file, 1, 1)
         return Diagnostic(f"not YAML: {context}{error.problem or 'syntax error'}", where)
-    position = int(getattr(error, "position", 0) or 0)  # a character that YAML does not allow
-    before = text[:position]
-    where = Location(file, before.count("\n") + 1, position - before.rfind("\n"))
-    reason = getattr(error, "reason", None) or "syntax error"
-    return Diagnostic(f"not YAML: {reason}", where)
+    # A character that YAML does not allow; the parsers count its place in different units, so it is looked for.
+    found = _NOT_YAML.search(text)
+    before = text[: found.start()] if found else ""
+    where = Location(file, before.count("\n") + 1, len(before) - before.rfind("\n"))
+    return Diagnostic(f"not YAML: {getattr(error, 'reason', None) or 'syntax error'}", where)
 
 
 def scalar(text: str) -> Any:

@@ -155,19 +155,14 @@ class _Compiler:
 
     def reference(self, ref: str) -> Check:
         if ref not in self.done:
-            schema = self.schema
-            for part in ref.removeprefix("#/").split("/"):
-                schema = schema[part]
-            self.done[ref] = self.compile(schema, ref)
+            self.done[ref] = self.compile(self.definition(ref), ref)
         return self.done[ref]
 
-    def resolve(self, schema: dict[str, Any]) -> dict[str, Any]:
-        while "$ref" in schema:
-            target = self.schema
-            for part in schema["$ref"].removeprefix("#/").split("/"):
-                target = target[part]
-            schema = target
-        return schema
+    def definition(self, ref: str) -> dict[str, Any]:
+        found = self.schema
+        for part in ref.removeprefix("#/").split("/"):
+            found = found[part]
+        return found
 
     def of_type(self, kind: str, schema: dict[str, Any]) -> Check:
         accepted = {kind, "integer"} if kind == "number" else {kind}
@@ -222,14 +217,14 @@ class _Compiler:
         expected = schema["patternErrorMessage"]
 
         def check(node: Node, label: str, report: Report) -> bool:
-            if search(node.value):
+            if search(node.text):
                 return True
             return report.fail(node, f"{label}: expected {expected}, not '{short(node.text)}'")
 
         return check
 
     def branches(self, schemas: list[dict[str, Any]], expected: str | None) -> Check:
-        full = [self.resolve(s) for s in schemas]
+        full = [self.definition(s["$ref"]) if "$ref" in s else s for s in schemas]
         compiled = [self.compile(s, "") for s in schemas]
         keys = {
             key
@@ -256,7 +251,7 @@ class _Compiler:
     def by_key(self, key: str, full: list[dict[str, Any]], compiled: list[Check]) -> Check:
         table = {s["properties"][key]["const"]: c for s, c in zip(full, compiled, strict=True)}
         is_map = self.of_type("object", {})
-        is_known = self.one_of(list(table), "family")
+        is_known = self.one_of(list(table), key)
 
         def check(node: Node, label: str, report: Report) -> bool:
             if not is_map(node, label, report):
@@ -292,8 +287,8 @@ class _Compiler:
                 if step is None:
                     unknown.append(key)
                     continue
-                if key_check is not None and entry.key.value is not None:
-                    good &= self.key_is(key_check, entry.key, label, report)
+                if key_check is not None:
+                    good &= key_check(entry.key, label, report)
                 good &= step(entry.node, key if key in properties else short(key), report)
             missing = [key for key in required if key not in entries]
             for key in unknown:
@@ -316,10 +311,6 @@ class _Compiler:
             return good
 
         return check
-
-    def key_is(self, step: Check, key: Node, label: str, report: Report) -> bool:
-        text = Node("scalar", key.text, key.text, key.file, _At(key))
-        return step(text, label, report)
 
     def array(self, schema: dict[str, Any]) -> Check:
         item_check = self.compile(schema["items"], "")
@@ -348,13 +339,6 @@ class _Compiler:
             return good
 
         return check
-
-
-class _At:
-    __slots__ = ("column", "line")
-
-    def __init__(self, node: Node) -> None:
-        self.line, self.column = node.line - 1, node.column - 1
 
 
 def _accept(node: Node, label: str, report: Report) -> bool:
