@@ -49,7 +49,12 @@ def loop(source: library.Library, plan: Plan, count: int | None) -> float:
         for k in chosen:
             out = Path(folder) / k.spec.id
             worker = [sys.executable, "-P", "-m", "kernelgen.worker"]
-            emit = ["emit", f"--spec={spec_json(k.spec)}", "--library=kernels", f"--emitter={source.root / k.emitter}.py"]
+            emit = [
+                "emit",
+                f"--spec={spec_json(k.spec)}",
+                "--library=kernels",
+                f"--emitter={source.root / k.emitter}.py",
+            ]
             subprocess.run([*worker, *emit, f"--output={out}.pb"], check=True)
             compile_ = ["compile", "--compiler=simulator", f"--config={canonical_json(config.to_json())}"]
             files = [f"--kernel={k.spec.id}", f"--hlo={out}.pb", f"--output={out}.neff"]

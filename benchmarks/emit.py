@@ -43,7 +43,9 @@ def requests(count: int, folder: Path) -> list[list[str]]:
 def through_worker(steps: list[list[str]]) -> float:
     """Returns the seconds that one worker takes, its start included."""
     start = time.perf_counter()
-    with subprocess.Popen([*WORKER, "--persistent_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen(
+        [*WORKER, "--persistent_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
         assert worker.stdin and worker.stdout
         for step in steps:
             worker.stdin.write(json.dumps({"arguments": step}) + "\n")

@@ -95,7 +95,9 @@ def run(manifest: str | None = None) -> Iterator[Row]:
             result = moved.bazel("build", target, "//manifests:llama3_inf2", "//manifests:second_trn1")
             hits = result.cached.get("NeuronEmit", 0), result.cached.get("NeuronCompile", 0)
             if 0 in hits:
-                raise scratch.BuildFailed(f"the moved checkout took {hits} results from the disk cache\n{result.output}")
+                raise scratch.BuildFailed(
+                    f"the moved checkout took {hits} results from the disk cache\n{result.output}"
+                )
         finally:
             moved.bazel("shutdown", expect=None)
         yield Row("a moved checkout with a shared disk cache", result.emits, result.compiles, 0, 0, result.seconds)
@@ -129,7 +131,7 @@ def _second_manifest(checkout: scratch.Checkout) -> int:
     manifest = {"format": 1, "name": "second", "targets": ["trn1"], "kernels": shared + own}
     (checkout.path / "manifests/second.yaml").write_text(json.dumps(manifest, indent=1))
     line = 'neuron.manifest(file = "//manifests:llama3.yaml")'
-    checkout.edit("MODULE.bazel", line, f'{line}\n{line.replace("llama3", "second")}')
+    checkout.edit("MODULE.bazel", line, f"{line}\n{line.replace('llama3', 'second')}")
     checkout.append("manifests/BUILD.bazel", '\nneuron_manifest(name = "second")\n')
     return len(shared)
 

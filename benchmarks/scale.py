@@ -51,7 +51,11 @@ def measure(count: int) -> Cost:
         path = Path(folder) / "big.yaml"
         path.write_text(text(count))
         start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-P", "-m", "kernelgen", "plan", "--format=json", str(path)], check=True, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "kernelgen", "plan", "--format=json", str(path)],
+            check=True,
+            capture_output=True,
+        )
         plan_seconds = time.perf_counter() - start
         if len(json.loads(done.stdout)["kernels"]) != count:
             raise SystemExit(f"the plan does not have {count} kernels")

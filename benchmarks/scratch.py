@@ -83,7 +83,9 @@ class Checkout:
         words = [str(self.path / "bazelw"), f"--output_user_root={self.output_root}", "--max_idle_secs=60", command]
         if command in ("build", "test", "run"):
             words += [f"--execution_log_json_file={log}", "--color=no", "--curses=no", *self.flags, *flags]
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("TEST_", "RUNFILES", "BUILD_", "PYTHON", "BAZEL"))}
+        env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("TEST_", "RUNFILES", "BUILD_", "PYTHON", "BAZEL"))
+        }
         start = time.perf_counter()
         done = subprocess.run(
             [*words, *arguments],

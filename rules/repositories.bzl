@@ -10,6 +10,7 @@ def neuron_kernelgen_dependencies():
     python_env(name = "neuron_python", lock = Label("//:requirements.txt"))
     neuron_sdk(name = "neuron_sdk")
 
+# buildifier: disable=unnamed-macro
 def neuron_kernelgen_register_toolchains():
     """Registers the compilers; `--@neuron_kernelgen//rules:compiler` chooses among them."""
     native.register_toolchains(

@@ -1,6 +1,6 @@
 """One test target for each folder of tests."""
 
-load("//rules/private/rules:kernelgen_tool.bzl", "kernelgen_py_test")
+load("//tools/bazel:kernelgen_tool.bzl", "kernelgen_py_test")
 
 # What any test of the Python side may import or read.
 _PROJECT = [

@@ -1,14 +1,5 @@
 """What the rules tell each other."""
 
-KernelgenToolInfo = provider(
-    doc = "One step of kernelgen as a program: the environment's Python and the sources that this step imports.",
-    fields = {
-        "python": "File: the launcher of the Python environment.",
-        "sources": "depset of File: the step's Python sources.",
-        "root": "string: the folder that holds the package `kernelgen`.",
-    },
-)
-
 NeuronHloInfo = provider(
     doc = "One kernel's canonical HLO.",
     fields = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 import scratch
 
 FAKE = Path(__file__).resolve().parents[1] / "compilers" / "fake_neuronx_cc"

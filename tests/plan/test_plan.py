@@ -12,6 +12,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kernelgen.ggml import ops
 from kernelgen.ggml.types import TYPES
 from kernelgen.plan import (

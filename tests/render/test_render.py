@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from kernelgen import manifest
 from kernelgen.library import Library, builtin_library
 from kernelgen.plan import Plan, spec_json

@@ -1,6 +1,13 @@
 """Programs in Python: kernelgen's build steps, its command line, and its tests, all run by the locked environment."""
 
-load("//rules/private:providers.bzl", "KernelgenToolInfo")
+KernelgenToolInfo = provider(
+    doc = "One step of kernelgen as a program: the environment's Python and the sources that this step imports.",
+    fields = {
+        "python": "File: the launcher of the Python environment.",
+        "sources": "depset of File: the step's Python sources.",
+        "root": "string: the folder that holds the package `kernelgen`.",
+    },
+)
 
 def _kernelgen_tool_impl(ctx):
     marker = ctx.file._marker

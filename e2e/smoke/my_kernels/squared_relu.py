@@ -1,6 +1,7 @@
 """An op that ggml does not have: relu(x)² · scale."""
 
 import jax.numpy as jnp
+
 from kernelgen.emitter import emitter
 
 

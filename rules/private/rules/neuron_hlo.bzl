@@ -1,7 +1,7 @@
 """One kernel's HLO."""
 
-load("//rules/private:providers.bzl", "KernelgenToolInfo", "NeuronHloInfo")
-load(":kernelgen_tool.bzl", "run_kernelgen")
+load("//rules/private:providers.bzl", "NeuronHloInfo")
+load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 
 def _neuron_hlo_impl(ctx):
     kernel = ctx.label.name.removesuffix(".hlo")

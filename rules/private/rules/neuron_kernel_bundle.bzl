@@ -3,8 +3,8 @@
 load("@rules_cc//cc:find_cc_toolchain.bzl", "find_cc_toolchain", "use_cc_toolchain")
 load("@rules_cc//cc/common:cc_common.bzl", "cc_common")
 load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
-load("//rules/private:providers.bzl", "KernelgenToolInfo", "NeuronBundleInfo", "NeuronNeffInfo")
-load(":kernelgen_tool.bzl", "run_kernelgen")
+load("//rules/private:providers.bzl", "NeuronBundleInfo", "NeuronNeffInfo")
+load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 
 def _entry(neff):
     return json.encode({"hlo": neff.kernel.hlo.path, "neff": neff.neff.path, "spec": neff.kernel.spec})

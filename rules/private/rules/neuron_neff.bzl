@@ -2,7 +2,7 @@
 
 load("//rules/private:providers.bzl", "NeuronHloInfo", "NeuronNeffInfo")
 load("//rules/private/actions:resources.bzl", "resource_set")
-load(":kernelgen_tool.bzl", "run_kernelgen")
+load("//tools/bazel:kernelgen_tool.bzl", "run_kernelgen")
 
 _TOOLCHAIN = "//rules:toolchain_type"
 

@@ -1,6 +1,7 @@
 """The toolchain: a compiler from HLO to NEFF, known by what it calls itself."""
 
-load("//rules/private:providers.bzl", "KernelgenToolInfo", "NeuronToolchainInfo")
+load("//rules/private:providers.bzl", "NeuronToolchainInfo")
+load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo")
 load(":compiler_flag.bzl", "CompilerFlagInfo")
 
 def _neuron_toolchain_impl(ctx):

@@ -1,4 +1,4 @@
-"""Build files from a plan. Layout is in the Jinja2 templates; what a build system needs to know beyond the plan is in its module."""
+"""Build files from a plan. Layout is in the Jinja2 templates; what a build system knows beyond the plan is in its module."""
 
 from __future__ import annotations
 

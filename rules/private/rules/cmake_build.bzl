@@ -1,0 +1,67 @@
+"""Programs and libraries that another project's own CMake files build, as one cached action."""
+
+CmakeBuildInfo = provider(
+    doc = "A finished CMake build.",
+    fields = {"folder": "File: the folder with the programs and libraries."},
+)
+
+_SCRIPT = """\
+set -eu
+source=$PWD/{source} out=$PWD/$1 jobs=$2
+shift 2
+command -v cmake >/dev/null || {{ echo "error: there is no cmake on PATH (on Debian: apt-get install cmake ninja-build)" >&2; exit 2; }}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+if command -v ninja >/dev/null; then set -- -G Ninja "$@"; fi
+# No path of this machine in the outputs, and libraries that are found beside what needs them.
+prefix="-ffile-prefix-map=$source=. -ffile-prefix-map=$scratch=build"
+quietly() {{
+  "$@" >"$scratch/log" 2>&1 || {{ tail -n 60 "$scratch/log" >&2; echo "error: failed: $*" >&2; exit 1; }}
+}}
+quietly cmake -S "$source" -B "$scratch/build" "$@" \\
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS="$prefix" -DCMAKE_CXX_FLAGS="$prefix" \\
+  -DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON '-DCMAKE_INSTALL_RPATH=$ORIGIN' \\
+  -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$out" -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$out"
+quietly cmake --build "$scratch/build" --parallel "$jobs" --target {targets}
+"""
+
+_CPUS = 2
+
+def _resources(_os, _inputs):
+    return {"cpu": _CPUS, "memory": 1500 * _CPUS}
+
+def _cmake_build_impl(ctx):
+    out = ctx.actions.declare_directory(ctx.label.name)
+    arguments = ctx.actions.args()
+    arguments.add(out.path)
+    arguments.add(str(_CPUS))
+    inputs = list(ctx.files.srcs)
+    for key, value in ctx.attr.defines.items():
+        arguments.add("-D{}={}".format(key, value))
+    ctx.actions.run_shell(
+        mnemonic = ctx.attr.mnemonic,
+        progress_message = ctx.attr.progress,
+        command = _SCRIPT.format(source = ctx.file.cmakelists.dirname, targets = " ".join(ctx.attr.targets)),
+        arguments = [arguments],
+        inputs = inputs + [ctx.file.cmakelists],
+        outputs = [out],
+        resource_set = _resources,
+        use_default_shell_env = True,
+    )
+    return [
+        DefaultInfo(files = depset([out]), runfiles = ctx.runfiles([out])),
+        CmakeBuildInfo(folder = out),
+    ]
+
+cmake_build = rule(
+    doc = "Builds targets of a CMake project into one folder; shared libraries lie beside the programs.",
+    implementation = _cmake_build_impl,
+    attrs = {
+        "cmakelists": attr.label(mandatory = True, allow_single_file = True, doc = "The project's CMakeLists.txt."),
+        "defines": attr.string_dict(doc = "Cache variables."),
+        "mnemonic": attr.string(default = "CmakeBuild"),
+        "progress": attr.string(default = "Building %{label} with CMake"),
+        "srcs": attr.label_list(allow_files = True, mandatory = True, doc = "All files that the build reads."),
+        "targets": attr.string_list(mandatory = True),
+    },
+)
