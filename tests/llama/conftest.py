@@ -1,0 +1,17 @@
+"""The programs under test, and this folder's modules by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def programs() -> harness.Programs:
+    return harness.Programs.find()

@@ -1,0 +1,28 @@
+// Preloaded into a program of llama.cpp that was built with dynamic backends but loads none by itself, such as test-llama-archs: loads
+// them before main. What the program starts gets nothing preloaded.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+
+typedef int (*main_function)(int, char **, char **);
+typedef int (*start_function)(main_function, int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+
+static main_function program;
+
+static int main_with_backends(int argc, char ** argv, char ** envp) {
+    unsetenv("LD_PRELOAD");
+    void (*load_all)(void) = (void (*)(void)) dlsym(RTLD_DEFAULT, "ggml_backend_load_all");
+    if (load_all) {
+        load_all();
+    }
+    return program(argc, argv, envp);
+}
+
+// The C library's own: it calls main when all libraries are initialized.
+int __libc_start_main(main_function main, int argc, char ** argv, void (*init)(void), void (*fini)(void),
+                      void (*rtld_fini)(void), void * stack_end) {
+    start_function start = (start_function) dlsym(RTLD_NEXT, "__libc_start_main");
+    program = main;
+    return start(main_with_backends, argc, argv, init, fini, rtld_fini, stack_end);
+}

@@ -1,0 +1,79 @@
+"""A small Llama with random weights, as a GGUF file that llama.cpp's programs run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+N_EMBD = 256
+N_HEAD = 4
+N_HEAD_KV = 2
+N_FF = 512
+N_LAYER = 3
+N_CTX = 512
+
+_SPECIAL = ("<unk>", "<s>", "</s>")
+
+
+def write(path: Path, *, seed: int = 1, weights: type[np.floating] = np.float16) -> None:
+    """Writes the model; the same seed gives the same bytes.
+
+    Its vocabulary is one of bytes and the space, in SentencePiece's form, so that any text is a prompt.
+
+    Args:
+        path: the file.
+        seed: of the weights.
+        weights: type of the matrices; the norms are F32 as in real files.
+    """
+    random = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("random")
+    writer.add_context_length(N_CTX)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(N_LAYER)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD_KV)
+    writer.add_rope_dimension_count(N_EMBD // N_HEAD)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
+    types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL] + [gguf.TokenType.BYTE] * 256
+    types.append(gguf.TokenType.NORMAL)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        values = random.standard_normal((rows, columns), dtype=np.float32) / np.sqrt(np.float32(columns))
+        writer.add_tensor(name, values.astype(weights))
+
+    def norm(name: str) -> None:
+        writer.add_tensor(name, 1 + 0.1 * random.standard_normal(N_EMBD, dtype=np.float32))
+
+    kv = N_EMBD // N_HEAD * N_HEAD_KV
+    matrix("token_embd.weight", len(tokens), N_EMBD)
+    for layer in range(N_LAYER):
+        norm(f"blk.{layer}.attn_norm.weight")
+        matrix(f"blk.{layer}.attn_q.weight", N_EMBD, N_EMBD)
+        matrix(f"blk.{layer}.attn_k.weight", kv, N_EMBD)
+        matrix(f"blk.{layer}.attn_v.weight", kv, N_EMBD)
+        matrix(f"blk.{layer}.attn_output.weight", N_EMBD, N_EMBD)
+        norm(f"blk.{layer}.ffn_norm.weight")
+        matrix(f"blk.{layer}.ffn_gate.weight", N_FF, N_EMBD)
+        matrix(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
+        matrix(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
+    norm("output_norm.weight")
+    matrix("output.weight", len(tokens), N_EMBD)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
