@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,13 +68,69 @@ def test_a_library_without_a_package_can_not_be_rendered(plan: Plan, tmp_path: P
         bazel.generate(plan, [other], "@@")
 
 
-def test_cmake_has_a_call_for_every_hlo_neff_and_bundle(plan: Plan) -> None:
-    text = cmake.generate(plan, [builtin_library()])["kernels.cmake"]
-    assert re.findall(r"^neuron_kernels_hlo\((\S+)", text, re.M) == [k.spec.id for k in plan.kernels]
-    assert re.findall(r"^neuron_kernels_neff\((\S+)", text, re.M) == [n.id for n in plan.neffs]
+BUILD = cmake.Build(
+    folder=Path("/build/two"),
+    compiler="neuronx-cc",
+    identity="neuronx-cc 2.21",
+    executable=Path("/sdk/bin/neuronx-cc"),
+    jax_version="0.10.2",
+    cpus=8,
+    memory_mb=30 * 1024,
+)
+
+
+def test_cmake_has_a_call_for_every_batch_neff_and_bundle(plan: Plan) -> None:
+    files = cmake.generate(plan, [builtin_library()], BUILD)
+    text = files["kernels.cmake"]
+    batches = dict(re.findall(r"^neuron_kernels_emit\(\[\[(\S+)\]\]\n(.*?)\)", text, re.M | re.S))
+    assert {name: ids.split() for name, ids in batches.items()} == {
+        "kernels.elementwise": [k.spec.id for k in plan.kernels if k.spec.op == "add"],
+        "kernels.norm": [k.spec.id for k in plan.kernels if k.spec.op == "rms_norm"],
+    }
+    assert re.findall(r"^neuron_kernels_compile\((\S+)", text, re.M) == [n.id for n in plan.neffs]
     assert re.findall(r"^neuron_kernels_bundle\((\S+)", text, re.M) == ["two_trn1", "two_trn2"]
-    for kernel in plan.kernels:
-        assert f"[[{spec_json(kernel.spec)}]]" in text or f"[=[{spec_json(kernel.spec)}]=]" in text
+    specs = [spec_json(k.spec) for k in plan.kernels]
+    lines = [line for name in batches for line in files[f"steps/{name}.emit"].splitlines()]
+    assert [line.removeprefix("--spec=") for line in lines if line.startswith("--spec=")] == specs
+    assert Plan.from_json(files["plan.json"]) == plan
+
+
+def test_what_changes_no_neff_is_in_no_file_that_a_compile_depends_on(plan: Plan) -> None:
+    first = cmake.generate(plan, [builtin_library()], BUILD)
+    moved = replace(BUILD, executable=Path("/elsewhere/neuronx-cc"), memory_mb=9 * 1024)
+    second = cmake.generate(plan, [builtin_library()], moved)
+    changed = {name for name in first if first[name] != second[name]}
+    assert changed == {"steps/compiler", "kernels.cmake"}
+    newer = cmake.generate(plan, [builtin_library()], replace(BUILD, identity="neuronx-cc 2.22"))
+    changed = {name for name in first if first[name] != newer[name]}
+    assert {name for name in changed if name.startswith("steps/")} == {
+        f"steps/{config.key}.compile" for config in plan.configs
+    }
+
+
+def test_compiles_run_at_once_as_memory_and_cpus_allow(plan: Plan) -> None:
+    assert BUILD.slots(plan) == 3
+    assert replace(BUILD, memory_mb=1024).slots(plan) == 1
+    assert replace(BUILD, cpus=2).slots(plan) == 2
+    assert replace(BUILD, compiler="simulator", executable=None).slots(plan) == 8
+
+
+def test_a_kernel_more_changes_one_batch_of_a_large_module(tmp_path: Path) -> None:
+    def files(count: int) -> Mapping[str, str]:
+        entries = [
+            {"op": "relu", "inputs": [f"({n},1,1,1)/f32"], "output": f"({n},1,1,1)/f32"} for n in range(1, count)
+        ]
+        path = tmp_path / "many.yaml"
+        path.write_text(json.dumps({"format": 1, "name": "many", "targets": ["trn1"], "kernels": entries}))
+        return cmake.generate(
+            Plan.merge(manifest.load([path], libraries=[builtin_library()])), [builtin_library()], BUILD
+        )
+
+    before, after = files(120), files(121)
+    batches = {name for name in after if name.endswith(".emit")}
+    assert len(batches) == 4
+    assert batches == {name for name in before if name.endswith(".emit")}
+    assert len([name for name in batches if before[name] != after[name]]) == 1
 
 
 @pytest.mark.parametrize("value", ["", "plain", "a]]b", "ends]", "a]=]b]]", 'quote " $ENV{HOME} \\'])

@@ -66,5 +66,12 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def write_if_changed(path: str | Path, data: bytes) -> None:
+    """Writes `data` to `path` by rename; a file that holds it already keeps its time, so that nothing is rebuilt for it."""
+    path = Path(path)
+    if not path.is_file() or path.read_bytes() != data:
+        write_bytes(path, data)
+
+
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name[:80]}.{os.getpid()}-{secrets.token_hex(6)}.{suffix}")

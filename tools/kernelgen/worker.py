@@ -3,7 +3,10 @@
     python -m kernelgen.worker @ARGUMENTS                one step; ARGUMENTS is a file with an argument a line
     python -m kernelgen.worker --persistent_worker       Bazel's JSON worker protocol on standard input and output
 
-A step is `emit`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and writes only the files that it is given.
+A step is `emit`, `emit-batch`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and writes only the
+files that it is given. With `--depfile` (a path) a step also writes, as a Makefile rule, which of kernelgen's own sources it
+ran, for build tools that are not told so beforehand. With `--jax` (a version) it works with no other JAX than that.
+
 A worker imports JAX once; an emitter whose source changes is imported anew (see `kernelgen.library`), so an edit needs no restart.
 
 This is the narrow interface between the rules and kernelgen; people use `kernelgen` (`kernelgen.cli`).
@@ -21,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Diagnostic, KernelgenError
 
 Arguments = Mapping[str, list[str]]
 
@@ -39,9 +42,40 @@ def emit(arguments: Arguments) -> None:
     fileio.write_bytes(one(arguments, "output"), hlo.emit(spec, function))
 
 
+def emit_batch(arguments: Arguments) -> None:
+    """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
+
+    A file that is there with the same content keeps its time, so that nothing is compiled for it; the stamp is written when all
+    are up to date. A kernel that fails does not stop the others, and leaves no file.
+    """
+    from kernelgen import fileio, hlo
+    from kernelgen import library as libraries
+    from kernelgen.plan import KernelSpec
+
+    module, folder = Path(one(arguments, "emitter")), Path(one(arguments, "folder"))
+    source = libraries.Library(one(arguments, "library"), module.parent)
+    mistakes: dict[Diagnostic, None] = {}
+    code = EXIT_OK
+    for text in arguments["spec"]:
+        spec = KernelSpec.from_json(json.loads(text))
+        output = folder / f"{spec.id}.hlo.pb"
+        try:
+            function = libraries.load_function(source, libraries.registration(module, spec.op))
+            fileio.write_if_changed(output, hlo.emit(spec, function))
+        except KernelgenError as error:
+            output.unlink(missing_ok=True)
+            mistakes |= dict.fromkeys(error.diagnostics)
+            code = max(code, error.exit_code)
+    if mistakes:
+        raise KernelgenError(mistakes, exit_code=code)
+    write_depfile(arguments, one(arguments, "stamp"), libraries.dependencies(source, module.stem))
+    fileio.write_bytes(one(arguments, "stamp"), b"")
+
+
 def compile_(arguments: Arguments) -> None:
     """Compiles one HLO: `--compiler`, `--config` (JSON), `--kernel` (id), `--hlo`, `--output`; neuronx-cc also takes
-    `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a failure is kept."""
+    `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a failure is kept.
+    """
     from kernelgen import compilers
     from kernelgen.plan import CompileConfig
 
@@ -62,11 +96,13 @@ def compile_(arguments: Arguments) -> None:
         timeout=float(timeout) if timeout else None,
         memory_mb=int(memory) if memory else None,
     )
+    write_depfile(arguments, one(arguments, "output"))
 
 
 def bundle(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), `--config` (JSON), and an `--entry` a kernel:
-    JSON with its `spec` and the paths `hlo` and `neff`. With `--lookups` (a path) also the table that tests look kernels up by."""
+    JSON with its `spec` and the paths `hlo` and `neff`. With `--lookups` (a path) also the table that tests look kernels up by.
+    """
     from importlib.metadata import version
 
     from kernelgen import bundle as bundles
@@ -92,18 +128,61 @@ def bundle(arguments: Arguments) -> None:
         pack_path=maybe(arguments, "pack"),
         tree_path=maybe(arguments, "tree"),
     )
+    write_depfile(arguments, maybe(arguments, "pack") or f"{one(arguments, 'tree')}/index.json")
 
 
 def embed(arguments: Arguments) -> None:
-    """Writes the sources that embed a bundle: `--pack`, and the folder `--output`. The assembly names the pack as it is given."""
+    """Writes the sources that embed a bundle: `--pack`, and the folder `--output`.
+
+    The assembly names the pack as it is given, or by `--incbin`.
+    """
     from kernelgen.bundle import embed as embedding
     from kernelgen.bundle import pack
 
     path = one(arguments, "pack")
-    embedding.write(one(arguments, "output"), pack.read(path), incbin=path)
+    paths = embedding.write(one(arguments, "output"), pack.read(path), incbin=maybe(arguments, "incbin") or path)
+    write_depfile(arguments, str(paths[0]))
 
 
-STEPS: Mapping[str, Callable[[Arguments], None]] = {"emit": emit, "compile": compile_, "bundle": bundle, "embed": embed}
+STEPS: Mapping[str, Callable[[Arguments], None]] = {
+    "emit": emit,
+    "emit-batch": emit_batch,
+    "compile": compile_,
+    "bundle": bundle,
+    "embed": embed,
+}
+
+
+def write_depfile(arguments: Arguments, target: str, sources: Sequence[Path] = ()) -> None:
+    """Writes the `--depfile`, if one is asked for: `target` depends on what of kernelgen was imported, and on `sources`."""
+    path = maybe(arguments, "depfile")
+    if path is None:
+        return
+    from kernelgen import fileio
+
+    # Emitters of other kernels may have been imported too; `sources` says which count.
+    own = [m for name, m in sys.modules.items() if f"{name}.".startswith("kernelgen.") and name[10:17] != "kernels"]
+    files = {str(Path(m.__file__).resolve()) for m in own if m.__file__} | {str(s.resolve()) for s in sources}
+    rule = " \\\n  ".join([f"{_makefile(target)}:", *map(_makefile, sorted(files))])
+    fileio.write_bytes(path, f"{rule}\n".encode())
+
+
+def _makefile(path: str) -> str:
+    return path.replace("$", "$$").replace("#", "\\#").replace(" ", "\\ ")
+
+
+def check_jax(planned: str) -> None:
+    """Raises when JAX is another than the build was planned for.
+
+    Raises:
+        KernelgenError: it is.
+    """
+    from importlib.metadata import version
+
+    if version("jax") != planned:
+        raise KernelgenError(
+            f"the build is for jax {planned}, and {sys.prefix} has jax {version('jax')}: configure the build again"
+        )
 
 
 def one(arguments: Arguments, name: str) -> str:
@@ -133,6 +212,8 @@ def run(words: Sequence[str]) -> tuple[int, str]:
                 if not name.startswith("--") or not equals:
                     raise KernelgenError(f"expected --name=value, not '{word}'")
                 arguments[name[2:]].append(value)
+            if arguments.get("jax"):
+                check_jax(one(arguments, "jax"))
             STEPS[step](arguments)
         return EXIT_OK, said.getvalue()
     except KernelgenError as error:

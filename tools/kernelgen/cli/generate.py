@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from kernelgen import fileio, manifest
-from kernelgen.cli.options import kernels_option, manifests_argument
-from kernelgen.errors import KernelgenError
+from kernelgen.cli.options import compiler_option, kernels_option, manifests_argument, only_targets
+from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.library import Library
 from kernelgen.plan import Plan
+from kernelgen.targets import TARGETS
 
 _manifests = manifests_argument
 _output = click.option(
@@ -69,18 +70,57 @@ def bazel(
 @_manifests
 @kernels_option
 @_output
-def cmake(manifests: tuple[Path, ...], libraries: tuple[Library, ...], output: Path) -> None:
-    """Write the file that add_neuron_kernels() includes."""
+@click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this target of the manifests.")
+@compiler_option
+@click.option("--memory-per-compile", metavar="SIZE", help="Memory of one compile, as in a manifest: 8G, 6144M.")
+def cmake(
+    manifests: tuple[Path, ...],
+    libraries: tuple[Library, ...],
+    output: Path,
+    targets: tuple[str, ...],
+    compiler: str,
+    memory_per_compile: str | None,
+) -> None:
+    """Write what add_neuron_kernels() builds from."""
+    import importlib.metadata
+    import os
+    from dataclasses import replace
+
+    from kernelgen import compilers
+    from kernelgen.building.job import machine_memory_mb
+    from kernelgen.manifest.settings import megabytes
     from kernelgen.render import cmake as renderer
 
-    plan = Plan.merge(manifest.load(manifests, libraries=libraries))
-    _write(output, renderer.generate(plan, libraries))
+    for target in targets:
+        if target not in TARGETS:
+            raise KernelgenError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}")
+    requests = only_targets(manifest.load(manifests, libraries=libraries), targets)
+    if memory_per_compile is not None:
+        try:
+            requests = [replace(r, memory_mb=megabytes(memory_per_compile)) for r in requests]
+        except ValueError:
+            raise KernelgenError(
+                f"memory per compile is a number with a unit, such as 8G or 6144M, not '{memory_per_compile}'"
+            ) from None
+    plan = Plan.merge(requests)
+    chosen = compilers.resolve(compiler)
+    build = renderer.Build(
+        folder=output.resolve(),
+        compiler=chosen.name,
+        identity=chosen.identity,
+        executable=getattr(chosen, "executable", None),
+        jax_version=importlib.metadata.version("jax"),
+        cpus=len(os.sched_getaffinity(0)),
+        memory_mb=machine_memory_mb(),
+    )
+    _write(output, renderer.generate(plan, libraries, build))
+    # CMake shows it.
+    if chosen.note:
+        click.echo(chosen.note)
+    click.echo(f"{len(plan.kernels)} kernels, {len(plan.neffs)} compiles with {chosen.identity}")
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
     """Writes files that changed; one that is there with the same content keeps its time, so that nothing is rebuilt for it."""
     for name, text in files.items():
-        path = folder / name
-        if not path.is_file() or path.read_bytes() != text.encode():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fileio.write_bytes(path, text.encode())
+        fileio.write_if_changed(folder / name, text.encode())

@@ -56,7 +56,7 @@ def read(root: Node, report: Report) -> Settings:
     settings = {key: given[key].value for key in _SETTINGS if key in given}
     return Settings(
         tuple(CompileConfig.make(t.name, extra_flags=flags, **settings) for t in targets),
-        _megabytes(memory.text) if memory else None,
+        megabytes(memory.text) if memory else None,
         int(cpus.value) if cpus else None,
     )
 
@@ -136,5 +136,12 @@ def _extra_flags(node: Node | None, report: Report) -> tuple[str, ...]:
     return tuple(str(item.value) for item in node.value)
 
 
-def _megabytes(text: str) -> int:
+def megabytes(text: str) -> int:
+    """Returns the MiB of an amount of memory as manifests have it: `8G`, `6144M`.
+
+    Raises:
+        ValueError: it is written otherwise.
+    """
+    if not re.fullmatch("[1-9][0-9]{0,5}[MG]", text):
+        raise ValueError(f"not an amount of memory such as 8G or 6144M: {text}")
     return int(text[:-1]) * (1024 if text[-1] == "G" else 1)

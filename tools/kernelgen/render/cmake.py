@@ -1,34 +1,146 @@
-"""A plan as a CMake file: one call per HLO, NEFF and bundle, of functions that `rules/cmake/NeuronKernels.cmake` defines."""
+"""A plan as what `rules/cmake/NeuronKernels.cmake` builds from: a file of calls of its functions, and the arguments of each step.
+
+What a step does is in files (`steps/…`), a `--name=value` a line as `kernelgen.worker` takes them, so that CMake sees names alone.
+A file holds what its step's result depends on and nothing else: a step runs again when its file changed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from kernelgen import library as libraries
 from kernelgen.library import Library
-from kernelgen.plan import Plan, canonical_json, spec_json
+from kernelgen.plan import Kernel, Plan, canonical_json, spec_json
 from kernelgen.render import render
 
+BATCH = 32
+"""About how many kernels are emitted by one command. Fewer share the work better, more make fewer processes."""
 
-def generate(plan: Plan, sources: Sequence[Library]) -> Mapping[str, str]:
+SIMULATOR_MEMORY_MB = 1024
+"""What one simulated compile is counted for at most; the figures in plans are neuronx-cc's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How and where a plan is built.
+
+    Attributes:
+        folder: the folder that the files are for, absolute; everything is built there.
+        compiler: `neuronx-cc` or `simulator`.
+        identity: the compiler's identity.
+        executable: the compiler's program, when it is one.
+        jax_version: version of the jax that emits the HLO.
+        cpus: CPUs of the build machine.
+        memory_mb: MiB of the build machine that compiles may use together.
+    """
+
+    folder: Path
+    compiler: str
+    identity: str
+    executable: Path | None
+    jax_version: str
+    cpus: int
+    memory_mb: int
+
+    def slots(self, plan: Plan) -> int:
+        """Returns how many compiles may run at once."""
+        need = max(neff.memory_mb for neff in plan.neffs)
+        if self.compiler == "simulator":
+            need = min(need, SIMULATOR_MEMORY_MB)
+        cpus = max(neff.cpus for neff in plan.neffs) if self.compiler != "simulator" else 1
+        return max(1, min(self.memory_mb // need, self.cpus // cpus))
+
+
+def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[str, str]:
     """Returns the files by path.
 
     Args:
         plan: what to build.
         sources: every kernel library that the plan names.
+        build: how and where.
     """
     by_name = {s.name: s for s in sources}
-    depends = {
-        f"{library}/{emitter}": [str(file) for file in libraries.dependencies(by_name[library], emitter)]
-        for library, emitter in sorted({(k.library, k.emitter) for k in plan.kernels})
-    }
+    specs = {k.spec.id: spec_json(k.spec) for k in plan.kernels}
+    configs = {c.key: canonical_json(c.to_json()) for c in plan.configs}
+    jax = f"--jax={build.jax_version}"
+    files: dict[str, str] = {"plan.json": plan.to_json()}
+
+    batches = _batches(plan.kernels)
+    for batch, kernels in batches.items():
+        root = by_name[kernels[0].library].root.resolve()
+        files[f"steps/{batch}.emit"] = _lines(
+            jax,
+            f"--library={kernels[0].library}",
+            f"--emitter={root / kernels[0].emitter}.py",
+            f"--folder={build.folder / 'hlo'}",
+            *(f"--spec={specs[k.spec.id]}" for k in kernels),
+        )
+    for key, config in configs.items():
+        files[f"steps/{key}.compile"] = _lines(
+            f"--compiler={build.compiler}",
+            f"--config={config}",
+            # The simulator's own identity is that of its sources.
+            *([f"--identity={build.identity}"] if build.executable else []),
+        )
+    # Where the compiler is and what it may use change no NEFF: nothing is compiled again when this file changes.
+    files["steps/compiler"] = _lines(
+        f"--log-dir={build.folder / 'logs'}",
+        f"--memory-mb={max(neff.memory_mb for neff in plan.neffs)}",
+        *([f"--executable={build.executable}"] if build.executable else []),
+    )
+    for bundle in plan.bundles:
+        entries = [
+            {
+                "hlo": str(build.folder / "hlo" / f"{kernel}.hlo.pb"),
+                "neff": str(build.folder / "neff" / f"{kernel}.{bundle.config}.neff"),
+                "spec": specs[kernel],
+            }
+            for kernel in bundle.kernels
+        ]
+        files[f"steps/{bundle.id}.bundle"] = _lines(
+            jax,
+            f"--name={bundle.name}",
+            f"--config={configs[bundle.config]}",
+            *(f"--entry={canonical_json(entry)}" for entry in entries),
+        )
     values = {
-        "depends": depends,
-        "configs": {c.key: canonical_json(c.to_json()) for c in plan.configs},
-        "kernels": [
-            {"id": k.spec.id, "emitter": f"{k.library}/{k.emitter}", "spec": spec_json(k.spec)} for k in plan.kernels
-        ],
-        "neffs": plan.neffs,
+        "batches": {batch: [k.spec.id for k in kernels] for batch, kernels in batches.items()},
         "bundles": plan.bundles,
+        "compiler": build.compiler,
+        "identity": build.identity,
+        "neffs": plan.neffs,
+        "emit_slots": build.cpus,
+        "compile_slots": build.slots(plan),
+        "watched": [path for s in sources for path in _watched(s)],
     }
-    return {"kernels.cmake": render("cmake/kernels.cmake.j2", values), "plan.json": plan.to_json()}
+    return {**files, "kernels.cmake": render("cmake/kernels.cmake.j2", values)}
+
+
+def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """Returns the kernels of each command that emits: of one module, and not more than about `BATCH`.
+
+    Which of a large module's batches a kernel is in depends on its id alone, so that a new one does not move the others.
+    """
+    modules: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in kernels:
+        modules.setdefault((kernel.library, kernel.emitter), []).append(kernel)
+    batches: dict[str, list[Kernel]] = {}
+    for (library, emitter), members in sorted(modules.items()):
+        parts = 1 << ((len(members) - 1) // BATCH).bit_length()
+        for kernel in members:
+            part = int(hashlib.sha256(kernel.spec.id.encode()).hexdigest(), 16) % parts
+            name = f"{library}.{emitter}" if parts == 1 else f"{library}.{emitter}.{part}"
+            batches.setdefault(name, []).append(kernel)
+    return dict(sorted(batches.items()))
+
+
+def _watched(source: Library) -> list[str]:
+    """Returns what a plan depends on in a library: its modules, and the folder, whose time changes when one is added."""
+    root = source.root.resolve()
+    return [root.as_posix(), *sorted(file.as_posix() for file in root.glob("*.py"))]
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines) + "\n"
