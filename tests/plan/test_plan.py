@@ -94,6 +94,7 @@ def test_the_stride_of_a_dimension_of_one_element_means_nothing() -> None:
     one = TensorDesc.make((128, 1, 32, 1), "f32", (4, 16384, 512, 16384))
     other = TensorDesc.make((128, 1, 32, 1), "f32")
     assert one == other and str(one) == "(128,1,32,1)/f32"
+    assert TensorDesc.make((128, 1, 32, 1), "f32", (4, 3, 512, -1)) == other
 
 
 @pytest.mark.parametrize(

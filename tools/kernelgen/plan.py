@@ -122,11 +122,13 @@ def _desc(ne: Dims, dtype: str, nb: Dims | None) -> TensorDesc:
         raise ValueError("the tensor is larger than 2^63 bytes")
     if nb is None:
         return TensorDesc(ne, dtype, dense_strides(ne, dtype))
-    bad = next((n for n in nb if n < 0 or n >= 2**63), None)
+    # Strides that mean nothing may be anything; they are replaced below.
+    used = [b for b, n, least in zip(nb, ne, (t.block, 1, 1, 1), strict=True) if n > least]
+    bad = next((b for b in used if b < 0 or b >= 2**63), None)
     if bad is not None:
         raise ValueError(f"strides are not negative, not {bad}")
     unit = 2 if t.size % 2 == 0 and t.quantized else 1 if t.quantized else t.size
-    bad = next((n for n in nb if n % unit), None)
+    bad = next((b for b in used if b % unit), None)
     if bad is not None:
         raise ValueError(f"strides of a {dtype} tensor are multiples of {unit} bytes, not {bad}")
     # A dimension of one element is never stepped over, so its stride (which in llama.cpp carries n_ctx) means nothing.

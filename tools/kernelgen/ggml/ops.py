@@ -17,6 +17,9 @@ from types import MappingProxyType
 N_WORDS = 16
 """Length of `op_params` in 32-bit words (GGML_MAX_OP_PARAMS / 4)."""
 
+F32_MAX = float.fromhex("0x1.fffffep+127")
+"""The largest finite binary32 number."""
+
 ParamValue = int | float | bool
 
 # `enum ggml_op`, in order; the position is the number.
@@ -174,7 +177,8 @@ def f32_shortest(value: float) -> float:
     rounded = float(struct.unpack("<f", bits)[0])
     for digits in range(1, 9):
         short = float(f"{rounded:.{digits}g}")
-        if struct.pack("<f", short) == bits:
+        # Next to the largest number, fewer digits may be too large a one.
+        if abs(short) <= F32_MAX and struct.pack("<f", short) == bits:
             return short
     return float(f"{rounded:.9g}")
 
