@@ -101,7 +101,8 @@ def compile_(arguments: Arguments) -> None:
 
 def bundle(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), `--config` (JSON), and an `--entry` a kernel:
-    JSON with its `spec` and the paths `hlo` and `neff`. With `--lookups` (a path) also the table that tests look kernels up by.
+    JSON with its `spec` and the paths `hlo` and `neff`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not
+    given. With `--lookups` (a path) also the table that tests look kernels up by.
     """
     from importlib.metadata import version
 
@@ -124,6 +125,7 @@ def bundle(arguments: Arguments) -> None:
         hlos,
         neffs,
         config,
+        compiler=maybe(arguments, "compiler"),
         jax_version=version("jax"),
         pack_path=maybe(arguments, "pack"),
         tree_path=maybe(arguments, "tree"),

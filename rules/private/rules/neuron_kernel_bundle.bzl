@@ -20,6 +20,8 @@ def _neuron_kernel_bundle_impl(ctx):
         args.add("bundle")
         args.add(ctx.attr.manifest, format = "--name=%s")
         args.add(ctx.attr.config, format = "--config=%s")
+        if neffs[0].identity:
+            args.add(neffs[0].identity, format = "--compiler=%s")
         args.add_all(neffs, map_each = _entry, format_each = "--entry=%s")
         return args
 
