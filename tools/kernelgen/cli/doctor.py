@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import click
 
-from kernelgen.errors import EXIT_FAILED, EXIT_OK
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 
 MINIMUM_PYTHON = (3, 11)
 
@@ -114,14 +114,25 @@ def _xla() -> str | None:
     return f"{text.split(maxsplit=1)[0]} device ({text.split(maxsplit=1)[1]})" if text and " " in text else None
 
 
+def _neuronx_cc() -> Check:
+    where = "not on PATH and NEURON_SDK is not set"
+    version = None
+    try:
+        # Needs packages that may be what is missing here.
+        from kernelgen import compilers
+
+        if path := compilers.find_sdk():
+            version = compilers.NeuronxCC.open(path).identity
+    except ImportError:
+        where = "looked for once the packages above are installed"
+    except KernelgenError as error:
+        where = error.diagnostics[0].message
+    remedy = f"{where}; builds use the simulator. AWS's documentation says how to install it; see docs/compilers.md"
+    return Check("neuronx-cc", version, False, remedy)
+
+
 def _compilers() -> Iterator[Check]:
-    sdk = os.environ.get("NEURON_SDK")
-    path = shutil.which("neuronx-cc", path=str(Path(sdk) / "bin")) if sdk else shutil.which("neuronx-cc")
-    where = f"there is none in NEURON_SDK={sdk}" if sdk else "not on PATH and NEURON_SDK is not set"
-    remedy = (
-        f"{where}; builds use the simulator. AWS's Neuron documentation says how to install it; see docs/compilers.md"
-    )
-    yield Check("neuronx-cc", _first_line([path, "--version"]) if path else None, False, remedy)
+    yield _neuronx_cc()
     name = next((n for n in (os.environ.get("CXX"), "c++", "g++", "clang++") if n and shutil.which(n)), None)
     remedy = "needed to link bundles into programs; on Debian: apt-get install g++"
     yield Check("C++ compiler", _first_line([name, "--version"]) if name else None, False, remedy)
