@@ -263,7 +263,6 @@ OPS = MappingProxyType(_build())
 """Every op that a manifest can name, by name."""
 
 
-
 def op(name: str) -> Op:
     """Returns the op of that name; one that ggml has and this table lacks comes without input names and with raw words.
 
