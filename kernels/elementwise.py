@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from kernelgen.emitter import emitter
 
-from .common import Unsupported, f32, repeat, result
+from .common import f32, repeat, result
 
 _SQRT_2_OVER_PI = np.float32(0.79788456080286535588)
 _SQRT_1_2 = np.float32(0.70710678118654752440)
@@ -168,11 +168,9 @@ def glu(x, gate=None, *, swapped: bool = False, op, inputs, out):
     """`function(x) * gate`, both given, or the two halves of the rows of `x`.
 
     x: [ne3, ne2, ne1, ne0], or twice as long rows without `gate`: its first half is the argument and its second the gate, the other
-    way round when `swapped`.
+    way round when `swapped`. The last value of rows of an odd length is not used.
     """
     if gate is None:
-        if x.shape[-1] % 2:
-            raise Unsupported("rows of an odd length have no halves")
         half = x.shape[-1] // 2
         x, gate = (lax.slice_in_dim(x, k * half, (k + 1) * half, axis=3) for k in ((1, 0) if swapped else (0, 1)))
     return result(_apply(_GATES[op], x, op, inputs[0].dtype) * f32(gate), out)

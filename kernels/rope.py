@@ -129,10 +129,11 @@ def _frequencies(n_dims: int, pairs: int, mode: int, base: float, sections: tupl
 def _yarn_ramp(n_dims: int, pairs: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> np.ndarray:
     """Returns how far each pair keeps its own frequency (1) rather than the stretched one (0), [pairs] f32.
 
-    YaRN, arXiv:2309.00071, section 3.2.
+    YaRN, arXiv:2309.00071, section 3.2. Without an original context all but the first pair are stretched, as in ggml, which gets
+    there by the logarithm of 0.
     """
     if n_ctx_orig <= 0:
-        raise Unsupported("ext_factor needs n_ctx_orig")
+        return (np.arange(pairs) == 0).astype(np.float32)
 
     def dim(rotations: float) -> np.float32:
         return (

@@ -181,7 +181,7 @@ _GLU: dict[str, Callable[[Array, str], Array]] = {
 def glu(spec: KernelSpec, x: Array, gate: Array | None = None) -> Array:
     if gate is None:
         half = x.shape[3] // 2
-        x, gate = x[..., :half], x[..., half:]
+        x, gate = x[..., :half], x[..., half : 2 * half]
         if dict(spec.params)["swapped"]:
             x, gate = gate, x
     return _out(spec, _GLU[spec.op](_f32(x), spec.inputs[0].dtype) * _f32(gate))
@@ -292,6 +292,8 @@ def flash_attn_ext(
 
 
 def _corr_dim(n_dims: int, n_ctx_orig: int, rotations: float, base: float) -> float:
+    if not n_ctx_orig:
+        return -math.inf
     return n_dims * math.log(n_ctx_orig / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
 
@@ -304,8 +306,8 @@ def rope(spec: KernelSpec, x: Array, pos: Array, factors: Array | None = None) -
     step = np.float32(p["freq_base"] ** (-2.0 / n_dims))
     low = high = 0.0
     if p["ext_factor"]:
-        low = max(0.0, math.floor(_corr_dim(n_dims, p["n_ctx_orig"], p["beta_fast"], p["freq_base"])))
-        high = min(n_dims - 1.0, math.ceil(_corr_dim(n_dims, p["n_ctx_orig"], p["beta_slow"], p["freq_base"])))
+        low = max(0.0, np.floor(_corr_dim(n_dims, p["n_ctx_orig"], p["beta_fast"], p["freq_base"])))
+        high = min(n_dims - 1.0, np.ceil(_corr_dim(n_dims, p["n_ctx_orig"], p["beta_slow"], p["freq_base"])))
     y = x.astype(np.float32).copy()
     flat = pos.reshape(-1)
     for t in range(n_tokens):

@@ -76,10 +76,11 @@ def test_glu_of_two_inputs(op: str, dtype: str) -> None:
     check(spec(op, [f"(33,5,2,1)/{dtype}"] * 2, f"(33,5,2,1)/{dtype}"), 1e-6 if dtype != "f32" else 1e-7)
 
 
+@pytest.mark.parametrize("length", [34, 35])
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("op", GLU)
-def test_glu_of_halves(op: str, swapped: bool) -> None:
-    check(spec(op, ["(34,5,2,1)/f32"], "(17,5,2,1)/f32", swapped=swapped))
+def test_glu_of_halves(op: str, swapped: bool, length: int) -> None:
+    check(spec(op, [f"({length},5,2,1)/f32"], "(17,5,2,1)/f32", swapped=swapped))
 
 
 def test_glu_of_views_into_one_tensor() -> None:

@@ -48,8 +48,9 @@ def test_frequency_factors(mode: int) -> None:
 
 @pytest.mark.parametrize("mode", [0, 2, 8])
 @pytest.mark.parametrize("factors", [0, 32])
-def test_yarn(mode: int, factors: int) -> None:
-    yarn = {"ext_factor": 0.8, "freq_scale": 0.25, "attn_factor": 1.3, "n_ctx_orig": 512, "beta_fast": 24.0}
+@pytest.mark.parametrize("context", [0, 512])
+def test_yarn(mode: int, factors: int, context: int) -> None:
+    yarn = {"ext_factor": 0.8, "freq_scale": 0.25, "attn_factor": 1.3, "n_ctx_orig": context, "beta_fast": 24.0}
     multi = {"section0": 8, "section1": 12, "section2": 12} if mode == 8 else {}
     values = {"src2": np.random.default_rng(6).uniform(0.5, 8, factors)} if factors else {}
     components = 4 if multi else 1
@@ -90,7 +91,6 @@ def test_positions_of_several_components(mode: int, n_dims: int, sections: tuple
         ({"mode": 8, "section0": 4}, "6 positions for 6 tokens in mode 8"),
         ({"mode": 8, "components": 4}, "do not share out 32 pairs"),
         ({"mode": 24, "components": 4, "section0": 4}, "in vision mode n_dims is half of the row, 32, not 64"),
-        ({"ext_factor": 1.0}, "ext_factor needs n_ctx_orig"),
     ],
 )
 def test_what_it_does_not_compute_is_refused(params: dict[str, Any], message: str) -> None:
