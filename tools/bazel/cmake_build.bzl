@@ -21,8 +21,9 @@ quietly() {{
 quietly cmake -S "$source" -B "$scratch/build" "$@" \\
   -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS="$prefix" -DCMAKE_CXX_FLAGS="$prefix" \\
   -DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON '-DCMAKE_INSTALL_RPATH=$ORIGIN' \\
-  -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$out" -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$out"
+  -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$scratch/build/bin" -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$scratch/build/bin"
 quietly cmake --build "$scratch/build" --parallel "$jobs" --target {targets}
+cp -RL "$scratch/build/bin/." "$out"
 """
 
 _CPUS = 2
