@@ -1,0 +1,437 @@
+#include "core.h"
+
+#include "log.h"
+
+#include <algorithm>
+#include <cstring>
+
+// Steps bound at once. Each has two tensor sets in the library; a graph of a large model has about a thousand.
+static constexpr size_t MAX_STEPS = 1 << 16;
+
+// The smallest scratch memory; it grows by doubling.
+static constexpr size_t MIN_SCRATCH = 1 << 20;
+
+neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) : nrt(nrt), vnc(vnc) {}
+
+neuron_core::~neuron_core() {
+    destroy_steps([](const std::vector<uint64_t> &) { return true; });
+    for (auto & entry : memories) {
+        for (auto & slice : entry.second->slices) {
+            nrt.nrt_tensor_free(&slice.second);
+        }
+        nrt.nrt_tensor_free(&entry.second->tensor);
+        nrt.users--;
+    }
+    for (auto & entry : models) {
+        if (entry.second->handle) {
+            nrt.nrt_unload(entry.second->handle);
+            nrt.users--;
+        }
+    }
+}
+
+//
+// memory
+//
+
+NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
+    const NRT_STATUS status = core->nrt.nrt_tensor_write(tensor, data, offset, n);
+    if (status != NRT_SUCCESS) {
+        NEURON_ERROR("core %d: %s: %zu bytes at offset %zu of %zu\n", core->vnc,
+                     core->nrt.describe("nrt_tensor_write", status).c_str(), n, offset, size);
+    }
+    return status;
+}
+
+NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n) {
+    const NRT_STATUS status = core->nrt.nrt_tensor_read(tensor, data, offset, n);
+    if (status != NRT_SUCCESS) {
+        NEURON_ERROR("core %d: %s: %zu bytes at offset %zu of %zu\n", core->vnc,
+                     core->nrt.describe("nrt_tensor_read", status).c_str(), n, offset, size);
+    }
+    return status;
+}
+
+NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
+    if (core->nrt.nrt_tensor_memset) {
+        const NRT_STATUS status = core->nrt.nrt_tensor_memset(tensor, offset, value, n);
+        if (status != NRT_SUCCESS) {
+            NEURON_ERROR("core %d: %s: %zu bytes at offset %zu of %zu\n", core->vnc,
+                         core->nrt.describe("nrt_tensor_memset", status).c_str(), n, offset, size);
+        }
+        return status;
+    }
+    // a library that has no memset: write a block repeatedly
+    const std::vector<uint8_t> block(std::min<size_t>(n, 1 << 20), value);
+    for (size_t done = 0; done < n; done += block.size()) {
+        const NRT_STATUS status = write_locked(block.data(), offset + done, std::min(block.size(), n - done));
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+    }
+    return NRT_SUCCESS;
+}
+
+bool neuron_memory::write(const void * data, size_t offset, size_t n) {
+    std::lock_guard<std::mutex> lock(core->mutex);
+    return write_locked(data, offset, n) == NRT_SUCCESS;
+}
+
+bool neuron_memory::read(void * data, size_t offset, size_t n) {
+    std::lock_guard<std::mutex> lock(core->mutex);
+    return read_locked(data, offset, n) == NRT_SUCCESS;
+}
+
+bool neuron_memory::set(uint8_t value, size_t offset, size_t n) {
+    std::lock_guard<std::mutex> lock(core->mutex);
+    return set_locked(value, offset, n) == NRT_SUCCESS;
+}
+
+neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message) {
+    nrt_tensor_t * tensor = nullptr;
+    const auto     name   = "ggml" + std::to_string(next_memory_id);
+    NRT_STATUS     status;
+    do {
+        status = nrt.nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, vnc, size, name.c_str(), &tensor);
+    } while (status == NRT_RESOURCE && evict());
+    if (status != NRT_SUCCESS) {
+        message = nrt.describe("nrt_tensor_allocate", status) + ": " + std::to_string(size) + " bytes";
+        return nullptr;
+    }
+    auto memory    = std::make_unique<neuron_memory>();
+    memory->core   = this;
+    memory->tensor = tensor;
+    memory->size   = size;
+    memory->id     = next_memory_id++;
+    nrt.users++;
+    neuron_memory * result = memory.get();
+    memories.emplace(result->id, std::move(memory));
+    return result;
+}
+
+neuron_memory * neuron_core::allocate(size_t size) {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::string                 message;
+    neuron_memory *             memory = allocate_locked(size, message);
+    if (!memory) {
+        NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+    }
+    return memory;
+}
+
+void neuron_core::free_locked(neuron_memory * memory) {
+    // a step's key holds the id of every memory that it is bound to: see bind
+    const uint64_t id = memory->id;
+    destroy_steps([id](const std::vector<uint64_t> & key) {
+        for (size_t i = 2; i < key.size(); i += 3) {
+            if (key[i] == id) {
+                return true;
+            }
+        }
+        return false;
+    });
+    for (auto & slice : memory->slices) {
+        nrt.nrt_tensor_free(&slice.second);
+    }
+    nrt.nrt_tensor_free(&memory->tensor);
+    nrt.users--;
+    memories.erase(id);
+}
+
+void neuron_core::free(neuron_memory * memory) {
+    std::lock_guard<std::mutex> lock(mutex);
+    free_locked(memory);
+}
+
+neuron_memory * neuron_core::scratch(size_t size) {
+    if (scratch_memory && scratch_memory->size >= size) {
+        return scratch_memory;
+    }
+    size_t grown = MIN_SCRATCH;
+    while (grown < size) {
+        grown *= 2;
+    }
+    if (scratch_memory) {
+        free_locked(scratch_memory);
+        scratch_memory = nullptr;
+    }
+    std::string message;
+    scratch_memory = allocate_locked(grown, message);
+    if (!scratch_memory && grown > size) {
+        scratch_memory = allocate_locked(size, message);
+    }
+    if (!scratch_memory) {
+        NEURON_ERROR("core %d: no scratch memory: %s\n", vnc, message.c_str());
+    }
+    return scratch_memory;
+}
+
+void neuron_core::memory_stats(size_t * free, size_t * total) {
+    *free = *total = 0;
+    if (!nrt.nrt_get_vnc_memory_stats) {
+        return;
+    }
+    nrt_vnc_memory_stats_t stats{};
+    size_t                 size = 0;
+    if (nrt.nrt_get_vnc_memory_stats((uint32_t) vnc, &stats, sizeof(stats), &size) == NRT_SUCCESS &&
+        size >= sizeof(stats)) {
+        *total = stats.bytes_limit;
+        *free  = stats.bytes_limit - std::min(stats.bytes_used, stats.bytes_limit);
+    }
+}
+
+nrt_tensor_t * neuron_core::slice(neuron_memory & memory, size_t offset, size_t size, std::string & message) {
+    nrt_tensor_t *& slice = memory.slices[{ offset, size }];
+    if (!slice) {
+        const NRT_STATUS status = nrt.nrt_tensor_allocate_slice(memory.tensor, offset, size, "slice", &slice);
+        if (status != NRT_SUCCESS) {
+            memory.slices.erase({ offset, size });
+            message = nrt.describe("nrt_tensor_allocate_slice", status) + ": " + std::to_string(size) +
+                      " bytes at offset " + std::to_string(offset) + " of " + std::to_string(memory.size);
+            return nullptr;
+        }
+    }
+    return slice;
+}
+
+NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to) {
+    if (nrt.nrt_tensor_copy) {
+        const NRT_STATUS status =
+            nrt.nrt_tensor_copy(from.memory->tensor, from.offset, to.memory->tensor, to.offset, from.size);
+        if (status != NRT_SUCCESS) {
+            NEURON_ERROR("core %d: %s: %zu bytes\n", vnc, nrt.describe("nrt_tensor_copy", status).c_str(), from.size);
+        }
+        return status;
+    }
+    std::vector<uint8_t> data(from.size);
+    const NRT_STATUS     status = from.memory->read_locked(data.data(), from.offset, from.size);
+    return status != NRT_SUCCESS ? status : to.memory->write_locked(data.data(), to.offset, to.size);
+}
+
+//
+// models
+//
+
+// Unloads the model that was not used for longest; returns false when none is loaded.
+bool neuron_core::evict() {
+    neuron_model * oldest = nullptr;
+    for (auto & entry : models) {
+        neuron_model & model = *entry.second;
+        if (model.handle && (!oldest || model.last_used < oldest->last_used)) {
+            oldest = &model;
+        }
+    }
+    if (!oldest) {
+        return false;
+    }
+    NEURON_LOG("core %d: unloading %s to make room\n", vnc, oldest->name.c_str());
+    const NRT_STATUS status = nrt.nrt_unload(oldest->handle);
+    if (status != NRT_SUCCESS) {
+        NEURON_WARN("core %d: %s: %s\n", vnc, nrt.describe("nrt_unload", status).c_str(), oldest->name.c_str());
+    }
+    oldest->handle = nullptr;
+    nrt.users--;
+    return true;
+}
+
+// Loads a model and sets `message` when that fails. What can't get better by itself is kept in model.broken.
+NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
+    NRT_STATUS status;
+    do {
+        status = nrt.nrt_load(model.neff, model.neff_size, vnc, -1, &model.handle);
+    } while (status == NRT_RESOURCE && evict());
+    if (status != NRT_SUCCESS) {
+        model.handle = nullptr;
+        message      = nrt.describe("nrt_load", status) + ": " + model.name;
+        switch (status) {
+            case NRT_FAILURE:
+            case NRT_INVALID:
+            case NRT_LOAD_NOT_ENOUGH_NC:
+            case NRT_UNSUPPORTED_NEFF_VERSION:
+                model.broken = message;
+                break;
+            default:
+                break;
+        }
+        NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+        return status;
+    }
+    nrt.users++;
+    model.last_used = ++clock;
+    NEURON_LOG("core %d: loaded %s\n", vnc, model.name.c_str());
+    if (model.tensors.empty()) {
+        status = read_tensors(model, message);
+        if (status != NRT_SUCCESS) {
+            model.broken = message;
+            NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+            nrt.nrt_unload(model.handle);
+            model.handle = nullptr;
+            nrt.users--;
+        }
+    }
+    return status;
+}
+
+// Reads the names `input<i>`, `input<i>.must_alias_input` and `output0`.
+NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message) {
+    nrt_tensor_info_array_t * info   = nullptr;
+    const NRT_STATUS          status = nrt.nrt_get_model_tensor_info(model.handle, &info);
+    if (status != NRT_SUCCESS) {
+        message = nrt.describe("nrt_get_model_tensor_info", status) + ": " + model.name;
+        return status;
+    }
+    for (uint64_t i = 0; i < info->tensor_count && message.empty(); i++) {
+        const nrt_tensor_info_t & tensor = info->tensor_array[i];
+        const std::string         name(tensor.name, strnlen(tensor.name, sizeof(tensor.name)));
+        int                       source = -1;
+        int                       end    = 0;
+        bool                      good   = name == "output0" && tensor.usage == NRT_TENSOR_USAGE_OUTPUT;
+        if (tensor.usage == NRT_TENSOR_USAGE_INPUT && sscanf(name.c_str(), "input%d%n", &source, &end) == 1) {
+            const std::string rest = name.substr((size_t) end);
+            good = source >= 0 && source < GGML_MAX_SRC && (rest.empty() || rest == ".must_alias_input");
+        }
+        if (!good) {
+            message = model.name + ": its NEFF has a tensor '" + name + "', which no kernel of kernelgen has";
+        }
+        model.tensors.push_back({ name, source, tensor.size });
+    }
+    nrt.nrt_free_model_tensor_info(info);
+    if (!message.empty()) {
+        model.tensors.clear();
+        return NRT_INVALID;
+    }
+    return NRT_SUCCESS;
+}
+
+bool neuron_core::is_broken(const neuron_kernel & kernel) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto                  found = models.find(kernel.neff());
+    return found != models.end() && !found->second->broken.empty();
+}
+
+//
+// steps
+//
+
+void neuron_core::destroy(neuron_step & step) {
+    if (step.input) {
+        nrt.nrt_destroy_tensor_set(&step.input);
+    }
+    if (step.output) {
+        nrt.nrt_destroy_tensor_set(&step.output);
+    }
+}
+
+template <typename F> void neuron_core::destroy_steps(F which) {
+    bool any = false;
+    for (auto it = steps.begin(); it != steps.end();) {
+        if (which(it->first)) {
+            destroy(*it->second);
+            it  = steps.erase(it);
+            any = true;
+        } else {
+            ++it;
+        }
+    }
+    epoch += any;
+}
+
+neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
+                                const neuron_operand * operands,
+                                size_t                 n_src,
+                                std::string &          message) {
+    // The key: the NEFF, the number of sources, and of each operand memory, offset and size. The NEFF stands for the
+    // kernel, since equal NEFFs compute the same.
+    std::vector<uint64_t> key;
+    key.reserve(2 + 3 * (n_src + 1));
+    key.push_back(kernel.neff());
+    key.push_back(n_src);
+    for (size_t i = 0; i <= n_src; i++) {
+        key.push_back(operands[i].memory ? operands[i].memory->id : 0);
+        key.push_back(operands[i].offset);
+        key.push_back(operands[i].size);
+    }
+    const auto found = steps.find(key);
+    if (found != steps.end()) {
+        return found->second.get();
+    }
+    if (steps.size() >= MAX_STEPS) {
+        destroy_steps([](const std::vector<uint64_t> &) { return true; });
+        for (auto & entry : memories) {
+            for (auto & slice : entry.second->slices) {
+                nrt.nrt_tensor_free(&slice.second);
+            }
+            entry.second->slices.clear();
+        }
+    }
+
+    std::unique_ptr<neuron_model> & model = models[kernel.neff()];
+    if (!model) {
+        model       = std::make_unique<neuron_model>();
+        model->neff = neuron_kernels_neff(kernel.bundle->handle, kernel.number, &model->neff_size);
+        model->name = std::string(kernel.id()) + " of " + kernel.bundle->source;
+    }
+    if (!model->broken.empty()) {
+        message = model->broken;
+        return nullptr;
+    }
+    if (!model->handle && load(*model, message) != NRT_SUCCESS) {
+        return nullptr;
+    }
+
+    // every operand has a tensor of its size in the NEFF, and the other way round
+    size_t wanted = 0;
+    for (size_t i = 0; i <= n_src; i++) {
+        wanted += operands[i].size != 0;
+    }
+    if (model->tensors.size() != wanted) {
+        message = model->name + ": its NEFF disagrees with the bundle's index: it has " +
+                  std::to_string(model->tensors.size()) + " tensors and the index says " + std::to_string(wanted);
+    }
+    for (const neuron_model::tensor & tensor : model->tensors) {
+        if (!message.empty()) {
+            break;
+        }
+        const size_t i    = tensor.source < 0 ? n_src : (size_t) tensor.source;
+        const size_t size = i <= n_src && (tensor.source < 0 || i < n_src) ? operands[i].size : 0;
+        if (size != tensor.size) {
+            message = model->name + ": its NEFF disagrees with the bundle's index: " + tensor.name + " has " +
+                      std::to_string(tensor.size) + " bytes and the index says " + std::to_string(size);
+        }
+    }
+    if (!message.empty()) {
+        model->broken = message;
+        NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+        return nullptr;
+    }
+
+    auto step   = std::make_unique<neuron_step>();
+    step->model = model.get();
+    const char * function = "nrt_allocate_tensor_set";
+    NRT_STATUS   status   = nrt.nrt_allocate_tensor_set(&step->input);
+    if (status == NRT_SUCCESS) {
+        status = nrt.nrt_allocate_tensor_set(&step->output);
+    }
+    for (const neuron_model::tensor & tensor : model->tensors) {
+        if (status != NRT_SUCCESS) {
+            break;
+        }
+        const neuron_operand & operand = operands[tensor.source < 0 ? n_src : (size_t) tensor.source];
+        nrt_tensor_t *         bound   = slice(*operand.memory, operand.offset, operand.size, message);
+        if (!bound) {
+            destroy(*step);
+            return nullptr;
+        }
+        function = "nrt_add_tensor_to_tensor_set";
+        status   = nrt.nrt_add_tensor_to_tensor_set(tensor.source < 0 ? step->output : step->input,
+                                                    tensor.name.c_str(), bound);
+    }
+    if (status != NRT_SUCCESS) {
+        message = nrt.describe(function, status) + ": " + model->name;
+        destroy(*step);
+        return nullptr;
+    }
+    neuron_step * result = step.get();
+    steps.emplace(std::move(key), std::move(step));
+    return result;
+}

@@ -1,0 +1,153 @@
+// One NeuronCore: its memory, the models loaded on it, and kernels bound to memory.
+//
+// It knows nothing of ggml's graphs. A kernel is bound to operands once (`bind`) and then executed as often as wanted.
+//
+// Threads: the functions of neuron_memory and neuron_core lock the core; those marked "locked" are called with its mutex
+// held, which also keeps what they return alive.
+
+#pragma once
+
+#include "kernels.h"
+#include "nrt.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+struct neuron_core;
+
+// A stretch of device memory: one NRT tensor and the slices of it that kernels are bound to.
+struct neuron_memory {
+    neuron_core *  core   = nullptr;
+    nrt_tensor_t * tensor = nullptr;
+    size_t         size   = 0;
+    uint64_t       id     = 0;  // never used twice
+
+    std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
+
+    // Each returns whether it worked and reports why it did not.
+    bool write(const void * data, size_t offset, size_t n);
+    bool read(void * data, size_t offset, size_t n);
+    bool set(uint8_t value, size_t offset, size_t n);
+
+    // locked
+    NRT_STATUS write_locked(const void * data, size_t offset, size_t n);
+    NRT_STATUS read_locked(void * data, size_t offset, size_t n);
+    NRT_STATUS set_locked(uint8_t value, size_t offset, size_t n);
+};
+
+// Where a kernel finds an input or puts its result.
+struct neuron_operand {
+    neuron_memory * memory = nullptr;
+    size_t          offset = 0;
+    size_t          size   = 0;
+};
+
+// A NEFF on the core. It stays in the table when it was unloaded to make room, and is loaded again when needed.
+struct neuron_model {
+    // An input or output by the name that the NEFF gives it.
+    struct tensor {
+        std::string name;
+        int         source;  // index in ggml's src; -1 for the result
+        size_t      size;    // bytes
+    };
+
+    const void *        neff      = nullptr;
+    size_t              neff_size = 0;
+    std::string         name;  // for messages: a kernel's id and its bundle
+    nrt_model_t *       handle = nullptr;
+    std::vector<tensor> tensors;
+    uint64_t            last_used = 0;
+    std::string         broken;  // why it will never load; empty when nothing is known against it
+};
+
+// A kernel bound to operands.
+struct neuron_step {
+    neuron_model *     model  = nullptr;
+    nrt_tensor_set_t * input  = nullptr;
+    nrt_tensor_set_t * output = nullptr;
+    bool               scratch = false;  // bound to the core's scratch memory
+};
+
+struct neuron_core {
+    neuron_core(const neuron_nrt & nrt, int vnc);
+    neuron_core(const neuron_core &) = delete;
+    ~neuron_core();
+
+    const neuron_nrt & nrt;
+    const int          vnc;
+    std::mutex         mutex;
+
+    // Grows when steps are destroyed: then pointers to them are no longer good.
+    uint64_t epoch = 1;
+
+    // Returns memory, or NULL and reports why.
+    neuron_memory * allocate(size_t size);
+    void            free(neuron_memory * memory);
+
+    // Sets both to 0 when the library does not tell.
+    void memory_stats(size_t * free, size_t * total);
+
+    // Returns whether the kernel's NEFF was tried and will never load.
+    bool is_broken(const neuron_kernel & kernel);
+
+    // locked. Returns scratch memory of at least this size, or NULL and reports why. What was in it is lost when it grows.
+    neuron_memory * scratch(size_t size);
+
+    // locked. Returns the kernel bound to the operands, in the order of ggml's sources and then the result; those of
+    // absent sources have size 0. Equal arguments give the same step. NULL when it can't be: `message` says why.
+    neuron_step * bind(const neuron_kernel &  kernel,
+                       const neuron_operand * operands,
+                       size_t                 n_src,
+                       std::string &          message);
+
+    // locked
+    NRT_STATUS execute(neuron_step & step) {
+        if (!step.model->handle) {
+            std::string message;
+            const NRT_STATUS status = load(*step.model, message);
+            if (status != NRT_SUCCESS) {
+                return status;
+            }
+        }
+        step.model->last_used = ++clock;
+        return nrt.nrt_execute(step.model->handle, step.input, step.output);
+    }
+
+    // locked. Copies within the core's memory.
+    NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to);
+
+  private:
+    NRT_STATUS      load(neuron_model & model, std::string & message);
+    NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
+    bool            evict();
+    neuron_memory * allocate_locked(size_t size, std::string & message);
+    void            free_locked(neuron_memory * memory);
+    nrt_tensor_t *  slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
+    void            destroy(neuron_step & step);
+    template <typename F> void destroy_steps(F which);
+
+    struct key_hash {
+        size_t operator()(const std::vector<uint64_t> & key) const {
+            uint64_t h = 0x9e3779b97f4a7c15ull;
+            for (const uint64_t word : key) {
+                h = (h ^ word) * 0xff51afd7ed558ccdull;
+                h ^= h >> 32;
+            }
+            return (size_t) h;
+        }
+    };
+
+    std::unordered_map<uint64_t, std::unique_ptr<neuron_model>>                          models;  // by neuron_kernel::neff
+    std::unordered_map<std::vector<uint64_t>, std::unique_ptr<neuron_step>, key_hash>    steps;
+    std::unordered_map<uint64_t, std::unique_ptr<neuron_memory>>                         memories;  // by id
+    neuron_memory *                                                                      scratch_memory = nullptr;
+    uint64_t                                                                             clock          = 0;
+    uint64_t                                                                             next_memory_id = 1;
+};

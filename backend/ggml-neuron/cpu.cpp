@@ -1,0 +1,135 @@
+#include "cpu.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpp.h"
+#include "kernels.h"
+#include "log.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+// A backend that is loaded at run time links to libggml-base; where the CPU backend is registered is libggml's business,
+// which the program has or has not.
+#pragma weak ggml_backend_dev_by_type
+
+static ggml_backend_t cpu_backend() {
+    static ggml_backend_t backend = []() -> ggml_backend_t {
+        if (!ggml_backend_dev_by_type) {
+            return nullptr;
+        }
+        ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        return device ? ggml_backend_dev_init(device, nullptr) : nullptr;
+    }();
+    return backend;
+}
+
+bool neuron_has_cpu() {
+    return cpu_backend() != nullptr;
+}
+
+namespace {
+
+// Device memory that is mirrored in host memory while the node is computed. Tensors that overlap share one.
+struct mirror {
+    const ggml_tensor *  owner;
+    const char *         begin;
+    const char *         end;
+    std::vector<uint8_t> data;
+};
+
+}  // namespace
+
+enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_access & access) {
+    ggml_backend_t cpu = cpu_backend();
+    if (!cpu) {
+        NEURON_ERROR("no kernel for %s, and the program has no CPU backend to compute it\n", ggml_op_desc(node));
+        return GGML_STATUS_FAILED;
+    }
+
+    std::vector<const ggml_tensor *> tensors;
+    for (int i = 0; i < neuron_n_src(node); i++) {
+        if (node->src[i]) {
+            tensors.push_back(node->src[i]);
+        }
+    }
+    tensors.push_back(node);
+
+    std::vector<mirror> mirrors;
+    for (const ggml_tensor * t : tensors) {
+        if (!access.is_device(t) || ggml_is_empty(t)) {
+            continue;
+        }
+        mirror m{ t, (const char *) t->data, (const char *) t->data + ggml_nbytes(t), {} };
+        for (size_t i = 0; i < mirrors.size();) {
+            if (mirrors[i].begin < m.end && m.begin < mirrors[i].end) {
+                m.begin = std::min(m.begin, mirrors[i].begin);
+                m.end   = std::max(m.end, mirrors[i].end);
+                mirrors.erase(mirrors.begin() + i);
+                i = 0;  // the larger one may reach others
+            } else {
+                i++;
+            }
+        }
+        mirrors.push_back(std::move(m));
+    }
+    for (mirror & m : mirrors) {
+        m.data.resize((size_t) (m.end - m.begin));
+        if (!access.read(m.owner, m.begin, m.data.data(), m.data.size())) {
+            return GGML_STATUS_FAILED;
+        }
+    }
+    const auto host_address = [&](const ggml_tensor * t) -> void * {
+        const char * address = (const char *) t->data;
+        for (mirror & m : mirrors) {
+            if (access.is_device(t) && m.begin <= address && address < m.end) {
+                return m.data.data() + (address - m.begin);
+            }
+        }
+        return t->data;
+    };
+
+    // A graph of one node on copies of the tensors.
+    struct ggml_init_params params = {
+        /*.mem_size   =*/ggml_tensor_overhead() * (GGML_MAX_SRC + 2) + ggml_graph_overhead_custom(8, false),
+        /*.mem_buffer =*/nullptr,
+        /*.no_alloc   =*/true,
+    };
+    ggml_context_ptr ctx(ggml_init(params));
+    if (!ctx) {
+        return GGML_STATUS_ALLOC_FAILED;
+    }
+    std::vector<ggml_backend_buffer_ptr> buffers;
+    const auto                           copy_of = [&](const ggml_tensor * t) {
+        ggml_tensor * copy = ggml_new_tensor(ctx.get(), t->type, GGML_MAX_DIMS, t->ne);
+        std::copy(t->nb, t->nb + GGML_MAX_DIMS, copy->nb);
+        copy->data = host_address(t);
+        // ggml wants buffers aligned; a view's data need not be
+        const size_t skip = (uintptr_t) copy->data % 64;
+        buffers.emplace_back(ggml_backend_cpu_buffer_from_ptr((char *) copy->data - skip, skip + ggml_nbytes(t) + 1));
+        copy->buffer = buffers.back().get();
+        ggml_set_name(copy, t->name);
+        return copy;
+    };
+    ggml_tensor * result = copy_of(node);
+    result->op           = node->op;
+    result->flags        = node->flags | GGML_TENSOR_FLAG_COMPUTE;
+    std::copy(node->op_params, node->op_params + GGML_MAX_OP_PARAMS / sizeof(int32_t), result->op_params);
+    for (int i = 0; i < neuron_n_src(node); i++) {
+        result->src[i] = !node->src[i] ? nullptr : node->src[i] == node ? result : copy_of(node->src[i]);
+    }
+    if (!ggml_backend_supports_op(cpu, result)) {
+        NEURON_ERROR("no kernel for %s, and the CPU can't compute it either\n", ggml_op_desc(node));
+        return GGML_STATUS_FAILED;
+    }
+    ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 8, false);
+    ggml_graph_add_node(graph, result);
+    const enum ggml_status status = ggml_backend_graph_compute(cpu, graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    if (access.is_device(node) && !access.write(node, node->data, result->data, ggml_nbytes(node))) {
+        return GGML_STATUS_FAILED;
+    }
+    return GGML_STATUS_SUCCESS;
+}

@@ -1,0 +1,977 @@
+#include "ggml-neuron.h"
+
+#include "core.h"
+#include "cpu.h"
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+#include "kernels.h"
+#include "log.h"
+#include "nrt.h"
+#include "record.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// Kernel arguments are slices of device tensors; DMA engines like their addresses aligned.
+static constexpr size_t ALIGNMENT = 128;
+
+// Nodes in all resolved graphs that a backend keeps.
+static constexpr size_t MAX_RESOLVED_NODES = 1 << 16;
+
+//
+// what the devices share
+//
+
+// Where tensors live. Chosen once, for all devices.
+enum class neuron_buffers {
+    DEVICE,  // in device memory
+    HOST,    // in host memory, and copied for each op
+};
+
+struct ggml_backend_neuron_device_context {
+    std::string                  name;
+    std::string                  description;
+    std::unique_ptr<neuron_core> core;
+    ggml_backend_buffer_type     buft{};  // of device memory
+};
+
+struct ggml_backend_neuron_reg_context {
+    const neuron_nrt *                                               nrt = nullptr;
+    neuron_kernel_store                                              kernels;
+    neuron_buffers                                                   buffers = neuron_buffers::HOST;
+    std::vector<std::unique_ptr<ggml_backend_neuron_device_context>> contexts;
+    std::vector<ggml_backend_device>                                 devices;
+};
+
+static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared();
+
+// Nodes computed, by op, for GGML_NEURON_LOG.
+static struct ggml_backend_neuron_counts {
+    std::array<std::atomic<uint64_t>, GGML_OP_COUNT> device{};
+    std::array<std::atomic<uint64_t>, GGML_OP_COUNT> cpu{};
+
+    ~ggml_backend_neuron_counts() {
+        const auto print = [](const char * where, const auto & counts) {
+            uint64_t    total = 0;
+            std::string ops;
+            for (int op = 0; op < GGML_OP_COUNT; op++) {
+                const uint64_t n = counts[op];
+                total += n;
+                if (n) {
+                    ops += (ops.empty() ? " " : ", ") + std::to_string(n) + " " + ggml_op_name((ggml_op) op);
+                }
+            }
+            NEURON_LOG("%llu ops ran on %s%s%s\n", (unsigned long long) total, where, total ? ":" : "", ops.c_str());
+        };
+        print("NeuronCores", device);
+        print("the CPU for want of a kernel", cpu);
+    }
+} g_counts;
+
+//
+// backend
+//
+
+// What happens around a kernel's execution, because an operand is not where the kernel needs it.
+struct neuron_upload {
+    neuron_operand to;
+    int            src;  // index in node->src
+};
+
+struct neuron_move {
+    neuron_operand from;
+    neuron_operand to;
+};
+
+// A node of a graph with everything that was to be found out about it.
+struct neuron_resolved {
+    int           index;  // in cgraph->nodes
+    ggml_tensor * node;
+    const void *  data;   // node->data, to see that the graph was not allocated anew
+    neuron_step * step;   // NULL: computed on the CPU
+
+    std::vector<neuron_upload> uploads;   // from host tensors
+    std::vector<neuron_move>   before;    // within the device
+    std::vector<neuron_move>   after;     // within the device
+    neuron_operand             download;  // to node->data, when its size is not 0
+};
+
+// A graph's nodes, resolved.
+struct neuron_plan {
+    uint64_t                     epoch     = 0;  // of the core, when the steps were bound
+    uint64_t                     last_used = 0;
+    int                          n_nodes   = 0;
+    std::vector<neuron_resolved> nodes;
+};
+
+struct ggml_backend_neuron_context {
+    ggml_backend_neuron_device_context * device = nullptr;
+
+    // Plans by cgraph->uid, and by content for graphs that have none.
+    std::unordered_map<uint64_t, neuron_plan> by_uid;
+    std::unordered_map<uint64_t, neuron_plan> by_content;
+    size_t                                    n_resolved = 0;
+    uint64_t                                  clock      = 0;
+};
+
+//
+// buffer type
+//
+
+static const char * ggml_backend_neuron_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
+    return ((ggml_backend_neuron_device_context *) buft->context)->name.c_str();
+}
+
+static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
+
+static size_t ggml_backend_neuron_buffer_type_get_alignment(ggml_backend_buffer_type_t buft) {
+    return ALIGNMENT;
+
+    GGML_UNUSED(buft);
+}
+
+static const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = {
+    /* .get_name         = */ ggml_backend_neuron_buffer_type_get_name,
+    /* .alloc_buffer     = */ ggml_backend_neuron_buffer_type_alloc_buffer,
+    /* .get_alignment    = */ ggml_backend_neuron_buffer_type_get_alignment,
+    /* .get_max_size     = */ NULL,
+    /* .get_alloc_size   = */ NULL,
+    /* .is_host          = */ NULL,
+};
+
+static bool ggml_backend_buft_is_neuron(ggml_backend_buffer_type_t buft) {
+    return buft->iface.get_name == ggml_backend_neuron_buffer_type_get_name;
+}
+
+//
+// buffer
+//
+
+struct ggml_backend_neuron_buffer_context {
+    neuron_core *   core   = nullptr;
+    neuron_memory * memory = nullptr;
+
+    // ggml computes addresses within a buffer and compares them. These are reserved and can't be accessed, so that they
+    // are nobody else's, and whoever takes them for host memory fails at once.
+    char * base     = nullptr;
+    size_t reserved = 0;
+
+    ~ggml_backend_neuron_buffer_context() {
+        if (memory) {
+            core->free(memory);
+        }
+        if (base) {
+            munmap(base, reserved);
+        }
+    }
+
+    size_t offset_of(const ggml_tensor * tensor) const { return (size_t) ((const char *) tensor->data - base); }
+};
+
+static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    delete (ggml_backend_neuron_buffer_context *) buffer->context;
+}
+
+static void * ggml_backend_neuron_buffer_get_base(ggml_backend_buffer_t buffer) {
+    return ((ggml_backend_neuron_buffer_context *) buffer->context)->base;
+}
+
+static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffer,
+                                                     ggml_tensor *         tensor,
+                                                     uint8_t               value,
+                                                     size_t                offset,
+                                                     size_t                size) {
+    auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    ctx->memory->set(value, ctx->offset_of(tensor) + offset, size);
+}
+
+static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
+                                                  ggml_tensor *         tensor,
+                                                  const void *          data,
+                                                  size_t                offset,
+                                                  size_t                size) {
+    auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    ctx->memory->write(data, ctx->offset_of(tensor) + offset, size);
+}
+
+static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
+                                                  const ggml_tensor *   tensor,
+                                                  void *                data,
+                                                  size_t                offset,
+                                                  size_t                size) {
+    auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    if (!ctx->memory->read(data, ctx->offset_of(tensor) + offset, size)) {
+        memset(data, 0, size);  // ggml has no way to be told; what it gets must not be what was there before
+    }
+}
+
+// Returns the buffer's context when a tensor is in device memory, else NULL.
+static ggml_backend_neuron_buffer_context * ggml_backend_neuron_context_of(const ggml_tensor * tensor) {
+    const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    if (!buffer || !ggml_backend_buft_is_neuron(buffer->buft)) {
+        return nullptr;
+    }
+    return (ggml_backend_neuron_buffer_context *) buffer->context;  // NULL for the dummy buffers of size 0
+}
+
+static bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer,
+                                                  const ggml_tensor *   src,
+                                                  ggml_tensor *         dst) {
+    auto * to   = (ggml_backend_neuron_buffer_context *) buffer->context;
+    auto * from = ggml_backend_neuron_context_of(src);
+    if (!from || from->core != to->core) {
+        return false;  // the runtime copies between tensors of one core only
+    }
+    std::lock_guard<std::mutex> lock(to->core->mutex);
+    const size_t                size = ggml_nbytes(src);
+    return to->core->copy({ from->memory, from->offset_of(src), size }, { to->memory, to->offset_of(dst), size }) ==
+           NRT_SUCCESS;
+}
+
+static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    ctx->memory->set(value, 0, ctx->memory->size);
+}
+
+static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {
+    /* .free_buffer     = */ ggml_backend_neuron_buffer_free_buffer,
+    /* .get_base        = */ ggml_backend_neuron_buffer_get_base,
+    /* .init_tensor     = */ NULL,
+    /* .memset_tensor   = */ ggml_backend_neuron_buffer_memset_tensor,
+    /* .set_tensor      = */ ggml_backend_neuron_buffer_set_tensor,
+    /* .get_tensor      = */ ggml_backend_neuron_buffer_get_tensor,
+    /* .set_tensor_2d   = */ NULL,
+    /* .get_tensor_2d   = */ NULL,
+    /* .cpy_tensor      = */ ggml_backend_neuron_buffer_cpy_tensor,
+    /* .clear           = */ ggml_backend_neuron_buffer_clear,
+    /* .reset           = */ NULL,
+};
+
+static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
+                                                                          size_t                     size) {
+    auto * device = (ggml_backend_neuron_device_context *) buft->context;
+    auto   ctx    = std::make_unique<ggml_backend_neuron_buffer_context>();
+    ctx->core     = device->core.get();
+    ctx->reserved = std::max<size_t>(size, 1);
+    void * base   = mmap(NULL, ctx->reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        NEURON_ERROR("%s: no address range of %zu bytes\n", device->name.c_str(), size);
+        return NULL;
+    }
+    ctx->base   = (char *) base;
+    ctx->memory = ctx->core->allocate(ctx->reserved);
+    if (!ctx->memory) {
+        NEURON_ERROR("%s: no buffer of %.2f MiB in device memory\n", device->name.c_str(), size / 1024.0 / 1024.0);
+        return NULL;
+    }
+    return ggml_backend_buffer_init(buft, ggml_backend_neuron_buffer_i, ctx.release(), size);
+}
+
+//
+// resolving graphs
+//
+
+static bool ggml_backend_neuron_is_view_op(enum ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+// Returns whether a node of a graph has to be computed at all.
+static bool ggml_backend_neuron_is_work(const ggml_tensor * node) {
+    return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !ggml_backend_neuron_is_view_op(node->op) &&
+           !neuron_is_noop(node);
+}
+
+namespace {
+
+// Places the operands of one node: those in device memory where they are, the others in the core's scratch memory, which
+// every node of a graph uses from its beginning.
+struct neuron_placement {
+    neuron_operand  operands[GGML_MAX_SRC + 1];  // sources, then the result; memory NULL stands for scratch memory
+    bool            staged[GGML_MAX_SRC + 1]  = {};  // from or to host memory
+    bool            moved[GGML_MAX_SRC + 1]   = {};  // to keep it apart from the result
+    neuron_operand  home[GGML_MAX_SRC + 1];          // where a moved one really is
+    int             n_src   = 0;
+    size_t          scratch = 0;  // bytes
+    std::string     message;      // why it can't be; empty when it can
+
+    size_t take(size_t size) {
+        const size_t offset = scratch;
+        scratch             = GGML_PAD(scratch + size, ALIGNMENT);
+        return offset;
+    }
+};
+
+bool overlap(const neuron_operand & a, const neuron_operand & b) {
+    return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+}
+
+}  // namespace
+
+// Returns where a tensor is on the core: memory NULL when it is in host memory. False when it is on neither.
+static bool ggml_backend_neuron_locate(const neuron_core * core, const ggml_tensor * t, neuron_operand & operand) {
+    operand.size = ggml_nbytes(t);
+    if (auto * ctx = ggml_backend_neuron_context_of(t)) {
+        operand.memory = ctx->memory;
+        operand.offset = ctx->offset_of(t);
+        return ctx->core == core && operand.offset + operand.size <= ctx->memory->size;
+    }
+    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    return t->data && (!buffer || ggml_backend_buffer_is_host(buffer));
+}
+
+static neuron_placement ggml_backend_neuron_place(const neuron_core *   core,
+                                                  const ggml_tensor *   node,
+                                                  const neuron_kernel & kernel) {
+    neuron_placement p;
+    p.n_src = neuron_n_src(node);
+    for (int i = 0; i <= p.n_src; i++) {
+        const ggml_tensor * t = i < p.n_src ? node->src[i] : node;
+        if (!t) {
+            continue;
+        }
+        if (!ggml_backend_neuron_locate(core, t, p.operands[i])) {
+            p.message = std::string("a tensor of ") + ggml_op_desc(node) + ", " + t->name +
+                        ", is neither on this NeuronCore nor in host memory";
+            return p;
+        }
+        p.staged[i] = !p.operands[i].memory;
+    }
+
+    neuron_operand & result = p.operands[p.n_src];
+    if (kernel.alias != NEURON_KERNELS_NO_ALIAS && node->src[kernel.alias]->data != node->data) {
+        p.message = std::string("the result of ") + ggml_op_desc(node) + " is not where its destination is";
+        return p;
+    }
+    // The runtime does not say what happens when a kernel's result overlaps an input, which ggml's allocator arranges for
+    // ops that it knows to be safe elementwise. (graph_optimize keeps it from doing so where a scheduler is used.)
+    for (int i = 0; i < p.n_src; i++) {
+        if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || !p.operands[i].size ||
+            !overlap(p.operands[i], result)) {
+            continue;
+        }
+        const int moved = kernel.alias == NEURON_KERNELS_NO_ALIAS ? p.n_src : i;
+        p.home[moved]   = p.operands[moved];
+        p.moved[moved]  = true;
+    }
+    for (int i = 0; i <= p.n_src; i++) {
+        if (!p.staged[i] && !p.moved[i]) {
+            continue;
+        }
+        // a source that is given twice is copied once
+        int same = 0;
+        while (same < i && !(i < p.n_src && p.staged[i] && p.staged[same] && node->src[same] == node->src[i])) {
+            same++;
+        }
+        if (i == p.n_src && kernel.alias != NEURON_KERNELS_NO_ALIAS) {
+            p.operands[i] = p.operands[kernel.alias];
+        } else if (same < i) {
+            p.operands[i] = p.operands[same];
+        } else {
+            p.operands[i] = { nullptr, p.take(p.operands[i].size), p.operands[i].size };
+        }
+    }
+    return p;
+}
+
+// locked. Returns whether every node of the graph could be resolved.
+static bool ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx, const ggml_cgraph * cgraph, neuron_plan & plan) {
+    neuron_core & core   = *ctx->device->core;
+    auto &        shared = ggml_backend_neuron_shared();
+
+    struct candidate {
+        int              index;
+        neuron_kernel    kernel;
+        neuron_placement placement;
+    };
+
+    std::vector<candidate> candidates;
+    size_t                 scratch_size = 0;
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        const ggml_tensor * node = cgraph->nodes[i];
+        if (!ggml_backend_neuron_is_work(node)) {
+            continue;
+        }
+        candidate c{ i, shared.kernels.find(node), {} };
+        if (c.kernel) {
+            c.placement = ggml_backend_neuron_place(&core, node, c.kernel);
+            if (!c.placement.message.empty()) {
+                NEURON_ERROR("%s\n", c.placement.message.c_str());
+                return false;
+            }
+            scratch_size = std::max(scratch_size, c.placement.scratch);
+        } else {
+            neuron_note_missing(node);
+        }
+        candidates.push_back(std::move(c));
+    }
+
+    neuron_memory * scratch = nullptr;
+    if (scratch_size) {
+        scratch = core.scratch(scratch_size);
+        if (!scratch) {
+            return false;
+        }
+    }
+
+    // Binding may destroy older steps, and the ones of this plan with them: then once more, from the beginning.
+    for (int attempt = 0; attempt < 2; attempt++) {
+        plan.epoch   = core.epoch;
+        plan.n_nodes = cgraph->n_nodes;
+        plan.nodes.clear();
+        plan.nodes.reserve(candidates.size());
+        for (const candidate & c : candidates) {
+            ggml_tensor *   node = cgraph->nodes[c.index];
+            neuron_resolved r{ c.index, node, node->data, nullptr, {}, {}, {}, {} };
+            if (c.kernel) {
+                neuron_placement p  = c.placement;
+                const auto       at = [&](int k) {
+                    neuron_operand o = p.operands[k];
+                    if (!o.memory && o.size) {
+                        o.memory = scratch;
+                    }
+                    return o;
+                };
+                neuron_operand operands[GGML_MAX_SRC + 1];
+                for (int k = 0; k <= p.n_src; k++) {
+                    operands[k] = at(k);
+                }
+                std::string message;
+                r.step = core.bind(c.kernel, operands, (size_t) p.n_src, message);
+                if (!r.step) {
+                    NEURON_WARN("%s; computing %s on the CPU\n", message.c_str(), ggml_op_desc(node));
+                }
+                for (int k = 0; r.step && k <= p.n_src; k++) {
+                    const bool result = k == p.n_src;
+                    if (p.staged[k] && result) {
+                        r.download = operands[k];
+                    } else if (p.staged[k]) {
+                        bool again = false;
+                        for (const neuron_upload & u : r.uploads) {
+                            again = again || u.to.offset == operands[k].offset;
+                        }
+                        if (!again) {
+                            r.uploads.push_back({ operands[k], k });
+                        }
+                    } else if (p.moved[k]) {
+                        result ? r.after.push_back({ operands[k], p.home[k] }) :
+                                 r.before.push_back({ p.home[k], operands[k] });
+                    }
+                }
+            }
+            plan.nodes.push_back(std::move(r));
+        }
+        if (plan.epoch == core.epoch) {
+            return true;
+        }
+    }
+    NEURON_ERROR("a graph of %d nodes is larger than can be bound at once\n", cgraph->n_nodes);
+    return false;
+}
+
+// Returns a number that tells graphs without a uid apart: everything that resolving depends on goes into it.
+static uint64_t ggml_backend_neuron_fingerprint(const ggml_cgraph * cgraph) {
+    uint64_t   h   = 0x9e3779b97f4a7c15ull;
+    const auto mix = [&h](uint64_t word) {
+        h = (h ^ word) * 0xff51afd7ed558ccdull;
+        h ^= h >> 32;
+    };
+    const auto mix_tensor = [&mix](const ggml_tensor * t) {
+        mix((uint64_t) (uintptr_t) t);
+        mix((uint64_t) (uintptr_t) t->data);
+        mix((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
+        mix((uint64_t) t->type);
+        for (int i = 0; i < GGML_MAX_DIMS; i++) {
+            mix((uint64_t) t->ne[i]);
+            mix(t->nb[i]);
+        }
+    };
+    mix((uint64_t) cgraph->n_nodes);
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        const ggml_tensor * node = cgraph->nodes[i];
+        if (!ggml_backend_neuron_is_work(node)) {
+            mix(0);
+            continue;
+        }
+        mix((uint64_t) node->op);
+        for (const int32_t param : node->op_params) {
+            mix((uint32_t) param);
+        }
+        mix((uint64_t) (uintptr_t) node->view_src);
+        mix_tensor(node);
+        for (const ggml_tensor * src : node->src) {
+            if (src) {
+                mix_tensor(src);
+            } else {
+                mix(~0ull);
+            }
+        }
+    }
+    return h;
+}
+
+// Forgets the plans that were not used for longest, until half the room is free.
+static void ggml_backend_neuron_forget(ggml_backend_neuron_context * ctx) {
+    std::vector<uint64_t> ages;
+    for (const auto * plans : { &ctx->by_uid, &ctx->by_content }) {
+        for (const auto & entry : *plans) {
+            ages.push_back(entry.second.last_used);
+        }
+    }
+    std::nth_element(ages.begin(), ages.begin() + ages.size() / 2, ages.end());
+    const uint64_t limit = ages[ages.size() / 2];
+    ctx->n_resolved      = 0;
+    for (auto * plans : { &ctx->by_uid, &ctx->by_content }) {
+        for (auto it = plans->begin(); it != plans->end();) {
+            if (it->second.last_used <= limit) {
+                it = plans->erase(it);
+            } else {
+                ctx->n_resolved += it->second.nodes.size();
+                ++it;
+            }
+        }
+    }
+}
+
+// locked. Returns the graph's plan, which is made on first use and again when what it refers to is gone; NULL when it
+// can't be made.
+static const neuron_plan * ggml_backend_neuron_plan(ggml_backend_neuron_context * ctx, const ggml_cgraph * cgraph) {
+    if (ctx->n_resolved > MAX_RESOLVED_NODES) {
+        ggml_backend_neuron_forget(ctx);
+    }
+    neuron_plan & plan = cgraph->uid ? ctx->by_uid[cgraph->uid] :
+                                       ctx->by_content[ggml_backend_neuron_fingerprint(cgraph)];
+    plan.last_used     = ++ctx->clock;
+
+    bool valid = plan.epoch == ctx->device->core->epoch && plan.n_nodes == cgraph->n_nodes;
+    if (valid && cgraph->uid) {
+        for (const neuron_resolved & r : plan.nodes) {
+            valid = valid && cgraph->nodes[r.index] == r.node && r.node->data == r.data;
+        }
+    }
+    if (!valid) {
+        ctx->n_resolved -= plan.nodes.size();
+        const bool resolved = ggml_backend_neuron_resolve(ctx, cgraph, plan);
+        if (!resolved) {
+            plan.epoch = 0;
+            plan.nodes.clear();
+            return nullptr;
+        }
+        ctx->n_resolved += plan.nodes.size();
+    }
+    return &plan;
+}
+
+//
+// computing graphs
+//
+
+static enum ggml_status ggml_backend_neuron_status(NRT_STATUS status) {
+    return status == NRT_RESOURCE || status == NRT_FAIL_HOST_MEM_ALLOC ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
+}
+
+// locked
+static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, ggml_tensor * node) {
+    const auto offset = [](const ggml_tensor * owner, const void * address) {
+        return (size_t) ((const char *) address - ggml_backend_neuron_context_of(owner)->base);
+    };
+    neuron_host_access access;
+    access.is_device = [](const ggml_tensor * t) { return ggml_backend_neuron_context_of(t) != nullptr; };
+    access.read      = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
+        auto * ctx = ggml_backend_neuron_context_of(owner);
+        return ctx->core == &core && ctx->memory->read_locked(data, offset(owner, address), size) == NRT_SUCCESS;
+    };
+    access.write = [&](const ggml_tensor * owner, const void * address, const void * data, size_t size) {
+        auto * ctx = ggml_backend_neuron_context_of(owner);
+        return ctx->core == &core && ctx->memory->write_locked(data, offset(owner, address), size) == NRT_SUCCESS;
+    };
+    g_counts.cpu[node->op]++;
+    return neuron_compute_on_cpu(node, access);
+}
+
+// locked
+static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_resolved & r) {
+    if (!r.step) {
+        return ggml_backend_neuron_compute_on_cpu(core, r.node);
+    }
+    for (const neuron_upload & u : r.uploads) {
+        const NRT_STATUS status = u.to.memory->write_locked(r.node->src[u.src]->data, u.to.offset, u.to.size);
+        if (status != NRT_SUCCESS) {
+            return ggml_backend_neuron_status(status);
+        }
+    }
+    for (const neuron_move & m : r.before) {
+        const NRT_STATUS status = core.copy(m.from, m.to);
+        if (status != NRT_SUCCESS) {
+            return ggml_backend_neuron_status(status);
+        }
+    }
+    NRT_STATUS status = core.execute(*r.step);
+    if (status != NRT_SUCCESS) {
+        NEURON_ERROR("core %d: %s: %s, for node %s\n", core.vnc, core.nrt.describe("nrt_execute", status).c_str(),
+                     r.step->model->name.c_str(), r.node->name);
+        return ggml_backend_neuron_status(status);
+    }
+    for (const neuron_move & m : r.after) {
+        status = core.copy(m.from, m.to);
+        if (status != NRT_SUCCESS) {
+            return ggml_backend_neuron_status(status);
+        }
+    }
+    if (r.download.size) {
+        status = r.download.memory->read_locked(r.node->data, r.download.offset, r.download.size);
+        if (status != NRT_SUCCESS) {
+            return ggml_backend_neuron_status(status);
+        }
+    }
+    g_counts.device[r.node->op].fetch_add(1, std::memory_order_relaxed);
+    return GGML_STATUS_SUCCESS;
+}
+
+//
+// backend interface
+//
+
+static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
+    return ((ggml_backend_neuron_context *) backend->context)->device->name.c_str();
+}
+
+static void ggml_backend_neuron_free(ggml_backend_t backend) {
+    delete (ggml_backend_neuron_context *) backend->context;
+    delete backend;
+}
+
+static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
+    auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
+    neuron_core &               core = *ctx->device->core;
+    std::lock_guard<std::mutex> lock(core.mutex);
+    const neuron_plan *         plan = ggml_backend_neuron_plan(ctx, cgraph);
+    if (!plan) {
+        return GGML_STATUS_FAILED;
+    }
+    for (const neuron_resolved & r : plan->nodes) {
+        const enum ggml_status status = ggml_backend_neuron_compute(core, r);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+// Keeps the scheduler's allocator from giving a node the memory of one of its sources: a kernel's result must not overlap
+// its inputs, and the copy that would keep them apart costs more than the memory.
+static void ggml_backend_neuron_graph_optimize(ggml_backend_t                             backend,
+                                               ggml_cgraph *                              cgraph,
+                                               struct ggml_backend_graph_optimize_params * params) {
+    if (ggml_backend_neuron_shared().buffers != neuron_buffers::DEVICE || !params || !params->add_alloc_dep) {
+        return;
+    }
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        ggml_tensor * node = cgraph->nodes[i];
+        if (!ggml_op_can_inplace(node->op) || node->view_src || ggml_backend_neuron_is_view_op(node->op)) {
+            continue;
+        }
+        for (ggml_tensor * src : node->src) {
+            if (src && src->type == node->type && ggml_are_same_shape(src, node)) {
+                params->add_alloc_dep(params->user_data, src, node);
+            }
+        }
+    }
+    GGML_UNUSED(backend);
+}
+
+static const struct ggml_backend_i ggml_backend_neuron_i = {
+    /* .get_name                = */ ggml_backend_neuron_get_name,
+    /* .free                    = */ ggml_backend_neuron_free,
+    /* .set_tensor_async        = */ NULL,
+    /* .get_tensor_async        = */ NULL,
+    /* .set_tensor_2d_async     = */ NULL,
+    /* .get_tensor_2d_async     = */ NULL,
+    /* .cpy_tensor_async        = */ NULL,
+    /* .synchronize             = */ NULL,
+    /* .graph_plan_create       = */ NULL,
+    /* .graph_plan_free         = */ NULL,
+    /* .graph_plan_update       = */ NULL,
+    /* .graph_plan_compute      = */ NULL,
+    /* .graph_compute           = */ ggml_backend_neuron_graph_compute,
+    /* .event_record            = */ NULL,
+    /* .event_wait              = */ NULL,
+    /* .graph_optimize          = */ ggml_backend_neuron_graph_optimize,
+};
+
+static ggml_guid_t ggml_backend_neuron_guid(void) {
+    static ggml_guid guid = { 0x6e, 0x4b, 0x91, 0x0c, 0x2d, 0xf3, 0x47, 0x58,
+                              0xa6, 0x1e, 0xb9, 0x70, 0x35, 0xc8, 0xd2, 0x14 };
+    return &guid;
+}
+
+ggml_backend_t ggml_backend_neuron_init(size_t core) {
+    ggml_backend_reg_t reg = ggml_backend_neuron_reg();
+    if (core >= ggml_backend_reg_dev_count(reg)) {
+        return NULL;
+    }
+    return ggml_backend_dev_init(ggml_backend_reg_dev_get(reg, core), NULL);
+}
+
+bool ggml_backend_is_neuron(ggml_backend_t backend) {
+    return backend != NULL && ggml_guid_matches(backend->guid, ggml_backend_neuron_guid());
+}
+
+//
+// device interface
+//
+
+static const char * ggml_backend_neuron_device_get_name(ggml_backend_dev_t dev) {
+    return ((ggml_backend_neuron_device_context *) dev->context)->name.c_str();
+}
+
+static const char * ggml_backend_neuron_device_get_description(ggml_backend_dev_t dev) {
+    return ((ggml_backend_neuron_device_context *) dev->context)->description.c_str();
+}
+
+static void ggml_backend_neuron_device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
+    ((ggml_backend_neuron_device_context *) dev->context)->core->memory_stats(free, total);
+}
+
+static enum ggml_backend_dev_type ggml_backend_neuron_device_get_type(ggml_backend_dev_t dev) {
+    return GGML_BACKEND_DEVICE_TYPE_GPU;
+
+    GGML_UNUSED(dev);
+}
+
+static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct ggml_backend_dev_props * props) {
+    props->name        = ggml_backend_neuron_device_get_name(dev);
+    props->description = ggml_backend_neuron_device_get_description(dev);
+    props->type        = ggml_backend_neuron_device_get_type(dev);
+    ggml_backend_neuron_device_get_memory(dev, &props->memory_free, &props->memory_total);
+    props->caps = {
+        /* .async                 = */ false,
+        /* .host_buffer           = */ false,
+        /* .buffer_from_host_ptr  = */ ggml_backend_neuron_shared().buffers == neuron_buffers::HOST,
+        /* .events                = */ false,
+        /* .mmap_support          = */ true,
+    };
+}
+
+static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params) {
+    auto * ctx  = new ggml_backend_neuron_context;
+    ctx->device = (ggml_backend_neuron_device_context *) dev->context;
+    return new ggml_backend{
+        /* .guid    = */ ggml_backend_neuron_guid(),
+        /* .iface   = */ ggml_backend_neuron_i,
+        /* .device  = */ dev,
+        /* .context = */ ctx,
+    };
+
+    GGML_UNUSED(params);
+}
+
+static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggml_backend_dev_t dev) {
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        return ggml_backend_cpu_buffer_type();
+    }
+    return &((ggml_backend_neuron_device_context *) dev->context)->buft;
+}
+
+static ggml_backend_buffer_t ggml_backend_neuron_device_buffer_from_host_ptr(ggml_backend_dev_t dev,
+                                                                             void *             ptr,
+                                                                             size_t             size,
+                                                                             size_t             max_tensor_size) {
+    return ggml_backend_cpu_buffer_from_ptr(ptr, size);
+
+    GGML_UNUSED(dev);
+    GGML_UNUSED(max_tensor_size);
+}
+
+// llama.cpp decides where a weight goes by asking for a made-up op on it: 512 tokens, parameters all 0, and the weight in a
+// buffer of size 0.
+static bool ggml_backend_neuron_is_placement_probe(const ggml_tensor * op) {
+    for (const ggml_tensor * src : op->src) {
+        if (src && src->buffer && ggml_backend_buffer_get_size(src->buffer) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    if (ggml_backend_neuron_is_view_op(op->op) || neuron_is_noop(op)) {
+        return true;
+    }
+    auto & shared = ggml_backend_neuron_shared();
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
+    if (ggml_backend_neuron_is_placement_probe(op)) {
+        // While ops are recorded, weights go where the kernels that will be built want them.
+        return neuron_recording() || shared.kernels.has_signature(op);
+    }
+    const neuron_kernel kernel = shared.kernels.find(op);
+    if (kernel && !device->core->is_broken(kernel)) {
+        return true;
+    }
+    if (!kernel) {
+        neuron_note_missing(op);
+    }
+    // A node that writes to device memory can run nowhere else; ggml's scheduler ends the program when its backend
+    // refuses it.
+    if (op->view_src) {
+        const auto * ctx = ggml_backend_neuron_context_of(op);
+        return ctx && ctx->core == device->core.get() && neuron_has_cpu();
+    }
+    return false;
+}
+
+static bool ggml_backend_neuron_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        return ggml_backend_buft_is_host(buft);
+    }
+    return ggml_backend_buft_is_neuron(buft) && buft->device == dev;
+}
+
+static const struct ggml_backend_device_i ggml_backend_neuron_device_i = {
+    /* .get_name             = */ ggml_backend_neuron_device_get_name,
+    /* .get_description      = */ ggml_backend_neuron_device_get_description,
+    /* .get_memory           = */ ggml_backend_neuron_device_get_memory,
+    /* .get_type             = */ ggml_backend_neuron_device_get_type,
+    /* .get_props            = */ ggml_backend_neuron_device_get_props,
+    /* .init_backend         = */ ggml_backend_neuron_device_init_backend,
+    /* .get_buffer_type      = */ ggml_backend_neuron_device_get_buffer_type,
+    /* .get_host_buffer_type = */ NULL,
+    /* .buffer_from_host_ptr = */ ggml_backend_neuron_device_buffer_from_host_ptr,
+    /* .supports_op          = */ ggml_backend_neuron_device_supports_op,
+    /* .supports_buft        = */ ggml_backend_neuron_device_supports_buft,
+    /* .offload_op           = */ NULL,
+    /* .event_new            = */ NULL,
+    /* .event_free           = */ NULL,
+    /* .event_synchronize    = */ NULL,
+};
+
+//
+// registration
+//
+
+static std::vector<const neuron_kernels_table *> & ggml_backend_neuron_embedded() {
+    static std::vector<const neuron_kernels_table *> tables;
+    return tables;
+}
+
+void ggml_backend_neuron_register_bundle(const struct neuron_kernels_table * table) {
+    ggml_backend_neuron_embedded().push_back(table);
+}
+
+// Chooses where tensors live: what GGML_NEURON_BUFFERS says, else device memory when the kernels make up a whole
+// transformer and host memory when they do not.
+static neuron_buffers ggml_backend_neuron_choose_buffers(const neuron_kernel_store & kernels) {
+    const char * chosen = getenv("GGML_NEURON_BUFFERS");
+    if (chosen && *chosen) {
+        if (strcmp(chosen, "device") == 0) {
+            return neuron_buffers::DEVICE;
+        }
+        if (strcmp(chosen, "host") == 0) {
+            return neuron_buffers::HOST;
+        }
+        NEURON_WARN("GGML_NEURON_BUFFERS is 'device' or 'host', not '%s'\n", chosen);
+    }
+    return kernels.covers_transformer() ? neuron_buffers::DEVICE : neuron_buffers::HOST;
+}
+
+static const char * ggml_backend_neuron_reg_get_name(ggml_backend_reg_t reg) {
+    return "NEURON";
+
+    GGML_UNUSED(reg);
+}
+
+static size_t ggml_backend_neuron_reg_get_device_count(ggml_backend_reg_t reg) {
+    return ggml_backend_neuron_shared().devices.size();
+
+    GGML_UNUSED(reg);
+}
+
+static ggml_backend_dev_t ggml_backend_neuron_reg_get_device(ggml_backend_reg_t reg, size_t index) {
+    auto & devices = ggml_backend_neuron_shared().devices;
+    GGML_ASSERT(index < devices.size());
+    return &devices[index];
+
+    GGML_UNUSED(reg);
+}
+
+static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, const char * name) {
+    if (strcmp(name, "ggml_backend_neuron_register_bundle") == 0) {
+        return (void *) ggml_backend_neuron_register_bundle;
+    }
+    return NULL;
+
+    GGML_UNUSED(reg);
+}
+
+static const struct ggml_backend_reg_i ggml_backend_neuron_reg_i = {
+    /* .get_name         = */ ggml_backend_neuron_reg_get_name,
+    /* .get_device_count = */ ggml_backend_neuron_reg_get_device_count,
+    /* .get_device       = */ ggml_backend_neuron_reg_get_device,
+    /* .get_proc_address = */ ggml_backend_neuron_reg_get_proc_address,
+};
+
+static struct ggml_backend_reg g_reg = {
+    /* .api_version = */ GGML_BACKEND_API_VERSION,
+    /* .iface       = */ ggml_backend_neuron_reg_i,
+    /* .context     = */ NULL,
+};
+
+// Never destroyed: buffers may be freed by destructors that run later than any of ours.
+static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
+    static ggml_backend_neuron_reg_context * context = [] {
+        auto *      shared = new ggml_backend_neuron_reg_context;
+        std::string message;
+        shared->nrt = neuron_nrt_get(message);
+        if (!shared->nrt) {
+            NEURON_WARN("no devices: %s\n", message.c_str());
+            return shared;
+        }
+        const neuron_nrt & nrt = *shared->nrt;
+        NEURON_LOG("%s, version %llu.%llu.%llu %s, %u cores\n", nrt.path.c_str(),
+                   (unsigned long long) nrt.version.rt_major, (unsigned long long) nrt.version.rt_minor,
+                   (unsigned long long) nrt.version.rt_patch, nrt.version.rt_detail, nrt.n_cores);
+        shared->kernels.open(nrt, ggml_backend_neuron_embedded());
+        shared->buffers = ggml_backend_neuron_choose_buffers(shared->kernels);
+        NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared->kernels.n_kernels(),
+                   shared->kernels.size(), shared->buffers == neuron_buffers::DEVICE ? "device" : "host");
+
+        shared->devices.reserve(nrt.n_cores);
+        for (uint32_t i = 0; i < nrt.n_cores; i++) {
+            auto device         = std::make_unique<ggml_backend_neuron_device_context>();
+            device->name        = "NEURON" + std::to_string(i);
+            device->description = nrt.simulator      ? "NeuronCore, simulated on the CPU" :
+                                  nrt.target.empty() ? "AWS NeuronCore" :
+                                                       "AWS NeuronCore (" + nrt.target + ")";
+            device->core        = std::make_unique<neuron_core>(nrt, (int) i);
+            shared->devices.push_back({
+                /* .iface   = */ ggml_backend_neuron_device_i,
+                /* .reg     = */ &g_reg,
+                /* .context = */ device.get(),
+            });
+            device->buft = {
+                /* .iface   = */ ggml_backend_neuron_buffer_type_i,
+                /* .device  = */ &shared->devices.back(),
+                /* .context = */ device.get(),
+            };
+            shared->contexts.push_back(std::move(device));
+        }
+        return shared;
+    }();
+    return *context;
+}
+
+ggml_backend_reg_t ggml_backend_neuron_reg(void) {
+    ggml_backend_neuron_shared();
+    return &g_reg;
+}
+
+GGML_BACKEND_DL_IMPL(ggml_backend_neuron_reg)

@@ -1,0 +1,30 @@
+// A ggml backend that plays ahead-of-time compiled kernels on the NeuronCores of AWS Trainium and Inferentia.
+//
+// Programs that load backends by themselves (GGML_BACKEND_PATH, or llama.cpp's backend folder) need nothing of this. What
+// the backend is told by environment variables is described in docs/llama-cpp.md.
+
+#pragma once
+
+#include "ggml-backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct neuron_kernels_table;
+
+// The registration: one device per NeuronCore, none on a machine without libnrt.
+GGML_BACKEND_API ggml_backend_reg_t ggml_backend_neuron_reg(void);
+
+// Returns a backend on a NeuronCore, counted from 0, or NULL when there is no such device.
+GGML_BACKEND_API ggml_backend_t ggml_backend_neuron_init(size_t core);
+
+GGML_BACKEND_API bool ggml_backend_is_neuron(ggml_backend_t backend);
+
+// Adds a bundle that is linked into the program; what was registered first is searched first, after the packs of
+// GGML_NEURON_KERNEL_DIR. To be called before the first use of the registration, as a constructor does.
+GGML_BACKEND_API void ggml_backend_neuron_register_bundle(const struct neuron_kernels_table * table);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,330 @@
+#include "kernels.h"
+
+#include "log.h"
+#include "tree.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+//
+// nodes
+//
+
+int neuron_n_src(const ggml_tensor * op) {
+    int n = GGML_MAX_SRC;
+    while (n > 0 && !op->src[n - 1]) {
+        n--;
+    }
+    return n;
+}
+
+bool neuron_is_noop(const ggml_tensor * op) {
+    if (ggml_is_empty(op)) {
+        return true;
+    }
+    // the result is the destination, which has elements even when none is written
+    return (op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY) && op->src[0] && ggml_is_empty(op->src[0]);
+}
+
+int neuron_alias_of(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_SET_ROWS:
+            return 2;
+        case GGML_OP_CPY:
+            return 1;
+        default:
+            break;
+    }
+    if (!op->view_src) {
+        return NEURON_KERNELS_NO_ALIAS;
+    }
+    // made by a ggml_..._inplace function: a view of all of a source
+    for (int i = 0; i < neuron_n_src(op); i++) {
+        const ggml_tensor * src = op->src[i];
+        if (!src) {
+            continue;
+        }
+        const ggml_tensor * root   = src->view_src ? src->view_src : src;
+        const size_t        offset = src->view_src ? src->view_offs : 0;
+        if (root == op->view_src && offset == op->view_offs && src->type == op->type &&
+            ggml_nbytes(src) == ggml_nbytes(op)) {
+            return i;
+        }
+    }
+    return NEURON_KERNELS_NO_ALIAS;
+}
+
+static neuron_kernels_tensor describe(const ggml_tensor * t) {
+    neuron_kernels_tensor d;
+    if (!t) {
+        d      = {};
+        d.type = NEURON_KERNELS_ABSENT;
+        return d;
+    }
+    d.type = t->type;
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        d.ne[i] = t->ne[i];
+        d.nb[i] = t->nb[i];
+    }
+    return d;
+}
+
+//
+// what a bundle holds regardless of shapes
+//
+
+static constexpr uint64_t FNV_OFFSET = 0xcbf29ce484222325ull;
+static constexpr uint64_t FNV_PRIME  = 0x100000001b3ull;
+
+// The first word of a kernel's key (docs/bundle-format.md).
+static uint64_t hash_op(const char * name) {
+    uint64_t h = FNV_OFFSET;
+    for (; *name; name++) {
+        h = (h ^ (unsigned char) std::tolower((unsigned char) *name)) * FNV_PRIME;
+    }
+    return h;
+}
+
+static uint64_t hash_type(uint64_t h, int64_t type) {
+    return (h ^ (uint64_t) type) * FNV_PRIME;
+}
+
+static void read_keys(neuron_bundle & bundle) {
+    constexpr uint64_t ABSENT = ~0ull;
+    const size_t       n      = neuron_kernels_count(bundle.handle);
+    for (size_t k = 0; k < n; k++) {
+        size_t           n_words;
+        const uint64_t * words = neuron_kernels_key(bundle.handle, (int32_t) k, &n_words);
+        const uint64_t * end   = words + n_words;
+        if (n_words < 2) {
+            continue;
+        }
+        uint64_t       h        = words[0];
+        const uint32_t n_inputs = (uint32_t) words[1];
+        bundle.ops.insert(h);
+        words += 2;
+        for (uint32_t i = 0; i < n_inputs && words < end; i++) {
+            const bool absent = *words == ABSENT;
+            h                 = hash_type(h, absent ? NEURON_KERNELS_ABSENT : (int64_t) *words);
+            words += absent ? 1 : 9;
+        }
+        bundle.signatures.insert(h);
+    }
+}
+
+//
+// searching
+//
+
+neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
+    if (bundles.empty()) {
+        return {};
+    }
+    neuron_kernels_tensor inputs[GGML_MAX_SRC];
+    const int             n_inputs = neuron_n_src(op);
+    for (int i = 0; i < n_inputs; i++) {
+        inputs[i] = describe(op->src[i]);
+    }
+    const neuron_kernels_tensor output = describe(op);
+    const char *                name   = ggml_op_desc(op);
+    const int                   alias  = neuron_alias_of(op);
+    for (const auto & bundle : bundles) {
+        int32_t number =
+            neuron_kernels_find(bundle->handle, name, op->op_params, inputs, n_inputs, &output, alias);
+        if (number != NEURON_KERNELS_NOT_FOUND) {
+            return { bundle.get(), number, alias };
+        }
+    }
+    // An in-place node can also be computed by a kernel whose result has memory of its own and is copied over.
+    if (alias == NEURON_KERNELS_NO_ALIAS || op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY) {
+        return {};
+    }
+    for (const auto & bundle : bundles) {
+        int32_t number = neuron_kernels_find(bundle->handle, name, op->op_params, inputs, n_inputs, &output,
+                                             NEURON_KERNELS_NO_ALIAS);
+        if (number != NEURON_KERNELS_NOT_FOUND) {
+            return { bundle.get(), number, NEURON_KERNELS_NO_ALIAS };
+        }
+    }
+    return {};
+}
+
+bool neuron_kernel_store::has_signature(const ggml_tensor * op) const {
+    uint64_t h = hash_op(ggml_op_desc(op));
+    for (int i = 0; i < neuron_n_src(op); i++) {
+        h = hash_type(h, op->src[i] ? (int64_t) op->src[i]->type : NEURON_KERNELS_ABSENT);
+    }
+    return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->signatures.count(h) != 0; });
+}
+
+bool neuron_kernel_store::has_op(const char * name) const {
+    const uint64_t h = hash_op(name);
+    return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->ops.count(h) != 0; });
+}
+
+bool neuron_kernel_store::covers_transformer() const {
+    return (has_op("rms_norm") || has_op("norm")) && has_op("mul_mat") &&
+           (has_op("flash_attn_ext") || has_op("soft_max")) && (has_op("set_rows") || has_op("cpy"));
+}
+
+size_t neuron_kernel_store::n_kernels() const {
+    size_t n = 0;
+    for (const auto & bundle : bundles) {
+        n += neuron_kernels_count(bundle->handle);
+    }
+    return n;
+}
+
+//
+// opening
+//
+
+// The targets whose NEFFs run on a machine of this one; trn1n is trn1 with more network, and inf2 has the same cores, but
+// neuronx-cc tells all of them apart.
+static bool runs_on(const std::string & target, const std::string & machine) {
+    return machine.empty() || target == machine || (target == "trn1" && machine == "trn1n") ||
+           (target == "trn1n" && machine == "trn1");
+}
+
+void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, std::string source) {
+    auto bundle    = std::make_unique<neuron_bundle>();
+    bundle->handle = handle;
+    bundle->source = std::move(source);
+
+    const bool   simulated = neuron_kernels_simulated(handle) != 0;
+    const char * target    = neuron_kernels_metadata(handle, "target");
+    if (simulated && !nrt.simulator) {
+        NEURON_ERROR(
+            "%s: its kernels are the simulator's and never run on a NeuronCore: left out. Build the manifest with the "
+            "Neuron SDK's compiler: kernelgen build --compiler neuronx-cc (COMPILER neuronx-cc in CMake, "
+            "--config=release in Bazel)\n",
+            bundle->source.c_str());
+        return;
+    }
+    if (!simulated && nrt.simulator) {
+        NEURON_ERROR("%s: its kernels are compiled for a NeuronCore and can't run in the simulator: left out. Build the "
+                     "manifest with --compiler simulator, or use the Neuron SDK's libnrt\n",
+                     bundle->source.c_str());
+        return;
+    }
+    const char *      chosen  = getenv("GGML_NEURON_TARGET");
+    const std::string machine = chosen && *chosen ? chosen : nrt.target;
+    if (!runs_on(target, machine)) {
+        NEURON_WARN("%s: compiled for %s, and this is %s: left out (GGML_NEURON_TARGET overrides what the machine is)\n",
+                    bundle->source.c_str(), target, machine.c_str());
+        return;
+    }
+    const char *   configured = getenv("NEURON_LOGICAL_NC_CONFIG");
+    const uint32_t lnc        = neuron_kernels_lnc(handle);
+    if (!nrt.simulator && configured && *configured && (uint32_t) atoi(configured) != lnc) {
+        NEURON_WARN("%s: compiled for --lnc %u, and NEURON_LOGICAL_NC_CONFIG is %s: left out\n", bundle->source.c_str(),
+                    lnc, configured);
+        return;
+    }
+    bundle->index = (uint32_t) bundles.size();
+    read_keys(*bundle);
+    NEURON_LOG("%s: %zu kernels for %s, %zu NEFFs by %s\n", bundle->source.c_str(), neuron_kernels_count(handle), target,
+               neuron_kernels_neff_count(handle), neuron_kernels_metadata(handle, "compiler"));
+    bundles.push_back(std::move(bundle));
+}
+
+void neuron_kernel_store::open_pack(const neuron_nrt & nrt, const std::string & path) {
+    char             message[NEURON_KERNELS_MESSAGE_SIZE];
+    neuron_kernels * handle = nullptr;
+    if (neuron_kernels_open_file(path.c_str(), &handle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+        NEURON_ERROR("kernels left out: %s\n", message);
+        return;
+    }
+    add(nrt, handle, path);
+}
+
+static bool ends_with(const std::string & text, const char * end) {
+    const size_t n = strlen(end);
+    return text.size() >= n && text.compare(text.size() - n, n, end) == 0;
+}
+
+void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & path) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    const auto      status = fs::status(path, error);
+    if (status.type() == fs::file_type::not_found || status.type() == fs::file_type::none) {
+        NEURON_ERROR("GGML_NEURON_KERNEL_DIR: %s: %s\n", path.c_str(),
+                     error ? error.message().c_str() : "no such file or folder");
+        return;
+    }
+    if (status.type() != fs::file_type::directory) {
+        open_pack(nrt, path);
+        return;
+    }
+    std::vector<std::string> packs;
+    std::vector<std::string> trees;
+    const std::string        index = (fs::path(path) / "index.json").string();
+    if (fs::exists(index, error)) {
+        trees.push_back(path);
+    }
+    fs::directory_iterator it(path, error);
+    for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+        const std::string name = it->path().string();
+        std::error_code   ignored;
+        if (ends_with(name, ".kernels.gguf")) {
+            packs.push_back(name);
+        } else if (fs::exists(it->path() / "index.json", ignored)) {
+            trees.push_back(name);
+        }
+    }
+    if (error) {
+        NEURON_ERROR("GGML_NEURON_KERNEL_DIR: %s can't be read: %s\n", path.c_str(), error.message().c_str());
+        return;
+    }
+    std::sort(packs.begin(), packs.end());
+    std::sort(trees.begin(), trees.end());
+    for (const std::string & pack : packs) {
+        open_pack(nrt, pack);
+    }
+    for (const std::string & tree : trees) {
+        // kernelgen writes both beside each other, and they hold the same
+        if (std::find(packs.begin(), packs.end(), tree + ".kernels.gguf") != packs.end()) {
+            continue;
+        }
+        std::string      message;
+        neuron_kernels * handle = neuron_tree_open(tree, message);
+        if (handle) {
+            add(nrt, handle, tree);
+        } else {
+            NEURON_ERROR("kernels left out: %s\n", message.c_str());
+        }
+    }
+    if (packs.empty() && trees.empty()) {
+        NEURON_WARN("GGML_NEURON_KERNEL_DIR: %s holds neither packs (*.kernels.gguf) nor trees (index.json)\n",
+                    path.c_str());
+    }
+}
+
+void neuron_kernel_store::open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded) {
+    if (const char * paths = getenv("GGML_NEURON_KERNEL_DIR")) {
+        const std::string text = paths;
+        for (size_t start = 0; start <= text.size();) {
+            const size_t end = std::min(text.find(':', start), text.size());
+            if (end > start) {
+                open_path(nrt, text.substr(start, end - start));
+            }
+            start = end + 1;
+        }
+    }
+    for (const neuron_kernels_table * table : embedded) {
+        char             message[NEURON_KERNELS_MESSAGE_SIZE];
+        neuron_kernels * handle = nullptr;
+        if (neuron_kernels_open_embedded(table, &handle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+            NEURON_ERROR("embedded kernels left out: %s\n", message);
+            continue;
+        }
+        add(nrt, handle,
+            std::string("embedded ") + neuron_kernels_metadata(handle, "name") + "_" +
+                neuron_kernels_metadata(handle, "target"));
+    }
+}

@@ -1,0 +1,86 @@
+// The kernel bundles that the backend plays, and which kernel computes a graph node.
+
+#pragma once
+
+#include "ggml.h"
+#include "neuron_kernels.h"
+#include "nrt.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+// A bundle that is open for as long as the process lives.
+struct neuron_bundle {
+    neuron_kernels * handle = nullptr;
+    std::string      source;  // the pack's path, or "embedded NAME_TARGET"
+    uint32_t         index = 0;
+
+    // What is in it regardless of shapes: FNV-1a of the ops' names, and of (op, input types).
+    std::unordered_set<uint64_t> ops;
+    std::unordered_set<uint64_t> signatures;
+
+    ~neuron_bundle() { neuron_kernels_close(handle); }
+};
+
+// One kernel of one bundle.
+struct neuron_kernel {
+    const neuron_bundle * bundle = nullptr;
+    int32_t               number = NEURON_KERNELS_NOT_FOUND;
+    int                   alias  = NEURON_KERNELS_NO_ALIAS;  // the source that it writes its result to
+
+    explicit operator bool() const { return bundle != nullptr; }
+
+    const char * id() const { return neuron_kernels_id(bundle->handle, number); }
+
+    // Names the NEFF among those of all bundles.
+    uint64_t neff() const {
+        return (uint64_t) bundle->index << 32 | (uint32_t) neuron_kernels_neff_index(bundle->handle, number);
+    }
+};
+
+// All bundles, in the order in which they are searched. They are added before the first search and never removed, so
+// that any number of threads may search.
+class neuron_kernel_store {
+  public:
+    // Opens what GGML_NEURON_KERNEL_DIR names and then the embedded tables, as far as they fit the device. What does not
+    // fit, or can't be opened, is reported and left out.
+    void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
+
+    // Returns the kernel for a node, or none.
+    neuron_kernel find(const ggml_tensor * op) const;
+
+    // Returns whether some kernel computes this op on inputs of these types, whatever their shapes.
+    bool has_signature(const ggml_tensor * op) const;
+
+    // Returns whether some kernel computes the op of this name (`mul_mat`).
+    bool has_op(const char * name) const;
+
+    // Returns whether the kernels make up a transformer's whole graph, so that its weights and KV cache are best kept in
+    // device memory: there is at least one kernel for a norm, a matrix product, attention (FLASH_ATTN_EXT, or SOFT_MAX
+    // between products) and the write to the KV cache (SET_ROWS or CPY).
+    bool covers_transformer() const;
+
+    size_t size() const { return bundles.size(); }
+
+    size_t n_kernels() const;
+
+  private:
+    void open_path(const neuron_nrt & nrt, const std::string & path);
+    void open_pack(const neuron_nrt & nrt, const std::string & path);
+    void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string source);
+
+    std::vector<std::unique_ptr<neuron_bundle>> bundles;
+};
+
+// Returns which source's memory a node writes its result to, or NEURON_KERNELS_NO_ALIAS.
+int neuron_alias_of(const ggml_tensor * op);
+
+// Returns the number of sources, absent ones before the last one counted.
+int neuron_n_src(const ggml_tensor * op);
+
+// Returns whether a node has nothing to compute: no elements, or none to write to its destination.
+bool neuron_is_noop(const ggml_tensor * op);

@@ -1,0 +1,47 @@
+// The AWS Neuron Runtime, bound at run time: a program that uses this starts on a machine that has no libnrt.
+//
+//     std::string       message;
+//     const neuron_nrt * nrt = neuron_nrt_get(message);
+//     if (!nrt) {
+//         ... no device: message says which libraries were tried and why none was good
+//     }
+//     NRT_STATUS status = nrt->nrt_tensor_write(tensor, data, 0, size);
+//     if (status != NRT_SUCCESS) {
+//         fprintf(stderr, "%s\n", nrt->describe("nrt_tensor_write", status).c_str());
+//     }
+//
+// libnrt is initialized once in a process, by the first call of neuron_nrt_get, and closed once, when the process exits.
+
+#pragma once
+
+#include "nrt_api.h"
+
+#include <atomic>
+#include <string>
+
+struct neuron_nrt {
+    // As nrt_api.h declares them; the optional ones are null where the library lacks them.
+#define NEURON_NRT_MEMBER(name) decltype(&::name) name = nullptr;
+    NRT_FUNCTIONS_REQUIRED(NEURON_NRT_MEMBER)
+    NRT_FUNCTIONS_OPTIONAL(NEURON_NRT_MEMBER)
+#undef NEURON_NRT_MEMBER
+
+    std::string   path;       // the library's file
+    nrt_version_t version{};  // all zero when the library does not tell
+    bool          simulator = false;
+    uint32_t      n_cores   = 0;  // NeuronCores of this process
+    std::string   target;         // what a NEFF must be compiled for ("trn1"); empty when unknown
+
+    // Objects of the library that are alive: it is closed at exit only when there are none, since whoever frees one later
+    // would call into a closed library. Who creates one that outlives a function counts it.
+    mutable std::atomic<int> users{ 0 };
+
+    // Returns "nrt_load failed: NRT_RESOURCE (4)".
+    std::string describe(const char * function, NRT_STATUS status) const;
+};
+
+// Returns the library, loaded and initialized, or NULL: then `message` says why. The first call decides for the process.
+//
+// Searched in this order: the file that GGML_NEURON_LIBNRT names (and then no other), /opt/aws/neuron/lib/libnrt.so.1, and
+// libnrt.so.1 wherever the dynamic linker finds it.
+const neuron_nrt * neuron_nrt_get(std::string & message);
