@@ -1,10 +1,5 @@
 """Programs and libraries that another project's own CMake files build, as one cached action."""
 
-CmakeBuildInfo = provider(
-    doc = "A finished CMake build.",
-    fields = {"folder": "File: the folder with the programs and libraries."},
-)
-
 _SCRIPT = """\
 set -eu
 source=$PWD/{source} out=$PWD/$1 jobs=$2
@@ -12,6 +7,7 @@ shift 2
 command -v cmake >/dev/null || {{ echo "error: there is no cmake on PATH (on Debian: apt-get install cmake ninja-build)" >&2; exit 2; }}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+set -- {folders} "$@"
 if command -v ninja >/dev/null; then set -- -G Ninja "$@"; fi
 # No path of this machine in the outputs, and libraries that are found beside what needs them.
 prefix="-ffile-prefix-map=$source=. -ffile-prefix-map=$scratch=build"
@@ -36,23 +32,29 @@ def _cmake_build_impl(ctx):
     arguments = ctx.actions.args()
     arguments.add(out.path)
     arguments.add(str(_CPUS))
-    inputs = list(ctx.files.srcs)
+    inputs = ctx.files.srcs + [ctx.file.cmakelists]
     for key, value in ctx.attr.defines.items():
         arguments.add("-D{}={}".format(key, value))
+    folders = []
+    for target, key in ctx.attr.folders.items():
+        (file,) = target[DefaultInfo].files.to_list()
+        folders.append('"-D{}=$PWD/{}"'.format(key, file.path if file.is_directory else file.dirname))
+        inputs.append(file)
     ctx.actions.run_shell(
         mnemonic = ctx.attr.mnemonic,
         progress_message = ctx.attr.progress,
-        command = _SCRIPT.format(source = ctx.file.cmakelists.dirname, targets = " ".join(ctx.attr.targets)),
+        command = _SCRIPT.format(
+            folders = " ".join(folders),
+            source = ctx.file.cmakelists.dirname,
+            targets = " ".join(ctx.attr.targets),
+        ),
         arguments = [arguments],
-        inputs = inputs + [ctx.file.cmakelists],
+        inputs = inputs,
         outputs = [out],
         resource_set = _resources,
         use_default_shell_env = True,
     )
-    return [
-        DefaultInfo(files = depset([out]), runfiles = ctx.runfiles([out])),
-        CmakeBuildInfo(folder = out),
-    ]
+    return [DefaultInfo(files = depset([out]), runfiles = ctx.runfiles([out]))]
 
 cmake_build = rule(
     doc = "Builds targets of a CMake project into one folder; shared libraries lie beside the programs.",
@@ -60,6 +62,10 @@ cmake_build = rule(
     attrs = {
         "cmakelists": attr.label(mandatory = True, allow_single_file = True, doc = "The project's CMakeLists.txt."),
         "defines": attr.string_dict(doc = "Cache variables."),
+        "folders": attr.label_keyed_string_dict(
+            allow_files = True,
+            doc = "Cache variables that name folders: of a file each, or the folder that another build made.",
+        ),
         "mnemonic": attr.string(default = "CmakeBuild"),
         "progress": attr.string(default = "Building %{label} with CMake"),
         "srcs": attr.label_list(allow_files = True, mandatory = True, doc = "All files that the build reads."),

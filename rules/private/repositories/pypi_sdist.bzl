@@ -66,6 +66,15 @@ filegroup(
         "LICENSE",
     ]),
 )
+
+# What a backend outside of the tree is compiled with.
+filegroup(
+    name = "ggml_headers",
+    srcs = glob([
+        "ggml/include/*.h",
+        "ggml/src/*.h",
+    ]),
+)
 """
 
 def llama_cpp(name = "llama_cpp"):
