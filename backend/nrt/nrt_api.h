@@ -95,8 +95,8 @@ typedef struct {
 
 // As long as tensor_count says; freed by nrt_free_model_tensor_info.
 typedef struct {
-    uint64_t          tensor_count;
-    nrt_tensor_info_t tensor_array[];
+    uint64_t                        tensor_count;
+    __extension__ nrt_tensor_info_t tensor_array[];  // C++ has such arrays as an extension
 } nrt_tensor_info_array_t;
 
 typedef struct {

@@ -1,0 +1,103 @@
+#include "arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace simulator {
+
+static size_t rounded(size_t size) {
+    return (size + arena::ALIGNMENT - 1) & ~(arena::ALIGNMENT - 1);
+}
+
+std::shared_ptr<arena> arena::create(uint32_t index, const char * name, size_t size, std::string & error) {
+    std::shared_ptr<arena> made(new arena(index, size));
+    made->fd_ = unique_fd(memfd_create(name, MFD_CLOEXEC));
+    if (!made->fd_ || ftruncate(made->fd(), static_cast<off_t>(size)) != 0) {
+        error = std::string("no shared memory: ") + strerror(errno);
+        return nullptr;
+    }
+    void * data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, made->fd(), 0);
+    if (data == MAP_FAILED) {
+        error = "no room to map " + std::to_string(size) + " bytes: " + strerror(errno);
+        return nullptr;
+    }
+    // A child that wrote to it would write to its parent's tensors.
+    madvise(data, size, MADV_DONTFORK);
+    made->data_    = static_cast<uint8_t *>(data);
+    made->free_[0] = size;
+    return made;
+}
+
+arena::~arena() {
+    if (data_ != nullptr) {
+        munmap(data_, size_);
+    }
+}
+
+size_t arena::used() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return used_;
+}
+
+bool arena::allocate(size_t size, size_t & offset) {
+    if (size > size_) {
+        return false;  // and rounding it up cannot overflow
+    }
+    const size_t                      bytes = rounded(size);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto range = free_.begin(); range != free_.end(); ++range) {
+        if (range->second < bytes) {
+            continue;
+        }
+        offset            = range->first;
+        const size_t rest = range->second - bytes;
+        free_.erase(range);
+        if (rest > 0) {
+            free_[offset + bytes] = rest;
+        }
+        used_ += bytes;
+        return true;
+    }
+    return false;
+}
+
+void arena::release(size_t offset, size_t size) {
+    const size_t                      bytes = rounded(size);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    used_ -= bytes;
+    // Whole pages go back to the machine; they read as zeros when they are allocated again.
+    const size_t page  = 4096;
+    const size_t first = (offset + page - 1) & ~(page - 1);
+    const size_t last  = (offset + bytes) & ~(page - 1);
+    if (first < last) {
+        fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first),
+                  static_cast<off_t>(last - first));
+    }
+    auto range = free_.emplace(offset, bytes).first;
+    auto next  = std::next(range);
+    if (next != free_.end() && range->first + range->second == next->first) {
+        range->second += next->second;
+        free_.erase(next);
+    }
+    if (range != free_.begin()) {
+        auto before = std::prev(range);
+        if (before->first + before->second == range->first) {
+            before->second += range->second;
+            free_.erase(range);
+        }
+    }
+}
+
+std::shared_ptr<memory> memory::allocate(const std::shared_ptr<arena> & from, size_t size) {
+    size_t offset;
+    if (!from->allocate(size, offset)) {
+        return nullptr;
+    }
+    return std::shared_ptr<memory>(new memory(from, offset, size));
+}
+
+}  // namespace simulator

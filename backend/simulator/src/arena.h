@@ -1,0 +1,83 @@
+// Shared memory that tensors are allocated from: one arena per simulated core, and one for the host.
+//
+// An arena is one memfd, mapped as a whole here and in the helper, so a tensor is known on both sides by its arena and offset and
+// its bytes never cross the boundary. Memory that was never written costs nothing; what is freed is given back.
+
+#pragma once
+
+#include "fds.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace simulator {
+
+class arena {
+  public:
+    // XLA uses a tensor where it lies if its address is a multiple of this; other tensors it copies.
+    static constexpr size_t ALIGNMENT = 64;
+
+    // Returns an arena of `size` bytes; null, with the reason in `error`, when the machine has none.
+    static std::shared_ptr<arena> create(uint32_t index, const char * name, size_t size, std::string & error);
+
+    ~arena();
+    arena(const arena &)             = delete;
+    arena & operator=(const arena &) = delete;
+
+    // Returns false when no range of `size` bytes is free; size is not 0.
+    bool allocate(size_t size, size_t & offset);
+    void release(size_t offset, size_t size);
+
+    uint8_t * data() const { return data_; }
+
+    uint32_t index() const { return index_; }
+
+    size_t size() const { return size_; }
+
+    int fd() const { return fd_.get(); }
+
+    size_t used() const;
+
+  private:
+    arena(uint32_t index, size_t size) : index_(index), size_(size) {}
+
+    const uint32_t           index_;
+    const size_t             size_;
+    unique_fd                fd_;
+    uint8_t *                data_ = nullptr;
+    mutable std::mutex       mutex_;
+    std::map<size_t, size_t> free_;  // offset → bytes; neighbours are merged
+    size_t                   used_ = 0;
+};
+
+// A range of an arena, given back when the last tensor that shares it is gone.
+class memory {
+  public:
+    // Returns null when the arena has no room.
+    static std::shared_ptr<memory> allocate(const std::shared_ptr<arena> & from, size_t size);
+
+    ~memory() { arena_->release(offset_, size_); }
+
+    memory(const memory &)             = delete;
+    memory & operator=(const memory &) = delete;
+
+    const arena & in() const { return *arena_; }
+
+    size_t offset() const { return offset_; }
+
+    uint8_t * data() const { return arena_->data() + offset_; }
+
+  private:
+    memory(std::shared_ptr<arena> from, size_t offset, size_t size) :
+        arena_(std::move(from)), offset_(offset), size_(size) {}
+
+    const std::shared_ptr<arena> arena_;
+    const size_t                 offset_;
+    const size_t                 size_;
+};
+
+}  // namespace simulator

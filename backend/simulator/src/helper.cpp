@@ -1,0 +1,331 @@
+#include "helper.h"
+
+#include "log.h"
+#include "protocol.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+
+extern char ** environ;
+
+namespace simulator {
+
+static constexpr int    HELPER_SOCKET = 3;    // the control socket in the helper
+static constexpr double START_SECONDS = 120;  // importing jax from a cold disk on a busy machine
+
+// ---- messages ----------------------------------------------------------------------------------------------------------
+
+static bool socket_pair(unique_fd & near, unique_fd & far) {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        return false;
+    }
+    near = unique_fd(ends[0]);
+    far  = unique_fd(ends[1]);
+    return true;
+}
+
+// Returns 0, or an errno.
+static int send_message(int socket, const void * data, size_t size, const int * fds = nullptr, size_t n_fds = 0) {
+    iovec  part        = { const_cast<void *>(data), size };
+    msghdr message     = {};
+    message.msg_iov    = &part;
+    message.msg_iovlen = 1;
+    std::vector<uint8_t> control;
+    if (n_fds > 0) {
+        control.resize(CMSG_SPACE(n_fds * sizeof(int)));
+        message.msg_control    = control.data();
+        message.msg_controllen = control.size();
+        cmsghdr * header       = CMSG_FIRSTHDR(&message);
+        header->cmsg_level     = SOL_SOCKET;
+        header->cmsg_type      = SCM_RIGHTS;
+        header->cmsg_len       = CMSG_LEN(n_fds * sizeof(int));
+        memcpy(CMSG_DATA(header), fds, n_fds * sizeof(int));
+    }
+    for (;;) {
+        if (sendmsg(socket, &message, MSG_NOSIGNAL) >= 0) {
+            return 0;
+        }
+        if (errno != EINTR) {
+            return errno;
+        }
+    }
+}
+
+// `room` has MAX_MESSAGE bytes.
+static outcome receive_message(int socket, std::vector<uint8_t> & room, std::vector<uint8_t> & out) {
+    for (;;) {
+        const ssize_t size = recv(socket, room.data(), room.size(), 0);
+        if (size > 0) {
+            out.assign(room.begin(), room.begin() + size);
+            return outcome::answered;
+        }
+        if (size < 0 && errno == EINTR) {
+            continue;
+        }
+        return size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? outcome::timed_out : outcome::lost;
+    }
+}
+
+static void set_timeout(int socket, double seconds) {
+    timeval time;
+    time.tv_sec  = static_cast<time_t>(seconds);
+    time.tv_usec = static_cast<suseconds_t>((seconds - std::floor(seconds)) * 1e6);
+    if (seconds > 0 && time.tv_sec == 0 && time.tv_usec == 0) {
+        time.tv_usec = 1;  // 0 means forever
+    }
+    setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time));
+}
+
+// ---- the process -------------------------------------------------------------------------------------------------------
+
+static std::string python() {
+    const char * name = getenv("NEURON_SIMULATOR_PYTHON");
+    return name != nullptr && *name != '\0' ? name : "python3";
+}
+
+// The client's environment, with NEURON_SIMULATOR_PATH in front of PYTHONPATH.
+static std::vector<std::string> helper_environment() {
+    std::vector<std::string> out;
+    const char *             path = getenv("NEURON_SIMULATOR_PATH");
+    const bool               more = path != nullptr && *path != '\0';
+    for (char ** variable = environ; variable != nullptr && *variable != nullptr; variable++) {
+        if (!more || strncmp(*variable, "PYTHONPATH=", 11) != 0) {
+            out.emplace_back(*variable);
+        }
+    }
+    if (more) {
+        const char * old = getenv("PYTHONPATH");
+        out.push_back("PYTHONPATH=" + std::string(path) +
+                      (old != nullptr && *old != '\0' ? ":" + std::string(old) : ""));
+    }
+    return out;
+}
+
+static std::vector<char *> pointers(std::vector<std::string> & strings) {
+    std::vector<char *> out;
+    for (auto & string : strings) {
+        out.push_back(string.data());
+    }
+    out.push_back(nullptr);
+    return out;
+}
+
+// Starts the interpreter with `socket` as its descriptor 3. Returns 0, or an errno.
+static int spawn(int socket, pid_t & pid) {
+    // -P: the folder that the client happens to be in is not searched for modules.
+    std::vector<std::string> arguments   = { python(),   "-P",
+                                             "-m",       "kernelgen.simulator",
+                                             "--socket", std::to_string(HELPER_SOCKET) };
+    std::vector<std::string> environment = helper_environment();
+
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t          attributes;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+
+    // What the client prints may be data; only standard error is for messages.
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    if (fcntl(STDERR_FILENO, F_GETFD) < 0) {
+        posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    }
+    posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, socket, HELPER_SOCKET);
+
+    // A process group of its own: a terminal's interrupt is for the client, and the helper ends with it.
+    sigset_t none;
+    sigset_t all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setsigdefault(&attributes, &all);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+
+    const int result = posix_spawnp(&pid, arguments[0].c_str(), &actions, &attributes, pointers(arguments).data(),
+                                    pointers(environment).data());
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&actions);
+    return result;
+}
+
+static std::string describe(const std::string & interpreter) {
+    const char * path = getenv("NEURON_SIMULATOR_PATH");
+    return "'" + interpreter +
+           " -m kernelgen.simulator' (NEURON_SIMULATOR_PYTHON names a Python 3.11 or later that has jax, " +
+           "NEURON_SIMULATOR_PATH the folder that holds the package kernelgen; now '" + (path != nullptr ? path : "") +
+           "')";
+}
+
+std::shared_ptr<helper> helper::start(const std::vector<std::shared_ptr<arena>> & arenas, std::string & error) {
+    static std::atomic<uint64_t> count{ 0 };
+
+    std::shared_ptr<helper> made(new helper);
+    made->number_ = ++count;
+    unique_fd far;
+    if (!socket_pair(made->control_, far)) {
+        error = std::string("no socket: ") + strerror(errno);
+        return nullptr;
+    }
+    // Above the descriptors that the helper's own are put on.
+    unique_fd high(fcntl(far.get(), F_DUPFD_CLOEXEC, 16));
+    far.reset();
+    if (!high) {
+        error = std::string("no socket: ") + strerror(errno);
+        return nullptr;
+    }
+    const int failed = spawn(high.get(), made->pid_);
+    if (failed != 0) {
+        made->pid_ = -1;
+        error      = "cannot start " + describe(python()) + ": " + strerror(failed);
+        return nullptr;
+    }
+    high.reset();  // or the end of the helper would not be seen
+
+    std::vector<uint8_t>  message(sizeof(protocol::hello) + arenas.size() * sizeof(uint64_t));
+    const protocol::hello hello = { protocol::HELLO, protocol::VERSION, static_cast<uint32_t>(arenas.size()), 0 };
+    memcpy(message.data(), &hello, sizeof(hello));
+    std::vector<int> fds;
+    for (size_t i = 0; i < arenas.size(); i++) {
+        const uint64_t size = arenas[i]->size();
+        memcpy(message.data() + sizeof(hello) + i * sizeof(size), &size, sizeof(size));
+        fds.push_back(arenas[i]->fd());
+    }
+    set_timeout(made->control_.get(), START_SECONDS);
+    outcome result = outcome::lost;
+    if (send_message(made->control_.get(), message.data(), message.size(), fds.data(), fds.size()) == 0) {
+        std::vector<uint8_t> room(protocol::MAX_MESSAGE);
+        result = receive_message(made->control_.get(), room, message);
+    }
+    protocol::answer answer;
+    if (result == outcome::answered && message.size() >= sizeof(answer)) {
+        memcpy(&answer, message.data(), sizeof(answer));
+        if (answer.status == NRT_SUCCESS) {
+            log(level::info, "helper", "process %d is ready", static_cast<int>(made->pid_));
+            return made;
+        }
+        error = "the helper is not able to run: " + std::string(message.begin() + sizeof(answer), message.end());
+        return nullptr;
+    }
+    error = "the helper " + describe(python());
+    if (result == outcome::timed_out) {
+        error += " was not ready after " + std::to_string(static_cast<int>(START_SECONDS)) + " s";
+    } else {
+        error += " " + made->obituary() + " before it was ready";
+    }
+    return nullptr;
+}
+
+helper::~helper() {
+    end();
+}
+
+static std::string ending_of(int status) {
+    if (WIFSIGNALED(status)) {
+        return "was killed by signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
+    }
+    return "exited with status " + std::to_string(WEXITSTATUS(status));
+}
+
+// Closes the sockets, upon which the process ends by itself, and waits for it. Called with the mutex held, or by the last owner.
+void helper::end() {
+    broken_ = true;
+    idle_.clear();
+    if (control_) {
+        shutdown(control_.get(), SHUT_RDWR);
+    }
+    if (pid_ < 0) {
+        return;
+    }
+    for (int tries = 0; tries < 3000; tries++) {
+        int         status;
+        const pid_t ended = waitpid(pid_, &status, WNOHANG);
+        if (ended != 0) {
+            // The client may reap children that it does not know; then nothing is known of the end, and the number is not ours any more.
+            ending_ = ended == pid_ ? ending_of(status) : "ended";
+            pid_    = -1;
+            return;
+        }
+        if (tries == 2000) {
+            kill(pid_, SIGKILL);
+        }
+        const timespec millisecond = { 0, 1000000 };
+        nanosleep(&millisecond, nullptr);
+    }
+    ending_ = "does not end";
+    pid_    = -1;
+}
+
+std::string helper::obituary() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    end();
+    return ending_;
+}
+
+// ---- requests ----------------------------------------------------------------------------------------------------------
+
+outcome helper::new_lane(lane & out) {
+    unique_fd far;
+    if (!socket_pair(out.socket, far)) {
+        log(level::error, "helper", "no socket: %s", strerror(errno));
+        return outcome::refused;
+    }
+    out.room.resize(protocol::MAX_MESSAGE);
+    const uint32_t operation = protocol::LANE;
+    const int      fd        = far.get();
+    const int      failed    = send_message(control_.get(), &operation, sizeof(operation), &fd, 1);
+    return failed == 0 ? outcome::answered : outcome::not_sent;
+}
+
+outcome helper::call(std::vector<uint8_t> & message, double timeout) {
+    lane used;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (broken_) {
+            return outcome::not_sent;
+        }
+        if (!idle_.empty()) {
+            used = std::move(idle_.back());
+            idle_.pop_back();
+        } else {
+            const outcome made = new_lane(used);
+            broken_            = made == outcome::not_sent;
+            if (made != outcome::answered) {
+                return made;
+            }
+        }
+    }
+    if (used.timeout != timeout) {
+        set_timeout(used.socket.get(), timeout);
+        used.timeout = timeout;
+    }
+    if (send_message(used.socket.get(), message.data(), message.size()) != 0) {
+        broken_ = true;
+        return outcome::not_sent;
+    }
+    outcome result = receive_message(used.socket.get(), used.room, message);
+    if (result == outcome::answered && message.size() < sizeof(protocol::answer)) {
+        result = outcome::lost;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (result == outcome::answered) {
+        if (!broken_) {
+            idle_.push_back(std::move(used));
+        }
+    } else {
+        broken_ = true;
+    }
+    return result;
+}
+
+}  // namespace simulator

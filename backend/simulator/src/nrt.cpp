@@ -1,0 +1,887 @@
+// libnrt's functions, for simulated NeuronCores: the only symbols that the library exports.
+//
+// State is one object per process. It is never destroyed, because a client may call in from its own exit handlers, and a child
+// of fork starts with a new one: the parent's tensors and helper are not the child's.
+
+#include "../../nrt/nrt_api.h"
+#include "arena.h"
+#include "config.h"
+#include "fds.h"
+#include "handles.h"
+#include "helper.h"
+#include "log.h"
+#include "neff.h"
+#include "protocol.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+using simulator::level;
+using simulator::log;
+using simulator::outcome;
+
+// ---- what handles stand for --------------------------------------------------------------------------------------------
+
+struct nrt_tensor {
+    nrt_tensor(std::shared_ptr<simulator::memory> memory, size_t offset, size_t size, const char * name) :
+        memory(std::move(memory)), offset(offset), size(size), name(name == nullptr ? "" : name) {}
+
+    const std::shared_ptr<simulator::memory> memory;
+    const size_t                             offset;  // in `memory`
+    const size_t                             size;
+    const std::string                        name;
+
+    uint8_t * data() const { return memory->data() + offset; }
+
+    uint32_t arena() const { return memory->in().index(); }
+
+    // Where the helper finds it.
+    size_t position() const { return memory->offset() + offset; }
+
+    bool holds(size_t at, size_t bytes) const { return at <= size && bytes <= size - at; }
+};
+
+struct nrt_tensor_set {
+    // A set owns no tensor: one that was freed since is noticed when it is used.
+    std::vector<std::pair<std::string, std::weak_ptr<nrt_tensor>>> tensors;
+
+    // Returns null when there is none of this name.
+    std::weak_ptr<nrt_tensor> * find(const char * name) {
+        for (auto & [own, tensor] : tensors) {
+            if (own == name) {
+                return &tensor;
+            }
+        }
+        return nullptr;
+    }
+};
+
+namespace {
+
+struct tensor_info {
+    std::string           name;
+    nrt_tensor_usage_t    usage;
+    nrt_dtype_t           dtype;
+    size_t                size;
+    int32_t               alias;  // of an output: the input whose memory it is written to, or -1
+    std::vector<uint32_t> shape;
+};
+
+}  // namespace
+
+struct nrt_model {
+    uint32_t                           core;
+    std::shared_ptr<simulator::memory> neff;     // kept, for a helper that is started later
+    size_t                             neff_size;
+    std::vector<tensor_info>           tensors;  // inputs, then outputs
+
+    std::mutex mutex;
+    uint64_t   helper = 0;  // the number of the helper that knows it
+    uint64_t   number = 0;  // the model's, in that helper
+};
+
+// ---- the process's state -----------------------------------------------------------------------------------------------
+
+namespace {
+
+enum class phase { fresh, open, closed };
+
+struct runtime {
+    std::atomic<phase>                             state{ phase::fresh };
+    std::mutex                                     mutex;   // of nrt_init and nrt_close
+    simulator::config                              config;
+    std::vector<std::shared_ptr<simulator::arena>> arenas;  // one per visible core, and the host's
+    simulator::handles<nrt_tensor>                 tensors;
+    simulator::handles<nrt_tensor_set>             sets;
+    simulator::handles<nrt_model>                  models;
+
+    std::mutex                         helper_mutex;  // guards what follows
+    std::shared_ptr<simulator::helper> helper;
+
+    const std::shared_ptr<simulator::arena> & host() const { return arenas.back(); }
+
+    uint32_t cores() const { return static_cast<uint32_t>(config.visible.size()); }
+};
+
+std::atomic<runtime *> current{ nullptr };
+
+void forked() {
+    simulator::close_all_fds();
+    current = new runtime;
+}
+
+runtime & process() {
+    // As a static variable's initializer, it is run once however many threads come first.
+    static const bool made = [] {
+        current = new runtime;
+        pthread_atfork(nullptr, nullptr, forked);
+        return true;
+    }();
+    (void) made;
+    return *current;
+}
+
+NRT_STATUS closed_or_not_open(const runtime & rt, const char * where) {
+    const bool closed = rt.state == phase::closed;
+    log(level::error, where, closed ? "nrt_close was called before" : "nrt_init was not called in this process");
+    return closed ? NRT_CLOSED : NRT_UNINITIALIZED;
+}
+
+NRT_STATUS invalid(const char * where, const char * what) {
+    log(level::error, where, "%s", what);
+    return NRT_INVALID;
+}
+
+NRT_STATUS invalid_handle(const char * where, const char * what) {
+    log(level::error, where, "%s: not a handle, or freed", what);
+    return NRT_INVALID_HANDLE;
+}
+
+// Runs `body` on the open runtime. No exception leaves: the C++ library's are all of memory.
+template <typename F> NRT_STATUS with_runtime(const char * where, F body) {
+    try {
+        runtime & rt = process();
+        return rt.state == phase::open ? body(rt) : closed_or_not_open(rt, where);
+    } catch (const std::exception & error) {
+        log(level::error, where, "%s", error.what());
+        return NRT_FAIL_HOST_MEM_ALLOC;
+    }
+}
+
+// ---- the helper --------------------------------------------------------------------------------------------------------
+
+// Returns the helper, started if need be; null when it does not start, which was logged.
+std::shared_ptr<simulator::helper> get_helper(runtime & rt, const char * where) {
+    const std::lock_guard<std::mutex> lock(rt.helper_mutex);
+    if (rt.helper == nullptr || rt.helper->broken()) {
+        rt.helper = nullptr;
+        std::string error;
+        rt.helper = simulator::helper::start(rt.arenas, error);
+        if (rt.helper == nullptr) {
+            log(level::error, where, "%s", error.c_str());
+        }
+    }
+    return rt.helper;
+}
+
+template <typename T> bool take(const std::vector<uint8_t> & message, size_t & at, T & out) {
+    if (message.size() - at < sizeof(out)) {
+        return false;
+    }
+    memcpy(&out, message.data() + at, sizeof(out));
+    at += sizeof(out);
+    return true;
+}
+
+// Reads the answer to LOAD.
+bool read_tensors(const std::vector<uint8_t> & message, uint64_t & number, std::vector<tensor_info> & out) {
+    size_t                      at = 0;
+    simulator::protocol::answer answer;
+    if (!take(message, at, answer) || !take(message, at, number)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < answer.tensors; i++) {
+        simulator::protocol::tensor from;
+        if (!take(message, at, from)) {
+            return false;
+        }
+        tensor_info info;
+        info.usage = static_cast<nrt_tensor_usage_t>(from.usage);
+        info.dtype = static_cast<nrt_dtype_t>(from.dtype);
+        info.size  = from.size;
+        info.alias = from.alias;
+        for (uint32_t d = 0; d < from.ndim; d++) {
+            uint32_t n;
+            if (!take(message, at, n)) {
+                return false;
+            }
+            info.shape.push_back(n);
+        }
+        const bool alias = from.alias < static_cast<int32_t>(i) && from.alias >= -1;
+        if (!alias || message.size() - at < from.name || from.name >= NRT_TENSOR_NAME_MAX) {
+            return false;
+        }
+        info.name.assign(reinterpret_cast<const char *>(message.data()) + at, from.name);
+        at += from.name;
+        out.push_back(std::move(info));
+    }
+    return true;
+}
+
+NRT_STATUS answered(const std::vector<uint8_t> & message, const char * where) {
+    simulator::protocol::answer answer;
+    memcpy(&answer, message.data(), sizeof(answer));  // helper::call has seen to its being there
+    const auto status = static_cast<NRT_STATUS>(answer.status);
+    if (status != NRT_SUCCESS) {
+        const std::string reason(message.begin() + sizeof(answer), message.end());
+        log(level::error, where, "%s", reason.c_str());
+    }
+    return status;
+}
+
+// What a request that was not answered comes to.
+NRT_STATUS unanswered(outcome result, simulator::helper & helper, double timeout, const char * where) {
+    if (result == outcome::refused) {
+        return NRT_RESOURCE;
+    }
+    if (result == outcome::timed_out) {
+        log(level::error, where, "not done after %g s (NEURON_RT_EXEC_TIMEOUT); the helper is ended", timeout);
+        helper.obituary();
+        return NRT_TIMEOUT;
+    }
+    log(level::error, where, "the helper %s; the next call starts another", helper.obituary().c_str());
+    return NRT_HW_ERROR;
+}
+
+// Makes the model known to the helper; `info` is filled in if it is not null. The model's mutex is held.
+outcome load(nrt_model & model, simulator::helper & helper, std::vector<tensor_info> * info, NRT_STATUS & status) {
+    const simulator::protocol::load request = { simulator::protocol::LOAD, model.neff->in().index(),
+                                                model.neff->offset(), model.neff_size };
+    std::vector<uint8_t>            message(sizeof(request));
+    memcpy(message.data(), &request, sizeof(request));
+    const outcome result = helper.call(message, 0);
+    if (result != outcome::answered) {
+        return result;
+    }
+    status = answered(message, "nrt_load");
+    if (status != NRT_SUCCESS) {
+        return result;
+    }
+    std::vector<tensor_info> tensors;
+    if (!read_tensors(message, model.number, tensors)) {
+        log(level::error, "nrt_load", "the helper's answer makes no sense: is its kernelgen of another version?");
+        status = NRT_FAILURE;
+        return result;
+    }
+    model.helper = helper.number();
+    if (info != nullptr) {
+        *info = std::move(tensors);
+    }
+    return result;
+}
+
+// Runs `request(helper, status)` with a helper that knows the model. A helper that was gone before the request reached it is replaced;
+// one that goes while it has the request fails the call.
+template <typename F>
+NRT_STATUS with_helper(runtime & rt, nrt_model & model, double timeout, const char * where, F request) {
+    for (int attempt = 0;; attempt++) {
+        const auto helper = get_helper(rt, where);
+        if (helper == nullptr) {
+            return NRT_FAILURE;
+        }
+        NRT_STATUS status = NRT_SUCCESS;
+        outcome    result = outcome::answered;
+        {
+            const std::lock_guard<std::mutex> lock(model.mutex);
+            if (model.helper != helper->number()) {
+                timeout = 0;
+                result  = load(model, *helper, model.tensors.empty() ? &model.tensors : nullptr, status);
+            }
+        }
+        if (result == outcome::answered && status == NRT_SUCCESS) {
+            result = request(*helper, status);
+        }
+        if (result == outcome::answered) {
+            return status;
+        }
+        if (result == outcome::not_sent && attempt == 0) {
+            log(level::warning, where, "the helper %s; another is started", helper->obituary().c_str());
+            continue;
+        }
+        return unanswered(result, *helper, timeout, where);
+    }
+}
+
+// ---- tensors -----------------------------------------------------------------------------------------------------------
+
+// Returns the arena of a core, or of the host; null when there is no such core.
+std::shared_ptr<simulator::arena> arena_of(runtime & rt, nrt_tensor_placement_t placement, int vnc) {
+    if (placement == NRT_TENSOR_PLACEMENT_HOST) {
+        return rt.host();
+    }
+    if (placement != NRT_TENSOR_PLACEMENT_DEVICE || vnc < 0 || static_cast<uint32_t>(vnc) >= rt.cores()) {
+        return nullptr;
+    }
+    return rt.arenas[static_cast<size_t>(vnc)];
+}
+
+// Returns a tensor that is to be read from or written to at these bytes; null, with the status, when it can't be.
+std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
+                                         const nrt_tensor_t * handle,
+                                         size_t               offset,
+                                         size_t               size,
+                                         const char *         where,
+                                         NRT_STATUS &         status) {
+    auto tensor = rt.tensors.find(handle);
+    if (tensor == nullptr) {
+        status = invalid_handle(where, "tensor");
+        return nullptr;
+    }
+    if (!tensor->holds(offset, size)) {
+        log(level::error, where, "tensor '%s': %zu bytes at %zu are not within its %zu", tensor->name.c_str(), size,
+            offset, tensor->size);
+        status = NRT_INVALID;
+        return nullptr;
+    }
+    status = NRT_SUCCESS;
+    return tensor;
+}
+
+// ---- execution ---------------------------------------------------------------------------------------------------------
+
+// Finds the tensor that a set has for one of the model's and sees to its fitting.
+NRT_STATUS bind(const runtime &               rt,
+                const nrt_model &             model,
+                const tensor_info &           info,
+                nrt_tensor_set &              set,
+                std::shared_ptr<nrt_tensor> & out) {
+    const char * const where = "nrt_execute";
+    const char * const kind  = info.usage == NRT_TENSOR_USAGE_INPUT ? "input" : "output";
+    const auto *       found = set.find(info.name.c_str());
+    if (found == nullptr) {
+        log(level::error, where, "the %s set has no tensor '%s'", kind, info.name.c_str());
+        return NRT_FAILURE;
+    }
+    out = found->lock();
+    if (out == nullptr) {
+        log(level::error, where, "%s '%s' was freed", kind, info.name.c_str());
+        return NRT_INVALID_HANDLE;
+    }
+    const nrt_tensor & tensor = *out;
+    if (tensor.size != info.size) {
+        log(level::error, where, "%s '%s' has %zu bytes, the model's %zu", kind, info.name.c_str(), tensor.size,
+            info.size);
+        return NRT_EXEC_BAD_INPUT;
+    }
+    if (tensor.arena() != model.core && tensor.arena() != rt.host()->index()) {
+        log(level::error, where, "%s '%s' is on core %u, the model on core %u", kind, info.name.c_str(), tensor.arena(),
+            model.core);
+        return NRT_INVALID;
+    }
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt_tensor_set & outputs) {
+    namespace protocol = simulator::protocol;
+    const size_t n     = model.tensors.size();
+
+    std::vector<std::shared_ptr<nrt_tensor>> tensors(n);
+    std::vector<uint8_t>                     message(sizeof(protocol::execute) + n * sizeof(protocol::binding));
+    for (size_t i = 0; i < n; i++) {
+        const tensor_info & info   = model.tensors[i];
+        const bool          input  = info.usage == NRT_TENSOR_USAGE_INPUT;
+        const NRT_STATUS    status = bind(rt, model, info, input ? inputs : outputs, tensors[i]);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        if (info.alias >= 0) {
+            const nrt_tensor & source = *tensors[static_cast<size_t>(info.alias)];
+            if (source.arena() != tensors[i]->arena() || source.position() != tensors[i]->position()) {
+                log(level::error, "nrt_execute", "output '%s' is to be the memory of input '%s' and is not",
+                    info.name.c_str(), model.tensors[static_cast<size_t>(info.alias)].name.c_str());
+                return NRT_INVALID;
+            }
+        }
+        const protocol::binding binding = { tensors[i]->arena(), 0, tensors[i]->position() };
+        memcpy(message.data() + sizeof(protocol::execute) + i * sizeof(binding), &binding, sizeof(binding));
+    }
+    const double timeout = rt.config.exec_timeout;
+    return with_helper(rt, model, timeout, "nrt_execute", [&](simulator::helper & helper, NRT_STATUS & status) {
+        protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
+        {
+            const std::lock_guard<std::mutex> lock(model.mutex);
+            if (model.helper != helper.number()) {
+                return outcome::not_sent;  // another thread has seen it go, and start again
+            }
+            request.model = model.number;
+        }
+        std::vector<uint8_t> answer = message;
+        memcpy(answer.data(), &request, sizeof(request));
+        const outcome result = helper.call(answer, timeout);
+        if (result == outcome::answered) {
+            status = answered(answer, "nrt_execute");
+        }
+        return result;
+    });
+}
+
+}  // namespace
+
+// ---- process -----------------------------------------------------------------------------------------------------------
+
+NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, const char * fal_version) {
+    const char * const where = "nrt_init";
+    (void) fw_version;
+    (void) fal_version;
+    try {
+        runtime &                         rt = process();
+        const std::lock_guard<std::mutex> lock(rt.mutex);
+        if (rt.state == phase::open) {
+            return invalid(where, "called twice");
+        }
+        if (rt.state == phase::closed) {
+            return closed_or_not_open(rt, where);
+        }
+        if (framework == NRT_FRAMEWORK_TYPE_INVALID) {
+            return invalid(where, "framework type 0");
+        }
+        std::string error;
+        if (!simulator::config::read(rt.config, error)) {
+            return invalid(where, error.c_str());
+        }
+        std::vector<std::shared_ptr<simulator::arena>> arenas;
+        for (uint32_t i = 0; i <= rt.cores(); i++) {
+            const bool        host = i == rt.cores();
+            const std::string name = host ? "neuron-host" : "neuron-core-" + std::to_string(i);
+            arenas.push_back(
+                simulator::arena::create(i, name.c_str(), host ? rt.config.host_memory : rt.config.memory, error));
+            if (arenas.back() == nullptr) {
+                log(level::error, where, "%s", error.c_str());
+                return NRT_RESOURCE;
+            }
+        }
+        rt.arenas = std::move(arenas);
+        rt.state  = phase::open;
+        log(level::info, where, "%u simulated cores of %zu bytes", rt.cores(), rt.config.memory);
+        return NRT_SUCCESS;
+    } catch (const std::exception & error) {
+        log(level::error, where, "%s", error.what());
+        return NRT_FAIL_HOST_MEM_ALLOC;
+    }
+}
+
+void nrt_close(void) {
+    with_runtime("nrt_close", [](runtime & rt) {
+        const std::lock_guard<std::mutex> lock(rt.mutex);
+        if (rt.state != phase::open) {
+            return NRT_CLOSED;
+        }
+        rt.state = phase::closed;
+        rt.models.clear();
+        rt.sets.clear();
+        rt.tensors.clear();
+        const std::lock_guard<std::mutex> helper_lock(rt.helper_mutex);
+        rt.helper = nullptr;
+        return NRT_SUCCESS;
+    });
+}
+
+const char * nrt_get_status_as_str(NRT_STATUS status) {
+#define X(name) \
+    case name:  \
+        return #name;
+    switch (status) {
+        X(NRT_SUCCESS)
+        X(NRT_FAILURE)
+        X(NRT_INVALID)
+        X(NRT_INVALID_HANDLE)
+        X(NRT_RESOURCE)
+        X(NRT_TIMEOUT)
+        X(NRT_HW_ERROR)
+        X(NRT_QUEUE_FULL)
+        X(NRT_LOAD_NOT_ENOUGH_NC)
+        X(NRT_UNSUPPORTED_NEFF_VERSION)
+        X(NRT_FAIL_HOST_MEM_ALLOC)
+        X(NRT_UNINITIALIZED)
+        X(NRT_CLOSED)
+        X(NRT_QUEUE_EMPTY)
+        X(NRT_EXEC_UNIT_UNRECOVERABLE)
+        X(NRT_EXEC_BAD_INPUT)
+        X(NRT_EXEC_COMPLETED_WITH_NUM_ERR)
+        X(NRT_EXEC_COMPLETED_WITH_ERR)
+        X(NRT_EXEC_NC_BUSY)
+        X(NRT_EXEC_OOB)
+    }
+#undef X
+    return "unknown status";
+}
+
+NRT_STATUS nrt_get_version(nrt_version_t * version, size_t size) {
+    if (version == nullptr || size == 0) {
+        return invalid("nrt_get_version", "no room for the version");
+    }
+    nrt_version_t own = {};
+    own.rt_major      = 2;
+    strncpy(own.rt_detail, "neuron-kernelgen simulator", sizeof(own.rt_detail) - 1);
+    memset(version, 0, size);
+    memcpy(version, &own, std::min(size, sizeof(own)));
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS nrt_get_total_vnc_count(uint32_t * count) {
+    return with_runtime("nrt_get_total_vnc_count", [&](runtime & rt) {
+        if (count == nullptr) {
+            return invalid("nrt_get_total_vnc_count", "null pointer");
+        }
+        *count = rt.config.total;
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_get_visible_vnc_count(uint32_t * count) {
+    return with_runtime("nrt_get_visible_vnc_count", [&](runtime & rt) {
+        if (count == nullptr) {
+            return invalid("nrt_get_visible_vnc_count", "null pointer");
+        }
+        *count = rt.cores();
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_get_vnc_memory_stats(uint32_t vnc, nrt_vnc_memory_stats_t * stats, size_t size_in, size_t * size_out) {
+    const char * const where = "nrt_get_vnc_memory_stats";
+    return with_runtime(where, [&](runtime & rt) {
+        if (stats == nullptr || vnc >= rt.cores()) {
+            return invalid(where, stats == nullptr ? "null pointer" : "no such core");
+        }
+        const nrt_vnc_memory_stats_t own  = { rt.arenas[vnc]->used(), rt.arenas[vnc]->size() };
+        const size_t                 size = std::min(size_in, sizeof(own));
+        memcpy(stats, &own, size);
+        if (size_out != nullptr) {
+            *size_out = size;
+        }
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_get_instance_info(nrt_instance_info_t * info, size_t size) {
+    const char * const where = "nrt_get_instance_info";
+    return with_runtime(where, [&](runtime &) {
+        if (info == nullptr || size == 0) {
+            return invalid(where, "no room for the information");
+        }
+        nrt_instance_info_t own = {};
+        own.family              = 2;  // trn1
+        own.size                = 1;  // 2xlarge
+        strncpy(own.arch_name, "simulator", sizeof(own.arch_name) - 1);
+        memset(info, 0, size);
+        memcpy(info, &own, std::min(size, sizeof(own)));
+        return NRT_SUCCESS;
+    });
+}
+
+// ---- models ------------------------------------------------------------------------------------------------------------
+
+NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t vnc_count, nrt_model_t ** out) {
+    const char * const where = "nrt_load";
+    return with_runtime(where, [&](runtime & rt) {
+        if (neff == nullptr || out == nullptr || start_vnc < -1 || vnc_count < -1) {
+            return invalid(where, "a null pointer, or a number of cores below -1");
+        }
+        *out = nullptr;
+        std::string      why;
+        const NRT_STATUS readable = simulator::check_neff_header(neff, size, why);
+        if (readable != NRT_SUCCESS) {
+            log(level::error, where, "%s", why.c_str());
+            return readable;
+        }
+        const int64_t first = std::max(start_vnc, 0);
+        const int64_t count = std::max(vnc_count, 1);  // a simulated NEFF wants one
+        if (first + count > rt.cores()) {
+            log(level::error, where, "cores %d to %d are wanted, %u are visible", static_cast<int>(first),
+                static_cast<int>(first + count - 1), rt.cores());
+            return NRT_LOAD_NOT_ENOUGH_NC;
+        }
+        auto model  = std::make_shared<nrt_model>();
+        model->core = static_cast<uint32_t>(first);
+        model->neff = simulator::memory::allocate(rt.host(), size);
+        if (model->neff == nullptr) {
+            log(level::error, where, "no host memory for a NEFF of %zu bytes", size);
+            return NRT_FAIL_HOST_MEM_ALLOC;
+        }
+        model->neff_size = size;
+        memcpy(model->neff->data(), neff, size);
+        const NRT_STATUS status =
+            with_helper(rt, *model, 0, where, [](simulator::helper &, NRT_STATUS &) { return outcome::answered; });
+        if (status == NRT_SUCCESS) {
+            *out = rt.models.add(std::move(model));
+        }
+        return status;
+    });
+}
+
+NRT_STATUS nrt_unload(nrt_model_t * handle) {
+    return with_runtime("nrt_unload", [&](runtime & rt) {
+        const auto model = rt.models.remove(handle);
+        if (model == nullptr) {
+            return invalid_handle("nrt_unload", "model");
+        }
+        std::shared_ptr<simulator::helper> helper;
+        {
+            const std::lock_guard<std::mutex> lock(rt.helper_mutex);
+            helper = rt.helper;
+        }
+        const std::lock_guard<std::mutex> lock(model->mutex);
+        if (helper != nullptr && helper->number() == model->helper) {
+            const simulator::protocol::unload request = { simulator::protocol::UNLOAD, 0, model->number };
+            std::vector<uint8_t>              message(sizeof(request));
+            memcpy(message.data(), &request, sizeof(request));
+            helper->call(message, 0);  // a helper that is gone has forgotten it, too
+        }
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nrt_tensor_set_t * outputs) {
+    return with_runtime("nrt_execute", [&](runtime & rt) {
+        const auto model = rt.models.find(handle);
+        const auto in    = rt.sets.find(inputs);
+        const auto out   = rt.sets.find(outputs);
+        if (model == nullptr || in == nullptr || out == nullptr) {
+            return invalid_handle("nrt_execute", model == nullptr ? "model"
+                                                 : in == nullptr  ? "input set"
+                                                                  : "output set");
+        }
+        return execute(rt, *model, *in, *out);
+    });
+}
+
+NRT_STATUS nrt_get_model_tensor_info(nrt_model_t * handle, nrt_tensor_info_array_t ** out) {
+    const char * const where = "nrt_get_model_tensor_info";
+    return with_runtime(where, [&](runtime & rt) {
+        if (out == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        *out             = nullptr;
+        const auto model = rt.models.find(handle);
+        if (model == nullptr) {
+            return invalid_handle(where, "model");
+        }
+        // One block: the array, then the shapes.
+        const size_t n     = model->tensors.size();
+        const size_t array = sizeof(nrt_tensor_info_array_t) + n * sizeof(nrt_tensor_info_t);
+        size_t       dims  = 0;
+        for (const auto & tensor : model->tensors) {
+            dims += tensor.shape.size();
+        }
+        auto * block = static_cast<nrt_tensor_info_array_t *>(calloc(1, array + dims * sizeof(uint32_t)));
+        if (block == nullptr) {
+            return NRT_FAIL_HOST_MEM_ALLOC;
+        }
+        auto * shape        = reinterpret_cast<uint32_t *>(reinterpret_cast<uint8_t *>(block) + array);
+        block->tensor_count = n;
+        for (size_t i = 0; i < n; i++) {
+            const tensor_info & from = model->tensors[i];
+            nrt_tensor_info_t & to   = block->tensor_array[i];
+            memcpy(to.name, from.name.c_str(), from.name.size());  // shorter than the zeroed field
+            to.usage = from.usage;
+            to.size  = from.size;
+            to.dtype = from.dtype;
+            to.ndim  = static_cast<uint32_t>(from.shape.size());
+            to.shape = shape;
+            shape    = std::copy(from.shape.begin(), from.shape.end(), shape);
+        }
+        *out = block;
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_free_model_tensor_info(nrt_tensor_info_array_t * info) {
+    free(info);
+    return NRT_SUCCESS;
+}
+
+// ---- tensor sets -------------------------------------------------------------------------------------------------------
+
+NRT_STATUS nrt_allocate_tensor_set(nrt_tensor_set_t ** out) {
+    return with_runtime("nrt_allocate_tensor_set", [&](runtime & rt) {
+        if (out == nullptr) {
+            return invalid("nrt_allocate_tensor_set", "null pointer");
+        }
+        *out = rt.sets.add(std::make_shared<nrt_tensor_set>());
+        return NRT_SUCCESS;
+    });
+}
+
+void nrt_destroy_tensor_set(nrt_tensor_set_t ** set) {
+    if (set != nullptr && *set != nullptr) {
+        // After nrt_close there are none: then it is no error to find nothing.
+        process().sets.remove(*set);
+        *set = nullptr;
+    }
+}
+
+NRT_STATUS nrt_add_tensor_to_tensor_set(nrt_tensor_set_t * handle, const char * name, nrt_tensor_t * tensor_handle) {
+    const char * const where = "nrt_add_tensor_to_tensor_set";
+    return with_runtime(where, [&](runtime & rt) {
+        const auto set    = rt.sets.find(handle);
+        const auto tensor = rt.tensors.find(tensor_handle);
+        if (set == nullptr || tensor == nullptr) {
+            return invalid_handle(where, set == nullptr ? "set" : "tensor");
+        }
+        if (name == nullptr || strlen(name) >= NRT_TENSOR_NAME_MAX) {
+            return invalid(where, name == nullptr ? "a tensor without a name" : "a name of 256 bytes or more");
+        }
+        auto * const found = set->find(name);
+        if (found != nullptr) {
+            *found = tensor;
+        } else {
+            set->tensors.emplace_back(name, tensor);
+        }
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_get_tensor_from_tensor_set(nrt_tensor_set_t * handle, const char * name, nrt_tensor_t ** out) {
+    const char * const where = "nrt_get_tensor_from_tensor_set";
+    return with_runtime(where, [&](runtime & rt) {
+        const auto set = rt.sets.find(handle);
+        if (set == nullptr) {
+            return invalid_handle(where, "set");
+        }
+        if (name == nullptr || out == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        auto * const found = set->find(name);
+        if (found == nullptr) {
+            log(level::error, where, "the set has no tensor '%s'", name);
+            return NRT_FAILURE;
+        }
+        *out = found->lock().get();
+        return *out == nullptr ? invalid_handle(where, name) : NRT_SUCCESS;
+    });
+}
+
+// ---- tensors -----------------------------------------------------------------------------------------------------------
+
+NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement,
+                               int                    vnc,
+                               size_t                 size,
+                               const char *           name,
+                               nrt_tensor_t **        out) {
+    const char * const where = "nrt_tensor_allocate";
+    return with_runtime(where, [&](runtime & rt) {
+        if (out == nullptr || size == 0) {
+            return invalid(where, out == nullptr ? "null pointer" : "0 bytes");
+        }
+        *out             = nullptr;
+        const auto arena = arena_of(rt, placement, vnc);
+        if (arena == nullptr) {
+            log(level::error, where, "no core %d, or placement %d is none that is simulated", vnc,
+                static_cast<int>(placement));
+            return NRT_INVALID;
+        }
+        auto memory = simulator::memory::allocate(arena, size);
+        if (memory == nullptr) {
+            log(level::error, where, "%zu bytes for '%s' on core %d: %zu of %zu are in use", size,
+                name == nullptr ? "" : name, vnc, arena->used(), arena->size());
+            return NRT_RESOURCE;
+        }
+        *out = rt.tensors.add(std::make_shared<nrt_tensor>(std::move(memory), 0, size, name));
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_tensor_allocate_slice(const nrt_tensor_t * handle,
+                                     size_t               offset,
+                                     size_t               size,
+                                     const char *         name,
+                                     nrt_tensor_t **      out) {
+    const char * const where = "nrt_tensor_allocate_slice";
+    return with_runtime(where, [&](runtime & rt) {
+        if (out == nullptr || size == 0) {
+            return invalid(where, out == nullptr ? "null pointer" : "0 bytes");
+        }
+        *out = nullptr;
+        NRT_STATUS status;
+        const auto source = tensor_range(rt, handle, offset, size, where, status);
+        if (source != nullptr) {
+            *out = rt.tensors.add(std::make_shared<nrt_tensor>(source->memory, source->offset + offset, size, name));
+        }
+        return status;
+    });
+}
+
+void nrt_tensor_free(nrt_tensor_t ** handle) {
+    if (handle != nullptr && *handle != nullptr) {
+        process().tensors.remove(*handle);
+        *handle = nullptr;
+    }
+}
+
+size_t nrt_tensor_get_size(const nrt_tensor_t * handle) {
+    const auto tensor = process().tensors.find(handle);
+    return tensor == nullptr ? 0 : tensor->size;
+}
+
+void * nrt_tensor_get_va(const nrt_tensor_t * handle) {
+    runtime &  rt     = process();
+    const auto tensor = rt.tensors.find(handle);
+    // A device's memory is not the host's, and a client that took it for that would fail on a device.
+    return tensor == nullptr || tensor->arena() != rt.host()->index() ? nullptr : tensor->data();
+}
+
+NRT_STATUS nrt_tensor_read(const nrt_tensor_t * handle, void * data, size_t offset, size_t size) {
+    const char * const where = "nrt_tensor_read";
+    return with_runtime(where, [&](runtime & rt) {
+        NRT_STATUS status;
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        if (tensor == nullptr || size == 0) {
+            return status;
+        }
+        if (data == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        memcpy(data, tensor->data() + offset, size);
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t offset, size_t size) {
+    const char * const where = "nrt_tensor_write";
+    return with_runtime(where, [&](runtime & rt) {
+        NRT_STATUS status;
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        if (tensor == nullptr || size == 0) {
+            return status;
+        }
+        if (data == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        memcpy(tensor->data() + offset, data, size);
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrt_tensor_memset(nrt_tensor_t * handle, uint64_t offset, int value, size_t size) {
+    const char * const where = "nrt_tensor_memset";
+    return with_runtime(where, [&](runtime & rt) {
+        NRT_STATUS status;
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        if (tensor != nullptr) {
+            memset(tensor->data() + offset, value, size);
+        }
+        return status;
+    });
+}
+
+NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source_handle,
+                           size_t               source_offset,
+                           nrt_tensor_t *       destination_handle,
+                           size_t               destination_offset,
+                           size_t               size) {
+    const char * const where = "nrt_tensor_copy";
+    return with_runtime(where, [&](runtime & rt) {
+        NRT_STATUS status;
+        const auto source = tensor_range(rt, source_handle, source_offset, size, where, status);
+        if (source == nullptr) {
+            return status;
+        }
+        const auto destination = tensor_range(rt, destination_handle, destination_offset, size, where, status);
+        if (destination == nullptr) {
+            return status;
+        }
+        const uint32_t host = rt.host()->index();
+        if (source->arena() != destination->arena() && source->arena() != host && destination->arena() != host) {
+            log(level::error, where, "from core %u to core %u", source->arena(), destination->arena());
+            return NRT_INVALID;
+        }
+        memmove(destination->data() + destination_offset, source->data() + source_offset, size);
+        return NRT_SUCCESS;
+    });
+}

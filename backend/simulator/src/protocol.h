@@ -1,0 +1,77 @@
+// What the library and its helper say to each other; tools/kernelgen/simulator/protocol.py is the other side.
+//
+// Sockets are AF_UNIX, SOCK_SEQPACKET: one message is one packet, numbers are as the machine has them. The first socket is the
+// control socket, which the helper inherits. The library greets on it, and the helper answers when it is ready; then it passes
+// lanes, further sockets. A lane carries one request at a time and its answer; threads that execute at the same time use
+// different lanes. The helper ends when the control socket closes.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace simulator::protocol {
+
+constexpr uint32_t VERSION     = 1;
+constexpr size_t   MAX_MESSAGE = 65536;
+
+enum operation : uint32_t {
+    HELLO   = 1,  // control; carries a descriptor per arena
+    LANE    = 2,  // control; carries the lane; not answered
+    LOAD    = 3,
+    EXECUTE = 4,
+    UNLOAD  = 5,
+};
+
+struct hello {
+    uint32_t operation;
+    uint32_t version;
+    uint32_t arenas;
+    uint32_t zero;
+    // uint64_t size[arenas] follows
+};
+
+struct load {
+    uint32_t operation;
+    uint32_t arena;
+    uint64_t offset;
+    uint64_t size;
+};
+
+struct execute {
+    uint32_t operation;
+    uint32_t tensors;
+    uint64_t model;
+    // binding[tensors] follows: inputs, then outputs
+};
+
+struct binding {
+    uint32_t arena;
+    uint32_t zero;
+    uint64_t offset;
+};
+
+struct unload {
+    uint32_t operation;
+    uint32_t zero;
+    uint64_t model;
+};
+
+// Every answer. A text, the reason, follows when the status is not NRT_SUCCESS.
+struct answer {
+    uint32_t status;
+    uint32_t tensors;  // of a LOAD that succeeded: as many `tensor` follow the model's number
+};
+
+// After an answer to LOAD: uint64_t model, then for each tensor this, its shape and its name.
+struct tensor {
+    uint32_t usage;
+    uint32_t dtype;
+    uint64_t size;
+    int32_t  alias;  // of an output: the number of the input whose memory it is written to, or -1
+    uint32_t ndim;   // uint32_t shape[ndim] follows
+    uint32_t name;   // char name[name] follows the shape
+    uint32_t zero;
+};
+
+}  // namespace simulator::protocol

@@ -1,0 +1,289 @@
+"""Loads simulated NEFFs and runs them with XLA on tensors that lie in shared memory.
+
+An input is given to XLA where it lies, when its address suits XLA, else as a copy. A result is computed into XLA's own memory
+and then copied to its tensor, so a tensor may be input and output at once; for the same reason, the HLO's aliasing of results and
+inputs is not left to XLA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kernelgen import neff
+from kernelgen.errors import KernelgenError
+from kernelgen.hlo import proto
+from kernelgen.hlo.execute import Executable, compile_for_cpu
+
+IDLE_EXECUTABLES = 256
+"""Compiled HLO of which no model is left is kept for the next one that needs it, this many at most."""
+
+BINDINGS_PER_MODEL = 1024
+"""Prepared executions that a model keeps at most; a client that goes on binding other memory starts over."""
+
+
+class DeviceError(Exception):
+    """A request that cannot be done; its text is for the client's log."""
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Memory that is shared with the client.
+
+    Attributes:
+        data: all of it.
+        address: where it lies in this process.
+    """
+
+    data: mmap.mmap
+    address: int
+
+    @classmethod
+    def map(cls, fd: int, size: int) -> Arena:
+        """Returns the arena behind a descriptor.
+
+        Raises:
+            OSError, ValueError: it cannot be mapped.
+        """
+        data = mmap.mmap(fd, size)
+        return cls(data, ctypes.addressof(ctypes.c_char.from_buffer(data)))
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A model's inputs and outputs in certain places of memory.
+
+    Attributes:
+        arguments: XLA's array for each input that it reads in place; None for one that must be copied each time.
+        copies: whether there is a None among them.
+        views: the inputs as NumPy arrays.
+        results: address and bytes of each output.
+    """
+
+    arguments: list[Any]
+    copies: bool
+    views: list[np.ndarray[Any, Any]]
+    results: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Model:
+    """A loaded NEFF.
+
+    Attributes:
+        digest: SHA-256 of its HLO.
+        executable: the HLO, compiled.
+        inputs: (NumPy dtype, shape, bytes) of each.
+        outputs: bytes of each.
+        bindings: what was prepared, by the request that asked for it.
+    """
+
+    digest: bytes
+    executable: Executable
+    inputs: list[tuple[Any, tuple[int, ...], int]]
+    outputs: list[int]
+    bindings: dict[bytes, Binding] = field(default_factory=dict)
+
+
+class Device:
+    """What the helper has: arenas, models, and XLA's CPU. Methods may be called by several threads at once.
+
+    Args:
+        arenas: by number.
+    """
+
+    def __init__(self, arenas: Sequence[Arena]) -> None:
+        self._arenas = arenas
+        self._models: dict[int, Model] = {}
+        self._lock = threading.Lock()
+        self._number = 0
+        self._executables = _Executables()
+        self._put = _array_maker()
+
+    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...]]:
+        """Returns a new model's number and its tensors, inputs first.
+
+        Args:
+            arena: where the NEFF lies.
+            offset: the same, in bytes.
+            size: bytes of the NEFF.
+
+        Raises:
+            KernelgenError: it is no undamaged simulated NEFF.
+            DeviceError: XLA does not compile it.
+        """
+        data = self._arenas[arena].data[offset : offset + size]
+        contents = neff.read_simulated(data, source="nrt_load")
+        if contents.tensors != neff.tensors_of(contents.hlo, source="nrt_load"):
+            raise KernelgenError("nrt_load: damaged NEFF: its tensors are not those of its HLO")
+        digest = hashlib.sha256(contents.hlo).digest()
+        executable = self._executables.get(digest, contents.hlo)
+        types = [np.dtype(_numpy_type(dtype)) for _, dtype, _ in executable.parameters]
+        inputs = [t for t in contents.tensors if t.usage == "in"]
+        outputs = [t for t in contents.tensors if t.usage == "out"]
+        model = Model(
+            digest=digest,
+            executable=executable,
+            inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
+            outputs=[t.size for t in outputs],
+        )
+        with self._lock:
+            self._number += 1
+            self._models[self._number] = model
+            return self._number, contents.tensors
+
+    def unload(self, number: int) -> None:
+        """Forgets a model; one that is being executed goes when that is done.
+
+        Raises:
+            DeviceError: there is no such model.
+        """
+        with self._lock:
+            model = self._models.pop(number, None)
+        if model is None:
+            raise DeviceError(f"no model {number}")
+        self._executables.release(model.digest)
+
+    def execute(self, number: int, places: bytes, read: Callable[[bytes], Sequence[tuple[int, int]]]) -> None:
+        """Runs a model.
+
+        Args:
+            number: the model's.
+            places: where its inputs and outputs are, in any form that tells places apart.
+            read: reads `places`: (arena, offset) of each input, then of each output. Not called when the model was executed
+                with the same before.
+
+        Raises:
+            DeviceError: no such model, or places that are none.
+        """
+        model = self._models.get(number)
+        if model is None:
+            raise DeviceError(f"no model {number}")
+        binding = model.bindings.get(places)
+        if binding is None:
+            binding = self._bind(model, read(places))
+            if len(model.bindings) >= BINDINGS_PER_MODEL:
+                model.bindings.clear()
+            model.bindings[places] = binding
+        arguments = binding.arguments
+        if binding.copies:
+            put = self._put
+            pairs = zip(arguments, binding.views, strict=True)
+            arguments = [put(view) if argument is None else argument for argument, view in pairs]
+        results = model.executable.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
+        arrays = [shards[0] for shards in results]
+        # All of them first: a result may lie where an input of the same execution does.
+        for array in arrays:
+            array.block_until_ready()
+        for array, (address, size) in zip(arrays, binding.results, strict=True):
+            ctypes.memmove(address, array.unsafe_buffer_pointer(), size)
+
+    def _bind(self, model: Model, places: Sequence[tuple[int, int]]) -> Binding:
+        count = len(model.inputs)
+        if len(places) != count + len(model.outputs):
+            raise DeviceError(f"{len(places)} tensors for a model of {count} inputs and {len(model.outputs)} outputs")
+        arguments, views, results = [], [], []
+        for (dtype, shape, size), place in zip(model.inputs, places[:count], strict=True):
+            address = self._address(place, size)
+            view = np.frombuffer(self._arenas[place[0]].data, dtype, size // dtype.itemsize, place[1]).reshape(shape)
+            array = self._put(view)
+            arguments.append(array if array.unsafe_buffer_pointer() == address else None)
+            views.append(view)
+        for size, place in zip(model.outputs, places[count:], strict=True):
+            results.append((self._address(place, size), size))
+        copies = any(array is None for array in arguments)
+        return Binding(arguments, copies, views, results)
+
+    def _address(self, place: tuple[int, int], size: int) -> int:
+        number, offset = place
+        if number >= len(self._arenas) or offset + size > len(self._arenas[number].data):
+            raise DeviceError(f"{size} bytes at {offset} are not in arena {number}")
+        return self._arenas[number].address + offset
+
+
+class _Executables:
+    """Compiled HLO by its digest: compiled once, however many models and threads want it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._compiling: dict[bytes, threading.Lock] = {}
+        self._users: dict[bytes, int] = {}
+        self._compiled: OrderedDict[bytes, Executable] = OrderedDict()
+
+    def get(self, digest: bytes, hlo: bytes) -> Executable:
+        """Returns the compiled HLO, to be released once.
+
+        Raises:
+            DeviceError: XLA does not compile it.
+        """
+        with self._lock:
+            turn = self._compiling.setdefault(digest, threading.Lock())
+        with turn:
+            executable = self._compiled.get(digest)
+            if executable is None:
+                executable = _compile(hlo)
+            with self._lock:
+                self._compiled[digest] = executable
+                self._compiled.move_to_end(digest)
+                self._users[digest] = self._users.get(digest, 0) + 1
+            return executable
+
+    def release(self, digest: bytes) -> None:
+        with self._lock:
+            self._users[digest] -= 1
+            if self._users[digest] == 0:
+                del self._users[digest]
+            idle = [d for d in self._compiled if d not in self._users]
+            for oldest in idle[: max(0, len(idle) - IDLE_EXECUTABLES)]:
+                del self._compiled[oldest]
+                self._compiling.pop(oldest, None)
+
+
+def _compile(hlo: bytes) -> Executable:
+    module = proto.parse(hlo)
+    # XLA would consume the inputs that results share memory with, and they are the client's.
+    module.ClearField("input_output_alias")
+    try:
+        executable = compile_for_cpu(proto.serialize(module))
+    except (ValueError, KeyError) as error:
+        raise DeviceError(str(error)) from error
+    for layout in executable.loaded.get_output_layouts():
+        order = str(layout).strip("{}").partition(":")[0]
+        if order != ",".join(map(str, reversed(range(order.count(",") + 1 if order else 0)))):
+            raise DeviceError(f"XLA lays a result out as {layout}, which is not how the client reads it")
+    return executable
+
+
+def _numpy_type(name: str) -> Any:
+    import ml_dtypes
+
+    return getattr(ml_dtypes, name, name)
+
+
+def _array_maker() -> Callable[[np.ndarray[Any, Any]], Any]:
+    """Returns a function that makes XLA's array of a NumPy one, in the same memory where XLA can use it as it lies."""
+    from kernelgen.hlo.cpu import import_jax
+
+    jax = import_jax()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # the thread that asked does the work: no hand-over
+    from jax.sharding import SingleDeviceSharding
+    from jaxlib import _jax
+
+    device = jax.devices("cpu")[0]
+    sharding = SingleDeviceSharding(device)
+    zero_copy = _jax.HostBufferSemantics.ZERO_COPY
+
+    def put(view: np.ndarray[Any, Any]) -> Any:
+        aval = jax.core.ShapedArray(view.shape, view.dtype)
+        # The lowest layer that takes an array: jax.device_put costs ten times as much, and does not promise not to copy.
+        return _jax.batched_device_put(aval, sharding, [view], [device], True, False, zero_copy, True)
+
+    return put

@@ -1,0 +1,62 @@
+"""Requests as bytes, answered by a `Device`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernelgen.errors import KernelgenError
+from kernelgen.simulator import protocol
+from kernelgen.simulator.device import Device, DeviceError
+from kernelgen.simulator.protocol import Operation, Status
+
+
+class Requests:
+    """Answers what arrives on any lane; several threads may ask at once.
+
+    Args:
+        device: what does the work.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def answer(self, message: bytes) -> bytes:
+        """Returns the answer to a request, whatever happens: a client waits for it."""
+        (operation,) = protocol.OPERATION.unpack_from(message)
+        try:
+            if operation == Operation.EXECUTE:
+                _, _, number = protocol.EXECUTE.unpack_from(message)
+                self._device.execute(number, message[protocol.EXECUTE.size :], _read_places)
+                return protocol.DONE
+            if operation == Operation.LOAD:
+                return self._load(message)
+            if operation == Operation.UNLOAD:
+                _, _, number = protocol.UNLOAD.unpack(message)
+                self._device.unload(number)
+                return protocol.DONE
+            return protocol.failed(Status.FAILURE, f"request {operation} is none")
+        except KernelgenError as error:
+            return protocol.failed(Status.INVALID, str(error))
+        except DeviceError as error:
+            return protocol.failed(Status.FAILURE, str(error))
+        except Exception as error:  # XLA raises types of its own
+            status = Status.EXEC_COMPLETED_WITH_ERR if operation == Operation.EXECUTE else Status.FAILURE
+            return protocol.failed(status, f"{type(error).__name__}: {error}")
+
+    def _load(self, message: bytes) -> bytes:
+        _, arena, offset, size = protocol.LOAD.unpack(message)
+        number, tensors = self._device.load(arena, offset, size)
+        names = [t.name for t in tensors]
+        parts = [protocol.ANSWER.pack(Status.SUCCESS, len(tensors)), protocol.SIZE.pack(number)]
+        for t in tensors:
+            alias = -1 if t.alias is None else names.index(t.alias)
+            parts.append(protocol.tensor(int(t.usage == "out"), t.dtype, t.size, alias, t.shape, t.name))
+        answer = b"".join(parts)
+        if len(answer) > protocol.MAX_MESSAGE:
+            self._device.unload(number)
+            return protocol.failed(Status.FAILURE, f"a model of {len(tensors)} tensors is too large for the simulator")
+        return answer
+
+
+def _read_places(data: bytes) -> Sequence[tuple[int, int]]:
+    return [(arena, offset) for arena, _, offset in protocol.BINDING.iter_unpack(data)]

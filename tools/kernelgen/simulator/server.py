@@ -1,0 +1,99 @@
+"""The helper's sockets: one thread answers on each lane, and the main one watches the control socket, whose end is the helper's.
+
+Nothing that may be missing is imported before the client can be told so.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from kernelgen.simulator import protocol
+from kernelgen.simulator.protocol import Operation, Status
+
+if TYPE_CHECKING:
+    from kernelgen.simulator.requests import Requests
+
+THREADS_VARIABLE = "NEURON_SIMULATOR_THREADS"
+
+MAX_DESCRIPTORS = 253
+"""Linux passes no more in one message; one per core and one for the host."""
+
+
+def serve(control: socket.socket) -> NoReturn:
+    """Answers requests until the client is gone; then ends the process, whatever its threads are doing.
+
+    Args:
+        control: the socket that the client greets on.
+    """
+    try:
+        requests = _greet(control)
+        while True:
+            message, fds, _, _ = socket.recv_fds(control, protocol.MAX_MESSAGE, MAX_DESCRIPTORS)
+            if not message:
+                break
+            for fd in fds:
+                threading.Thread(target=_serve_lane, args=(requests, socket.socket(fileno=fd)), daemon=True).start()
+    except OSError:
+        pass  # the client went while it was answered
+    # XLA's threads may be in the middle of something.
+    os._exit(0)
+
+
+def _greet(control: socket.socket) -> Requests:
+    """Returns what answers this client's requests, ready for them; ends the process when there can be no such thing."""
+    message, fds, _, _ = socket.recv_fds(control, protocol.MAX_MESSAGE, MAX_DESCRIPTORS)
+    if not message:
+        os._exit(0)
+    operation, version, count, _ = protocol.HELLO.unpack_from(message)
+    if (operation, version) != (Operation.HELLO, protocol.VERSION):
+        _refuse(control, f"libnrt speaks version {version} of its protocol, this kernelgen {protocol.VERSION}")
+    _limit_threads()
+    try:
+        from kernelgen.simulator.device import Arena, Device
+        from kernelgen.simulator.requests import Requests
+
+        sizes = [size for (size,) in protocol.SIZE.iter_unpack(message[protocol.HELLO.size :])]
+        if not len(fds) == len(sizes) == count:
+            raise ValueError(f"{count} arenas were announced, {len(fds)} came")
+        requests = Requests(Device([Arena.map(fd, size) for fd, size in zip(fds, sizes, strict=True)]))
+    except ImportError as error:
+        _refuse(
+            control, f"{sys.executable} lacks what kernelgen needs ({error}); NEURON_SIMULATOR_PYTHON names another"
+        )
+    except (OSError, ValueError) as error:
+        _refuse(control, f"{error}")
+    for fd in fds:
+        os.close(fd)
+    # What was imported stays: the collector need not look at it again in the middle of a request.
+    gc.collect()
+    gc.freeze()
+    control.send(protocol.DONE)
+    return requests
+
+
+def _refuse(control: socket.socket, reason: str) -> NoReturn:
+    control.send(protocol.failed(Status.FAILURE, reason))
+    os._exit(1)
+
+
+def _limit_threads() -> None:
+    """Lets XLA use as many threads as asked for, else as there are processors, but at most 8: kernels are small."""
+    asked = os.environ.get(THREADS_VARIABLE, "")
+    count = int(asked) if asked.isdecimal() else min(8, len(os.sched_getaffinity(0)))
+    os.environ["PJRT_NPROC"] = str(max(1, count))
+
+
+def _serve_lane(requests: Requests, lane: socket.socket) -> None:
+    room = bytearray(protocol.MAX_MESSAGE)
+    view = memoryview(room)
+    try:
+        while size := lane.recv_into(room):
+            lane.send(requests.answer(bytes(view[:size])))
+    except OSError:
+        pass  # the client closed it
+    lane.close()
