@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,11 +74,47 @@ def test_auto_takes_the_sdk_when_it_is_there_and_releases_build_with_it(checkout
     try:
         automatic = checkout.bazel("build", "//manifests:basic_trn1")
         assert automatic.compiles == 10
-        assert automatic.emits == 0
         assert "simulator" not in automatic.output
         assert checkout.bazel("build", "--config=release", "//manifests:basic_trn1").compiles == 0
     finally:
         checkout.env = {}
+
+
+def test_a_failed_compile_names_the_kernel_and_keeps_its_log(checkout: scratch.Checkout, sdk: Path) -> None:
+    failure = {"print": "[F134] no room in SBUF", "output": "none", "exit": 70}
+    (sdk / "bin" / "neuronx-cc.json").write_text(json.dumps(failure))
+    checkout.env = {"NEURON_SDK": str(sdk)}
+    try:
+        output = checkout.bazel("build", "//manifests:basic_trn2", expect=1).output
+    finally:
+        checkout.env = {}
+    assert "[F134] no room in SBUF" in output
+    assert re.search(r"kernel \S+-[0-9a-f]{12} for trn2: neuronx-cc ended with status 70", output)
+    assert "to run it again: cd " in output
+    log = re.search(r"the whole log: (\S+)", output)
+    assert log and "no room in SBUF" in Path(log[1]).read_text()
+    assert "Traceback" not in output
+
+
+def test_compiles_wait_for_the_memory_that_they_are_said_to_need(checkout: scratch.Checkout, sdk: Path) -> None:
+    checkout.env = {"NEURON_SDK": str(sdk)}
+    path = checkout.path / "manifests/basic.yaml"
+    good = path.read_text()
+    try:
+        path.write_text(good.replace("\nkernels:", "\ncompiler: {memory_per_compile: 16G, optlevel: 1}\nkernels:"))
+        flags = ["--local_resources=memory=20000", "--jobs=8", "--profile=" + str(sdk / "profile.json")]
+        assert checkout.bazel("build", "//manifests:basic_trn1", flags=flags).compiles == 10
+    finally:
+        path.write_text(good)
+        checkout.env = {}
+    events = json.loads((sdk / "profile.json").read_text())["traceEvents"]
+    running = sorted(
+        (e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if e.get("cat") == "Local execution process wall time" and e["name"] == "NeuronCompile"
+    )
+    assert len(running) == 10
+    assert all(end <= start for (_, end), (start, _) in zip(running, running[1:], strict=False))
 
 
 def test_a_mistake_in_a_manifest_is_shown_with_its_place(checkout: scratch.Checkout) -> None:

@@ -36,8 +36,10 @@ _ABSENT = """\
 _LAUNCHER = """\
 #!/bin/sh
 # Runs {identity}.
+# The compiler starts programs that lie beside it, so it is called by its own path and finds them on PATH.
 self=$(readlink -f "$0")
-exec "${{self%/*}}/compiler" "$@"
+compiler=$(readlink "${{self%/*}}/compiler")
+PATH=${{compiler%/*}}:$PATH exec "$compiler" "$@"
 """
 
 def _find(rctx):
