@@ -65,6 +65,8 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
     specs = {k.spec.id: spec_json(k.spec) for k in plan.kernels}
     configs = {c.key: canonical_json(c.to_json()) for c in plan.configs}
     jax = f"--jax={build.jax_version}"
+    # A simulated NEFF says itself what made it.
+    made_by = [f"--compiler={build.identity}"] if build.executable else []
     files: dict[str, str] = {"plan.json": plan.to_json()}
 
     batches = _batches(plan.kernels)
@@ -81,7 +83,6 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         files[f"steps/{key}.compile"] = _lines(
             f"--compiler={build.compiler}",
             f"--config={config}",
-            # The simulator's own identity is that of its sources.
             *([f"--identity={build.identity}"] if build.executable else []),
         )
     # Where the compiler is and what it may use change no NEFF: nothing is compiled again when this file changes.
@@ -102,6 +103,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         files[f"steps/{bundle.id}.bundle"] = _lines(
             jax,
             f"--name={bundle.name}",
+            *made_by,
             f"--config={configs[bundle.config]}",
             *(f"--entry={canonical_json(entry)}" for entry in entries),
         )
