@@ -23,9 +23,9 @@ int main() {
             { 0, { 256, 8, 1, 1 }, {} },
         };
         neuron_kernels_tensor output = { 0, { 512, 8, 1, 1 }, {} };
-        for (neuron_kernels_tensor * tensor : { &inputs[0], &inputs[1], &output }) {
-            neuron_kernels_set_dense(tensor);
-        }
+        neuron_kernels_set_dense(&inputs[0]);
+        neuron_kernels_set_dense(&inputs[1]);
+        neuron_kernels_set_dense(&output);
         const int32_t kernel =
             neuron_kernels_find(bundle, "MUL_MAT", nullptr, inputs, 2, &output, NEURON_KERNELS_NO_ALIAS);
         if (kernel == NEURON_KERNELS_NOT_FOUND) {
