@@ -646,6 +646,7 @@ static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
 }
 
 static void ggml_backend_neuron_free(ggml_backend_t backend) {
+    neuron_record_flush();
     delete (ggml_backend_neuron_context *) backend->context;
     delete backend;
 }
@@ -939,6 +940,8 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         NEURON_LOG("%s, version %llu.%llu.%llu %s, %u cores\n", nrt.path.c_str(),
                    (unsigned long long) nrt.version.rt_major, (unsigned long long) nrt.version.rt_minor,
                    (unsigned long long) nrt.version.rt_patch, nrt.version.rt_detail, nrt.n_cores);
+        const char * target = getenv("GGML_NEURON_TARGET");
+        neuron_record_target(target && *target ? target : nrt.target);
         shared->kernels.open(nrt, ggml_backend_neuron_embedded());
         shared->buffers = ggml_backend_neuron_choose_buffers(shared->kernels);
         NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared->kernels.n_kernels(),
