@@ -15,9 +15,9 @@
 #   MANIFEST <file>...    YAML files; relative to the current source folder.
 #   TARGETS <target>...   only these targets of the manifests; all by default. Each manifest must be for each of them.
 #   COMPILER <choice>     auto | neuronx-cc | simulator: as Bazel's --//rules:compiler. `auto`, the default, is neuronx-cc where
-#                         it is installed (in the virtual environment that the environment variable NEURON_SDK names, or on PATH)
-#                         and elsewhere the simulator, whose NEFFs load on no device. -DNEURON_KERNELGEN_COMPILER=<choice>
-#                         decides for all calls that do not say.
+#                         it is installed (in the virtual environment that NEURON_SDK names, or on PATH) and elsewhere the
+#                         simulator, whose NEFFs load on no device. -DNEURON_KERNELGEN_COMPILER=<choice> decides for all
+#                         calls that do not say.
 #   FORM <form>...        what to make of each manifest and target; EMBED by default.
 #                           EMBED   part of the program: <neuron_kernels/<manifest>_<target>.h> declares the bundle
 #                           PACK    one file, <manifest>_<target>.kernels.gguf
@@ -34,9 +34,11 @@
 # or later is needed on the machine that builds. kernelgen's packages come from a virtual environment with the versions of
 # requirements.txt, pinned by hash, which is made in the user's cache folder when it is first needed.
 #
-#   NEURON_KERNELGEN_PYTHON       (CMake or environment variable) the interpreter to use. If it has the packages, it runs kernelgen
-#                                 itself; else it makes the environment.
+#   NEURON_KERNELGEN_PYTHON       the interpreter to use. If it has the packages, it runs kernelgen itself; else it makes the
+#                                 environment.
 #   NEURON_KERNELGEN_PYTHON_ENV   OFF: make no environment; packages that the interpreter lacks are an error.
+#
+# NEURON_SDK and NEURON_KERNELGEN_PYTHON are CMake variables, which the environment's set when CMake first runs.
 #
 # Ninja and Makefile generators; CMake 3.20 or later.
 
@@ -127,8 +129,10 @@ function(add_neuron_kernels name)
     if(ARG_MEMORY_PER_COMPILE)
         list(APPEND arguments --memory-per-compile "${ARG_MEMORY_PER_COMPILE}")
     endif()
+    _neuron_kernels_remember(NEURON_SDK "Virtual environment that holds neuronx-cc")
+    set(environment "PYTHONPATH=${root}/tools" PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 --unset=PYTHONHOME "NEURON_SDK=${NEURON_SDK}")
     execute_process(
-        COMMAND "${CMAKE_COMMAND}" -E env "PYTHONPATH=${root}/tools" PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 --unset=PYTHONHOME
+        COMMAND "${CMAKE_COMMAND}" -E env ${environment}
                 "${python}" -P -m kernelgen generate cmake --output "${folder}" --compiler "${compiler}" ${arguments} -- ${MANIFEST}
         RESULT_VARIABLE status
         OUTPUT_VARIABLE said
@@ -247,6 +251,13 @@ function(_neuron_kernels_library root)
     endif()
 endfunction()
 
+# Makes an environment variable a CMake variable, because CMake is run again by builds whose environment may lack it.
+function(_neuron_kernels_remember variable what)
+    if(NOT DEFINED ${variable})
+        set(${variable} "$ENV{${variable}}" CACHE STRING "${what}")
+    endif()
+endfunction()
+
 # Sets `out` to an interpreter that has kernelgen's packages.
 function(_neuron_kernels_python out call)
     get_property(known GLOBAL PROPERTY _NEURON_KERNELS_PYTHON)
@@ -257,8 +268,7 @@ function(_neuron_kernels_python out call)
     _neuron_kernels_root(root)
     set(check "${root}/rules/cmake/check_packages.py")
 
-    # Cached, because CMake is run again by builds whose environment may lack the variable.
-    set(NEURON_KERNELGEN_PYTHON "$ENV{NEURON_KERNELGEN_PYTHON}" CACHE STRING "Python 3.11 or later that runs kernelgen, or makes its environment")
+    _neuron_kernels_remember(NEURON_KERNELGEN_PYTHON "Python 3.11 or later that runs kernelgen, or makes its environment")
     set(named "${NEURON_KERNELGEN_PYTHON}")
     if(named)
         _neuron_kernels_interpreter(python "${named}")

@@ -1,0 +1,139 @@
+"""A scratch copy of this checkout, a project that uses it with CMake, and builds of that project whose commands are counted.
+
+Used by benchmarks/ninja.py and by the tests of `add_neuron_kernels()`. Needs CMake and Ninja or make.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+_COPIED = (
+    *("CMakeLists.txt", "LICENSE", "requirements.in", "requirements.txt"),
+    *("backend/bundle", "examples", "kernels", "manifests", "rules", "tools/kernelgen"),
+)
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "BUILD.bazel")
+
+
+class BuildFailed(Exception):
+    """A command exited with another status than expected; the message is its output."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One build.
+
+    Attributes:
+        output: what the build tool printed.
+        seconds: wall time.
+        emits: kernels that were emitted.
+        compiles: NEFFs that were compiled, by `<kernel>.<config>`.
+        commands: every command that ran, as the build tool describes it.
+    """
+
+    output: str
+    seconds: float
+    emits: int
+    compiles: tuple[str, ...]
+    commands: tuple[str, ...]
+
+
+def copy(destination: Path) -> Path:
+    """Copies what of this checkout CMake builds read."""
+    for name in _COPIED:
+        source, target = CHECKOUT / name, destination / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=_LEFT_OUT)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    return destination
+
+
+def environment() -> dict[str, str]:
+    """Returns this process's environment without what would change a build."""
+    prefixes = (
+        "BAZEL",
+        "BUILD_",
+        "CMAKE",
+        "JAVA_RUNFILES",
+        "MAKE",
+        "MFLAGS",
+        "NEURON_SDK",
+        "PYTHON",
+        "RUNFILES",
+        "TEST_",
+        "VERBOSE",
+    )
+    return {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
+
+
+def run(*command: object, expect: int | None = 0, env: dict[str, str] | None = None) -> str:
+    """Runs a command and returns what it printed.
+
+    Raises:
+        BuildFailed: the exit status is not `expect` (None: any will do).
+    """
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, env=env or environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if expect is not None and done.returncode != expect:
+        raise BuildFailed(f"exit status {done.returncode}: {' '.join(words)}\n{done.stdout}")
+    return done.stdout
+
+
+@dataclass
+class Project:
+    """A project with a build folder.
+
+    Attributes:
+        source: its folder.
+        build: where it is built.
+        generator: CMake's.
+        cmake: the program.
+    """
+
+    source: Path
+    build: Path
+    generator: str = "Ninja"
+    cmake: str = "cmake"
+
+    def configure(self, *arguments: str, expect: int | None = 0, python: str | None = sys.executable) -> str:
+        """Runs CMake; `python` is the interpreter with kernelgen's packages, None leaves it to CMake to find one."""
+        named = [f"-DNEURON_KERNELGEN_PYTHON={python}"] if python else []
+        return run(
+            *(self.cmake, "-G", self.generator, "-S", self.source, "-B", self.build, *named, *arguments), expect=expect
+        )
+
+    def make(self, *arguments: str, expect: int | None = 0) -> Result:
+        """Builds, and counts what was done."""
+        begun = time.perf_counter()
+        output = run(self.cmake, "--build", self.build, "--parallel", "2", *arguments, expect=expect)
+        seconds = time.perf_counter() - begun
+        # Both tools print a command's description behind its number or share: "[3/17] Emitting …", "[ 42%] Emitting …".
+        commands = tuple(re.findall(r"^\[[^\]]+\] ((?!Re-running|Built target).*)$", output, re.MULTILINE))
+        emits = [int(n) for c in commands for n in re.findall(r"^Emitting \S+ \((\d+)\)$", c)]
+        compiles = [id_ for c in commands for id_ in re.findall(r"^Compiling (\S+) \(", c)]
+        return Result(output, seconds, sum(emits), tuple(sorted(compiles)), commands)
+
+    def ninja(self, *arguments: str) -> tuple[str, float]:
+        """Runs Ninja itself; returns what it printed, and the seconds it took."""
+        begun = time.perf_counter()
+        output = run("ninja", "-C", self.build, *arguments)
+        return output, time.perf_counter() - begun
+
+
+def write(folder: Path, lines: Sequence[str], languages: str = "CXX") -> None:
+    """Writes a CMakeLists.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(["cmake_minimum_required(VERSION 3.20)", f"project(user LANGUAGES {languages})", *lines])
+    (folder / "CMakeLists.txt").write_text(text + "\n")
