@@ -456,19 +456,17 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
 }
 
 void nrt_close(void) {
-    with_runtime("nrt_close", [](runtime & rt) {
-        const std::lock_guard<std::mutex> lock(rt.mutex);
-        if (rt.state != phase::open) {
-            return NRT_CLOSED;
-        }
-        rt.state = phase::closed;
-        rt.models.clear();
-        rt.sets.clear();
-        rt.tensors.clear();
-        const std::lock_guard<std::mutex> helper_lock(rt.helper_mutex);
-        rt.helper = nullptr;
-        return NRT_SUCCESS;
-    });
+    runtime &                         rt = process();
+    const std::lock_guard<std::mutex> lock(rt.mutex);
+    if (rt.state != phase::open) {
+        return;  // there is nothing to close, and no way to say so
+    }
+    rt.state = phase::closed;
+    rt.models.clear();
+    rt.sets.clear();
+    rt.tensors.clear();
+    const std::lock_guard<std::mutex> helper_lock(rt.helper_mutex);
+    rt.helper = nullptr;
 }
 
 const char * nrt_get_status_as_str(NRT_STATUS status) {

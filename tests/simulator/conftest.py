@@ -1,0 +1,100 @@
+"""libnrt.so.1 and the C program that uses it: as Bazel built them, or else built here with CMake."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernelgen import hlo, neff
+from kernelgen.library import builtin_library, find, load_function
+from kernelgen.plan import CompileConfig, KernelSpec, TensorDesc
+
+ROOT = Path(__file__).parents[2]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder that holds libnrt.so.1; the program is there or in its folder `tests`."""
+    folder = ROOT / "backend" / "simulator"
+    if not (folder / "libnrt.so.1").exists():
+        source, folder = folder, tmp_path_factory.mktemp("simulator")
+        generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+        configure = ["cmake", *generator, "-S", source, "-B", folder, "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+        subprocess.run(
+            [*configure, "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Werror"], check=True, stdout=subprocess.DEVNULL
+        )
+        subprocess.run(["cmake", "--build", folder, "--parallel"], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def library(built: Path) -> Path:
+    return built / "libnrt.so.1"
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Returns variables with which the simulator finds its helper, and none else of its own."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_RT_", "NEURON_SIMULATOR_"))}
+    return inherited | {
+        "NEURON_SIMULATOR_PYTHON": sys.executable,
+        "NEURON_SIMULATOR_PATH": str(ROOT / "tools"),
+        "NEURON_RT_LOG_LEVEL": "INFO",
+    }
+
+
+@pytest.fixture(scope="session")
+def client(built: Path, environment: dict[str, str]) -> Run:
+    """Returns a function that runs the C program; variables are given by name, None for one that is not to be set."""
+    program = next(p for p in (built / "nrt_client", built / "tests" / "nrt_client") if p.exists())
+
+    def run(*arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        changed = {k: v for k, v in (environment | variables).items() if v is not None}
+        command = [program, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=changed, timeout=120)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_neff(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Returns a function that makes the simulated NEFF of a kernel, with the library's emitter or another."""
+    folder = tmp_path_factory.mktemp("neffs")
+
+    def make(spec: KernelSpec, function: Callable[..., object] | None = None) -> Path:
+        path = folder / f"{spec.id}.neff"
+        if not path.exists():
+            if function is None:
+                function = load_function(*find(spec.op, [builtin_library()]))
+            path.write_bytes(neff.write_simulated(hlo.emit(spec, function), CompileConfig.make("trn1"), "simulator 1"))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def add(make_neff: Make) -> Path:
+    """Returns a NEFF that adds two float32 tensors."""
+    f32 = TensorDesc.parse("(64,4,1,1)/f32")
+    return make_neff(KernelSpec.make("add", [f32, f32], f32))
+
+
+@pytest.fixture(scope="session")
+def slow(make_neff: Make) -> Path:
+    """Returns a NEFF that takes many minutes."""
+    from jax import lax
+
+    def function(x: object) -> object:
+        return lax.fori_loop(0, 2_000_000_000, lambda _, v: v * 0.5 + 1.0, x)
+
+    f32 = TensorDesc.parse("(64,64,1,1)/f32")
+    return make_neff(KernelSpec.make("my_slow", [f32], f32), function)

@@ -1,0 +1,185 @@
+"""A client without a framework does what libnrt's documentation says, and is told what it does wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernelgen.plan import KernelSpec, TensorDesc
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Make = Callable[..., Path]
+
+T = TensorDesc.parse
+
+
+def good(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def filled(n: int, count: int) -> np.ndarray:
+    """Returns what the program fills input n with."""
+    return ((np.arange(count) * 7 + n * 3) % 11).astype(np.float32)
+
+
+def test_executes_a_kernel(client: Run, add: Path) -> None:
+    lines = good(client("run", add)).splitlines()
+    assert lines[:4] == [
+        "runtime 2: neuron-kernelgen simulator",
+        "input input0: type 10, 1024 bytes, shape 1 1 4 64",
+        "input input1: type 10, 1024 bytes, shape 1 1 4 64",
+        "output output0: type 10, 1024 bytes, shape 1 1 4 64",
+    ]
+    name, *values = lines[4].split()
+    assert name == "output0:"
+    assert np.array_equal(np.array(values, np.float32), filled(0, 256) + filled(1, 256))
+
+
+def test_executes_a_kernel_in_place(client: Run, make_neff: Make) -> None:
+    f32 = T("(64,4,1,1)/f32")
+    lines = good(client("run", make_neff(KernelSpec.make("sub", [f32, f32], f32, alias=0)))).splitlines()
+    assert lines[1] == "input input0.must_alias_input: type 10, 1024 bytes, shape 1 1 4 64"
+    assert np.array_equal(np.array(lines[4].split()[1:], np.float32), filled(0, 256) - filled(1, 256))
+
+
+def test_types_and_shapes_are_told(client: Run, make_neff: Make) -> None:
+    """An absent input, an i64 one that arrives as pairs of i32, a quantized one that arrives as bytes."""
+
+    def function(x, absent, rows, blocks, half):  # type: ignore[no-untyped-def]
+        assert absent is None
+        return (x + rows.sum().astype(x.dtype) + blocks.sum().astype(x.dtype) + half.sum().astype(x.dtype)).astype(
+            "float32"
+        )
+
+    inputs = [T("(8,4,1,1)/bf16"), None, T("(4,1,1,1)/i64"), T("(64,2,1,1)/q8_0"), T("(2,1,1,1)/f16")]
+    lines = good(
+        client("run", make_neff(KernelSpec.make("my_types", inputs, T("(8,4,1,1)/f32")), function))
+    ).splitlines()
+    described = [line.split(",")[0] for line in lines[1:6]]
+    assert described == [
+        "input input0: type 6",
+        "input input2: type 8",
+        "input input3: type 3",
+        "input input4: type 7",
+        "output output0: type 10",
+    ]
+
+
+@pytest.mark.parametrize("shape", ["(1,1,1,1)", "(3,1,1,1)", "(4096,300,1,1)"])
+def test_sizes(client: Run, make_neff: Make, shape: str) -> None:
+    f32 = T(f"{shape}/f32")
+    good(client("threads", make_neff(KernelSpec.make("add", [f32, f32], f32)), 1, 2))
+
+
+def test_threads_execute_at_once(client: Run, add: Path) -> None:
+    good(client("threads", add, 8, 50))
+
+
+def test_tensors(client: Run) -> None:
+    result = client("tensors", NEURON_RT_NUM_CORES="2")
+    good(result)
+    assert "NRT simulator ERROR nrt_tensor_write: tensor 'inner': 4 bytes at 12 are not within its 15" in result.stderr
+    assert "helper" not in result.stderr  # none is started for this
+
+
+def test_order_of_calls(client: Run, add: Path) -> None:
+    good(client("sequence", add))
+
+
+def test_binding(client: Run, add: Path) -> None:
+    result = client("binding", add, NEURON_RT_NUM_CORES="2")
+    good(result)
+    for line in (
+        "nrt_execute: the input set has no tensor 'input1'",
+        "nrt_execute: input 'input1' has 1028 bytes, the model's 1024",
+        "nrt_execute: input 'input1' was freed",
+        "nrt_execute: input 'input1' is on core 1, the model on core 0",
+        "nrt_load: cores 2 to 2 are wanted, 2 are visible",
+    ):
+        assert f"NRT simulator ERROR {line}\n" in result.stderr
+
+
+def test_device_memory_ends(client: Run) -> None:
+    result = client("memory", NEURON_SIMULATOR_MEMORY="1M")
+    good(result)
+    assert "nrt_tensor_allocate: 1 bytes for 'more' on core 0: 1048576 of 1048576 are in use" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "NRT_SUCCESS 1 1"),
+        ({"NEURON_RT_NUM_CORES": "2"}, "NRT_SUCCESS 2 2"),
+        ({"NEURON_RT_VISIBLE_CORES": "0-3"}, "NRT_SUCCESS 4 4"),
+        ({"NEURON_RT_VISIBLE_CORES": "1,4-5"}, "NRT_SUCCESS 6 3"),
+        ({"NEURON_RT_VISIBLE_CORES": "3", "NEURON_RT_NUM_CORES": "2"}, "NRT_SUCCESS 4 1"),
+        ({"NEURON_SIMULATOR_CORES": "8"}, "NRT_SUCCESS 8 8"),
+        ({"NEURON_SIMULATOR_CORES": "8", "NEURON_RT_NUM_CORES": "2"}, "NRT_SUCCESS 8 2"),
+        ({"NEURON_SIMULATOR_CORES": "2", "NEURON_RT_NUM_CORES": "3"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_CORES": "2", "NEURON_RT_VISIBLE_CORES": "2"}, "NRT_INVALID 0 0"),
+        ({"NEURON_RT_NUM_CORES": "0"}, "NRT_INVALID 0 0"),
+        ({"NEURON_RT_VISIBLE_CORES": "2-1"}, "NRT_INVALID 0 0"),
+        ({"NEURON_RT_VISIBLE_CORES": "0,0"}, "NRT_INVALID 0 0"),
+        ({"NEURON_RT_VISIBLE_CORES": "0-99999999999"}, "NRT_INVALID 0 0"),
+        ({"NEURON_RT_VISIBLE_CORES": "1,"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_MEMORY": "1T"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_MEMORY": "99999999G"}, "NRT_INVALID 0 0"),
+        ({"NEURON_RT_EXEC_TIMEOUT": "soon"}, "NRT_INVALID 0 0"),
+    ],
+)
+def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
+    result = client("cores", **variables)
+    assert good(result).strip() == expected
+    if expected.startswith("NRT_INVALID"):
+        assert any(f"NRT simulator ERROR nrt_init: {name}=" in result.stderr for name in variables)
+
+
+def test_log_level(client: Run) -> None:
+    variables = {"NEURON_RT_NUM_CORES": "0"}
+    assert "simulated cores" in client("cores").stderr
+    assert client("cores", NEURON_RT_LOG_LEVEL=None).stderr == ""
+    assert "ERROR" in client("cores", NEURON_RT_LOG_LEVEL=None, **variables).stderr
+
+
+def test_the_helper_is_killed(client: Run, add: Path, slow: Path) -> None:
+    """The call that it was needed for fails; the next, and one that comes when it was idle, do not."""
+    result = client("kill", add, slow)
+    good(result)
+    error = (
+        "NRT simulator ERROR nrt_execute: the helper was killed by signal 9 (Killed); the next call starts another\n"
+    )
+    assert result.stderr.count(error) == 1
+
+
+def test_fork(client: Run, add: Path) -> None:
+    good(client("fork", add))
+
+
+def test_an_execution_takes_too_long(client: Run, slow: Path) -> None:
+    result = client("timeout", slow, NEURON_RT_EXEC_TIMEOUT="0.5")
+    assert good(result).strip() == "NRT_TIMEOUT"
+    assert "not done after 0.5 s (NEURON_RT_EXEC_TIMEOUT)" in result.stderr
+
+
+def test_the_helper_ends_with_its_client(client: Run, slow: Path) -> None:
+    """Even in the middle of an execution, and though nobody tells it."""
+    pid = int(good(client("abandon", slow)))
+    try:
+        for _ in range(100):
+            os.kill(pid, 0)
+            # Nobody may reap it here; dead is dead.
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+            time.sleep(0.05)
+    except (ProcessLookupError, FileNotFoundError):
+        return
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the helper goes on")
