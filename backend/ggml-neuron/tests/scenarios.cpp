@@ -1,0 +1,474 @@
+// Scenarios for the backend's tests: each does something with the first NeuronCore and says whether it came out right.
+//
+//     scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...
+//
+// Nothing here knows which kernels there are: tests/ggml_neuron runs the scenarios once to record what they ask for, builds
+// that, and runs them again, under all kinds of circumstances. Results are compared with those of the CPU.
+//
+// Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>"; a node without a kernel is wrong, too.
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml-impl.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+static ggml_backend_dev_t neuron;
+static ggml_backend_dev_t cpu;
+
+[[noreturn]] static void fail(const std::string & message) {
+    throw std::runtime_error(message);
+}
+
+static void check(bool condition, const std::string & message) {
+    if (!condition) {
+        fail(message);
+    }
+}
+
+// Numbers that are the same everywhere.
+static std::vector<float> numbers(size_t n, float seed) {
+    std::vector<float> values(n);
+    for (size_t i = 0; i < n; i++) {
+        values[i] = std::sin(seed + (float) i * 0.7f);
+    }
+    return values;
+}
+
+// A context whose tensors are made first and get memory later.
+struct context {
+    ggml_context_ptr ctx;
+
+    context() {
+        ggml_init_params params = { ggml_tensor_overhead() * 64 + ggml_graph_overhead(), nullptr, true };
+        ctx.reset(ggml_init(params));
+    }
+
+    ggml_context * get() const { return ctx.get(); }
+};
+
+static void fill(ggml_tensor * t, float seed) {
+    if (t->type == GGML_TYPE_F32) {
+        const std::vector<float> values = numbers((size_t) ggml_nelements(t), seed);
+        ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
+    } else if (t->type == GGML_TYPE_F16) {
+        const std::vector<float> values = numbers((size_t) ggml_nelements(t), seed);
+        std::vector<ggml_fp16_t> halves(values.size());
+        ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) halves.size());
+        ggml_backend_tensor_set(t, halves.data(), 0, ggml_nbytes(t));
+    } else if (t->type == GGML_TYPE_I64) {
+        std::vector<int64_t> rows((size_t) ggml_nelements(t));
+        for (size_t i = 0; i < rows.size(); i++) {
+            rows[i] = (int64_t) (i * 3 + 1);
+        }
+        ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
+    } else {
+        fail("no values for such a tensor");
+    }
+}
+
+static std::vector<float> read(const ggml_tensor * t) {
+    std::vector<float> values((size_t) ggml_nelements(t));
+    if (t->type == GGML_TYPE_F32) {
+        ggml_backend_tensor_get(t, values.data(), 0, ggml_nbytes(t));
+    } else {
+        std::vector<ggml_fp16_t> halves(values.size());
+        ggml_backend_tensor_get(t, halves.data(), 0, ggml_nbytes(t));
+        ggml_fp16_to_fp32_row(halves.data(), values.data(), (int64_t) halves.size());
+    }
+    return values;
+}
+
+static void compare(const std::vector<float> & got, const std::vector<float> & wanted) {
+    check(got.size() == wanted.size(), "results of different sizes");
+    for (size_t i = 0; i < got.size(); i++) {
+        if (!(std::fabs(got[i] - wanted[i]) <= 1e-4f + 1e-3f * std::fabs(wanted[i]))) {
+            fail("element " + std::to_string(i) + " is " + std::to_string(got[i]) + ", not " + std::to_string(wanted[i]));
+        }
+    }
+}
+
+// What a scenario builds: a graph's result, and the tensors to fill before it is computed.
+struct built {
+    ggml_tensor *              result;
+    std::vector<ggml_tensor *> inputs;
+};
+
+using builder = std::function<built(ggml_context *)>;
+
+// Asks for every node, so that all that lack a kernel are recorded.
+static void require_kernels(ggml_backend_dev_t dev, const ggml_cgraph * graph) {
+    std::string missing;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (!ggml_backend_dev_supports_op(dev, graph->nodes[i])) {
+            missing += std::string(" ") + ggml_op_desc(graph->nodes[i]);
+        }
+    }
+    check(missing.empty(), "no kernel for" + missing);
+}
+
+// Computes a graph whose tensors all have memory of their own.
+static std::vector<float> run(ggml_backend_dev_t dev, const builder & build, int times = 1) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    context          ctx;
+    const built      b     = build(ctx.get());
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(dev, graph);
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    check(buffer != nullptr, "no memory");
+    for (int i = 0; i < times; i++) {
+        ggml_backend_buffer_clear(buffer.get(), 0);
+        float seed = 1;
+        for (ggml_tensor * t : b.inputs) {
+            fill(t, seed++ + (float) i);
+        }
+        const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    }
+    return read(b.result);
+}
+
+static void against_cpu(const builder & build, int times = 1) {
+    const std::vector<float> got = run(neuron, build, times);
+    compare(got, run(cpu, build, times));
+}
+
+// Computes a graph whose nodes' memory is given by ggml's allocator, which reuses that of sources.
+static std::vector<float> run_allocated(ggml_backend_dev_t dev, const builder & build) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    context          ctx;
+    const built      b     = build(ctx.get());
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(dev, graph);
+    for (ggml_tensor * t : b.inputs) {
+        ggml_set_input(t);
+    }
+    ggml_set_output(b.result);
+    ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_dev_buffer_type(dev)));
+    check(ggml_gallocr_alloc_graph(allocator.get(), graph), "no memory");
+    bool reused = false;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        for (const ggml_tensor * src : node->src) {
+            reused = reused || (src && src->data == node->data);
+        }
+    }
+    check(reused, "the allocator reused nothing: this scenario shows nothing");
+    float seed = 1;
+    for (ggml_tensor * t : b.inputs) {
+        fill(t, seed++);
+    }
+    const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+    check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    return read(b.result);
+}
+
+static ggml_tensor * f32(ggml_context * ctx, int64_t ne0, int64_t ne1 = 1) {
+    return ggml_new_tensor_2d(ctx, GGML_TYPE_F32, ne0, ne1);
+}
+
+static built add(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64);
+    return { ggml_add(ctx, a, b), { a, b } };
+}
+
+static built chain(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    ggml_tensor * t = ggml_add(ctx, a, b);
+    t               = ggml_rms_norm(ctx, t, 1e-5f);
+    t               = ggml_mul(ctx, t, b);
+    t               = ggml_silu(ctx, t);
+    t               = ggml_scale(ctx, t, 0.5f);
+    return { ggml_sub(ctx, a, t), { a, b } };
+}
+
+static built views(ggml_context * ctx) {
+    ggml_tensor * a        = f32(ctx, 32, 12);
+    ggml_tensor * b        = f32(ctx, 32, 5);
+    ggml_tensor * part     = ggml_view_2d(ctx, a, 32, 6, 2 * a->nb[1], 3 * a->nb[1]);
+    ggml_tensor * product  = ggml_mul_mat(ctx, part, b);  // [6, 5]
+    ggml_tensor * swapped  = ggml_transpose(ctx, product);
+    ggml_tensor * dense    = ggml_cont(ctx, swapped);
+    ggml_tensor * reshaped = ggml_reshape_2d(ctx, dense, 10, 3);
+    return { ggml_relu(ctx, reshaped), { a, b } };
+}
+
+// A KV cache's write and the read after it.
+static built cache(ggml_context * ctx) {
+    ggml_tensor * cells = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 16);
+    ggml_tensor * rows  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 3);
+    ggml_tensor * fresh = f32(ctx, 32, 3);
+    ggml_tensor * q     = f32(ctx, 32, 2);
+    ggml_tensor * all   = ggml_set_rows(ctx, cells, fresh, rows);
+    return { ggml_mul_mat(ctx, all, q), { cells, rows, fresh, q } };
+}
+
+static built copies(ggml_context * ctx) {
+    ggml_tensor * to   = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 8);
+    ggml_tensor * from = f32(ctx, 32, 3);
+    ggml_tensor * part = ggml_view_2d(ctx, to, 32, 3, to->nb[1], 2 * to->nb[1]);
+    return { ggml_cpy(ctx, from, part), { to, from } };
+}
+
+static built inplace(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    ggml_tensor * t = ggml_add_inplace(ctx, a, b);
+    return { ggml_scale_inplace(ctx, t, 2.0f), { a, b } };
+}
+
+static built same_twice(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    return { ggml_mul(ctx, a, a), { a } };
+}
+
+// Data in, out, copied and set, at offsets.
+static void memory() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    ggml_tensor *    a = f32(ctx.get(), 100);
+    ggml_tensor *    b = f32(ctx.get(), 100);
+    ggml_tensor *    c = ggml_view_1d(ctx.get(), b, 40, 20 * sizeof(float));
+
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    check(buffer != nullptr, "no memory");
+    check(ggml_backend_buffer_get_base(buffer.get()) != nullptr, "the base is NULL");
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    compare(read(a), std::vector<float>(100, 0.0f));
+    const std::vector<float> values = numbers(100, 3);
+    ggml_backend_tensor_set(a, values.data(), 0, 400);
+    ggml_backend_tensor_copy(a, b);
+    compare(read(b), values);
+    compare(read(c), { values.begin() + 20, values.begin() + 60 });
+    const float one = 1.0f;
+    ggml_backend_tensor_set(c, &one, 8, sizeof(one));
+    ggml_backend_tensor_memset(c, 0, 16, 12);
+    std::vector<float> wanted = values;
+    wanted[22]                = 1.0f;
+    wanted[24] = wanted[25] = wanted[26] = 0.0f;
+    compare(read(b), wanted);
+    compare(read(a), values);
+}
+
+// One graph after another under the same number, and memory that was freed and given anew.
+static void reuse() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    for (int round = 0; round < 3; round++) {
+        context       ctx;
+        const built   b     = add(ctx.get());
+        ggml_cgraph * graph = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(graph, b.result);
+        require_kernels(neuron, graph);
+        ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+        for (const uint64_t uid : { 7, 7, 0, 0, 8 }) {
+            graph->uid = uid;
+            fill(b.inputs[0], (float) round + 1);
+            fill(b.inputs[1], (float) round + 2);
+            ggml_backend_buffer_clear(buffer.get(), 0);
+            fill(b.inputs[0], (float) round + 3);
+            fill(b.inputs[1], (float) round + 4);
+            check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+            std::vector<float>       wanted = numbers(256, (float) round + 3);
+            const std::vector<float> more   = numbers(64, (float) round + 4);
+            for (size_t i = 0; i < wanted.size(); i++) {
+                wanted[i] += more[i % 64];
+            }
+            compare(read(b.result), wanted);
+        }
+    }
+}
+
+// Nodes that are not flagged as work are left alone.
+static void skip() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    const built      b     = add(ctx.get());
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    fill(b.inputs[0], 1);
+    b.result->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    compare(read(b.result), std::vector<float>(256, 0.0f));
+    b.result->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    compare(read(b.result), numbers(256, 1));
+}
+
+// The made-up ops by which llama.cpp places weights: 512 tokens, whatever the kernels are for.
+static void probes() {
+    context       ctx;
+    ggml_tensor * weight = f32(ctx.get(), 32, 6);
+    ggml_tensor * input  = f32(ctx.get(), 32, 512);
+    ggml_tensor * other  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_Q2_K, 256, 6);
+    ggml_tensor * good   = ggml_mul_mat(ctx.get(), weight, input);
+    ggml_tensor * bad    = ggml_mul_mat(ctx.get(), other, f32(ctx.get(), 256, 512));
+
+    check(!ggml_backend_dev_supports_op(neuron, good), "there is a kernel for 512 tokens: this scenario shows nothing");
+    ggml_backend_buffer_ptr dummy(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 0));
+    weight->buffer = other->buffer = dummy.get();
+    check(ggml_backend_dev_supports_op(neuron, good), "a probe for a type that there are kernels for is refused");
+    check(getenv("GGML_NEURON_RECORD") || !ggml_backend_dev_supports_op(neuron, bad),
+          "a probe for a type without kernels is accepted");
+    weight->buffer = other->buffer = nullptr;
+}
+
+// Nodes without elements, and writes of no rows.
+static void empty() {
+    context       ctx;
+    ggml_tensor * nothing = ggml_add(ctx.get(), f32(ctx.get(), 0), f32(ctx.get(), 0));
+    ggml_tensor * cells   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 32, 16);
+    ggml_tensor * none    = ggml_set_rows(ctx.get(), cells, f32(ctx.get(), 32, 0),
+                                          ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 0));
+    ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    ggml_cgraph *           graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, nothing);
+    ggml_build_forward_expand(graph, none);
+    fill(cells, 2);
+    const std::vector<float> before = read(cells);
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    compare(read(cells), before);
+}
+
+// Nodes that write to memory of the device when there is no kernel for them: nobody else could.
+static void stranded() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    ggml_tensor *    cells = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 48, 16);
+    ggml_tensor *    rows  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 3);
+    ggml_tensor *    fresh = f32(ctx.get(), 48, 3);
+    ggml_tensor *    all   = ggml_set_rows(ctx.get(), cells, fresh, rows);
+
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    fill(cells, 1);
+    fill(rows, 0);
+    fill(fresh, 2);
+    check(ggml_backend_dev_supports_op(neuron, all), "refused, though nobody else can");
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, all);
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+
+    std::vector<float>       wanted = numbers(48 * 16, 1);
+    const std::vector<float> values = numbers(48 * 3, 2);
+    for (int row = 0; row < 3; row++) {
+        std::copy_n(values.begin() + row * 48, 48, wanted.begin() + (row * 3 + 1) * 48);
+    }
+    compare(read(cells), wanted);
+}
+
+// Threads that ask for many ops, each for its own and all for some.
+static void threads() {
+    std::vector<std::thread> all;
+    for (int n = 0; n < 8; n++) {
+        all.emplace_back([n] {
+            for (int i = 1; i <= 40; i++) {
+                context       ctx;
+                const int64_t rows = i <= 20 ? i : i + 100 * n;
+                (void) ggml_backend_dev_supports_op(neuron, ggml_sqr(ctx.get(), f32(ctx.get(), 8, rows)));
+            }
+        });
+    }
+    for (std::thread & t : all) {
+        t.join();
+    }
+}
+
+// More memory than there is.
+static void too_much() {
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
+    ggml_backend_buffer_ptr    buffer(ggml_backend_buft_alloc_buffer(buft, (size_t) 1 << 46));
+    check(buffer == nullptr, "64 TiB were allocated");
+    against_cpu(add);  // and all is well
+}
+
+// An execution that fails, and one after it.
+static void recovers() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    const built      b     = add(ctx.get());
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    fill(b.inputs[0], 1);
+    const ggml_status first = ggml_backend_graph_compute(backend.get(), graph);
+    check(first == GGML_STATUS_FAILED, std::string("the first execution: ") + ggml_status_to_string(first));
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "the second execution failed, too");
+    compare(read(b.result), numbers(256, 1));
+}
+
+int main(int argc, char ** argv) {
+    if (argc < 4) {
+        fprintf(stderr, "usage: scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...\n");
+        return 2;
+    }
+    const std::map<std::string, std::function<void()>> scenarios = {
+        { "add", [] { against_cpu(add, 2); } },
+        { "chain", [] { against_cpu(chain); } },
+        { "chain-allocated", [] { compare(run_allocated(neuron, chain), run(cpu, chain)); } },
+        { "views", [] { against_cpu(views); } },
+        { "cache", [] { against_cpu(cache, 2); } },
+        { "copies", [] { against_cpu(copies); } },
+        { "inplace", [] { against_cpu(inplace); } },
+        { "same-twice", [] { against_cpu(same_twice); } },
+        { "memory", memory },
+        { "reuse", reuse },
+        { "skip", skip },
+        { "probes", probes },
+        { "empty", empty },
+        { "stranded", stranded },
+        { "threads", threads },
+        { "too-much", too_much },
+        { "recovers", recovers },
+    };
+
+    ggml_backend_load_all_from_path(argv[2]);
+    cpu                    = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_reg_t reg = ggml_backend_load(argv[1]);
+    if (!reg || !cpu) {
+        fprintf(stderr, "scenarios: a backend does not load\n");
+        return 2;
+    }
+    if (ggml_backend_reg_dev_count(reg) == 0) {
+        printf("no devices\n");
+        return 3;
+    }
+    neuron     = ggml_backend_reg_dev_get(reg, 0);
+    int result = 0;
+    for (int i = 3; i < argc; i++) {
+        const auto scenario = scenarios.find(argv[i]);
+        if (scenario == scenarios.end()) {
+            fprintf(stderr, "scenarios: no scenario %s\n", argv[i]);
+            return 2;
+        }
+        try {
+            scenario->second();
+            printf("%s: ok\n", argv[i]);
+        } catch (const std::exception & error) {
+            printf("%s: %s\n", argv[i], error.what());
+            result = 1;
+        }
+        fflush(stdout);
+    }
+    return result;
+}
