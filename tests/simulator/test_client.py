@@ -150,13 +150,13 @@ def test_log_level(client: Run) -> None:
 
 
 def test_the_helper_is_killed(client: Run, add: Path, slow: Path) -> None:
-    """The call that it was needed for fails; the next, and one that comes when it was idle, do not."""
+    """Calls that it was needed for fail; the next, and one that comes when it was idle, do not."""
     result = client("kill", add, slow)
     good(result)
     error = (
         "NRT simulator ERROR nrt_execute: the helper was killed by signal 9 (Killed); the next call starts another\n"
     )
-    assert result.stderr.count(error) == 1
+    assert result.stderr.count(error) == 3  # as many threads waited
 
 
 def test_fork(client: Run, add: Path) -> None:

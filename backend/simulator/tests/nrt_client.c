@@ -541,6 +541,11 @@ static void * kill_later(void * unused) {
     return NULL;
 }
 
+static void * execute_and_fail(void * j) {
+    EXPECT(NRT_HW_ERROR, execute(j));
+    return NULL;
+}
+
 static void kill_helper(const char * path, const char * slow_path) {
     init();
     job j    = make_job(load(path), 0);
@@ -548,9 +553,17 @@ static void kill_helper(const char * path, const char * slow_path) {
     OK(execute(&j));
     const pid_t first = helper_pid();
 
+    // Several threads wait for it: all are told, and one helper comes after it.
     pthread_t killer;
+    pthread_t others[2];
     CHECK(pthread_create(&killer, NULL, kill_later, NULL) == 0);
-    EXPECT(NRT_HW_ERROR, execute(&slow));
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&others[i], NULL, execute_and_fail, &slow) == 0);
+    }
+    execute_and_fail(&slow);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(others[i], NULL);
+    }
     pthread_join(killer, NULL);
 
     fill(&j, 5);
