@@ -3,6 +3,7 @@
     ./bazelw run //tests/llama:backend_ops                       every op that has an emitter: all its cases
     ./bazelw run //tests/llama:backend_ops -- -o ADD,MUL_MAT     these ops, or whole cases, as test-backend-ops takes them
     ./bazelw run //tests/llama:backend_ops -- --sample           the cases that the tests run
+    ./bazelw run //tests/llama:backend_ops -- --write-sample F   all cases; writes a new sample of what passed to F
 
 Three steps for each op: the backend, which has no kernel yet, records what it is asked for as a manifest; what can be built of the
 manifest is built; the cases run against the CPU. Prints how many cases there are, how many the device supports, and how many
@@ -22,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import harness  # noqa: E402
 
+_HEADER = "# Cases of test-backend-ops, some for each op with an emitter; written by `backend_ops.py --write-sample`."
+
 SAMPLE = Path(__file__).with_name("sample.txt")
 
 
@@ -35,6 +38,15 @@ def default_work() -> Path:
 def sample() -> list[str]:
     """Returns the cases of sample.txt."""
     return [line for line in SAMPLE.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def choose(passed: list[str]) -> list[str]:
+    """Returns some cases of every op, spread evenly over the op's cases: more of the ops that have many."""
+    chosen = []
+    for cases in harness.by_op(dict.fromkeys(passed)).values():
+        count = min(len(cases), 4 if len(cases) < 100 else 12)
+        chosen += [cases[i * len(cases) // count] for i in range(count)]
+    return chosen
 
 
 def run(
@@ -78,6 +90,7 @@ def main() -> int:
     parser.add_argument("-o", dest="ops", metavar="OPS", help="ops or whole cases; every op with an emitter by default")
     parser.add_argument("-p", dest="params", metavar="REGEX", help="only cases whose parameters match")
     parser.add_argument("--sample", action="store_true", help="the cases that the tests run")
+    parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of what passed")
     parser.add_argument("--work", type=Path, default=default_work(), help="where kernels are kept between runs")
     parser.add_argument("-j", "--jobs", type=int, help="kernels built at once; one per CPU by default")
     args = parser.parse_args()
@@ -90,6 +103,8 @@ def main() -> int:
     begun = time.monotonic()
     outcome, built = run(harness.Programs.find(), groups, args.work, params=args.params, jobs=args.jobs, say=say)
     report(outcome, built)
+    if args.write_sample:
+        args.write_sample.write_text("\n".join([_HEADER, *choose(outcome.passed), ""]))
     print(f"{time.monotonic() - begun:.0f} s")
     failed = any(made.failed for made in built.values())
     return 0 if outcome.ok and not failed else 1
