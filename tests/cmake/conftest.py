@@ -1,0 +1,67 @@
+"""A scratch copy of the checkout for projects that use it, and the double of neuronx-cc.
+
+benchmarks/cmake_project.py and benchmarks/ninja.py are importable here: the tests build projects as the benchmark does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# When Bazel runs a test, this file is a link into the checkout; the scratch copies are made of the checkout itself.
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import cmake_project  # noqa: E402
+
+SMALL = """\
+format: 1
+name: small
+targets: [trn1, inf2]
+kernels:
+  - {op: add, inputs: ["(64,4,1,1)/f32", "(64,1,1,1)/f32"], output: "(64,4,1,1)/f32"}
+  - {op: relu, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32"}
+  - {op: rms_norm, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32", params: {eps: 1.0e-6}}
+"""
+"""A manifest of three kernels, of two modules."""
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout that no test changes."""
+    return cmake_project.copy(tmp_path_factory.mktemp("checkout") / "kernelgen")
+
+
+@pytest.fixture
+def project(checkout: Path, tmp_path: Path) -> Callable[..., cmake_project.Project]:
+    """Returns a function that writes a project with the small manifest and some calls, which is built in `build`."""
+
+    def project(*calls: str, generator: str = "Ninja", languages: str = "NONE") -> cmake_project.Project:
+        made = cmake_project.Project(tmp_path / "project", tmp_path / "build", generator)
+        cmake_project.write(made.source, [f'include("{checkout}/rules/cmake/NeuronKernels.cmake")', *calls], languages)
+        (made.source / "small.yaml").write_text(SMALL)
+        return made
+
+    return project
+
+
+@pytest.fixture
+def sdk(tmp_path: Path) -> Callable[..., Path]:
+    """Returns a function that installs the double of neuronx-cc, with some manners, as an SDK in a folder."""
+
+    def sdk(folder: str = "sdk", **manners: Any) -> Path:
+        double = ROOT / "tests" / "compilers" / "fake_neuronx_cc"
+        program = tmp_path / folder / "bin" / "neuronx-cc"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("\n".join([f"#!{sys.executable}", *double.read_text().splitlines()[1:], ""]))
+        shutil.copymode(double, program)
+        program.with_name("neuronx-cc.json").write_text(json.dumps(manners))
+        return tmp_path / folder
+
+    return sdk

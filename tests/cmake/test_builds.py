@@ -1,0 +1,204 @@
+"""What add_neuron_kernels() builds is what `kernelgen build` builds, and a change rebuilds what it changes and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, SMALL, cmake_project
+
+import ninja  # isort: skip  # benchmarks/ninja.py, which conftest makes importable
+
+Make = Callable[..., cmake_project.Project]
+
+MAIN = """\
+#include <neuron_kernels/small_inf2.h>
+#include <neuron_kernels/small_trn1.h>
+#include <cstdio>
+
+int main() {
+    for (const neuron_kernels_table * table : { &neuron_kernels_small_trn1, &neuron_kernels_small_inf2 }) {
+        char             message[NEURON_KERNELS_MESSAGE_SIZE];
+        neuron_kernels * bundle;
+        if (neuron_kernels_open_embedded(table, &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+            std::puts(message);
+            return 1;
+        }
+        neuron_kernels_tensor inputs[2] = { { 0, { 64, 4, 1, 1 }, {} }, { 0, { 64, 1, 1, 1 }, {} } };
+        neuron_kernels_set_dense(&inputs[0]);
+        neuron_kernels_set_dense(&inputs[1]);
+        const int32_t found =
+            neuron_kernels_find(bundle, "ADD", nullptr, inputs, 2, &inputs[0], NEURON_KERNELS_NO_ALIAS);
+        const int32_t missed =
+            neuron_kernels_find(bundle, "SUB", nullptr, inputs, 2, &inputs[0], NEURON_KERNELS_NO_ALIAS);
+        std::printf("%s %zu %s %d\\n", neuron_kernels_metadata(bundle, "target"), neuron_kernels_count(bundle),
+                    neuron_kernels_id(bundle, found), missed == NEURON_KERNELS_NOT_FOUND);
+    }
+}
+""".replace("#include <cstdio>\n", "#include <cstdio>\n#include <initializer_list>\n")
+
+GENERATORS = pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
+
+
+def kernelgen(*arguments: object) -> None:
+    """Runs the command line of this checkout."""
+    subprocess.run(
+        [sys.executable, "-P", "-m", "kernelgen", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), *filter(None, sys.path)])},
+        check=True,
+        capture_output=True,
+    )
+
+
+@GENERATORS
+def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_makes(
+    project: Make, generator: str, tmp_path: Path
+) -> None:
+    made = project(
+        "add_neuron_kernels(small_kernels MANIFEST small.yaml COMPILER simulator FORM EMBED PACK TREE MEMORY_PER_COMPILE 2G)",
+        "add_executable(main main.cc)",
+        "target_link_libraries(main PRIVATE NeuronKernels::small_kernels)",
+        'file(GENERATE OUTPUT packs CONTENT "$<TARGET_PROPERTY:small_kernels,NEURON_KERNELS_PACKS>")',
+        generator=generator,
+        languages="CXX",
+    )
+    (made.source / "main.cc").write_text(MAIN)
+    made.configure()
+    made.make()
+    printed = cmake_project.run(made.build / "main").splitlines()
+    assert [line.split(" add-64x4-f32-")[0] for line in printed] == ["trn1 3", "inf2 3"]
+    assert all(line.endswith(" 1") for line in printed)
+
+    # The same manifest under another path; no path is in a pack or a tree.
+    manifest = tmp_path / "elsewhere" / "small.yaml"
+    manifest.parent.mkdir()
+    manifest.write_text(SMALL)
+    kernelgen("build", manifest, "--compiler", "simulator", "-o", tmp_path / "direct")
+    packs = [Path(p) for p in (made.build / "packs").read_text().split(";")]
+    assert [p.name for p in packs] == ["small_inf2.kernels.gguf", "small_trn1.kernels.gguf"]
+    for pack in packs:
+        assert pack.read_bytes() == (tmp_path / "direct" / pack.name).read_bytes()
+    for bundle in ("small_trn1", "small_inf2"):
+        trees = packs[0].parent / "tree" / bundle, tmp_path / "direct" / bundle
+        contents = [{f.relative_to(t): f.read_bytes() for f in t.rglob("*") if f.is_file()} for t in trees]
+        assert contents[0] == contents[1] and len(contents[0]) == 7
+
+    # A build tool that finds nothing to do leaves no doubt about the order of times.
+    assert made.make().commands == ()
+    if generator == "Ninja":
+        assert "no work to do" in made.ninja()[0]
+
+
+@GENERATORS
+def test_every_change_runs_exactly_the_commands_it_must(tmp_path: Path, generator: str) -> None:
+    root, project = ninja.prepare(tmp_path, 16, generator)
+    rows = list(ninja.changes(root, project, 16))
+    assert [(r.change, r.emits, r.compiles) for r in rows if not r.right] == []
+    assert len(rows) == 7
+    # A kernel that is gone from the manifest takes nothing with it.
+    (project.source / "many.yaml").write_text(ninja.manifest(16))
+    result = project.make()
+    assert result.compiles == ()
+    assert sorted(c for c in result.commands if c.startswith("Packing")) == ["Packing many_inf2", "Packing many_trn1"]
+    packs = sorted((project.build / "neuron_kernels" / "many_kernels").glob("*.gguf"))
+    assert len(packs) == 2
+
+    # A build folder is not to be moved, but one elsewhere gives the same.
+    other = cmake_project.Project(tmp_path / "moved" / "project", tmp_path / "moved" / "build", generator)
+    shutil.copytree(project.source, other.source)
+    other.configure("-DTARGETS=trn1;inf2")
+    other.make()
+    for pack in packs:
+        assert (other.build / pack.relative_to(project.build)).read_bytes() == pack.read_bytes()
+
+
+@GENERATORS
+def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_path: Path, generator: str) -> None:
+    library = tmp_path / "mine"
+    library.mkdir()
+    good = 'from kernelgen.emitter import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    return {}\n'
+    (library / "own.py").write_text(good.format("x.reshape(3)"))
+    made = project(
+        f'add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK KERNELS "{library}")', generator=generator
+    )
+    made.configure()
+    result = made.make("--", "-k", *(["0"] if generator == "Ninja" else []), expect=None)
+    assert "own.py" in result.output and "relu-64x4-f32" in result.output
+    assert not list(made.build.rglob("*.gguf"))
+    (library / "own.py").write_text(good.format("x * 2"))
+    result = made.make()
+    assert [id_.partition("-")[0] for id_ in result.compiles][-1:] in (["relu"], ["rms_norm"])
+    assert list(made.build.rglob("*.gguf"))
+    # A module more, even one that computes nothing yet, is noticed.
+    (library / "more.py").write_text(good.format("x * 3").replace("relu", "silu"))
+    text = SMALL + '  - {op: silu, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32"}\n'
+    (made.source / "small.yaml").write_text(text)
+    result = made.make()
+    assert [id_.partition("-")[0] for id_ in result.compiles] == ["silu"]
+    assert any(c == "Emitting mine.more (1)" for c in result.commands)
+    plan = json.loads((made.build / "neuron_kernels" / "k" / "plan.json").read_text())
+    assert {k["library"] for k in plan["kernels"]} == {"kernels", "mine"}
+
+
+def test_a_manifest_that_breaks_stops_the_build_until_it_is_mended(project: Make) -> None:
+    made = project("add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK)")
+    made.configure()
+    made.make()
+    path = made.source / "small.yaml"
+    path.write_text(SMALL.replace("relu", "rleu"))
+    output = made.make(expect=None).output
+    assert f"{path}:6:10: error: unknown op 'rleu': did you mean 'relu'?" in output
+    path.write_text(SMALL)
+    assert made.make().compiles == ()
+
+
+def test_the_real_compiler_is_called_once_for_a_neff_and_not_again_for_having_moved(
+    project: Make, sdk: Callable[..., Path], tmp_path: Path
+) -> None:
+    made = project(
+        "add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK MEMORY_PER_COMPILE 600G)",
+        generator="Unix Makefiles",
+    )
+    output = made.configure(f"-DNEURON_SDK={sdk('first')}")
+    assert "3 compiles with neuronx-cc 2." in output
+    assert len(made.make().compiles) == 3
+    second = sdk("second", exit=1, output="none")
+    made.configure(f"-DNEURON_SDK={second}")
+    assert made.make().compiles == ()
+    # Another version is another compiler; a failure says how to repeat it, and is repeated.
+    sdk("second", version="NeuronX Compiler version 9.9.9+abc\n", exit=1, output="none", print="no such instruction")
+    made.configure(f"-DNEURON_SDK={second}")
+    for _ in range(2):
+        result = made.make(expect=None)
+        assert "no such instruction" in result.output and ".failed" in result.output
+    sdk("second", version="NeuronX Compiler version 9.9.9+abc\n")
+    assert len(made.make().compiles) == 3
+
+
+def test_compiles_share_a_pool_that_the_machines_memory_sizes(project: Make) -> None:
+    made = project(
+        "add_neuron_kernels(a MANIFEST small.yaml FORM PACK)",
+        "add_neuron_kernels(b MANIFEST small.yaml FORM PACK TARGETS trn1)",
+    )
+    made.configure()
+    rules = (made.build / "CMakeFiles" / "rules.ninja").read_text() + (made.build / "build.ninja").read_text()
+    depths = [
+        line for line in rules.replace("\n  depth = ", " ").splitlines() if line.startswith("pool neuron_kernels")
+    ]
+    assert len(depths) == 1
+    assert 1 <= int(depths[0].rpartition(" ")[2]) <= len(os.sched_getaffinity(0))
+    assert rules.count("pool = neuron_kernels_compile") == 6 + 3
+
+
+def test_what_is_excluded_from_all_is_built_when_it_is_named(project: Make) -> None:
+    made = project("add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK EXCLUDE_FROM_ALL)")
+    made.configure()
+    assert made.make().commands == ()
+    assert len(made.make("--target", "k.kernels").compiles) == 3
