@@ -13,11 +13,17 @@
 #include "ggml-impl.h"
 #include "ggml.h"
 
+#include <dirent.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -58,6 +64,13 @@ struct context {
 
     ggml_context * get() const { return ctx.get(); }
 };
+
+static ggml_backend_buffer_ptr allocate(const context & ctx, const ggml_backend_ptr & backend) {
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    check(buffer != nullptr, "no memory");
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    return buffer;
+}
 
 static void fill(ggml_tensor * t, float seed) {
     if (t->type == GGML_TYPE_F32) {
@@ -127,8 +140,7 @@ static std::vector<float> run(ggml_backend_dev_t dev, const builder & build, int
     ggml_cgraph *    graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, b.result);
     require_kernels(dev, graph);
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
-    check(buffer != nullptr, "no memory");
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     for (int i = 0; i < times; i++) {
         ggml_backend_buffer_clear(buffer.get(), 0);
         float seed = 1;
@@ -246,10 +258,8 @@ static void memory() {
     ggml_tensor *    b = f32(ctx.get(), 100);
     ggml_tensor *    c = ggml_view_1d(ctx.get(), b, 40, 20 * sizeof(float));
 
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
-    check(buffer != nullptr, "no memory");
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     check(ggml_backend_buffer_get_base(buffer.get()) != nullptr, "the base is NULL");
-    ggml_backend_buffer_clear(buffer.get(), 0);
     compare(read(a), std::vector<float>(100, 0.0f));
     const std::vector<float> values = numbers(100, 3);
     ggml_backend_tensor_set(a, values.data(), 0, 400);
@@ -275,7 +285,7 @@ static void reuse() {
         ggml_cgraph * graph = ggml_new_graph(ctx.get());
         ggml_build_forward_expand(graph, b.result);
         require_kernels(neuron, graph);
-        ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+        ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
         for (const uint64_t uid : { 7, 7, 0, 0, 8 }) {
             graph->uid = uid;
             fill(b.inputs[0], (float) round + 1);
@@ -302,8 +312,7 @@ static void skip() {
     ggml_cgraph *    graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, b.result);
     require_kernels(neuron, graph);
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
-    ggml_backend_buffer_clear(buffer.get(), 0);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     fill(b.inputs[0], 1);
     b.result->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
     check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
@@ -339,7 +348,7 @@ static void empty() {
     ggml_tensor * none    = ggml_set_rows(ctx.get(), cells, f32(ctx.get(), 32, 0),
                                           ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 0));
     ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     ggml_cgraph *           graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, nothing);
     ggml_build_forward_expand(graph, none);
@@ -358,7 +367,7 @@ static void stranded() {
     ggml_tensor *    fresh = f32(ctx.get(), 48, 3);
     ggml_tensor *    all   = ggml_set_rows(ctx.get(), cells, fresh, rows);
 
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     fill(cells, 1);
     fill(rows, 0);
     fill(fresh, 2);
@@ -400,21 +409,88 @@ static void too_much() {
     against_cpu(add);  // and all is well
 }
 
-// An execution that fails, and one after it.
-static void recovers() {
+// The processes that this one started.
+static std::vector<pid_t> children() {
+    std::vector<pid_t> found;
+    DIR *              proc = opendir("/proc");
+    while (const dirent * entry = proc ? readdir(proc) : nullptr) {
+        const pid_t pid = (pid_t) atoi(entry->d_name);
+        if (pid <= 0) {
+            continue;
+        }
+        std::ifstream     file("/proc/" + std::to_string(pid) + "/stat");
+        std::string       text;
+        std::getline(file, text);
+        // after the program's name, which is in parentheses: state and parent
+        const size_t end    = text.rfind(')');
+        char         state  = 0;
+        int          parent = 0;
+        if (end != std::string::npos && sscanf(text.c_str() + end + 1, " %c %d", &state, &parent) == 2 &&
+            parent == (int) getpid()) {
+            found.push_back(pid);
+        }
+    }
+    if (proc) {
+        closedir(proc);
+    }
+    return found;
+}
+
+// An execution that `spoil` makes fail, and one after it.
+static void fails_once(const std::function<void()> & spoil, bool computes) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
     const built      b     = add(ctx.get());
     ggml_cgraph *    graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, b.result);
     require_kernels(neuron, graph);
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
-    ggml_backend_buffer_clear(buffer.get(), 0);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     fill(b.inputs[0], 1);
-    const ggml_status first = ggml_backend_graph_compute(backend.get(), graph);
-    check(first == GGML_STATUS_FAILED, std::string("the first execution: ") + ggml_status_to_string(first));
-    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "the second execution failed, too");
-    compare(read(b.result), numbers(256, 1));
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "the first execution failed");
+    spoil();
+    const ggml_status second = ggml_backend_graph_compute(backend.get(), graph);
+    check(second == GGML_STATUS_FAILED, std::string("the second execution: ") + ggml_status_to_string(second));
+    const ggml_status third = ggml_backend_graph_compute(backend.get(), graph);
+    check(third == GGML_STATUS_SUCCESS, std::string("the third execution: ") + ggml_status_to_string(third));
+    if (computes) {
+        compare(read(b.result), numbers(256, 1));
+    }
+}
+
+// Two kernels in turn; what they compute is not looked at.
+static void in_turn() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    ggml_tensor *    a     = f32(ctx.get(), 64, 4);
+    ggml_tensor *    b     = f32(ctx.get(), 64, 4);
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, ggml_sub(ctx.get(), a, ggml_add(ctx.get(), a, b)));
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    for (int i = 0; i < 2; i++) {
+        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    }
+}
+
+// The simulator's helper process is killed while it executes a kernel.
+static void killed() {
+    std::thread killer;
+    fails_once(
+        [&killer] {
+            const std::vector<pid_t> helpers = children();
+            check(!helpers.empty(), "there is no helper to kill");
+            for (const pid_t pid : helpers) {
+                kill(pid, SIGSTOP);  // so that it does not finish before
+            }
+            killer = std::thread([helpers] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                for (const pid_t pid : helpers) {
+                    kill(pid, SIGKILL);
+                }
+            });
+        },
+        true);
+    killer.join();
 }
 
 int main(int argc, char ** argv) {
@@ -439,7 +515,9 @@ int main(int argc, char ** argv) {
         { "stranded", stranded },
         { "threads", threads },
         { "too-much", too_much },
-        { "recovers", recovers },
+        { "in-turn", in_turn },
+        { "killed", killed },
+        { "fails-once", [] { fails_once([] {}, false); } },
     };
 
     ggml_backend_load_all_from_path(argv[2]);

@@ -1,0 +1,86 @@
+"""The backend as a plugin, and the program that puts it through scenarios.
+
+Programs are found where Bazel puts them; GGML_NEURON_TEST_PROGRAMS (a build of backend/ggml-neuron with GGML_NEURON_TESTS=ON),
+LLAMA_CPP_PROGRAMS and GGML_NEURON_LIBNRT name others.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from programs import ROOT, SCENARIOS, Programs, Result, Run
+
+
+@pytest.fixture(scope="session")
+def programs() -> Programs:
+    built = ROOT / "backend" / "ggml-neuron" / "test_programs"
+    llama_cpp = ROOT / "tests" / "llama" / "llama_cpp"
+    simulator = ROOT / "backend" / "simulator" / "libnrt.so.1"
+    found = Programs(
+        Path(os.environ.get("GGML_NEURON_TEST_PROGRAMS", built)).absolute(),
+        Path(os.environ.get("LLAMA_CPP_PROGRAMS", llama_cpp)).absolute(),
+        Path(os.environ.get("GGML_NEURON_LIBNRT", simulator)).absolute(),
+    )
+    for path in (found.folder, found.llama_cpp, found.simulator):
+        assert path.exists(), f"{path} is not there; run this through Bazel"
+    return found
+
+
+@pytest.fixture(scope="session")
+def run(programs: Programs) -> Run:
+    """Returns a function that runs scenarios; environment variables are given by name."""
+
+    def run(*scenarios: str, **variables: str | Path | None) -> Result:
+        result = subprocess.run(
+            [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp, *scenarios],
+            env=programs.environment(**variables),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        said = dict(line.split(": ", 1) for line in result.stdout.splitlines() if ": " in line)
+        return Result(result.returncode, said, result.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def noop(programs: Programs) -> dict[str, str | Path]:
+    """Returns the variables that put the libnrt that does nothing in the simulator's place, for the kernel of `add`."""
+    return {
+        "GGML_NEURON_LIBNRT": programs.find("libnrt-noop.so"),
+        "NOOP_NRT_TENSORS": "input0=1024,input1=256,output0=1024",
+    }
+
+
+def build(manifest: Path, output: Path) -> None:
+    """Builds a manifest's pack and tree with the simulator."""
+    arguments = ["build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
+    subprocess.run([sys.executable, "-m", "kernelgen", *arguments], env=environment, check=True)
+
+
+@pytest.fixture(scope="session")
+def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the manifest of what the scenarios ask for and don't have when there are no kernels."""
+    manifest = tmp_path_factory.mktemp("recorded") / "scenarios.yaml"
+    result = run(*SCENARIOS, GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
+    assert set(result.said) == set(SCENARIOS), result.log
+    assert all(said.startswith("no kernel for") for said in result.said.values()), result.said
+    return manifest
+
+
+@pytest.fixture(scope="session")
+def kernels(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the pack `scenarios_trn1.kernels.gguf` and the tree `scenarios_trn1` of what was recorded."""
+    output = tmp_path_factory.mktemp("kernels")
+    build(recorded, output)
+    return output

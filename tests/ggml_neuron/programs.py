@@ -1,0 +1,74 @@
+"""How the tests of this folder run the programs that were built from C++."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Those that need kernels and say by name which are missing.
+SCENARIOS = (
+    "add",
+    "chain",
+    "chain-allocated",
+    "views",
+    "cache",
+    "copies",
+    "inplace",
+    "same-twice",
+    "reuse",
+    "skip",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run of `scenarios` ended.
+
+    Attributes:
+        status: its exit status; negative for a signal.
+        said: what each scenario came to: `ok`, or what was wrong.
+        log: stderr.
+    """
+
+    status: int
+    said: dict[str, str]
+    log: str
+
+
+Run = Callable[..., Result]
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What was built from C++.
+
+    Attributes:
+        folder: with scenarios, dispatch, the plugin and the libnrt that does nothing.
+        llama_cpp: ggml's libraries and its CPU backend.
+        simulator: the simulator's libnrt.
+    """
+
+    folder: Path
+    llama_cpp: Path
+    simulator: Path
+
+    def find(self, name: str) -> Path:
+        return next(self.folder.rglob(name))
+
+    def environment(self, **variables: str | Path | None) -> dict[str, str]:
+        """Returns variables with which the backend finds the simulator; others are given by name, None for not set."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("GGML_", "NEURON_", "NOOP_"))}
+        chosen = {
+            "LD_LIBRARY_PATH": self.llama_cpp,
+            "GGML_NEURON_LIBNRT": self.simulator,
+            "NEURON_SIMULATOR_PYTHON": sys.executable,
+            "NEURON_SIMULATOR_PATH": ROOT / "tools",
+            "NEURON_RT_NUM_CORES": "1",
+            **variables,
+        }
+        return inherited | {name: str(value) for name, value in chosen.items() if value is not None}

@@ -1,0 +1,312 @@
+"""The GGML backend on a simulated NeuronCore: what it computes, where memory is, and what happens when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import ROOT, SCENARIOS, Programs, Result, Run
+
+from kernelgen import manifest
+from kernelgen.library import builtin_library
+
+BUFFERS = ("device", "host")
+
+
+def ran_on(result: Result) -> tuple[int, int]:
+    """Returns how many nodes ran on the device and on the CPU in its stead, from the log."""
+    device = re.search(r"(\d+) ops ran on NeuronCores", result.log)
+    cpu = re.search(r"(\d+) ops ran on the CPU for want of a kernel", result.log)
+    assert device and cpu, result.log
+    return int(device[1]), int(cpu[1])
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_what_was_recorded_is_found_and_computes_what_the_cpu_does(run: Run, kernels: Path, buffers: str) -> None:
+    result = run(
+        *SCENARIOS,
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS=buffers,
+        GGML_NEURON_LOG="1",
+        GGML_NEURON_RECORD="",
+    )
+    assert result.said == dict.fromkeys(SCENARIOS, "ok"), result.log
+    device, cpu = ran_on(result)
+    assert device > len(SCENARIOS) and cpu == 0
+    assert "no kernel for" not in result.log
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize("scenario", ["memory", "probes", "empty", "too-much"])
+def test_what_needs_no_kernel_of_its_own(run: Run, kernels: Path, buffers: str, scenario: str) -> None:
+    result = run(scenario, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
+    assert result.said == {scenario: "ok"}, result.log
+
+
+def test_a_node_that_only_the_device_can_run_is_computed_without_a_kernel(run: Run) -> None:
+    result = run("stranded", GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    assert result.said == {"stranded": "ok"}, result.log
+    assert ran_on(result) == (0, 1)
+
+
+def test_a_kernel_is_loaded_once_however_often_it_runs(run: Run, kernels: Path) -> None:
+    result = run("add", "reuse", "skip", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1")
+    assert ran_on(result)[0] > 10
+    assert result.log.count("loaded add-64x4-f32") == 1
+
+
+@pytest.mark.parametrize("form", ["a pack", "a folder with packs", "a tree", "after another folder"])
+def test_kernels_are_found_in(run: Run, kernels: Path, tmp_path: Path, form: str) -> None:
+    pack, tree = kernels / "scenarios_trn1.kernels.gguf", kernels / "scenarios_trn1"
+    names = {
+        "a pack": str(pack),
+        "a folder with packs": str(kernels),
+        "a tree": str(tree),
+        "after another folder": f"{tmp_path}:{kernels}",
+    }
+    result = run("chain", GGML_NEURON_KERNEL_DIR=names[form], GGML_NEURON_LOG="1")
+    assert result.said == {"chain": "ok"}, result.log
+    assert f"{tree if form == 'a tree' else pack}: 15 kernels for trn1" in result.log
+
+
+def test_buffers_are_in_host_memory_when_kernels_do_not_make_up_a_transformer(run: Run, kernels: Path) -> None:
+    assert "tensors in host memory" in run("memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1").log
+
+
+# --- recording -------------------------------------------------------------------------------------------------------------
+
+
+def entries(path: Path) -> dict[str, int]:
+    """Returns a recorded manifest's kernels, by id, with the count that each is commented with."""
+    (request,) = manifest.load([path], libraries=(builtin_library(),))
+    counts = [int(n) for n in re.findall(r"^  - .*# asked for (\d+) times?$", path.read_text(), re.MULTILINE)]
+    assert len(counts) == len(request.kernels)
+    return dict(zip((k.spec.id for k in request.kernels), counts, strict=True))
+
+
+def test_threads_and_processes_record_into_one_manifest(programs: Programs, tmp_path: Path) -> None:
+    path = tmp_path / "Several processes.yaml"
+    processes = [
+        subprocess.Popen(
+            [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp, "threads"],
+            env=programs.environment(GGML_NEURON_RECORD=path),
+            stdout=subprocess.DEVNULL,
+        )
+        for _ in range(4)
+    ]
+    assert [p.wait(timeout=120) for p in processes] == [0] * 4
+    # A process has 8 threads, which all ask for the same 20 ops and for 20 others each.
+    assert sorted(entries(path).values()) == [4] * (8 * 20) + [4 * 8] * 20
+    assert "name: several_processes\n" in path.read_text()
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]  # neither locks nor temporary files
+
+
+def test_recording_goes_on_in_a_manifest_that_was_edited(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "# mine\nformat: 1\nname: mine\ntargets: [inf2]\nkernels:\n  - op: relu\n    inputs: ['(8,1,1,1)/f32']\n    output: (8,1,1,1)/f32\n"
+    )
+    run("add", GGML_NEURON_RECORD=path)
+    run("add", GGML_NEURON_RECORD=path)
+    text = path.read_text()
+    assert text.startswith("# mine\nformat: 1\nname: mine\ntargets: [inf2]\nkernels:\n  - op: relu\n")
+    (request,) = manifest.load([path], libraries=(builtin_library(),))
+    assert [k.spec.op for k in request.kernels] == ["relu", "add"]
+    assert text.endswith("# asked for 2 times\n")
+
+
+def test_ops_that_no_emitter_computes_are_comments(programs: Programs, tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    subprocess.run(
+        [programs.llama_cpp / "test-backend-ops", "support", "-b", "NEURON0", "-o", "ADD,CONV_2D,SUM_ROWS"],
+        env=programs.environment(GGML_NEURON_RECORD=path, GGML_BACKEND_PATH=programs.find("libggml-neuron.so")),
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    assert {i.split("-")[0] for i in entries(path)} == {"add", "sum_rows"}
+    assert '  # - {op: "conv_2d", ' in path.read_text()
+
+
+@pytest.mark.parametrize("text", ["format: 1\nname: x\n", "no manifest at all"])
+def test_a_file_that_is_no_list_of_kernels_is_left_alone(run: Run, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text(text)
+    result = run("add", GGML_NEURON_RECORD=path)
+    assert path.read_text() == text
+    assert (
+        f"GGML_NEURON_RECORD: {path} exists and is no manifest with a list of kernels: recording is off" in result.log
+    )
+
+
+def test_a_folder_that_is_not_there_ends_recording_and_nothing_else(run: Run, kernels: Path, tmp_path: Path) -> None:
+    result = run("add", "memory", GGML_NEURON_RECORD=tmp_path / "no" / "where.yaml")
+    assert result.said["memory"] == "ok"
+    assert f"GGML_NEURON_RECORD: {tmp_path}/no: No such file or directory: recording is off" in result.log
+
+
+def test_the_table_of_ops_is_up_to_date() -> None:
+    script = ROOT / "backend" / "ggml-neuron" / "op_table.py"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
+    subprocess.run([sys.executable, script, "--check"], env=environment, check=True)
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("libnrt", ["/nowhere/libnrt.so.1", "/dev/null", sys.executable])
+def test_without_libnrt_there_are_no_devices(run: Run, libnrt: str) -> None:
+    result = run("add", GGML_NEURON_LIBNRT=libnrt)
+    assert (result.status, result.said) == (3, {})
+    assert result.log.count("ggml-neuron: ") == 1
+    assert f"ggml-neuron: no devices: no libnrt: {libnrt}" in result.log
+
+
+def test_a_libnrt_that_does_not_initialize_gives_no_devices(run: Run, noop: dict[str, str]) -> None:
+    result = run("add", NOOP_NRT_FAIL="nrt_init=2", **noop)
+    assert result.status == 3
+    assert "nrt_init failed: NRT_INVALID (2)" in result.log
+
+
+@pytest.mark.parametrize("keep", [0, 100, 5000, -1])
+def test_a_corrupt_pack_is_left_out_and_others_are_used(run: Run, kernels: Path, tmp_path: Path, keep: int) -> None:
+    pack = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
+    bad = tmp_path / "bad.kernels.gguf"
+    bad.write_bytes(pack[:keep] if keep >= 0 else pack[:900] + bytes(200) + pack[1100:])
+    result = run("chain", GGML_NEURON_KERNEL_DIR=f"{bad}:{kernels}")
+    assert result.said == {"chain": "ok"}, result.log
+    assert f"kernels left out: {bad}: " in result.log
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 2}', "[" * 1000, '{"format": 1e400}'])
+def test_a_corrupt_tree_is_left_out(run: Run, kernels: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "index.json").write_text(text)
+    result = run("chain", GGML_NEURON_KERNEL_DIR=f"{tmp_path}:{kernels}")
+    assert result.said == {"chain": "ok"}, result.log
+    assert f"kernels left out: {tmp_path}/index.json: " in result.log
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_a_neff_that_disagrees_with_the_index_is_not_used(
+    run: Run, kernels: Path, tmp_path: Path, buffers: str
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(kernels / "scenarios_trn1", tree)
+    index = json.loads((tree / "index.json").read_text())
+    by_op = {k["spec"]["op"]: k for k in index["kernels"]}
+    add = next(k for k in index["kernels"] if k["spec"]["op"] == "add" and "(64,1,1,1)/f32" in k["spec"]["inputs"])
+    add |= {name: by_op["mul_mat"][name] for name in ("neff", "neff_sha256", "neff_size")}
+    (tree / "index.json").write_text(json.dumps(index))
+
+    # The first graph is computed nevertheless, by the CPU; after that the op is refused.
+    result = run("add", "skip", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
+    assert result.said == {"add": "ok", "skip": "no kernel for ADD"}, result.log
+    assert ran_on(result) == (0, 2)
+    assert re.search(
+        r"add-64x4-f32-\w+ of .*: its NEFF disagrees with the bundle's index: input0 has \d+ bytes", result.log
+    )
+
+
+def test_a_damaged_neff_is_not_used(run: Run, kernels: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(kernels / "scenarios_trn1", tree)
+    for neff in tree.rglob("add-*.neff"):
+        data = neff.read_bytes()
+        neff.unlink()  # it may be a hard link
+        neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
+    result = run("add", "skip", GGML_NEURON_KERNEL_DIR=tree)
+    assert result.said == {"add": "ok", "skip": "no kernel for ADD"}, result.log
+    assert re.search(r"nrt_load failed: .*: add-64x4-f32", result.log)
+
+
+def test_a_folder_that_cannot_be_read_is_said(run: Run, kernels: Path, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(0)
+    paths = [loop, tmp_path / "missing"]
+    if os.geteuid() != 0:  # who reads everything
+        paths.append(closed)
+    result = run("add", GGML_NEURON_KERNEL_DIR=":".join(map(str, [*paths, kernels])))
+    closed.chmod(0o700)
+    assert result.said == {"add": "ok"}, result.log
+    for path in paths:
+        assert re.search(rf"GGML_NEURON_KERNEL_DIR: {path}(:| can't be read:) \w+", result.log), result.log
+
+
+def test_kernels_of_the_simulator_are_not_loaded_by_a_real_libnrt(
+    run: Run, kernels: Path, noop: dict[str, str]
+) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_REAL="1", NOOP_NRT_FAIL="nrt_load=1", **noop)
+    assert result.said == {"add": "no kernel for ADD"}
+    assert "never run on a NeuronCore: left out. Build the manifest with the Neuron SDK's compiler" in result.log
+    assert "nrt_load" not in result.log
+
+
+@pytest.mark.parametrize(("target", "said"), [("trn1", "ok"), ("trn2", "no kernel for ADD")])
+def test_kernels_for_another_target_are_left_out(run: Run, kernels: Path, target: str, said: str) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_TARGET=target)
+    assert result.said == {"add": said}
+    assert ("compiled for trn1, and this is trn2: left out" in result.log) == (target == "trn2")
+
+
+def test_the_helper_is_killed_while_it_executes(run: Run, kernels: Path) -> None:
+    result = run("killed", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device")
+    assert result.said == {"killed": "ok"}, result.log
+    assert re.search(r"nrt_execute failed: NRT_\w+ \(\d+\): add-64x4-f32-\w+ of .*, for node", result.log)
+
+
+def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
+    run: Run, kernels: Path, noop: dict[str, str]
+) -> None:
+    result = run("fails-once", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_FAIL="nrt_execute=6@2", **noop)
+    assert result.said == {"fails-once": "ok"}, result.log
+    assert "nrt_execute failed: NRT_HW_ERROR (6)" in result.log
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["nrt_tensor_allocate", "nrt_tensor_allocate_slice", "nrt_allocate_tensor_set", "nrt_add_tensor_to_tensor_set"],
+)
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_every_failure_is_reported_with_its_function(
+    run: Run, kernels: Path, noop: dict[str, str], function: str, buffers: str
+) -> None:
+    result = run(
+        "skip", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NOOP_NRT_FAIL=f"{function}=4", **noop
+    )
+    assert result.status in (0, 1), result.log  # no signal ended it
+    assert f"{function} failed: NRT_RESOURCE (4)" in result.log
+
+
+def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, noop: dict[str, str]) -> None:
+    # The second load finds no room until the first model is gone.
+    sizes = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024"}
+    result = run(
+        "in-turn", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", NOOP_NRT_FAIL="nrt_load=4@2", **noop | sizes
+    )
+    assert result.said == {"in-turn": "ok"}, result.log
+    assert len(re.findall("core 0: unloading add-64x4-f32-.* to make room", result.log)) == 1
+    assert len(re.findall("core 0: loaded add-64x4-f32-", result.log)) == 2
+    assert ran_on(result) == (4, 0)
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------------
+
+
+def test_dispatch_costs_at_most_three_microseconds(programs: Programs) -> None:
+    result = subprocess.run(
+        [programs.find("dispatch"), programs.find("libggml-neuron.so"), programs.find("libnrt-noop.so")],
+        env=programs.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
