@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import harness  # noqa: E402
+import harness
 
 _HEADER = "# Cases of test-backend-ops, some for each op with an emitter; written by `backend_ops.py --write-sample`."
 

@@ -62,7 +62,7 @@ class Programs:
         here = Path(__file__).parent
         found = Programs(
             llama_cpp=Path(os.environ.get("LLAMA_CPP_PROGRAMS", here / "llama_cpp")).absolute(),
-            plugin=Path(os.environ.get("GGML_NEURON_PLUGIN", here / "ggml_neuron" / "libggml-neuron.so")).absolute(),
+            plugin=Path(os.environ.get("GGML_NEURON_PLUGIN", ROOT / "backend/ggml-neuron/plugin/libggml-neuron.so")).absolute(),
             libnrt=Path(os.environ.get("GGML_NEURON_LIBNRT", ROOT / "backend/simulator/libnrt.so.1")).absolute(),
             load_backends=Path(os.environ.get("LLAMA_LOAD_BACKENDS", here / "libload_backends.so")).absolute(),
         )
