@@ -23,8 +23,9 @@ from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
 from kernelgen.hlo.execute import Executable, compile_for_cpu
 
-IDLE_EXECUTABLES = 256
-"""Compiled HLO of which no model is left is kept for the next one that needs it, this many at most."""
+MAX_EXECUTABLES = 1024
+"""Compiled HLO that is kept at most; what was not used for longest is compiled again when it is needed. Each takes about 640 KiB
+and ten of the 65,530 mappings that Linux gives a process."""
 
 BINDINGS_PER_MODEL = 1024
 """Prepared executions that a model keeps at most; a client that goes on binding other memory starts over."""
@@ -79,15 +80,15 @@ class Model:
     """A loaded NEFF.
 
     Attributes:
-        digest: SHA-256 of its HLO.
-        executable: the HLO, compiled.
+        hlo: what it computes.
+        digest: the HLO's SHA-256.
         inputs: (NumPy dtype, shape, bytes) of each.
         outputs: bytes of each.
         bindings: what was prepared, by the request that asked for it.
     """
 
+    hlo: bytes
     digest: bytes
-    executable: Executable
     inputs: list[tuple[Any, tuple[int, ...], int]]
     outputs: list[int]
     bindings: dict[bytes, Binding] = field(default_factory=dict)
@@ -130,8 +131,8 @@ class Device:
         inputs = [t for t in contents.tensors if t.usage == "in"]
         outputs = [t for t in contents.tensors if t.usage == "out"]
         model = Model(
+            hlo=contents.hlo,
             digest=digest,
-            executable=executable,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
             outputs=[t.size for t in outputs],
         )
@@ -147,10 +148,8 @@ class Device:
             DeviceError: there is no such model.
         """
         with self._lock:
-            model = self._models.pop(number, None)
-        if model is None:
-            raise DeviceError(f"no model {number}")
-        self._executables.release(model.digest)
+            if self._models.pop(number, None) is None:
+                raise DeviceError(f"no model {number}")
 
     def execute(self, number: int, places: bytes, read: Callable[[bytes], Sequence[tuple[int, int]]]) -> None:
         """Runs a model.
@@ -178,7 +177,8 @@ class Device:
             put = self._put
             pairs = zip(arguments, binding.views, strict=True)
             arguments = [put(view) if argument is None else argument for argument, view in pairs]
-        results = model.executable.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
+        executable = self._executables.get(model.digest, model.hlo)
+        results = executable.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
         arrays = [shards[0] for shards in results]
         # All of them first: a result may lie where an input of the same execution does.
         for array in arrays:
@@ -210,41 +210,35 @@ class Device:
 
 
 class _Executables:
-    """Compiled HLO by its digest: compiled once, however many models and threads want it."""
+    """Compiled HLO by its digest: compiled once, however many models and threads want it, while it is in use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._compiling: dict[bytes, threading.Lock] = {}
-        self._users: dict[bytes, int] = {}
+        self._turns: dict[bytes, threading.Lock] = {}
         self._compiled: OrderedDict[bytes, Executable] = OrderedDict()
 
     def get(self, digest: bytes, hlo: bytes) -> Executable:
-        """Returns the compiled HLO, to be released once.
+        """Returns the compiled HLO.
 
         Raises:
             DeviceError: XLA does not compile it.
         """
         with self._lock:
-            turn = self._compiling.setdefault(digest, threading.Lock())
-        with turn:
             executable = self._compiled.get(digest)
+            if executable is not None:
+                self._compiled.move_to_end(digest)
+                return executable
+            turn = self._turns.setdefault(digest, threading.Lock())
+        with turn:
+            executable = self._compiled.get(digest)  # another thread had the turn before
             if executable is None:
                 executable = _compile(hlo)
             with self._lock:
                 self._compiled[digest] = executable
-                self._compiled.move_to_end(digest)
-                self._users[digest] = self._users.get(digest, 0) + 1
+                self._turns.pop(digest, None)
+                while len(self._compiled) > MAX_EXECUTABLES:
+                    self._compiled.popitem(last=False)
             return executable
-
-    def release(self, digest: bytes) -> None:
-        with self._lock:
-            self._users[digest] -= 1
-            if self._users[digest] == 0:
-                del self._users[digest]
-            idle = [d for d in self._compiled if d not in self._users]
-            for oldest in idle[: max(0, len(idle) - IDLE_EXECUTABLES)]:
-                del self._compiled[oldest]
-                self._compiling.pop(oldest, None)
 
 
 def _compile(hlo: bytes) -> Executable:
