@@ -42,7 +42,7 @@ function(ggml_neuron_configure target)
     endif()
 endfunction()
 
-# Links bundles into a backend target, and writes the code that registers them before main or when the plugin is loaded.
+# Links bundles into a backend target, and writes the function that registers them, which the backend calls.
 function(ggml_neuron_embed target)
     set(symbols "")
     foreach(item IN LISTS ARGN)
@@ -94,8 +94,9 @@ function(ggml_neuron_embed target)
 extern "C" {
 @declarations@}
 
-__attribute__((constructor)) static void register_bundles() {
+void ggml_backend_neuron_register_embedded() {
 @calls@}
 ]] @ONLY)
     target_sources(${target} PRIVATE "${file}")
+    target_compile_definitions(${target} PRIVATE GGML_NEURON_EMBEDDED)
 endfunction()

@@ -868,6 +868,10 @@ void ggml_backend_neuron_register_bundle(const struct neuron_kernels_table * tab
     ggml_backend_neuron_embedded().push_back(table);
 }
 
+#ifdef GGML_NEURON_EMBEDDED
+void ggml_backend_neuron_register_embedded();  // generated: ggml-neuron.cmake
+#endif
+
 // Chooses where tensors live: what GGML_NEURON_BUFFERS says, else device memory when the kernels make up a whole
 // transformer and host memory when they do not.
 static neuron_buffers ggml_backend_neuron_choose_buffers(const neuron_kernel_store & kernels) {
@@ -942,6 +946,9 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
                    (unsigned long long) nrt.version.rt_patch, nrt.version.rt_detail, nrt.n_cores);
         const char * target = getenv("GGML_NEURON_TARGET");
         neuron_record_target(target && *target ? target : nrt.target);
+#ifdef GGML_NEURON_EMBEDDED
+        ggml_backend_neuron_register_embedded();
+#endif
         shared->kernels.open(nrt, ggml_backend_neuron_embedded());
         shared->buffers = ggml_backend_neuron_choose_buffers(shared->kernels);
         NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared->kernels.n_kernels(),

@@ -22,7 +22,8 @@ GGML_BACKEND_API ggml_backend_t ggml_backend_neuron_init(size_t core);
 GGML_BACKEND_API bool ggml_backend_is_neuron(ggml_backend_t backend);
 
 // Adds a bundle that is linked into the program; what was registered first is searched first, after the packs of
-// GGML_NEURON_KERNEL_DIR. To be called before the first use of the registration, as a constructor does.
+// GGML_NEURON_KERNEL_DIR. To be called before the registration is first used. Bundles of GGML_NEURON_EMBED
+// (ggml-neuron.cmake) need no call.
 GGML_BACKEND_API void ggml_backend_neuron_register_bundle(const struct neuron_kernels_table * table);
 
 #ifdef __cplusplus

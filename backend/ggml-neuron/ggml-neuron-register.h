@@ -1,0 +1,9 @@
+// Registers the backend in programs that do not load backends at run time; included ahead of ggml-backend-reg.cpp
+// (ggml-neuron-tree.cmake).
+
+#include "ggml-neuron.h"
+
+static const bool ggml_neuron_registered = [] {
+    ggml_backend_register(ggml_backend_neuron_reg());
+    return true;
+}();
