@@ -163,8 +163,10 @@ def write_depfile(arguments: Arguments, target: str, sources: Sequence[Path] = (
     from kernelgen import fileio
 
     # Emitters of other kernels may have been imported too; `sources` says which count.
-    own = [m for name, m in sys.modules.items() if f"{name}.".startswith("kernelgen.") and name[10:17] != "kernels"]
-    files = {str(Path(m.__file__).resolve()) for m in own if m.__file__} | {str(s.resolve()) for s in sources}
+    names = [name for name in sys.modules if f"{name}.".startswith("kernelgen.")]
+    own = [sys.modules[name] for name in names if not name.startswith("kernelgen.kernels")]
+    paths = [Path(__file__), *(Path(m.__file__) for m in own if m.__file__), *sources]
+    files = {str(p.resolve()) for p in paths}
     rule = " \\\n  ".join([f"{_makefile(target)}:", *map(_makefile, sorted(files))])
     fileio.write_bytes(path, f"{rule}\n".encode())
 
