@@ -136,6 +136,7 @@ def test_says_why_there_is_no_helper(client: Run, add: Path, variables: dict[str
     result = client("load", add, PYTHONPATH=None, **variables)
     assert result.stdout.strip() == "NRT_FAILURE"
     assert message in result.stderr
+    assert result.stderr.count("NRT simulator ERROR") == 1  # once, though it was tried twice
     assert "NEURON_SIMULATOR_PYTHON names a Python 3.11 or later that has jax" in result.stderr
 
 

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -103,6 +104,8 @@ struct runtime {
     std::mutex                         helper_mutex;  // guards what follows
     std::shared_ptr<simulator::helper> helper;
 
+    std::chrono::steady_clock::time_point not_before;  // no helper is started until then
+
     const std::shared_ptr<simulator::arena> & host() const { return arenas.back(); }
 
     uint32_t cores() const { return static_cast<uint32_t>(config.visible.size()); }
@@ -155,15 +158,23 @@ template <typename F> NRT_STATUS with_runtime(const char * where, F body) {
 
 // ---- the helper --------------------------------------------------------------------------------------------------------
 
+// What keeps a helper from starting is rarely gone a moment later, and a client may ask for hundreds of kernels.
+constexpr std::chrono::seconds START_AGAIN_AFTER{ 5 };
+
 // Returns the helper, started if need be; null when it does not start, which was logged.
 std::shared_ptr<simulator::helper> get_helper(runtime & rt, const char * where) {
     const std::lock_guard<std::mutex> lock(rt.helper_mutex);
     if (rt.helper == nullptr || rt.helper->broken()) {
         rt.helper = nullptr;
+        if (std::chrono::steady_clock::now() < rt.not_before) {
+            log(level::debug, where, "there is no helper, as said before");
+            return nullptr;
+        }
         std::string error;
         rt.helper = simulator::helper::start(rt.arenas, error);
         if (rt.helper == nullptr) {
             log(level::error, where, "%s", error.c_str());
+            rt.not_before = std::chrono::steady_clock::now() + START_AGAIN_AFTER;
         }
     }
     return rt.helper;
@@ -597,6 +608,8 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
         const NRT_STATUS status =
             with_helper(rt, *model, 0, where, [](simulator::helper &, NRT_STATUS &) { return outcome::answered; });
         if (status == NRT_SUCCESS) {
+            log(level::debug, where, "a NEFF of %zu bytes and %zu tensors on core %u", size, model->tensors.size(),
+                model->core);
             *out = rt.models.add(std::move(model));
         }
         return status;

@@ -661,7 +661,9 @@ int main(int argc, char ** argv) {
     } else if (strcmp(command, "load") == 0 && argc == 3) {
         nrt_model_t * model;
         init();
-        printf("%s\n", nrt_get_status_as_str(load_on(argv[2], 0, &model)));
+        const NRT_STATUS status = load_on(argv[2], 0, &model);
+        printf("%s\n", nrt_get_status_as_str(status));
+        EXPECT(status, load_on(argv[2], 0, &model));  // one that fails changes nothing
         nrt_close();
     } else if (strcmp(command, "tensors") == 0 && argc == 2) {
         tensors();
