@@ -104,7 +104,9 @@ def test_what_changes_no_neff_is_in_no_file_that_a_compile_depends_on(plan: Plan
     newer = cmake.generate(plan, [builtin_library()], replace(BUILD, identity="neuronx-cc 2.22"))
     changed = {name for name in first if first[name] != newer[name]}
     assert {name for name in changed if name.startswith("steps/")} == {
-        f"steps/{config.key}.compile" for config in plan.configs
+        *(f"steps/{config.key}.compile" for config in plan.configs),
+        # A bundle says what made it.
+        *(f"steps/{bundle.id}.bundle" for bundle in plan.bundles),
     }
 
 
