@@ -365,6 +365,21 @@ static void sequence(const char * path) {
     EXPECT(NRT_INVALID, nrt_init(NRT_FRAMEWORK_TYPE_INVALID, "", ""));
     init();
     EXPECT(NRT_INVALID, nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", ""));
+    // Structures of another age of the library: no more is written than there is room.
+    nrt_instance_info_t instance = { .family = 0, .size = 0, .arch_name = "untouched" };
+    OK(nrt_get_instance_info(&instance, offsetof(nrt_instance_info_t, arch_name)));
+    CHECK(instance.family == 2 && strcmp(instance.arch_name, "untouched") == 0);
+    OK(nrt_get_instance_info(&instance, sizeof(instance)));
+    CHECK(strcmp(instance.arch_name, "simulator") == 0);
+    nrt_vnc_memory_stats_t stats = { 77, 77 };
+    size_t                 written;
+    OK(nrt_get_vnc_memory_stats(0, &stats, sizeof(stats.bytes_used), &written));
+    CHECK(written == sizeof(stats.bytes_used) && stats.bytes_used == 0 && stats.bytes_limit == 77);
+    nrt_version_t version = { .rt_detail = "untouched" };
+    OK(nrt_get_version(&version, sizeof(version.rt_major)));
+    CHECK(version.rt_major == 2 && strcmp(version.rt_detail, "untouched") == 0);
+    EXPECT(NRT_INVALID, nrt_get_version(NULL, sizeof(version)));
+
     job j = make_job(load(path), 0);
     OK(execute(&j));
     nrt_close();
