@@ -13,20 +13,17 @@ static constexpr size_t MIN_SCRATCH = 1 << 20;
 
 neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) : nrt(nrt), vnc(vnc) {}
 
-neuron_core::~neuron_core() {
+void neuron_core::release() {
+    std::lock_guard<std::mutex> lock(mutex);
     destroy_steps([](const std::vector<uint64_t> &) { return true; });
-    for (auto & entry : memories) {
-        for (auto & slice : entry.second->slices) {
-            nrt.nrt_tensor_free(&slice.second);
-        }
-        nrt.nrt_tensor_free(&entry.second->tensor);
-        nrt.users--;
-    }
     for (auto & entry : models) {
         if (entry.second->handle) {
-            nrt.nrt_unload(entry.second->handle);
-            nrt.users--;
+            unload(*entry.second);
         }
+    }
+    if (scratch_memory) {
+        free_locked(scratch_memory);
+        scratch_memory = nullptr;
     }
 }
 
@@ -225,13 +222,27 @@ bool neuron_core::evict() {
         return false;
     }
     NEURON_LOG("core %d: unloading %s to make room\n", vnc, oldest->name.c_str());
-    const NRT_STATUS status = nrt.nrt_unload(oldest->handle);
-    if (status != NRT_SUCCESS) {
-        NEURON_WARN("core %d: %s: %s\n", vnc, nrt.describe("nrt_unload", status).c_str(), oldest->name.c_str());
-    }
-    oldest->handle = nullptr;
-    nrt.users--;
+    unload(*oldest);
     return true;
+}
+
+void neuron_core::unload(neuron_model & model) {
+    const NRT_STATUS status = nrt.nrt_unload(model.handle);
+    if (status != NRT_SUCCESS) {
+        NEURON_WARN("core %d: %s: %s\n", vnc, nrt.describe("nrt_unload", status).c_str(), model.name.c_str());
+    }
+    model.handle = nullptr;
+    nrt.users--;
+}
+
+void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
+    model.broken = why;
+    any_broken   = true;
+}
+
+void neuron_core::report_execution(const neuron_step & step, const char * node, NRT_STATUS status) const {
+    NEURON_ERROR("core %d: %s: %s, for node %s\n", vnc, nrt.describe("nrt_execute", status).c_str(),
+                 step.model->name.c_str(), node);
 }
 
 // Loads a model and sets `message` when that fails. What can't get better by itself is kept in model.broken.
@@ -248,7 +259,7 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
             case NRT_INVALID:
             case NRT_LOAD_NOT_ENOUGH_NC:
             case NRT_UNSUPPORTED_NEFF_VERSION:
-                model.broken = message;
+                mark_broken(model, message);
                 break;
             default:
                 break;
@@ -262,11 +273,9 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
     if (model.tensors.empty()) {
         status = read_tensors(model, message);
         if (status != NRT_SUCCESS) {
-            model.broken = message;
+            mark_broken(model, message);
             NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
-            nrt.nrt_unload(model.handle);
-            model.handle = nullptr;
-            nrt.users--;
+            unload(model);
         }
     }
     return status;
@@ -304,6 +313,9 @@ NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message
 }
 
 bool neuron_core::is_broken(const neuron_kernel & kernel) {
+    if (!any_broken) {
+        return false;  // without waiting for a computation to end
+    }
     std::lock_guard<std::mutex> lock(mutex);
     const auto                  found = models.find(kernel.neff());
     return found != models.end() && !found->second->broken.empty();
@@ -400,13 +412,13 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
         }
     }
     if (!message.empty()) {
-        model->broken = message;
+        mark_broken(*model, message);
         NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
         return nullptr;
     }
 
-    auto step   = std::make_unique<neuron_step>();
-    step->model = model.get();
+    auto step             = std::make_unique<neuron_step>();
+    step->model           = model.get();
     const char * function = "nrt_allocate_tensor_set";
     NRT_STATUS   status   = nrt.nrt_allocate_tensor_set(&step->input);
     if (status == NRT_SUCCESS) {
@@ -423,8 +435,8 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
             return nullptr;
         }
         function = "nrt_add_tensor_to_tensor_set";
-        status   = nrt.nrt_add_tensor_to_tensor_set(tensor.source < 0 ? step->output : step->input,
-                                                    tensor.name.c_str(), bound);
+        status   = nrt.nrt_add_tensor_to_tensor_set(tensor.source < 0 ? step->output : step->input, tensor.name.c_str(),
+                                                  bound);
     }
     if (status != NRT_SUCCESS) {
         message = nrt.describe(function, status) + ": " + model->name;

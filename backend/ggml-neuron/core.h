@@ -10,6 +10,7 @@
 #include "kernels.h"
 #include "nrt.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -27,7 +28,7 @@ struct neuron_memory {
     neuron_core *  core   = nullptr;
     nrt_tensor_t * tensor = nullptr;
     size_t         size   = 0;
-    uint64_t       id     = 0;  // never used twice
+    uint64_t       id     = 0;                                   // never used twice
 
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 
@@ -72,13 +73,11 @@ struct neuron_step {
     neuron_model *     model  = nullptr;
     nrt_tensor_set_t * input  = nullptr;
     nrt_tensor_set_t * output = nullptr;
-    bool               scratch = false;  // bound to the core's scratch memory
 };
 
 struct neuron_core {
     neuron_core(const neuron_nrt & nrt, int vnc);
     neuron_core(const neuron_core &) = delete;
-    ~neuron_core();
 
     const neuron_nrt & nrt;
     const int          vnc;
@@ -97,6 +96,9 @@ struct neuron_core {
     // Returns whether the kernel's NEFF was tried and will never load.
     bool is_broken(const neuron_kernel & kernel);
 
+    // Gives back what the core has for itself: loaded models, bound kernels and scratch memory.
+    void release();
+
     // locked. Returns scratch memory of at least this size, or NULL and reports why. What was in it is lost when it grows.
     neuron_memory * scratch(size_t size);
 
@@ -107,30 +109,38 @@ struct neuron_core {
                        size_t                 n_src,
                        std::string &          message);
 
-    // locked
-    NRT_STATUS execute(neuron_step & step) {
+    // locked. Executes a kernel, whose model is loaded again if it had to make room; reports why that fails. `node` is what
+    // it is executed for.
+    NRT_STATUS execute(neuron_step & step, const char * node) {
         if (!step.model->handle) {
-            std::string message;
+            std::string      message;
             const NRT_STATUS status = load(*step.model, message);
             if (status != NRT_SUCCESS) {
                 return status;
             }
         }
-        step.model->last_used = ++clock;
-        return nrt.nrt_execute(step.model->handle, step.input, step.output);
+        step.model->last_used   = ++clock;
+        const NRT_STATUS status = nrt.nrt_execute(step.model->handle, step.input, step.output);
+        if (status != NRT_SUCCESS) {
+            report_execution(step, node, status);
+        }
+        return status;
     }
 
     // locked. Copies within the core's memory.
     NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to);
 
   private:
-    NRT_STATUS      load(neuron_model & model, std::string & message);
-    NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
-    bool            evict();
-    neuron_memory * allocate_locked(size_t size, std::string & message);
-    void            free_locked(neuron_memory * memory);
-    nrt_tensor_t *  slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
-    void            destroy(neuron_step & step);
+    NRT_STATUS                 load(neuron_model & model, std::string & message);
+    NRT_STATUS                 read_tensors(neuron_model & model, std::string & message);
+    void                       report_execution(const neuron_step & step, const char * node, NRT_STATUS status) const;
+    void                       mark_broken(neuron_model & model, const std::string & why);
+    void                       unload(neuron_model & model);
+    bool                       evict();
+    neuron_memory *            allocate_locked(size_t size, std::string & message);
+    void                       free_locked(neuron_memory * memory);
+    nrt_tensor_t *             slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
+    void                       destroy(neuron_step & step);
     template <typename F> void destroy_steps(F which);
 
     struct key_hash {
@@ -144,10 +154,11 @@ struct neuron_core {
         }
     };
 
-    std::unordered_map<uint64_t, std::unique_ptr<neuron_model>>                          models;  // by neuron_kernel::neff
-    std::unordered_map<std::vector<uint64_t>, std::unique_ptr<neuron_step>, key_hash>    steps;
-    std::unordered_map<uint64_t, std::unique_ptr<neuron_memory>>                         memories;  // by id
-    neuron_memory *                                                                      scratch_memory = nullptr;
-    uint64_t                                                                             clock          = 0;
-    uint64_t                                                                             next_memory_id = 1;
+    std::unordered_map<uint64_t, std::unique_ptr<neuron_model>>                       models;  // by neuron_kernel::neff
+    std::unordered_map<std::vector<uint64_t>, std::unique_ptr<neuron_step>, key_hash> steps;
+    std::unordered_map<uint64_t, std::unique_ptr<neuron_memory>>                      memories;  // by id
+    neuron_memory *                                                                   scratch_memory = nullptr;
+    uint64_t                                                                          clock          = 0;
+    uint64_t                                                                          next_memory_id = 1;
+    std::atomic<bool>                                                                 any_broken{ false };
 };

@@ -103,7 +103,7 @@ enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_acc
     const auto                           copy_of = [&](const ggml_tensor * t) {
         ggml_tensor * copy = ggml_new_tensor(ctx.get(), t->type, GGML_MAX_DIMS, t->ne);
         std::copy(t->nb, t->nb + GGML_MAX_DIMS, copy->nb);
-        copy->data = host_address(t);
+        copy->data        = host_address(t);
         // ggml wants buffers aligned; a view's data need not be
         const size_t skip = (uintptr_t) copy->data % 64;
         buffers.emplace_back(ggml_backend_cpu_buffer_from_ptr((char *) copy->data - skip, skip + ggml_nbytes(t) + 1));

@@ -9,7 +9,7 @@
 
 // How to get at the contents of tensors that are not in host memory. `address` is what tensor->data says.
 struct neuron_host_access {
-    std::function<bool(const ggml_tensor * tensor)>                     is_device;  // false: data is a host pointer
+    std::function<bool(const ggml_tensor * tensor)> is_device;  // false: data is a host pointer
     std::function<bool(const ggml_tensor * owner, const void * address, void * data, size_t size)>       read;
     std::function<bool(const ggml_tensor * owner, const void * address, const void * data, size_t size)> write;
 };

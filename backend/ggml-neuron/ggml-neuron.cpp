@@ -58,6 +58,7 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared();
 static struct ggml_backend_neuron_counts {
     std::array<std::atomic<uint64_t>, GGML_OP_COUNT> device{};
     std::array<std::atomic<uint64_t>, GGML_OP_COUNT> cpu{};
+    std::atomic<uint64_t>                            moves{ 0 };
 
     ~ggml_backend_neuron_counts() {
         const auto print = [](const char * where, const auto & counts) {
@@ -74,6 +75,9 @@ static struct ggml_backend_neuron_counts {
         };
         print("NeuronCores", device);
         print("the CPU for want of a kernel", cpu);
+        if (moves) {
+            NEURON_LOG("%llu copies kept results apart from inputs\n", (unsigned long long) moves.load());
+        }
     }
 } g_counts;
 
@@ -94,10 +98,10 @@ struct neuron_move {
 
 // A node of a graph with everything that was to be found out about it.
 struct neuron_resolved {
-    int           index;  // in cgraph->nodes
+    int           index;                  // in cgraph->nodes
     ggml_tensor * node;
-    const void *  data;   // node->data, to see that the graph was not allocated anew
-    neuron_step * step;   // NULL: computed on the CPU
+    const void *  data;                   // node->data, to see that the graph was not allocated anew
+    neuron_step * step;                   // NULL: computed on the CPU
 
     std::vector<neuron_upload> uploads;   // from host tensors
     std::vector<neuron_move>   before;    // within the device
@@ -296,13 +300,13 @@ namespace {
 // Places the operands of one node: those in device memory where they are, the others in the core's scratch memory, which
 // every node of a graph uses from its beginning.
 struct neuron_placement {
-    neuron_operand  operands[GGML_MAX_SRC + 1];  // sources, then the result; memory NULL stands for scratch memory
-    bool            staged[GGML_MAX_SRC + 1]  = {};  // from or to host memory
-    bool            moved[GGML_MAX_SRC + 1]   = {};  // to keep it apart from the result
-    neuron_operand  home[GGML_MAX_SRC + 1];          // where a moved one really is
-    int             n_src   = 0;
-    size_t          scratch = 0;  // bytes
-    std::string     message;      // why it can't be; empty when it can
+    neuron_operand operands[GGML_MAX_SRC + 1];     // sources, then the result; memory NULL stands for scratch memory
+    bool           staged[GGML_MAX_SRC + 1] = {};  // from or to host memory
+    bool           moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result
+    neuron_operand home[GGML_MAX_SRC + 1];         // where a moved one really is
+    int            n_src   = 0;
+    size_t         scratch = 0;                    // bytes
+    std::string    message;                        // why it can't be; empty when it can
 
     size_t take(size_t size) {
         const size_t offset = scratch;
@@ -384,7 +388,9 @@ static neuron_placement ggml_backend_neuron_place(const neuron_core *   core,
 }
 
 // locked. Returns whether every node of the graph could be resolved.
-static bool ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx, const ggml_cgraph * cgraph, neuron_plan & plan) {
+static bool ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx,
+                                        const ggml_cgraph *           cgraph,
+                                        neuron_plan &                 plan) {
     neuron_core & core   = *ctx->device->core;
     auto &        shared = ggml_backend_neuron_shared();
 
@@ -463,8 +469,8 @@ static bool ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx, const
                             r.uploads.push_back({ operands[k], k });
                         }
                     } else if (p.moved[k]) {
-                        result ? r.after.push_back({ operands[k], p.home[k] }) :
-                                 r.before.push_back({ p.home[k], operands[k] });
+                        result ? r.after.push_back({ operands[k], p.home[k] })
+                               : r.before.push_back({ p.home[k], operands[k] });
                     }
                 }
             }
@@ -548,9 +554,9 @@ static const neuron_plan * ggml_backend_neuron_plan(ggml_backend_neuron_context 
     if (ctx->n_resolved > MAX_RESOLVED_NODES) {
         ggml_backend_neuron_forget(ctx);
     }
-    neuron_plan & plan = cgraph->uid ? ctx->by_uid[cgraph->uid] :
-                                       ctx->by_content[ggml_backend_neuron_fingerprint(cgraph)];
-    plan.last_used     = ++ctx->clock;
+    neuron_plan & plan =
+        cgraph->uid ? ctx->by_uid[cgraph->uid] : ctx->by_content[ggml_backend_neuron_fingerprint(cgraph)];
+    plan.last_used = ++ctx->clock;
 
     bool valid = plan.epoch == ctx->device->core->epoch && plan.n_nodes == cgraph->n_nodes;
     if (valid && cgraph->uid) {
@@ -585,8 +591,10 @@ static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, g
         return (size_t) ((const char *) address - ggml_backend_neuron_context_of(owner)->base);
     };
     neuron_host_access access;
-    access.is_device = [](const ggml_tensor * t) { return ggml_backend_neuron_context_of(t) != nullptr; };
-    access.read      = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
+    access.is_device = [](const ggml_tensor * t) {
+        return ggml_backend_neuron_context_of(t) != nullptr;
+    };
+    access.read = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
         auto * ctx = ggml_backend_neuron_context_of(owner);
         return ctx->core == &core && ctx->memory->read_locked(data, offset(owner, address), size) == NRT_SUCCESS;
     };
@@ -615,10 +623,8 @@ static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const ne
             return ggml_backend_neuron_status(status);
         }
     }
-    NRT_STATUS status = core.execute(*r.step);
+    NRT_STATUS status = core.execute(*r.step, r.node->name);
     if (status != NRT_SUCCESS) {
-        NEURON_ERROR("core %d: %s: %s, for node %s\n", core.vnc, core.nrt.describe("nrt_execute", status).c_str(),
-                     r.step->model->name.c_str(), r.node->name);
         return ggml_backend_neuron_status(status);
     }
     for (const neuron_move & m : r.after) {
@@ -634,6 +640,9 @@ static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const ne
         }
     }
     g_counts.device[r.node->op].fetch_add(1, std::memory_order_relaxed);
+    if (!r.before.empty() || !r.after.empty()) {
+        g_counts.moves.fetch_add(r.before.size() + r.after.size(), std::memory_order_relaxed);
+    }
     return GGML_STATUS_SUCCESS;
 }
 
@@ -670,8 +679,8 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
 
 // Keeps the scheduler's allocator from giving a node the memory of one of its sources: a kernel's result must not overlap
 // its inputs, and the copy that would keep them apart costs more than the memory.
-static void ggml_backend_neuron_graph_optimize(ggml_backend_t                             backend,
-                                               ggml_cgraph *                              cgraph,
+static void ggml_backend_neuron_graph_optimize(ggml_backend_t                              backend,
+                                               ggml_cgraph *                               cgraph,
                                                struct ggml_backend_graph_optimize_params * params) {
     if (ggml_backend_neuron_shared().buffers != neuron_buffers::DEVICE || !params || !params->add_alloc_dep) {
         return;
@@ -811,8 +820,8 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
     auto & shared = ggml_backend_neuron_shared();
     auto * device = (ggml_backend_neuron_device_context *) dev->context;
     if (ggml_backend_neuron_is_placement_probe(op)) {
-        // While ops are recorded, weights go where the kernels that will be built want them.
-        return neuron_recording() || shared.kernels.has_signature(op);
+        // While ops are recorded, weights go where the kernels that can be built will want them.
+        return shared.kernels.has_signature(op) || (neuron_recording() && neuron_can_be_built(op));
     }
     const neuron_kernel kernel = shared.kernels.find(op);
     if (kernel && !device->core->is_broken(kernel)) {
@@ -958,9 +967,9 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         for (uint32_t i = 0; i < nrt.n_cores; i++) {
             auto device         = std::make_unique<ggml_backend_neuron_device_context>();
             device->name        = "NEURON" + std::to_string(i);
-            device->description = nrt.simulator      ? "NeuronCore, simulated on the CPU" :
-                                  nrt.target.empty() ? "AWS NeuronCore" :
-                                                       "AWS NeuronCore (" + nrt.target + ")";
+            device->description = nrt.simulator        ? "NeuronCore, simulated on the CPU"
+                                  : nrt.target.empty() ? "AWS NeuronCore"
+                                                       : "AWS NeuronCore (" + nrt.target + ")";
             device->core        = std::make_unique<neuron_core>(nrt, (int) i);
             shared->devices.push_back({
                 /* .iface   = */ ggml_backend_neuron_device_i,
@@ -974,6 +983,12 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
             };
             shared->contexts.push_back(std::move(device));
         }
+        // Runs before libnrt is closed, since it is registered later.
+        atexit([] {
+            for (auto & device : ggml_backend_neuron_shared().contexts) {
+                device->core->release();
+            }
+        });
         return shared;
     }();
     return *context;

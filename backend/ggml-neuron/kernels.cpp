@@ -134,8 +134,7 @@ neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
     const char *                name   = ggml_op_desc(op);
     const int                   alias  = neuron_alias_of(op);
     for (const auto & bundle : bundles) {
-        int32_t number =
-            neuron_kernels_find(bundle->handle, name, op->op_params, inputs, n_inputs, &output, alias);
+        int32_t number = neuron_kernels_find(bundle->handle, name, op->op_params, inputs, n_inputs, &output, alias);
         if (number != NEURON_KERNELS_NOT_FOUND) {
             return { bundle.get(), number, alias };
         }
@@ -207,16 +206,18 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
         return;
     }
     if (!simulated && nrt.simulator) {
-        NEURON_ERROR("%s: its kernels are compiled for a NeuronCore and can't run in the simulator: left out. Build the "
-                     "manifest with --compiler simulator, or use the Neuron SDK's libnrt\n",
-                     bundle->source.c_str());
+        NEURON_ERROR(
+            "%s: its kernels are compiled for a NeuronCore and can't run in the simulator: left out. Build the "
+            "manifest with --compiler simulator, or use the Neuron SDK's libnrt\n",
+            bundle->source.c_str());
         return;
     }
     const char *      chosen  = getenv("GGML_NEURON_TARGET");
     const std::string machine = chosen && *chosen ? chosen : nrt.target;
     if (!runs_on(target, machine)) {
-        NEURON_WARN("%s: compiled for %s, and this is %s: left out (GGML_NEURON_TARGET overrides what the machine is)\n",
-                    bundle->source.c_str(), target, machine.c_str());
+        NEURON_WARN(
+            "%s: compiled for %s, and this is %s: left out (GGML_NEURON_TARGET overrides what the machine is)\n",
+            bundle->source.c_str(), target, machine.c_str());
         return;
     }
     const char *   configured = getenv("NEURON_LOGICAL_NC_CONFIG");
@@ -228,8 +229,8 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     }
     bundle->index = (uint32_t) bundles.size();
     read_keys(*bundle);
-    NEURON_LOG("%s: %zu kernels for %s, %zu NEFFs by %s\n", bundle->source.c_str(), neuron_kernels_count(handle), target,
-               neuron_kernels_neff_count(handle), neuron_kernels_metadata(handle, "compiler"));
+    NEURON_LOG("%s: %zu kernels for %s, %zu NEFFs by %s\n", bundle->source.c_str(), neuron_kernels_count(handle),
+               target, neuron_kernels_neff_count(handle), neuron_kernels_metadata(handle, "compiler"));
     bundles.push_back(std::move(bundle));
 }
 

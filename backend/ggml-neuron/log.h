@@ -18,11 +18,11 @@ inline bool neuron_log_enabled() {
     return enabled;
 }
 
-#define NEURON_LOG(...)                               \
-    do {                                              \
-        if (neuron_log_enabled()) {                   \
+#define NEURON_LOG(...)                                   \
+    do {                                                  \
+        if (neuron_log_enabled()) {                       \
             fprintf(stderr, "ggml-neuron: " __VA_ARGS__); \
-        }                                             \
+        }                                                 \
     } while (0)
 
 #define NEURON_ERROR(...) GGML_LOG_ERROR("ggml-neuron: " __VA_ARGS__)

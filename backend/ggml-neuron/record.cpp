@@ -50,7 +50,7 @@ struct neuron_op {
     bool                 variant;   // of UNARY or GLU: word 0 of op_params tells which
     int                  n_inputs;  // that the emitter takes
     int                  required;
-    int                  alias;  // the input whose memory the result shares in any case
+    int                  alias;     // the input whose memory the result shares in any case
     const neuron_param * params;
     size_t               n_params;
     const neuron_types * types;
@@ -86,9 +86,9 @@ std::string tensor_text(const ggml_tensor * t) {
     const int64_t block = ggml_blck_size(t->type);
     const size_t  unit  = ggml_type_size(t->type);
     size_t        nb[GGML_MAX_DIMS];
-    nb[0]      = t->ne[0] > block ? t->nb[0] : unit;
-    bool dense = nb[0] == unit;
-    size_t next = unit * (size_t) (t->ne[0] / block);
+    nb[0]        = t->ne[0] > block ? t->nb[0] : unit;
+    bool   dense = nb[0] == unit;
+    size_t next  = unit * (size_t) (t->ne[0] / block);
     for (int i = 1; i < GGML_MAX_DIMS; i++) {
         const size_t after = i == 1 ? nb[0] * (size_t) (t->ne[0] / block) : nb[i - 1] * (size_t) t->ne[i - 1];
         nb[i]              = t->ne[i] > 1 ? t->nb[i] : after;
@@ -146,9 +146,9 @@ std::string params_text(const ggml_tensor * op, const neuron_op * known) {
         }
         float value;
         memcpy(&value, &bits, sizeof(value));
-        add(p.name, p.kind == neuron_param::FLOAT ? float_text(value) :
-                    p.kind == neuron_param::BOOL  ? (bits ? "true" : "false") :
-                                                    std::to_string(bits));
+        add(p.name, p.kind == neuron_param::FLOAT  ? float_text(value)
+                    : p.kind == neuron_param::BOOL ? (bits ? "true" : "false")
+                                                   : std::to_string(bits));
     }
     for (int word = 0; word < (int) (GGML_MAX_OP_PARAMS / sizeof(int32_t)); word++) {
         if (!(named & 1u << word) && op->op_params[word]) {
@@ -207,10 +207,10 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
 }
 
 struct entry {
-    std::string text;      // "{op: add, inputs: [...], output: ...}"
+    std::string  text;     // "{op: add, inputs: [...], output: ...}"
     const char * reason;   // why no kernel can be built; NULL when one can
-    uint64_t    asked;     // how often, by this process
-    uint64_t    written;   // how many of these are in the file
+    uint64_t     asked;    // how often, by this process
+    uint64_t     written;  // how many of these are in the file
 };
 
 entry describe(const ggml_tensor * op) {
@@ -271,9 +271,9 @@ uint64_t fingerprint(const ggml_tensor * op) {
 // A line of the file: an entry with its count, or anything else, which is kept as it is.
 struct line {
     std::string text;
-    bool        is_entry = false;
+    bool        is_entry  = false;
     bool        buildable = false;
-    uint64_t    count = 0;
+    uint64_t    count     = 0;
 };
 
 constexpr const char * ENTRY   = "  - {op: ";
@@ -303,13 +303,13 @@ std::string manifest_name(const std::string & path) {
 }
 
 struct recorder {
-    std::mutex                             mutex;
-    std::string                            path;
-    std::string                            target = "trn1";
-    std::unordered_map<uint64_t, entry>    entries;
-    bool                                   dirty  = false;
-    bool                                   failed = false;
-    std::chrono::steady_clock::time_point  last_flush{};
+    std::mutex                            mutex;
+    std::string                           path;
+    std::string                           target = "trn1";
+    std::unordered_map<uint64_t, entry>   entries;
+    bool                                  dirty  = false;
+    bool                                  failed = false;
+    std::chrono::steady_clock::time_point last_flush{};
 
     recorder() {
         const char * value = getenv("GGML_NEURON_RECORD");
@@ -323,7 +323,7 @@ struct recorder {
         std::lock_guard<std::mutex> lock(mutex);
         auto                        found = entries.find(hash);
         if (found == entries.end()) {
-            found = entries.emplace(hash, describe(op)).first;
+            found           = entries.emplace(hash, describe(op)).first;
             const entry & e = found->second;
             NEURON_LOG("no kernel for %s%s%s%s\n", e.text.c_str(), e.reason ? " (" : "", e.reason ? e.reason : "",
                        e.reason ? ")" : "");
@@ -356,7 +356,7 @@ struct recorder {
 
     // Merges what this process noted into the file, which other processes do as well.
     bool write(std::string & message) {
-        namespace fs = std::filesystem;
+        namespace fs    = std::filesystem;
         // The folder is locked, for the file itself is replaced.
         fs::path folder = fs::path(path).parent_path();
         if (folder.empty()) {
@@ -389,8 +389,9 @@ struct recorder {
         }
         old.close();
         if (lines.empty()) {
-            for (const char * text : { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no",
-                                       "# bundle had a kernel for. Entries that begin with '#' can't be built.", "format: 1" }) {
+            for (const char * text :
+                 { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no",
+                   "# bundle had a kernel for. Entries that begin with '#' can't be built.", "format: 1" }) {
                 lines.push_back({ text, false, false, 0 });
             }
             lines.push_back({ "name: " + manifest_name(path), false, false, 0 });
@@ -413,7 +414,8 @@ struct recorder {
             }
         }
         for (const auto & item : fresh) {
-            lines.push_back({ item.first, true, item.second->reason == nullptr, item.second->asked - item.second->written });
+            lines.push_back(
+                { item.first, true, item.second->reason == nullptr, item.second->asked - item.second->written });
         }
         for (const line & l : lines) {
             any = any || (l.is_entry && l.buildable);
@@ -451,6 +453,10 @@ recorder & the_recorder() {
 }
 
 }  // namespace
+
+bool neuron_can_be_built(const ggml_tensor * op) {
+    return why_not(op, find_op(lower(ggml_op_desc(op))), neuron_alias_of(op)) == nullptr;
+}
 
 bool neuron_recording() {
     static const bool recording = !the_recorder().path.empty();

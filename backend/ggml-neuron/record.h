@@ -10,6 +10,9 @@
 // Notes that a node was asked for and that there is no kernel for it. Cheap when neither variable is set.
 void neuron_note_missing(const ggml_tensor * op);
 
+// Returns whether kernelgen has an emitter for such a node, as far as op, types and parameters tell.
+bool neuron_can_be_built(const ggml_tensor * op);
+
 // Returns whether GGML_NEURON_RECORD is set.
 bool neuron_recording();
 

@@ -23,8 +23,8 @@ namespace {
 struct json {
     enum kind_t { NONE, BOOL, NUMBER, STRING, ARRAY, OBJECT };
 
-    kind_t                                    kind = NONE;
-    bool                                      truth = false;
+    kind_t                                    kind   = NONE;
+    bool                                      truth  = false;
     double                                    number = 0;
     std::string                               text;
     std::vector<json>                         items;
@@ -307,8 +307,8 @@ void read_kernels(const std::string & folder, const json & index, tree & t) {
 }
 
 void read_index(const std::string & folder, tree & t) {
-    const std::string text  = read_file(folder + "/index.json");
-    const json        index = json_parser(text).parse();
+    const std::string text   = read_file(folder + "/index.json");
+    const json        index  = json_parser(text).parse();
     const uint64_t    format = index.integer("format");
     if (format != NEURON_KERNELS_FORMAT) {
         throw std::runtime_error("it has format " + std::to_string(format) + "; this program reads format " +

@@ -13,17 +13,17 @@
 // The library's own text for a status, or ours when it has none.
 std::string neuron_nrt::describe(const char * function, NRT_STATUS status) const {
     const char * text = nrt_get_status_as_str ? nrt_get_status_as_str(status) : nullptr;
-    return std::string(function) + " failed: " + (text && *text ? text : "status") + " (" + std::to_string((int) status) +
-           ")";
+    return std::string(function) + " failed: " + (text && *text ? text : "status") + " (" +
+           std::to_string((int) status) + ")";
 }
 
 // Binds every function; returns the name of the first required one that is missing, or NULL.
 static const char * bind(void * handle, neuron_nrt & nrt) {
     const char * missing = nullptr;
 #define NEURON_NRT_BIND(name) nrt.name = (decltype(nrt.name)) dlsym(handle, #name);
-#define NEURON_NRT_CHECK(name)       \
-    if (!nrt.name && !missing) {     \
-        missing = #name;             \
+#define NEURON_NRT_CHECK(name)   \
+    if (!nrt.name && !missing) { \
+        missing = #name;         \
     }
     NRT_FUNCTIONS_REQUIRED(NEURON_NRT_BIND)
     NRT_FUNCTIONS_OPTIONAL(NEURON_NRT_BIND)
@@ -92,8 +92,8 @@ static const neuron_nrt * load(std::string & message) {
         nrt->version = {};
     }
     nrt->version.rt_detail[sizeof(nrt->version.rt_detail) - 1] = '\0';
-    nrt->simulator = strstr(nrt->version.rt_detail, "simulator") != nullptr;
-    status         = nrt->nrt_get_visible_vnc_count(&nrt->n_cores);
+    nrt->simulator                                             = strstr(nrt->version.rt_detail, "simulator") != nullptr;
+    status                                                     = nrt->nrt_get_visible_vnc_count(&nrt->n_cores);
     if (status != NRT_SUCCESS) {
         message = nrt->path + ": " + nrt->describe("nrt_get_visible_vnc_count", status);
         nrt->nrt_close();

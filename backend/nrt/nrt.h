@@ -26,8 +26,8 @@ struct neuron_nrt {
     NRT_FUNCTIONS_OPTIONAL(NEURON_NRT_MEMBER)
 #undef NEURON_NRT_MEMBER
 
-    std::string   path;       // the library's file
-    nrt_version_t version{};  // all zero when the library does not tell
+    std::string   path;           // the library's file
+    nrt_version_t version{};      // all zero when the library does not tell
     bool          simulator = false;
     uint32_t      n_cores   = 0;  // NeuronCores of this process
     std::string   target;         // what a NEFF must be compiled for ("trn1"); empty when unknown

@@ -57,9 +57,11 @@ static void write_pack(const std::string & path) {
     for (size_t i = 0; i < N_KERNELS; i++) {
         static const char * ops[] = { "add", "sub", "mul", "div" };
         const int64_t       rows  = 1 + (int64_t) (i / 4);
-        kernels.push_back({ ops[i % 4],
-                            { test::dense(GGML_TYPE_F32, NE, rows), test::dense(GGML_TYPE_F32, NE, rows) },
-                            test::dense(GGML_TYPE_F32, NE, rows) });
+        kernels.push_back({
+            ops[i % 4],
+            { test::dense(GGML_TYPE_F32, NE, rows), test::dense(GGML_TYPE_F32, NE, rows) },
+            test::dense(GGML_TYPE_F32, NE, rows)
+        });
     }
     const std::string bytes = test::make_pack(kernels).bytes();
     std::ofstream(path, std::ios::binary).write(bytes.data(), (std::streamsize) bytes.size());
@@ -97,10 +99,10 @@ struct graph {
         ggml_tensor * t         = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, NE);
         cgraph                  = ggml_new_graph(ctx);
         for (int i = 0; i < N_NODES; i++) {
-            t = i % 4 == 0 ? ggml_add(ctx, t, a) :
-                i % 4 == 1 ? ggml_sub(ctx, t, a) :
-                i % 4 == 2 ? ggml_mul(ctx, t, a) :
-                             ggml_div(ctx, t, a);
+            t = i % 4 == 0   ? ggml_add(ctx, t, a)
+                : i % 4 == 1 ? ggml_sub(ctx, t, a)
+                : i % 4 == 2 ? ggml_mul(ctx, t, a)
+                             : ggml_div(ctx, t, a);
         }
         ggml_build_forward_expand(cgraph, t);
         buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
@@ -131,13 +133,14 @@ static double measure(const char * plugin, const char * libnrt) {
     const bool     host    = std::string(getenv("GGML_NEURON_BUFFERS")) == "host";
     const auto     print   = [bare](const char * what, double total) {
         printf("%-9s %7.3f us per op, %7.3f above nrt_execute (%.3f), ratio %.1f\n", what, total, total - bare, bare,
-               total / bare);
+                     total / bare);
         return total - bare;
     };
 
     graph g(backend);
     // All four ops are there, or this would time the CPU.
-    if (!ggml_backend_supports_op(backend, g.cgraph->nodes[0]) || !ggml_backend_supports_op(backend, g.cgraph->nodes[3])) {
+    if (!ggml_backend_supports_op(backend, g.cgraph->nodes[0]) ||
+        !ggml_backend_supports_op(backend, g.cgraph->nodes[3])) {
         fprintf(stderr, "dispatch: the backend did not find the kernels\n");
         exit(1);
     }
@@ -181,8 +184,7 @@ int main(int argc, char ** argv) {
     int result = 0;
     for (const char * buffers : { "device", "host" }) {
         setenv("GGML_NEURON_BUFFERS", buffers, 1);
-        const std::string command =
-            std::string("'") + argv[0] + "' '" + argv[1] + "' '" + argv[2] + "' " + buffers;
+        const std::string command = std::string("'") + argv[0] + "' '" + argv[1] + "' '" + argv[2] + "' " + buffers;
         result |= system(command.c_str()) != 0;
     }
     unlink(pack.c_str());

@@ -51,7 +51,9 @@ NRT_STATUS outcome(const char * function) {
             int          status = 0;
             long         at     = 0;
             if (sscanf(list.substr(start, end - start).c_str(), "%63[^=]=%d@%ld", name, &status, &at) >= 2) {
-                table->insert({ name, { (NRT_STATUS) status, at, 0 } });
+                table->insert({
+                    name, { (NRT_STATUS) status, at, 0 }
+                });
             }
             start = end + 1;
         }
@@ -71,12 +73,12 @@ NRT_STATUS outcome(const char * function) {
 
 }  // namespace
 
-#define TRY(name)                              \
-    do {                                       \
+#define TRY(name)                                \
+    do {                                         \
         const NRT_STATUS status = outcome(name); \
-        if (status != NRT_SUCCESS) {           \
-            return status;                     \
-        }                                      \
+        if (status != NRT_SUCCESS) {             \
+            return status;                       \
+        }                                        \
     } while (0)
 
 API NRT_STATUS nrt_init(nrt_framework_type_t, const char *, const char *) {
@@ -142,8 +144,8 @@ API NRT_STATUS nrt_execute(nrt_model_t *, const nrt_tensor_set_t *, nrt_tensor_s
 
 API NRT_STATUS nrt_get_model_tensor_info(nrt_model_t *, nrt_tensor_info_array_t ** info) {
     TRY("nrt_get_model_tensor_info");
-    const char *                                 text = getenv("NOOP_NRT_TENSORS");
-    std::string                                  list = text ? text : "";
+    const char *                                text = getenv("NOOP_NRT_TENSORS");
+    std::string                                 list = text ? text : "";
     std::vector<std::pair<std::string, size_t>> tensors;
     for (size_t start = 0; start < list.size();) {
         const size_t end = list.find(',', start) == std::string::npos ? list.size() : list.find(',', start);
@@ -154,8 +156,8 @@ API NRT_STATUS nrt_get_model_tensor_info(nrt_model_t *, nrt_tensor_info_array_t 
         }
         start = end + 1;
     }
-    auto * array = (nrt_tensor_info_array_t *) calloc(1, sizeof(nrt_tensor_info_array_t) +
-                                                             tensors.size() * sizeof(nrt_tensor_info_t));
+    auto * array = (nrt_tensor_info_array_t *) calloc(
+        1, sizeof(nrt_tensor_info_array_t) + tensors.size() * sizeof(nrt_tensor_info_t));
     array->tensor_count = tensors.size();
     for (size_t i = 0; i < tensors.size(); i++) {
         nrt_tensor_info_t & t = array->tensor_array[i];
