@@ -204,17 +204,24 @@ def _inverse(d: Array) -> Array:
 
 def _to_q8_0(x: Array) -> Array:
     x = _blocks(f32(x))
-    d = lax.reduce_max(lax.abs(x), (x.ndim - 1,))[..., None] / np.float32(127)
-    q = lax.convert_element_type(lax.round(x * _inverse(d)), jnp.int8)  # away from zero on ties, as roundf
-    return jnp.concatenate([_bytes_of_half(d), lax.bitcast_convert_type(q, jnp.uint8)], axis=-1)
+    top = lax.reduce_max(lax.abs(x), (x.ndim - 1,))[..., None]
+    scale = jnp.where(top == 0, np.float32(0), np.float32(127) / jnp.where(top == 0, np.float32(1), top))
+    # Ties are common in F16 and BF16 tensors. They go to the even number, as where ggml has vector instructions.
+    q = lax.convert_element_type(lax.round(x * scale, lax.RoundingMethod.TO_NEAREST_EVEN), jnp.int8)
+    return jnp.concatenate([_bytes_of_half(top / np.float32(127)), lax.bitcast_convert_type(q, jnp.uint8)], axis=-1)
 
 
 def _to_q4_0(x: Array) -> Array:
     x = _blocks(f32(x))
-    top, bottom = (reduce(x, (x.ndim - 1,))[..., None] for reduce in (lax.reduce_max, lax.reduce_min))
-    # The value of largest magnitude, with its sign, becomes -8.
-    d = jnp.where(top >= -bottom, top, bottom) / np.float32(-8)
-    q = lax.convert_element_type(x * _inverse(d) + np.float32(8.5), jnp.int32)  # towards zero
+    magnitude = lax.abs(x)
+    top = lax.reduce_max(magnitude, (x.ndim - 1,))[..., None]
+    # The value of largest magnitude, with its sign, becomes -8: the first one where both signs occur.
+    place = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    first = lax.reduce_min(jnp.where(magnitude == top, place, np.int32(x.shape[-1])), (x.ndim - 1,))[..., None]
+    d = lax.reduce_sum(jnp.where(place == first, x, np.float32(0)), (x.ndim - 1,))[..., None] / np.float32(-8)
+    # At most 8 in magnitude already; the limits keep compilers from fusing product and sum, which rounds ties another way.
+    scaled = lax.clamp(np.float32(-9), x * _inverse(d), np.float32(9))
+    q = lax.convert_element_type(scaled + np.float32(8.5), jnp.int32)  # towards zero
     q = lax.convert_element_type(lax.min(q, np.int32(15)), jnp.uint8)
     return jnp.concatenate([_bytes_of_half(d), q[..., :16] | (q[..., 16:] << np.uint8(4))], axis=-1)
 

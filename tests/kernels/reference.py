@@ -47,6 +47,16 @@ def compute(spec: KernelSpec, inputs: list[Array | None]) -> Array:
     return REFERENCES[spec.op](spec, *inputs)
 
 
+def _quantize_q8_0(x: Array) -> Array:
+    """Returns rows of Q8_0 blocks as ggml's vector code makes them: gguf rounds ties away from zero, as ggml's scalar code does."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    top = np.abs(blocks).max(axis=-1, keepdims=True)
+    scale = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top != 0)
+    d = (top / np.float32(127)).astype(np.float16)
+    quants = np.rint(blocks * scale).astype(np.int8)
+    return np.concatenate([d.view(np.uint8), quants.view(np.uint8)], axis=-1).reshape(*x.shape[:-1], -1)
+
+
 def dequantize(x: Array, tensor: TensorDesc) -> Array:
     """Returns float32 elements: ggml's own Python package decodes blocks."""
     if not TYPES[tensor.dtype].quantized:
@@ -59,6 +69,8 @@ def round_to(x: Array, tensor: TensorDesc) -> Array:
     """Returns `x` as the tensor stores it."""
     if TYPES[tensor.dtype].quantized:
         kind = gguf.GGMLQuantizationType(TYPES[tensor.dtype].number)
+        if kind == gguf.GGMLQuantizationType.Q8_0:
+            return _quantize_q8_0(np.ascontiguousarray(x, np.float32))
         return gguf.quants.quantize(np.ascontiguousarray(x, np.float32), kind)
     return x.astype(DTYPES[tensor.dtype])
 

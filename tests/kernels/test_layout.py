@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from harness import check, spec
 
@@ -42,6 +43,21 @@ def test_the_result_may_be_stored_permuted() -> None:
 @pytest.mark.parametrize("target", ["f32", "f16", "bf16", "q8_0", "q4_0"])
 def test_cpy_converts(source: str, target: str) -> None:
     check(spec("cpy", [f"(64,6,1,1)/{source}", f"(64,6,1,1)/{target}"], f"(64,6,1,1)/{target}"), 0.0)
+
+
+@pytest.mark.parametrize("first", [-8.0, 8.0])
+def test_the_first_of_two_extremes_scales_q4_0(first: float) -> None:
+    """The sums end in halves too: the product is rounded before the sum is."""
+    values = np.linspace(-8, 8, 32, dtype=np.float32)
+    values[0], values[-1] = first, -first
+    check(spec("cpy", ["(32,1,1,1)/f32", "(32,1,1,1)/q4_0"], "(32,1,1,1)/q4_0"), 0.0, src0=values)
+
+
+def test_ties_of_q8_0_go_to_the_even_number() -> None:
+    values = np.arange(32, dtype=np.float32) + np.float32(0.5)
+    values[0] = 127
+    stored = check(spec("cpy", ["(32,1,1,1)/f32", "(32,1,1,1)/q8_0"], "(32,1,1,1)/q8_0"), 0.0, src0=values)
+    assert stored.reshape(-1)[3:7].tolist() == [2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("source", ["q4_0", "q8_0", "q4_K", "q6_K"])
