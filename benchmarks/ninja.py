@@ -77,7 +77,7 @@ def prepare(folder: Path, count: int, generator: str = "Ninja") -> tuple[Path, c
     cmake_project.write(
         project.source,
         [
-            f"include({root}/rules/cmake/NeuronKernels.cmake)",
+            f'include("{root}/rules/cmake/NeuronKernels.cmake")',
             "set(TARGETS trn1 CACHE STRING targets)",
             "add_neuron_kernels(many_kernels MANIFEST many.yaml TARGETS ${TARGETS} COMPILER simulator FORM PACK)",
         ],

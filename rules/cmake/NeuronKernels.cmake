@@ -37,8 +37,9 @@
 #   NEURON_KERNELGEN_PYTHON       the interpreter to use. If it has the packages, it runs kernelgen itself; else it makes the
 #                                 environment.
 #   NEURON_KERNELGEN_PYTHON_ENV   OFF: make no environment; packages that the interpreter lacks are an error.
+#   NEURON_KERNELGEN_NEFF_CACHE   a folder of NEFFs by what they depend on, which build folders and machines may share.
 #
-# NEURON_SDK and NEURON_KERNELGEN_PYTHON are CMake variables, which the environment's set when CMake first runs.
+# These and NEURON_SDK are CMake variables; the environment's of the same name set them when CMake first runs.
 #
 # Ninja and Makefile generators; CMake 3.20 or later.
 
@@ -128,6 +129,10 @@ function(add_neuron_kernels name)
     endforeach()
     if(ARG_MEMORY_PER_COMPILE)
         list(APPEND arguments --memory-per-compile "${ARG_MEMORY_PER_COMPILE}")
+    endif()
+    _neuron_kernels_remember(NEURON_KERNELGEN_NEFF_CACHE "Folder of NEFFs that builds share")
+    if(NEURON_KERNELGEN_NEFF_CACHE)
+        list(APPEND arguments --neff-cache "${NEURON_KERNELGEN_NEFF_CACHE}")
     endif()
     _neuron_kernels_remember(NEURON_SDK "Virtual environment that holds neuronx-cc")
     set(environment "PYTHONPATH=${root}/tools" PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 --unset=PYTHONHOME "NEURON_SDK=${NEURON_SDK}")

@@ -35,7 +35,7 @@ kernels:
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout that no test changes."""
-    return cmake_project.copy(tmp_path_factory.mktemp("checkout") / "kernelgen")
+    return cmake_project.copy(tmp_path_factory.mktemp("checkout") / "kernel gen")
 
 
 @pytest.fixture

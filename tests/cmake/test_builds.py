@@ -182,6 +182,21 @@ def test_the_real_compiler_is_called_once_for_a_neff_and_not_again_for_having_mo
     assert len(made.make().compiles) == 3
 
 
+def test_build_folders_share_what_is_compiled(project: Make, sdk: Callable[..., Path], tmp_path: Path) -> None:
+    made = project("add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK)")
+    cache = tmp_path / "cache"
+    made.configure(f"-DNEURON_SDK={sdk('good')}", f"-DNEURON_KERNELGEN_NEFF_CACHE={cache}")
+    made.make()
+    assert len(list(cache.glob("*.neff"))) == 3
+    [pack] = made.build.rglob("*.gguf")
+    # Of the same version, so it is not called.
+    broken = sdk("broken", exit=1, output="none")
+    other = cmake_project.Project(made.source, tmp_path / "other")
+    other.configure(f"-DNEURON_SDK={broken}", f"-DNEURON_KERNELGEN_NEFF_CACHE={cache}")
+    other.make()
+    assert (other.build / pack.relative_to(made.build)).read_bytes() == pack.read_bytes()
+
+
 def test_compiles_share_a_pool_that_the_machines_memory_sizes(project: Make) -> None:
     made = project(
         "add_neuron_kernels(a MANIFEST small.yaml FORM PACK)",

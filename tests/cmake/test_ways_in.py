@@ -77,7 +77,7 @@ def test_as_a_subfolder_it_adds_nothing_to_all_and_installs_nothing(checkout: Pa
     cmake_project.write(
         source,
         [
-            f"add_subdirectory({checkout} kernelgen)",
+            f'add_subdirectory("{checkout}" kernelgen)',
             "add_subdirectory(sub)",
             "add_executable(main EXCLUDE_FROM_ALL main.cc)",
             "target_link_libraries(main PRIVATE small_kernels)",

@@ -74,7 +74,8 @@ def emit_batch(arguments: Arguments) -> None:
 
 def compile_(arguments: Arguments) -> None:
     """Compiles one HLO: `--compiler`, `--config` (JSON), `--kernel` (id), `--hlo`, `--output`; neuronx-cc also takes
-    `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a failure is kept.
+    `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a failure is kept, and
+    `--cache` a folder of NEFFs.
     """
     from kernelgen import compilers
     from kernelgen.plan import CompileConfig
@@ -95,6 +96,7 @@ def compile_(arguments: Arguments) -> None:
         log_dir=maybe(arguments, "log-dir"),
         timeout=float(timeout) if timeout else None,
         memory_mb=int(memory) if memory else None,
+        cache=maybe(arguments, "cache"),
     )
     write_depfile(arguments, one(arguments, "output"))
 

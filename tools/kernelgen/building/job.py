@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kernelgen import neff as neff_format
 from kernelgen.building.pool import Answer, Pool
+from kernelgen.compilers import cache
 from kernelgen.errors import KernelgenError
 from kernelgen.library import Library, find
 from kernelgen.plan import CompileConfig, Kernel, Neff, Plan, canonical_json, spec_json
@@ -271,20 +271,17 @@ class _Run:
         self.result.hlos[kernel.spec.id] = path
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         for neff in neffs:
-            target = self.settings.state / "neff" / f"{self._key(digest, self.configs[neff.config])}.neff"
+            key = cache.key(digest, self.settings.identity, self.configs[neff.config])
+            target = self.settings.state / "neff" / f"{key}.neff"
             if target in self.waiting:
                 self.waiting[target].append(neff)
             elif target in self.ended:
                 self._report(Step(neff, self.ended[target]), target)
-            elif _usable(target):
+            elif cache.read(target) is not None:
                 self._report(Step(neff), target)
             else:
                 self.waiting[target] = []
                 self.compiles.append(_Compile(neff, target))
-
-    def _key(self, hlo_sha256: str, config: CompileConfig) -> str:
-        identity = canonical_json([hlo_sha256, self.settings.identity, config.flags()])
-        return hashlib.sha256(identity.encode()).hexdigest()[:40]
 
     def _compiled(self, compile_: _Compile, answer: Answer) -> None:
         memory, cpus = self._needs(compile_.neff)
@@ -304,12 +301,3 @@ class _Run:
         if path is not None and step.failure is None:
             self.result.neffs[step.neff.id] = path
         self.reporter.step(step)
-
-
-def _usable(path: Path) -> bool:
-    """Whether a NEFF that is there is whole; one that a full disk or a stray hand has damaged is made again."""
-    try:
-        neff_format.read_header(path.read_bytes(), source=str(path))
-    except (OSError, KernelgenError):
-        return False
-    return True

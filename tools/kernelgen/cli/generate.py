@@ -73,6 +73,9 @@ def bazel(
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this target of the manifests.")
 @compiler_option
 @click.option("--memory-per-compile", metavar="SIZE", help="Memory of one compile, as in a manifest: 8G, 6144M.")
+@click.option(
+    "--neff-cache", type=click.Path(path_type=Path), metavar="DIR", help="A folder of NEFFs that builds share."
+)
 def cmake(
     manifests: tuple[Path, ...],
     libraries: tuple[Library, ...],
@@ -80,6 +83,7 @@ def cmake(
     targets: tuple[str, ...],
     compiler: str,
     memory_per_compile: str | None,
+    neff_cache: Path | None,
 ) -> None:
     """Write what add_neuron_kernels() builds from."""
     import importlib.metadata
@@ -110,6 +114,7 @@ def cmake(
         identity=chosen.identity,
         executable=getattr(chosen, "executable", None),
         jax_version=importlib.metadata.version("jax"),
+        cache=neff_cache.resolve() if neff_cache else None,
         cpus=len(os.sched_getaffinity(0)),
         memory_mb=machine_memory_mb(),
     )

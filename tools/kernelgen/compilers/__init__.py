@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kernelgen import fileio
+from kernelgen.compilers import cache as neff_cache
 from kernelgen.compilers.base import Compiler
 from kernelgen.compilers.neuronx_cc import NAME, NeuronxCC
 from kernelgen.compilers.simulator import Simulator
@@ -92,6 +93,7 @@ def compile_file(
     log_dir: str | Path | None = None,
     timeout: float | None = None,
     memory_mb: int | None = None,
+    cache: str | Path | None = None,
 ) -> None:
     """Compiles one HLO file to a NEFF file, which appears by rename; on failure there is none.
 
@@ -104,6 +106,7 @@ def compile_file(
         log_dir: where the log of a failure is kept; by default beside the output.
         timeout: seconds.
         memory_mb: MiB the compiler may use.
+        cache: a folder of NEFFs (`kernelgen.compilers.cache`): what it has is not compiled, and what it lacks is added.
 
     Raises:
         KernelgenError: `hlo` cannot be read, is the output too, or is refused; or the compiler failed.
@@ -118,6 +121,10 @@ def compile_file(
         data = hlo.read_bytes()
     except OSError as error:
         raise KernelgenError(f"{hlo}: {error.strerror}") from None
+    stored = neff_cache.path(cache, data, compiler.identity, config) if cache is not None else None
+    if stored is not None and (known := neff_cache.read(stored)) is not None:
+        fileio.write_bytes(output, known)
+        return
     neff = compiler.compile(
         data,
         config,
@@ -127,6 +134,8 @@ def compile_file(
         memory_mb=memory_mb,
     )
     fileio.write_bytes(output, neff)
+    if stored is not None:
+        neff_cache.write(stored, neff)
 
 
 def _placeholder(prefix: Path) -> str:

@@ -32,6 +32,7 @@ class Build:
         identity: the compiler's identity.
         executable: the compiler's program, when it is one.
         jax_version: version of the jax that emits the HLO.
+        cache: a folder of NEFFs that builds share, or None.
         cpus: CPUs of the build machine.
         memory_mb: MiB of the build machine that compiles may use together.
     """
@@ -41,6 +42,7 @@ class Build:
     identity: str
     executable: Path | None
     jax_version: str
+    cache: Path | None
     cpus: int
     memory_mb: int
 
@@ -90,6 +92,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         f"--log-dir={build.folder / 'logs'}",
         f"--memory-mb={max(neff.memory_mb for neff in plan.neffs)}",
         *([f"--executable={build.executable}"] if build.executable else []),
+        *([f"--cache={build.cache}"] if build.cache else []),
     )
     for bundle in plan.bundles:
         entries = [
