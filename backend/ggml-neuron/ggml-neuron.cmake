@@ -18,8 +18,10 @@ set(GGML_NEURON_SOURCES
 )
 
 # Bundles to link in: targets made by add_neuron_kernels (with EMBED among their forms), or .c files that
-# `kernelgen build --form embed` wrote.
-set(GGML_NEURON_EMBED "" CACHE STRING "Kernel bundles to embed in the backend: targets or generated .c files")
+# `kernelgen build --form embed` wrote. A project may set() it before it adds the backend.
+if(NOT DEFINED GGML_NEURON_EMBED)
+    set(GGML_NEURON_EMBED "" CACHE STRING "Kernel bundles to embed in the backend: targets or generated .c files")
+endif()
 
 # Gives a backend target everything but ggml itself.
 function(ggml_neuron_configure target)

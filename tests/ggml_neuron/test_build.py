@@ -1,0 +1,113 @@
+"""The ways to build the backend that users have: with kernels embedded, and inside an unchanged llama.cpp.
+
+As a plugin of its own it is what every other test of this folder loads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import ROOT, Programs
+
+BACKEND = ROOT / "backend" / "ggml-neuron"
+
+
+@pytest.fixture(scope="session")
+def llama_cpp() -> Path:
+    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or what Bazel fetched."""
+    if "LLAMA_CPP_SOURCES" in os.environ:
+        return Path(os.environ["LLAMA_CPP_SOURCES"])
+    return next(Path(os.environ["TEST_SRCDIR"]).glob("*llama_cpp*/CMakeLists.txt")).parent
+
+
+def cmake(source: Path, build: Path, *arguments: str, target: str = "ggml-neuron") -> Path:
+    """Configures and builds a target with CMake; returns the plugin that came out."""
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-O0", "-DCMAKE_C_FLAGS=-O0"]
+    for command in (
+        ["cmake", *generator, "-S", source, "-B", build, *options, *arguments],
+        ["cmake", "--build", build, "--parallel", "2", "--target", target],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return next(build.rglob("libggml-neuron.so"))
+
+
+def run(programs: Programs, plugin: Path, *scenarios: str, **variables: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [programs.find("scenarios"), plugin, programs.llama_cpp, *scenarios],
+        env=programs.environment(GGML_NEURON_LOG="1", **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_kernels_are_embedded(programs: Programs, recorded: Path, llama_cpp: Path, tmp_path: Path) -> None:
+    output = tmp_path / "embed"
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "kernelgen",
+            "build",
+            recorded,
+            "--compiler",
+            "simulator",
+            "-o",
+            output,
+            "--form",
+            "embed",
+        ],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
+        check=True,
+    )
+    plugin = cmake(
+        BACKEND,
+        tmp_path / "build",
+        f"-DGGML_NEURON_LLAMA_DIR={llama_cpp}",
+        f"-DGGML_NEURON_EMBED={output}/scenarios_trn1.c",
+    )
+    shutil.rmtree(output)  # everything is in the plugin
+    done = run(programs, plugin, "chain", "cache")
+    assert done.stdout == "chain: ok\ncache: ok\n", done.stderr
+    assert "embedded scenarios_trn1: 15 kernels for trn1" in done.stderr
+
+
+def test_an_unchanged_llama_cpp_builds_it(programs: Programs, kernels: Path, llama_cpp: Path, tmp_path: Path) -> None:
+    parts = ("APP", "EXAMPLES", "SERVER", "TESTS", "TOOLS")
+    plugin = cmake(
+        llama_cpp,
+        tmp_path / "build",
+        "-DGGML_BACKEND_DL=ON",
+        "-DBUILD_SHARED_LIBS=ON",
+        "-DGGML_NATIVE=OFF",
+        "-DGGML_CCACHE=OFF",
+        "-DLLAMA_OPENSSL=OFF",
+        *(f"-DLLAMA_BUILD_{part}=OFF" for part in parts),
+        f"-DCMAKE_PROJECT_ggml_INCLUDE={BACKEND}/ggml-neuron-hook.cmake",
+    )
+    done = run(programs, plugin, "chain", "cache", GGML_NEURON_KERNEL_DIR=kernels)
+    assert done.stdout == "chain: ok\ncache: ok\n", done.stderr
+
+
+def test_without_llama_cpp_the_message_says_what_to_set(tmp_path: Path) -> None:
+    done = subprocess.run(["cmake", "-S", BACKEND, "-B", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "set GGML_NEURON_LLAMA_DIR to the source tree" in " ".join(done.stderr.split())
+
+
+def test_what_is_no_bundle_is_not_embedded(llama_cpp: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["cmake", "-S", BACKEND, "-B", tmp_path, f"-DGGML_NEURON_LLAMA_DIR={llama_cpp}", "-DGGML_NEURON_EMBED=nothing"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "'nothing' is neither a target nor a .c file" in " ".join(done.stderr.split())
