@@ -304,7 +304,7 @@ function(_neuron_kernels_python out call)
             string(STRIP "${missing}" missing)
             string(REPLACE "\n" "\n  " missing "${missing}")
             message(FATAL_ERROR "${call}: ${python} lacks packages that kernelgen needs:\n  ${missing}\nOne of these mends it:\n"
-                "  ${python} -m pip install -r ${root}/requirements.txt\n"
+                "  ${python} -m pip install -r \"${root}/requirements.txt\"\n"
                 "  cmake -DNEURON_KERNELGEN_PYTHON=<interpreter that has them>\n"
                 "  cmake -DNEURON_KERNELGEN_PYTHON_ENV=ON    an environment of its own, made in the user's cache folder")
         endif()

@@ -75,7 +75,7 @@ def test_packages_that_are_missing_are_named_with_what_to_do(project: Make, tmp_
     output = made.configure("-DNEURON_KERNELGEN_PYTHON_ENV=OFF", python=str(bare), expect=1)
     assert f"add_neuron_kernels(k): {bare} lacks packages that kernelgen needs" in said(output)
     assert re.search(r"^ +jax>=\S+ \(not installed\)$", output, re.MULTILINE)
-    assert re.search(rf"^ +{re.escape(str(bare))} -m pip install -r \S+/requirements.txt$", output, re.MULTILINE)
+    assert re.search(rf"^ +{re.escape(str(bare))} -m pip install -r \".+/requirements.txt\"$", output, re.MULTILINE)
     assert "-DNEURON_KERNELGEN_PYTHON_ENV=ON" in output
 
 

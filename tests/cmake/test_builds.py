@@ -98,12 +98,12 @@ def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_make
 
 @GENERATORS
 def test_every_change_runs_exactly_the_commands_it_must(tmp_path: Path, generator: str) -> None:
-    root, project = ninja.prepare(tmp_path, 16, generator)
-    rows = list(ninja.changes(root, project, 16))
+    root, project = ninja.prepare(tmp_path, 8, generator)
+    rows = list(ninja.changes(root, project, 8))
     assert [(r.change, r.emits, r.compiles) for r in rows if not r.right] == []
     assert len(rows) == 7
     # A kernel that is gone from the manifest takes nothing with it.
-    (project.source / "many.yaml").write_text(ninja.manifest(16))
+    (project.source / "many.yaml").write_text(ninja.manifest(8))
     result = project.make()
     assert result.compiles == ()
     assert sorted(c for c in result.commands if c.startswith("Packing")) == ["Packing many_inf2", "Packing many_trn1"]
