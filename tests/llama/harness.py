@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import kernelgen
@@ -62,7 +62,9 @@ class Programs:
         here = Path(__file__).parent
         found = Programs(
             llama_cpp=Path(os.environ.get("LLAMA_CPP_PROGRAMS", here / "llama_cpp")).absolute(),
-            plugin=Path(os.environ.get("GGML_NEURON_PLUGIN", ROOT / "backend/ggml-neuron/plugin/libggml-neuron.so")).absolute(),
+            plugin=Path(
+                os.environ.get("GGML_NEURON_PLUGIN", ROOT / "backend/ggml-neuron/plugin/libggml-neuron.so")
+            ).absolute(),
             libnrt=Path(os.environ.get("GGML_NEURON_LIBNRT", ROOT / "backend/simulator/libnrt.so.1")).absolute(),
             load_backends=Path(os.environ.get("LLAMA_LOAD_BACKENDS", here / "libload_backends.so")).absolute(),
         )
@@ -331,14 +333,24 @@ _ROW = re.compile(r'^(?P<note>[^"]*)(?P<row>"[^"]*",".*)$')
 class Count:
     """Cases of one op: how many there are, and what became of them.
 
-    The first two are what the mode `support` says, the others what the mode `test` does. Some cases of several nodes are known to
-    one of them only, so that more can pass than are said to be supported.
+    Attributes:
+        cases: in the mode `support`.
+        supported: by the device, in the mode `support`.
+        uncompared: of these, what the mode `test` leaves out because the CPU can't compute it.
+        passed: in the mode `test`, which also has some cases of several nodes that `support` has not.
+        failed: likewise.
     """
 
     cases: int = 0
     supported: int = 0
+    uncompared: int = 0
     passed: int = 0
     failed: int = 0
+
+    def __iadd__(self, other: Count) -> Count:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        return self
 
 
 @dataclass
@@ -349,11 +361,13 @@ class Outcome:
         counts: by op.
         passed: each passed case.
         failures: each failed case and why.
+        ran: how many nodes ran on the device. A case without elements passes and runs none.
     """
 
     counts: dict[str, Count] = field(default_factory=dict)
     passed: list[str] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
+    ran: int = 0
 
     @property
     def ok(self) -> bool:
@@ -364,25 +378,20 @@ class Outcome:
         """Takes in another's cases."""
         self.passed += other.passed
         self.failures += other.failures
+        self.ran += other.ran
         for op, count in other.counts.items():
-            mine = self.counts.setdefault(op, Count())
-            mine.cases += count.cases
-            mine.supported += count.supported
-            mine.passed += count.passed
-            mine.failed += count.failed
+            self.counts[op] = self.counts.get(op, Count())
+            self.counts[op] += count
 
     def table(self) -> list[str]:
         """Returns the counts as lines of text."""
         total = Count()
-        lines = [f"{'op':<20}{'cases':>8}{'supported':>11}{'passed':>8}{'failed':>8}"]
-        for op, count in sorted(self.counts.items()):
-            lines.append(f"{op:<20}{count.cases:>8}{count.supported:>11}{count.passed:>8}{count.failed:>8}")
-            total.cases += count.cases
-            total.supported += count.supported
-            total.passed += count.passed
-            total.failed += count.failed
-        lines.append(f"{'all':<20}{total.cases:>8}{total.supported:>11}{total.passed:>8}{total.failed:>8}")
-        return lines
+        for count in self.counts.values():
+            total += count
+        lines = [f"{'op':<20}{'cases':>8}{'supported':>11}{'uncompared':>12}{'passed':>8}{'failed':>8}"]
+        for op, c in [*sorted(self.counts.items()), ("all", total)]:
+            lines.append(f"{op:<20}{c.cases:>8}{c.supported:>11}{c.uncompared:>12}{c.passed:>8}{c.failed:>8}")
+        return [*lines, f"{self.ran} nodes ran on the device"]
 
 
 def emitted_ops() -> list[str]:
@@ -440,13 +449,15 @@ def test_ops(programs: Programs, cases: Sequence[str], kernels: Path, params: st
     environment = programs.environment(kernels=kernels, log=True)
     outcome = Outcome()
     supported, _ = run_ops(programs, "support", cases, environment, params)
+    tested, done = run_ops(programs, "test", cases, environment, params)
+    refused_by = {f"{row['op_name']}({row['op_params']})": row["backend_name"] for row in tested if not _yes(row)}
     for row in supported:
         count = outcome.counts.setdefault(row["op_name"], Count())
         count.cases += 1
-        count.supported += row["supported"] in ("1", "true", "yes")
-    tested, done = run_ops(programs, "test", cases, environment, params)
+        count.supported += _yes(row)
+        count.uncompared += _yes(row) and refused_by.get(f"{row['op_name']}({row['op_params']})") == "CPU"
     for row in tested:
-        if row["supported"] not in ("1", "true", "yes"):
+        if not _yes(row):
             continue
         count = outcome.counts.setdefault(row["op_name"], Count())
         case = f"{row['op_name']}({row['op_params']})"
@@ -456,13 +467,19 @@ def test_ops(programs: Programs, cases: Sequence[str], kernels: Path, params: st
         else:
             count.passed += 1
             outcome.passed.append(case)
-    if fallen_back := ran(done.stderr)["cpu"]:
+    nodes = ran(done.stderr)
+    outcome.ran = nodes["device"].total()
+    if fallen_back := nodes["cpu"]:
         outcome.failures.append(("the whole run", f"the backend ran ops on the CPU: {dict(fallen_back)}"))
     if done.returncode and not outcome.failures:
         tail = "\n".join((done.stdout[-1000:] + done.stderr[-3000:]).splitlines()[-30:])
         last = f"{tested[-1]['op_name']}({tested[-1]['op_params']})" if tested else "the first case"
         outcome.failures.append((f"after {last}", f"exit status {done.returncode}: {tail}"))
     return outcome
+
+
+def _yes(row: dict[str, str]) -> bool:
+    return row["supported"] == "1"
 
 
 def ran(log: str) -> dict[str, Counter[str]]:
