@@ -371,9 +371,10 @@ static neuron_placement ggml_backend_neuron_place(const neuron_core *   core,
         if (!p.staged[i] && !p.moved[i]) {
             continue;
         }
-        // a source that is given twice is copied once
+        // a source that is given twice is copied once, unless the result takes the place of one of the two
         int same = 0;
-        while (same < i && !(i < p.n_src && p.staged[i] && p.staged[same] && node->src[same] == node->src[i])) {
+        while (same < i && !(i < p.n_src && p.staged[i] && p.staged[same] && node->src[same] == node->src[i] &&
+                             i != kernel.alias && same != kernel.alias)) {
             same++;
         }
         if (i == p.n_src && kernel.alias != NEURON_KERNELS_NO_ALIAS) {
@@ -387,10 +388,10 @@ static neuron_placement ggml_backend_neuron_place(const neuron_core *   core,
     return p;
 }
 
-// locked. Returns whether every node of the graph could be resolved.
-static bool ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx,
-                                        const ggml_cgraph *           cgraph,
-                                        neuron_plan &                 plan) {
+// locked. Finds out everything about every node of a graph.
+static enum ggml_status ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx,
+                                                    const ggml_cgraph *           cgraph,
+                                                    neuron_plan &                 plan) {
     neuron_core & core   = *ctx->device->core;
     auto &        shared = ggml_backend_neuron_shared();
 
@@ -412,7 +413,7 @@ static bool ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx,
             c.placement = ggml_backend_neuron_place(&core, node, c.kernel);
             if (!c.placement.message.empty()) {
                 NEURON_ERROR("%s\n", c.placement.message.c_str());
-                return false;
+                return GGML_STATUS_FAILED;
             }
             scratch_size = std::max(scratch_size, c.placement.scratch);
         } else {
@@ -425,7 +426,7 @@ static bool ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx,
     if (scratch_size) {
         scratch = core.scratch(scratch_size);
         if (!scratch) {
-            return false;
+            return GGML_STATUS_ALLOC_FAILED;
         }
     }
 
@@ -477,11 +478,11 @@ static bool ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx,
             plan.nodes.push_back(std::move(r));
         }
         if (plan.epoch == core.epoch) {
-            return true;
+            return GGML_STATUS_SUCCESS;
         }
     }
     NEURON_ERROR("a graph of %d nodes is larger than can be bound at once\n", cgraph->n_nodes);
-    return false;
+    return GGML_STATUS_FAILED;
 }
 
 // Returns a number that tells graphs without a uid apart: everything that resolving depends on goes into it.
@@ -541,22 +542,27 @@ static void ggml_backend_neuron_forget(ggml_backend_neuron_context * ctx) {
             if (it->second.last_used <= limit) {
                 it = plans->erase(it);
             } else {
-                ctx->n_resolved += it->second.nodes.size();
+                ctx->n_resolved += it->second.nodes.size() + 1;
                 ++it;
             }
         }
     }
 }
 
-// locked. Returns the graph's plan, which is made on first use and again when what it refers to is gone; NULL when it
-// can't be made.
-static const neuron_plan * ggml_backend_neuron_plan(ggml_backend_neuron_context * ctx, const ggml_cgraph * cgraph) {
+// locked. Sets `found` to the graph's plan, which is made on first use and again when what it refers to is gone.
+static enum ggml_status ggml_backend_neuron_plan(ggml_backend_neuron_context * ctx,
+                                                 const ggml_cgraph *           cgraph,
+                                                 const neuron_plan **          found) {
     if (ctx->n_resolved > MAX_RESOLVED_NODES) {
         ggml_backend_neuron_forget(ctx);
     }
     neuron_plan & plan =
         cgraph->uid ? ctx->by_uid[cgraph->uid] : ctx->by_content[ggml_backend_neuron_fingerprint(cgraph)];
+    if (plan.last_used == 0) {
+        ctx->n_resolved++;  // graphs of views alone count, too
+    }
     plan.last_used = ++ctx->clock;
+    *found         = &plan;
 
     bool valid = plan.epoch == ctx->device->core->epoch && plan.n_nodes == cgraph->n_nodes;
     if (valid && cgraph->uid) {
@@ -564,17 +570,17 @@ static const neuron_plan * ggml_backend_neuron_plan(ggml_backend_neuron_context 
             valid = valid && cgraph->nodes[r.index] == r.node && r.node->data == r.data;
         }
     }
-    if (!valid) {
-        ctx->n_resolved -= plan.nodes.size();
-        const bool resolved = ggml_backend_neuron_resolve(ctx, cgraph, plan);
-        if (!resolved) {
-            plan.epoch = 0;
-            plan.nodes.clear();
-            return nullptr;
-        }
-        ctx->n_resolved += plan.nodes.size();
+    if (valid) {
+        return GGML_STATUS_SUCCESS;
     }
-    return &plan;
+    ctx->n_resolved -= plan.nodes.size();
+    const enum ggml_status status = ggml_backend_neuron_resolve(ctx, cgraph, plan);
+    if (status != GGML_STATUS_SUCCESS) {
+        plan.epoch = 0;
+        plan.nodes.clear();
+    }
+    ctx->n_resolved += plan.nodes.size();
+    return status;
 }
 
 //
@@ -664,17 +670,12 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
     neuron_core &               core = *ctx->device->core;
     std::lock_guard<std::mutex> lock(core.mutex);
-    const neuron_plan *         plan = ggml_backend_neuron_plan(ctx, cgraph);
-    if (!plan) {
-        return GGML_STATUS_FAILED;
+    const neuron_plan *         plan   = nullptr;
+    enum ggml_status            status = ggml_backend_neuron_plan(ctx, cgraph, &plan);
+    for (size_t i = 0; status == GGML_STATUS_SUCCESS && i < plan->nodes.size(); i++) {
+        status = ggml_backend_neuron_compute(core, plan->nodes[i]);
     }
-    for (const neuron_resolved & r : plan->nodes) {
-        const enum ggml_status status = ggml_backend_neuron_compute(core, r);
-        if (status != GGML_STATUS_SUCCESS) {
-            return status;
-        }
-    }
-    return GGML_STATUS_SUCCESS;
+    return status;
 }
 
 // Keeps the scheduler's allocator from giving a node the memory of one of its sources: a kernel's result must not overlap

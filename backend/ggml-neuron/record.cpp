@@ -59,6 +59,8 @@ struct neuron_op {
 
 #include "op_table.inc"
 
+constexpr int N_WORDS = GGML_MAX_OP_PARAMS / sizeof(int32_t);
+
 const neuron_op * find_op(const std::string & name) {
     for (const neuron_op & op : NEURON_OPS) {
         if (name == op.name) {
@@ -150,7 +152,7 @@ std::string params_text(const ggml_tensor * op, const neuron_op * known) {
                     : p.kind == neuron_param::BOOL ? (bits ? "true" : "false")
                                                    : std::to_string(bits));
     }
-    for (int word = 0; word < (int) (GGML_MAX_OP_PARAMS / sizeof(int32_t)); word++) {
+    for (int word = 0; word < N_WORDS; word++) {
         if (!(named & 1u << word) && op->op_params[word]) {
             add("word" + std::to_string(word), std::to_string(op->op_params[word]));
         }
@@ -186,10 +188,12 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
     if (alias == NEURON_KERNELS_NO_ALIAS && !is_dense(op)) {
         return "no emitter for results with gaps";
     }
+    uint32_t named = known->variant ? 1u : 0u;
     for (size_t i = 0; i < known->n_params; i++) {
-        const neuron_param & p      = known->params[i];
-        bool                 any    = true;
-        bool                 listed = false;
+        const neuron_param & p = known->params[i];
+        named |= 1u << p.word;
+        bool any    = true;
+        bool listed = false;
         for (const int32_t choice : p.choices) {
             any    = any && choice == 0;
             listed = listed || choice == op->op_params[p.word];
@@ -201,6 +205,11 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
         memcpy(&value, &op->op_params[p.word], sizeof(value));
         if (p.kind == neuron_param::FLOAT && std::isnan(value)) {
             return "a parameter that is not a number";
+        }
+    }
+    for (int word = 0; word < N_WORDS; word++) {
+        if (!(named & 1u << word) && op->op_params[word]) {
+            return "no emitter for these parameters";
         }
     }
     return nullptr;

@@ -19,6 +19,7 @@ SCENARIOS = (
     "cache",
     "copies",
     "inplace",
+    "inplace-twice",
     "same-twice",
     "reuse",
     "skip",

@@ -258,6 +258,11 @@ static built inplace(ggml_context * ctx) {
     };
 }
 
+static built inplace_twice(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    return { ggml_add_inplace(ctx, a, a), { a } };
+}
+
 static built same_twice(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     return { ggml_mul(ctx, a, a), { a } };
@@ -421,31 +426,62 @@ static void too_much() {
     against_cpu(add);  // and all is well
 }
 
+// Returns state and parent of a process or thread, whose `stat` in /proc is given; parent 0 when there is none.
+static std::pair<char, pid_t> status_of(const std::string & path) {
+    std::ifstream file(path);
+    std::string   text;
+    std::getline(file, text);
+    // after the program's name, which is in parentheses
+    const size_t end    = text.rfind(')');
+    char         state  = 0;
+    int          parent = 0;
+    if (end == std::string::npos || sscanf(text.c_str() + end + 1, " %c %d", &state, &parent) != 2) {
+        return { 0, 0 };
+    }
+    return { state, (pid_t) parent };
+}
+
+// The numbers that a folder of /proc has entries for.
+static std::vector<pid_t> numbers_in(const std::string & folder) {
+    std::vector<pid_t> found;
+    DIR *              dir = opendir(folder.c_str());
+    while (const dirent * entry = dir ? readdir(dir) : nullptr) {
+        if (atoi(entry->d_name) > 0) {
+            found.push_back((pid_t) atoi(entry->d_name));
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return found;
+}
+
 // The processes that this one started.
 static std::vector<pid_t> children() {
     std::vector<pid_t> found;
-    DIR *              proc = opendir("/proc");
-    while (const dirent * entry = proc ? readdir(proc) : nullptr) {
-        const pid_t pid = (pid_t) atoi(entry->d_name);
-        if (pid <= 0) {
-            continue;
-        }
-        std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-        std::string   text;
-        std::getline(file, text);
-        // after the program's name, which is in parentheses: state and parent
-        const size_t end    = text.rfind(')');
-        char         state  = 0;
-        int          parent = 0;
-        if (end != std::string::npos && sscanf(text.c_str() + end + 1, " %c %d", &state, &parent) == 2 &&
-            parent == (int) getpid()) {
+    for (const pid_t pid : numbers_in("/proc")) {
+        if (status_of("/proc/" + std::to_string(pid) + "/stat").second == getpid()) {
             found.push_back(pid);
         }
     }
-    if (proc) {
-        closedir(proc);
-    }
     return found;
+}
+
+// Stops a process and waits until all its threads stand still.
+static void stop(pid_t pid) {
+    kill(pid, SIGSTOP);
+    const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
+    for (int i = 0; i < 1000; i++) {
+        bool running = false;
+        for (const pid_t thread : numbers_in(tasks)) {
+            running = running || status_of(tasks + "/" + std::to_string(thread) + "/stat").first != 'T';
+        }
+        if (!running) {
+            return;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    fail("the helper does not stop");
 }
 
 // An execution that `spoil` makes fail, and one after it.
@@ -501,7 +537,7 @@ static void killed() {
             const std::vector<pid_t> helpers = children();
             check(!helpers.empty(), "there is no helper to kill");
             for (const pid_t pid : helpers) {
-                kill(pid, SIGSTOP);  // so that it does not finish before
+                stop(pid);  // so that it does not finish before
             }
             killer.thread = std::thread([helpers] {
                 std::this_thread::sleep_for(std::chrono::seconds(1));  // by then it was asked
@@ -546,6 +582,10 @@ int main(int argc, char ** argv) {
         { "inplace",
          [] {
               against_cpu(inplace);
+          }                           },
+        { "inplace-twice",
+         [] {
+              against_cpu(inplace_twice);
           }                           },
         { "same-twice",
          [] {
