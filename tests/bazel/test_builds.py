@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -114,7 +115,7 @@ def test_compiles_wait_for_the_memory_that_they_are_said_to_need(checkout: scrat
         if e.get("cat") == "Local execution process wall time" and e["name"] == "NeuronCompile"
     )
     assert len(running) == 10
-    assert all(end <= start for (_, end), (start, _) in zip(running, running[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(running))
 
 
 def test_a_mistake_in_a_manifest_is_shown_with_its_place(checkout: scratch.Checkout) -> None:
