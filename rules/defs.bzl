@@ -38,8 +38,8 @@ neuron_hlo = _neuron_hlo
 neuron_neff = _neuron_neff
 neuron_toolchain = _neuron_toolchain
 
+# What a bundle's name is followed by to name one of its forms.
 BUNDLE_FORMS = ["", ".cc", ".pack", ".tree"]
-"""What a bundle's name is followed by to name one of its forms."""
 
 def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
     """A bundle and its forms.

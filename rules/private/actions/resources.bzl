@@ -57,11 +57,14 @@ _STEPS = [
 ]
 
 def resource_set(memory_mb, cpus):
-    """Returns the function for `ctx.actions.run(resource_set = …)` of the next larger step.
+    """Finds the function for `ctx.actions.run(resource_set = …)` of the next larger step.
 
     Args:
         memory_mb: memory of one action in MiB; beyond the largest step it counts as the largest.
         cpus: CPUs of one action; more than one counts as four.
+
+    Returns:
+        a function of the operating system and the number of inputs.
     """
     for memory, one, four in _STEPS:
         if memory_mb <= memory:

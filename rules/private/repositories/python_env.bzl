@@ -24,11 +24,14 @@ exports_files(["python"])
 """
 
 def find_python(rctx):
-    """Returns the path of a Python 3.11 or later.
+    """Finds a Python 3.11 or later with venv.
 
     Args:
-        rctx: the repository context. NEURON_KERNELGEN_PYTHON names the interpreter; else PATH is searched, newest last: the
-            system's own `python3` comes first when it is new enough.
+        rctx: the repository context. NEURON_KERNELGEN_PYTHON names the interpreter; else PATH is searched, the system's own `python3`
+            first.
+
+    Returns:
+        its path.
     """
     named = rctx.getenv("NEURON_KERNELGEN_PYTHON")
     if named:
