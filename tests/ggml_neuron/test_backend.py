@@ -43,7 +43,7 @@ def test_what_was_recorded_is_found_and_computes_what_the_cpu_does(run: Run, ker
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)
-@pytest.mark.parametrize("scenario", ["memory", "probes", "empty", "too-much"])
+@pytest.mark.parametrize("scenario", ["memory", "probes", "empty", "parallel", "too-much"])
 def test_what_needs_no_kernel_of_its_own(run: Run, kernels: Path, buffers: str, scenario: str) -> None:
     result = run(scenario, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
     assert result.said == {scenario: "ok"}, result.log
@@ -283,6 +283,22 @@ def test_every_failure_is_reported_with_its_function(
     )
     assert result.status in (0, 1), result.log  # no signal ended it
     assert f"{function} failed: NRT_RESOURCE (4)" in result.log
+
+
+@pytest.mark.parametrize(
+    ("buffers", "memory", "said"),
+    [
+        ("device", "1K", "no memory"),
+        ("host", "1K", "graph_compute: GGML status: error (failed to allocate memory)"),
+        ("host", "64K", "ok"),  # less than what is taken for copies when there is plenty
+    ],
+)
+def test_a_device_without_enough_memory(run: Run, kernels: Path, buffers: str, memory: str, said: str) -> None:
+    result = run(
+        "add", "memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_SIMULATOR_MEMORY=memory
+    )
+    assert result.said == {"add": said, "memory": "ok"}, result.log
+    assert ("nrt_tensor_allocate failed: NRT_RESOURCE (4)" in result.log) == (said != "ok")
 
 
 def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, noop: dict[str, str]) -> None:

@@ -418,6 +418,30 @@ static void threads() {
     }
 }
 
+// Threads that compute on one NeuronCore, each with a backend of its own.
+static void parallel() {
+    const std::vector<float> wanted = run(cpu, chain);
+    std::vector<std::string> wrong(4);
+    std::vector<std::thread> all;
+    for (std::string & message : wrong) {
+        all.emplace_back([&wanted, &message] {
+            try {
+                for (int i = 0; i < 10; i++) {
+                    compare(run(neuron, chain), wanted);
+                }
+            } catch (const std::exception & error) {
+                message = error.what();
+            }
+        });
+    }
+    for (std::thread & t : all) {
+        t.join();
+    }
+    for (const std::string & message : wrong) {
+        check(message.empty(), message);
+    }
+}
+
 // More memory than there is.
 static void too_much() {
     ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
@@ -598,6 +622,7 @@ int main(int argc, char ** argv) {
         { "empty",           empty    },
         { "stranded",        stranded },
         { "threads",         threads  },
+        { "parallel",        parallel },
         { "too-much",        too_much },
         { "in-turn",         in_turn  },
         { "killed",          killed   },
