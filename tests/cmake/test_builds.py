@@ -96,6 +96,20 @@ def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_make
         assert "no work to do" in made.ninja()[0]
 
 
+@pytest.mark.skipif("RUNFILES_DIR" not in os.environ, reason="compares with what Bazel built, and runs without Bazel")
+@pytest.mark.skipif(
+    bool(os.environ.get("NEURON_SDK") or shutil.which("neuronx-cc")),
+    reason="neuronx-cc's bytes may differ from run to run",
+)
+def test_the_pack_is_the_one_that_bazel_builds(project: Make, tmp_path: Path) -> None:
+    [built] = Path(os.environ["RUNFILES_DIR"]).glob("*/bundles/basic_trn1.kernels.gguf")
+    made = project("add_neuron_kernels(k MANIFEST basic.yaml TARGETS trn1 COMPILER simulator FORM PACK)")
+    shutil.copy(ROOT / "manifests" / "basic.yaml", made.source)
+    made.configure()
+    made.make()
+    assert (made.build / "neuron_kernels" / "k" / built.name).read_bytes() == built.read_bytes()
+
+
 @GENERATORS
 def test_every_change_runs_exactly_the_commands_it_must(tmp_path: Path, generator: str) -> None:
     root, project = ninja.prepare(tmp_path, 8, generator)
