@@ -240,9 +240,20 @@ void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
     any_broken   = true;
 }
 
-void neuron_core::report_execution(const neuron_step & step, const char * node, NRT_STATUS status) const {
+// Reports an execution that did not just succeed, and returns what it comes to.
+NRT_STATUS neuron_core::judge(const neuron_step & step, const char * node, NRT_STATUS status) {
+    // The result is complete, and has infinities or NaNs. ggml's ops pass those on, and so do we.
+    if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
+        if (!said_not_a_number) {
+            NEURON_WARN("core %d: %s, for node %s: results that are no numbers are passed on; said once\n", vnc,
+                        step.model->name.c_str(), node);
+            said_not_a_number = true;
+        }
+        return NRT_SUCCESS;
+    }
     NEURON_ERROR("core %d: %s: %s, for node %s\n", vnc, nrt.describe("nrt_execute", status).c_str(),
                  step.model->name.c_str(), node);
+    return status;
 }
 
 // Loads a model and sets `message` when that fails. What can't get better by itself is kept in model.broken.

@@ -121,10 +121,7 @@ struct neuron_core {
         }
         step.model->last_used   = ++clock;
         const NRT_STATUS status = nrt.nrt_execute(step.model->handle, step.input, step.output);
-        if (status != NRT_SUCCESS) {
-            report_execution(step, node, status);
-        }
-        return status;
+        return status == NRT_SUCCESS ? status : judge(step, node, status);
     }
 
     // locked. Copies within the core's memory.
@@ -133,7 +130,7 @@ struct neuron_core {
   private:
     NRT_STATUS                 load(neuron_model & model, std::string & message);
     NRT_STATUS                 read_tensors(neuron_model & model, std::string & message);
-    void                       report_execution(const neuron_step & step, const char * node, NRT_STATUS status) const;
+    NRT_STATUS                 judge(const neuron_step & step, const char * node, NRT_STATUS status);
     void                       mark_broken(neuron_model & model, const std::string & why);
     void                       unload(neuron_model & model);
     bool                       evict();
@@ -157,8 +154,9 @@ struct neuron_core {
     std::unordered_map<uint64_t, std::unique_ptr<neuron_model>>                       models;  // by neuron_kernel::neff
     std::unordered_map<std::vector<uint64_t>, std::unique_ptr<neuron_step>, key_hash> steps;
     std::unordered_map<uint64_t, std::unique_ptr<neuron_memory>>                      memories;  // by id
-    neuron_memory *                                                                   scratch_memory = nullptr;
-    uint64_t                                                                          clock          = 0;
-    uint64_t                                                                          next_memory_id = 1;
+    neuron_memory *                                                                   scratch_memory    = nullptr;
+    uint64_t                                                                          clock             = 0;
+    uint64_t                                                                          next_memory_id    = 1;
+    bool                                                                              said_not_a_number = false;
     std::atomic<bool>                                                                 any_broken{ false };
 };

@@ -270,6 +270,12 @@ def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
     assert "nrt_execute failed: NRT_HW_ERROR (6)" in result.log
 
 
+def test_results_that_are_no_numbers_are_passed_on(run: Run, kernels: Path, noop: dict[str, str]) -> None:
+    result = run("fails-once", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_FAIL="nrt_execute=1003", **noop)
+    assert result.said == {"fails-once": "the second execution: GGML status: success"}, result.log
+    assert result.log.count("results that are no numbers are passed on") == 1
+
+
 @pytest.mark.parametrize(
     "function",
     ["nrt_tensor_allocate", "nrt_tensor_allocate_slice", "nrt_allocate_tensor_set", "nrt_add_tensor_to_tensor_set"],
