@@ -110,7 +110,9 @@ def test_status(install: Install, module: bytes, tmp_path: Path) -> None:
     assert "  | [F134] backend: out of registers" in text
     assert re.search(r"the compiler's own log: .*log-neuron-cc\.txt", text)
     command = text.partition("to run it again: ")[2]
-    again = subprocess.run(command, shell=True, capture_output=True, text=True)
+    # The double litters its home as the compiler does, and by hand that is the user's.
+    home = os.environ | {"HOME": str(tmp_path)}
+    again = subprocess.run(command, shell=True, capture_output=True, text=True, env=home)
     assert again.returncode == 70 and "out of registers" in again.stdout
 
 
