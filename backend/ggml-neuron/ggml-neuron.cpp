@@ -352,14 +352,18 @@ static neuron_placement ggml_backend_neuron_place(const neuron_core *   core,
     }
 
     neuron_operand & result = p.operands[p.n_src];
+    // The scheduler copies sources that another backend computed. When it copied an in-place node's destination, the result
+    // still belongs where the original is.
     if (kernel.alias != NEURON_KERNELS_NO_ALIAS && node->src[kernel.alias]->data != node->data) {
-        p.message = std::string("the result of ") + ggml_op_desc(node) + " is not where its destination is";
-        return p;
+        for (const int i : { kernel.alias, p.n_src }) {
+            p.home[i]  = p.operands[i];
+            p.moved[i] = !p.staged[i];
+        }
     }
     // The runtime does not say what happens when a kernel's result overlaps an input, which ggml's allocator arranges for
     // ops that it knows to be safe elementwise. (graph_optimize keeps it from doing so where a scheduler is used.)
     for (int i = 0; i < p.n_src; i++) {
-        if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || !p.operands[i].size ||
+        if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || p.moved[p.n_src] || !p.operands[i].size ||
             !overlap(p.operands[i], result)) {
             continue;
         }

@@ -17,6 +17,7 @@ SCENARIOS = (
     "chain-allocated",
     "views",
     "cache",
+    "copied-destination",
     "copies",
     "inplace",
     "inplace-twice",

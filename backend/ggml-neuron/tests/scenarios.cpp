@@ -240,6 +240,34 @@ static built cache(ggml_context * ctx) {
     };
 }
 
+// An in-place node whose destination was copied, as ggml's scheduler does when another backend computed it.
+static void copied_destination() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    ggml_tensor *    cells  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 32, 16);
+    ggml_tensor *    copy   = ggml_dup_tensor(ctx.get(), cells);
+    ggml_tensor *    rows   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 3);
+    ggml_tensor *    fresh  = f32(ctx.get(), 32, 3);
+    ggml_tensor *    result = ggml_set_rows(ctx.get(), cells, fresh, rows);
+    result->src[2]          = copy;
+    ggml_cgraph * graph     = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, result);
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    fill(cells, 1);
+    fill(copy, 1);
+    fill(rows, 0);
+    fill(fresh, 2);
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    std::vector<float>       wanted = numbers(32 * 16, 1);
+    const std::vector<float> values = numbers(32 * 3, 2);
+    compare(read(copy), wanted);
+    for (int row = 0; row < 3; row++) {
+        std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
+    }
+    compare(read(cells), wanted);
+}
+
 static built copies(ggml_context * ctx) {
     ggml_tensor * to   = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 8);
     ggml_tensor * from = f32(ctx, 32, 3);
@@ -582,54 +610,55 @@ int main(int argc, char ** argv) {
         { "add",
          [] {
               against_cpu(add, 2);
-          }                           },
+          }                                        },
         { "chain",
          [] {
               against_cpu(chain);
-          }                           },
+          }                                        },
         { "chain-allocated",
          [] {
               compare(run_allocated(neuron, chain), run(cpu, chain));
-          }                           },
+          }                                        },
         { "views",
          [] {
               against_cpu(views);
-          }                           },
+          }                                        },
         { "cache",
          [] {
               against_cpu(cache, 2);
-          }                           },
+          }                                        },
+        { "copied-destination", copied_destination },
         { "copies",
          [] {
               against_cpu(copies);
-          }                           },
+          }                                        },
         { "inplace",
          [] {
               against_cpu(inplace);
-          }                           },
+          }                                        },
         { "inplace-twice",
          [] {
               against_cpu(inplace_twice);
-          }                           },
+          }                                        },
         { "same-twice",
          [] {
               against_cpu(same_twice);
-          }                           },
-        { "memory",          memory   },
-        { "reuse",           reuse    },
-        { "skip",            skip     },
-        { "probes",          probes   },
-        { "empty",           empty    },
-        { "stranded",        stranded },
-        { "threads",         threads  },
-        { "parallel",        parallel },
-        { "too-much",        too_much },
-        { "in-turn",         in_turn  },
-        { "killed",          killed   },
+          }                                        },
+        { "memory",             memory             },
+        { "reuse",              reuse              },
+        { "skip",               skip               },
+        { "probes",             probes             },
+        { "empty",              empty              },
+        { "stranded",           stranded           },
+        { "threads",            threads            },
+        { "parallel",           parallel           },
+        { "too-much",           too_much           },
+        { "in-turn",            in_turn            },
+        { "killed",             killed             },
         { "fails-once",
          [] {
               fails_once([] {}, false);
-          }                           },
+          }                                        },
     };
 
     ggml_backend_load_all_from_path(argv[2]);
