@@ -32,7 +32,7 @@ def test_every_kernel_builds(result: tuple[harness.Outcome, dict[str, harness.Bu
 
 
 def test_every_case_of_the_sample_runs(result: tuple[harness.Outcome, dict[str, harness.Built]]) -> None:
-    assert len(backend_ops.sample()) == sum(count.passed for count in result[0].counts.values())
+    assert set(backend_ops.sample()) == set(result[0].passed)
 
 
 def test_every_op_with_an_emitter_is_in_the_sample() -> None:
