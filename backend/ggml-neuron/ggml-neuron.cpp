@@ -818,6 +818,11 @@ static bool ggml_backend_neuron_is_placement_probe(const ggml_tensor * op) {
     return false;
 }
 
+static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const neuron_kernel kernel = ggml_backend_neuron_shared().kernels.find(op);
+    return kernel && !device->core->is_broken(kernel);
+}
+
 static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     if (ggml_backend_neuron_is_view_op(op->op) || neuron_is_noop(op)) {
         return true;
@@ -828,20 +833,25 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
         // While ops are recorded, weights go where the kernels that can be built will want them.
         return shared.kernels.has_signature(op) || (neuron_recording() && neuron_can_be_built(op));
     }
-    const neuron_kernel kernel = shared.kernels.find(op);
-    if (kernel && !device->core->is_broken(kernel)) {
-        return true;
-    }
-    if (!kernel) {
+    const bool computed = ggml_backend_neuron_has_kernel(device, op);
+    if (!computed) {
         neuron_note_missing(op);
     }
-    // A node that writes to device memory can run nowhere else; ggml's scheduler ends the program when its backend
-    // refuses it.
-    if (op->view_src) {
-        const auto * ctx = ggml_backend_neuron_context_of(op);
-        return ctx && ctx->core == device->core.get() && neuron_has_cpu();
+    if (!op->view_src || shared.buffers == neuron_buffers::HOST) {
+        return computed;
     }
-    return false;
+    // A node that writes into another tensor's memory can run only where this is: ggml's scheduler ends the program when
+    // the backend that holds the memory refuses, and lets others write to addresses that are not theirs, or copies the
+    // memory too early. So the node goes where the tensor is, and is computed by the CPU when it has no kernel.
+    const ggml_tensor * home = op->view_src;
+    if (home->buffer) {
+        const auto * ctx = ggml_backend_neuron_context_of(home);
+        return computed || (ctx && ctx->core == device->core.get() && neuron_has_cpu());
+    }
+    if (home->op == GGML_OP_NONE) {
+        return computed;
+    }
+    return ggml_backend_neuron_has_kernel(device, home) && (computed || neuron_has_cpu());
 }
 
 static bool ggml_backend_neuron_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {

@@ -43,7 +43,7 @@ def test_what_was_recorded_is_found_and_computes_what_the_cpu_does(run: Run, ker
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)
-@pytest.mark.parametrize("scenario", ["memory", "probes", "empty", "parallel", "too-much"])
+@pytest.mark.parametrize("scenario", ["memory", "probes", "empty", "scheduled", "parallel", "too-much"])
 def test_what_needs_no_kernel_of_its_own(run: Run, kernels: Path, buffers: str, scenario: str) -> None:
     result = run(scenario, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
     assert result.said == {scenario: "ok"}, result.log

@@ -429,6 +429,64 @@ static void stranded() {
     compare(read(cells), wanted);
 }
 
+// Computes a graph that ggml's scheduler shares out.
+static std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & devices, const builder & build) {
+    std::vector<ggml_backend_ptr> owners;
+    std::vector<ggml_backend_t>   backends;
+    for (ggml_backend_dev_t dev : devices) {
+        owners.emplace_back(ggml_backend_dev_init(dev, nullptr));
+        backends.push_back(owners.back().get());
+    }
+    ggml_backend_sched_ptr scheduler(
+        ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), GGML_DEFAULT_GRAPH_SIZE, false, true));
+    context       ctx;
+    const built   b     = build(ctx.get());
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    for (ggml_tensor * t : b.inputs) {
+        ggml_set_input(t);
+    }
+    ggml_set_output(b.result);
+    // where one node is, its neighbours go
+    ggml_backend_sched_set_tensor_backend(scheduler.get(), b.result, backends[0]);
+    check(ggml_backend_sched_alloc_graph(scheduler.get(), graph), "no memory");
+    float seed = 1;
+    for (ggml_tensor * t : b.inputs) {
+        fill(t, seed++);
+    }
+    const ggml_status status = ggml_backend_sched_graph_compute(scheduler.get(), graph);
+    check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    return read(b.result);
+}
+
+// Rows written into a tensor that the CPU computed, since there is no kernel for FILL, and read on the device.
+static built write_to_other(ggml_context * ctx) {
+    ggml_tensor * cells = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 16);
+    ggml_tensor * rows  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 3);
+    ggml_tensor * fresh = f32(ctx, 32, 3);
+    ggml_tensor * q     = f32(ctx, 32, 2);
+    ggml_tensor * all   = ggml_set_rows(ctx, ggml_fill(ctx, cells, 0.25f), fresh, rows);
+    return {
+        ggml_mul_mat(ctx, ggml_view_2d(ctx, all, 32, 16, all->nb[1], 0), q), { rows, fresh, q }
+    };
+}
+
+// A node without a kernel, in the memory of one that the device computed.
+static built write_to_device(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    ggml_tensor * t = ggml_clamp(ctx, ggml_add(ctx, a, b), -0.125f, 0.375f);
+    return {
+        ggml_silu(ctx, t), { a, b }
+    };
+}
+
+static void scheduled() {
+    for (const auto & build : { chain, cache, write_to_other, write_to_device }) {
+        compare(run_scheduled({ neuron, cpu }, build), run_scheduled({ cpu }, build));
+    }
+}
+
 // Threads that ask for many ops, each for its own and all for some.
 static void threads() {
     std::vector<std::thread> all;
@@ -651,6 +709,7 @@ int main(int argc, char ** argv) {
         { "empty",              empty              },
         { "stranded",           stranded           },
         { "threads",            threads            },
+        { "scheduled",          scheduled          },
         { "parallel",           parallel           },
         { "too-much",           too_much           },
         { "in-turn",            in_turn            },
