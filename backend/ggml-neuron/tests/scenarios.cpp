@@ -475,7 +475,7 @@ static built write_to_other(ggml_context * ctx) {
 static built write_to_device(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     ggml_tensor * b = f32(ctx, 64, 4);
-    ggml_tensor * t = ggml_clamp(ctx, ggml_add(ctx, a, b), -0.125f, 0.375f);
+    ggml_tensor * t = ggml_scale_inplace(ctx, ggml_add(ctx, a, b), 0.375f);
     return {
         ggml_silu(ctx, t), { a, b }
     };
