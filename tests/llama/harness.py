@@ -284,7 +284,7 @@ def _generalize(reason: str) -> str:
     """Returns a reason without the parts that differ between kernels, so that equal reasons count as one."""
     line = next((line for line in reason.splitlines() if line.strip()), reason)
     line = re.sub(r"^(\w+: )?.*?error: ", r"\1", line)
-    line = re.sub(r"\b[a-z_0-9]+-[0-9x]+-\w+-[0-9a-f]{12}\b", "", line)
+    line = re.sub(r"kernel [a-z_0-9]+-[0-9x]+-\w+-[0-9a-f]{12}: ", "", line)
     return re.sub(r"(?<!\w)\d+(?:\.\d+)?(?!\w)", "n", line)[:160]
 
 
