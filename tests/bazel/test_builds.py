@@ -133,6 +133,7 @@ def test_a_mistake_in_a_manifest_is_shown_with_its_place(checkout: scratch.Check
 
 
 def test_a_new_emitter_is_found_without_being_named(checkout: scratch.Checkout) -> None:
+    checkout.bazel("build", "//manifests:basic_trn1")
     (checkout.path / "kernels/cubes.py").write_text(
         '"""Cubes."""\n\nfrom kernelgen.emitter import emitter\n\n\n@emitter("cube")\ndef cube(x):\n    return x * x * x\n'
     )
