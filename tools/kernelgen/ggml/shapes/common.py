@@ -1,0 +1,92 @@
+"""What the rules of all families are made of: a misfit, and the words to say it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.types import TYPES
+from kernelgen.plan import Dims, TensorDesc
+
+Inputs = Sequence[TensorDesc | None]
+
+FLOATS = frozenset({"f32", "f16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One misfit.
+
+    Attributes:
+        part: `inputs`, `output` or `params`.
+        which: the input's index or the parameter's name; None for the output.
+        message: what does not fit, and what would.
+    """
+
+    part: str
+    which: int | str | None
+    message: str
+
+
+class Misfit(Exception):
+    """Ends a rule at the first misfit: what follows would only repeat it."""
+
+    def __init__(self, part: str, which: int | str | None, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(part, which, message)
+
+
+Rule = Callable[[str, Inputs, Mapping[str, ParamValue]], tuple[Dims, str]]
+"""Takes op, inputs and all parameters; returns the result's shape and type, or raises `Misfit`."""
+
+
+def count(ne: Dims) -> int:
+    return ne[0] * ne[1] * ne[2] * ne[3]
+
+
+def text(ne: Dims, dtype: str) -> str:
+    return f"{dims(ne)}/{dtype}"
+
+
+def dims(ne: Dims) -> str:
+    return f"({ne[0]},{ne[1]},{ne[2]},{ne[3]})"
+
+
+def given(inputs: Inputs, i: int) -> TensorDesc:
+    tensor = inputs[i]
+    if tensor is None:
+        raise Misfit("inputs", i, "this input can't be absent")
+    return tensor
+
+
+def optional(inputs: Inputs, i: int) -> TensorDesc | None:
+    return inputs[i] if i < len(inputs) else None
+
+
+def want_type(inputs: Inputs, i: int, what: str, allowed: frozenset[str]) -> None:
+    tensor = inputs[i]
+    if tensor is not None and tensor.dtype not in allowed:
+        names = " or ".join(sorted(allowed, key=lambda name: TYPES[name].number))
+        raise Misfit("inputs", i, f"{what} is {names}, not {tensor.dtype}")
+
+
+def want(condition: bool, i: int, message: str) -> None:
+    if not condition:
+        raise Misfit("inputs", i, message)
+
+
+def rows_contiguous(t: TensorDesc) -> bool:
+    """`ggml_is_contiguous_rows`: the elements of a row follow each other."""
+    return t.ne[0] == TYPES[t.dtype].block or t.nb[0] == TYPES[t.dtype].size
+
+
+def contiguous_but_rows(t: TensorDesc) -> bool:
+    """`ggml_is_contiguous_1`: rows may have gaps between them, dimensions above not."""
+    return rows_contiguous(t) and all(t.ne[i] == 1 or t.nb[i] == t.nb[i - 1] * t.ne[i - 1] for i in (2, 3))
+
+
+def elementwise(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
+    a = given(inputs, 0)
+    want_type(inputs, 0, f"src0 of {op}", FLOATS)
+    return a.ne, a.dtype
