@@ -5,10 +5,11 @@ from jax import lax
 
 from kernelgen.emitter import emitter
 
-from .common import PREC_F32, add_mask, f32, floats, grouped_dot, per_head, per_row, result
+from .common import PREC_F32, add_mask, f32, grouped_dot, per_head, per_row, result
+from .quants import floats
 
 
-@emitter("flash_attn_ext")
+@emitter("flash_attn_ext", types="f32, float quantized, float quantized, f16, f32")
 def flash_attn_ext(
     q,
     k,

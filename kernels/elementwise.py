@@ -15,7 +15,7 @@ _SQRT_1_2 = np.float32(0.70710678118654752440)
 _ONE, _ZERO, _HALF = np.float32(1), np.float32(0), np.float32(0.5)
 
 
-@emitter("add", "sub", "mul", "div")
+@emitter("add", "sub", "mul", "div", types="float, f32 same")
 def binary(a, b, *, op, out):
     """`a op b`, `b` repeated to the shape of `a`.
 
@@ -26,20 +26,20 @@ def binary(a, b, *, op, out):
     return result(function(f32(a), b), out)
 
 
-@emitter("scale")
+@emitter("scale", types="float")
 def scale(x, *, s: float, b: float = 0.0, out):
     """`s * x + b`."""
     y = f32(x) * np.float32(s)
     return result(y if b == 0 else y + np.float32(b), out)
 
 
-@emitter("clamp")
+@emitter("clamp", types="float")
 def clamp(x, *, min: float, max: float, out):
     """The nearest number to `x` in [min, max]."""
     return result(lax.max(lax.min(f32(x), np.float32(max)), np.float32(min)), out)
 
 
-@emitter("sqr", "sqrt", "log", "sin", "cos")
+@emitter("sqr", "sqrt", "log", "sin", "cos", types="float")
 def math_unary(x, *, op, out):
     """A function of each element."""
     x = f32(x)
@@ -157,13 +157,14 @@ def _round_to_f16(x: Array) -> Array:
     "ceil",
     "round",
     "trunc",
+    types="float",
 )
 def unary(x, *, op, inputs, out):
     """A variant of ggml's UNARY; x: any shape, f32, f16 or bf16."""
     return result(_apply(_UNARY[op], x, op, inputs[0].dtype), out)
 
 
-@emitter("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick")
+@emitter("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick", types="f32 f16, same")
 def glu(x, gate=None, *, swapped: bool = False, op, inputs, out):
     """`function(x) * gate`, both given, or the two halves of the rows of `x`.
 

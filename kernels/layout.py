@@ -7,22 +7,23 @@ from jax import lax
 
 from kernelgen.emitter import emitter
 
-from .common import floats, result, stored
+from .common import result
+from .quants import floats, stored
 
 
-@emitter("cont", "dup", "reshape")
+@emitter("cont", "dup", "reshape", types="number")
 def cont(x, *, out):
     """The elements of `x` in order, dense, in the result's shape and type."""
     return result(x, out)
 
 
-@emitter("transpose")
+@emitter("transpose", types="number")
 def transpose(x, *, out):
     """`x` with ggml's dimensions 0 and 1 swapped: [ne3, ne2, ne0, ne1]."""
     return result(lax.transpose(x, (0, 1, 3, 2)), out)
 
 
-@emitter("cpy")
+@emitter("cpy", types=("any, same", "number quantized, number quantizable"))
 def cpy(x, dst, *, inputs):
     """The elements of `x`, in order, written to `dst` in its shape and type; in place.
 

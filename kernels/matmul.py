@@ -4,10 +4,11 @@ from jax import lax
 
 from kernelgen.emitter import emitter
 
-from .common import floats, grouped_dot, result
+from .common import grouped_dot, result
+from .quants import floats
 
 
-@emitter("mul_mat")
+@emitter("mul_mat", types="float quantized, float")
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 

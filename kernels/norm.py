@@ -16,13 +16,13 @@ def _mean(x: Array) -> Array:
     return _sum(x) * np.float32(1 / x.shape[3])
 
 
-@emitter("sum_rows")
+@emitter("sum_rows", types="float")
 def sum_rows(x, *, out):
     """The sum of each row, [ne3, ne2, ne1, 1]."""
     return result(_sum(f32(x)), out)
 
 
-@emitter("norm")
+@emitter("norm", types="float")
 def norm(x, *, eps: float, out):
     """`(x - mean) / sqrt(variance + eps)` of each row."""
     x = f32(x)
@@ -30,14 +30,14 @@ def norm(x, *, eps: float, out):
     return result(x * per_row(lax.rsqrt(_mean(x * x) + np.float32(eps)), x), out)
 
 
-@emitter("rms_norm")
+@emitter("rms_norm", types="float")
 def rms_norm(x, *, eps: float, out):
     """`x / sqrt(mean of squares + eps)` of each row."""
     x = f32(x)
     return result(x * per_row(lax.rsqrt(_mean(x * x) + np.float32(eps)), x), out)
 
 
-@emitter("l2_norm")
+@emitter("l2_norm", types="float")
 def l2_norm(x, *, eps: float, out):
     """`x / max(sqrt(sum of squares), eps)` of each row."""
     x = f32(x)

@@ -13,7 +13,7 @@ from .common import Unsupported, f32, result
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
 
 
-@emitter("rope")
+@emitter("rope", types="f32 f16, i32, f32")
 def rope(
     x,
     pos,

@@ -7,7 +7,8 @@ from jax import Array, lax
 
 from kernelgen.emitter import emitter
 
-from .common import f32, floats, repeat, result, stored
+from .common import f32, repeat, result
+from .quants import floats, stored
 
 
 def _flat_rows(rows: Array, n_batch: int, n_rows: int) -> Array:
@@ -17,7 +18,7 @@ def _flat_rows(rows: Array, n_batch: int, n_rows: int) -> Array:
     return lax.reshape(rows, (math.prod(rows.shape), 1))
 
 
-@emitter("get_rows")
+@emitter("get_rows", types="number quantized, i32")
 def get_rows(x, rows, *, inputs, out):
     """The rows of `x` that `rows` names.
 
@@ -40,7 +41,7 @@ def get_rows(x, rows, *, inputs, out):
     return result(gathered if out.dtype == "i32" else f32(gathered), out)
 
 
-@emitter("set_rows")
+@emitter("set_rows", types="f32 f16, i32 i64, number quantizable")
 def set_rows(x, rows, dst, *, inputs):
     """`dst` with row `rows[i]` replaced by row i of `x`, rounded or quantized to the type of `dst`; in place.
 

@@ -8,7 +8,7 @@ from kernelgen.emitter import emitter
 from .common import add_mask, f32, per_head, per_row, result
 
 
-@emitter("soft_max")
+@emitter("soft_max", types="f32, f32 f16, f32")
 def soft_max(x, mask=None, sinks=None, *, scale: float = 1.0, max_bias: float = 0.0, out):
     """The softmax of each row of `scale * x + slope * mask`.
 

@@ -3,90 +3,37 @@
     python op_table.py            writes the file
     python op_table.py --check    says whether it is up to date
 
-It needs kernelgen and its packages on the path. Parameters come from `kernelgen.ggml.ops`, which ops have an emitter from the
-kernel library, which types an op takes from `kernelgen.ggml.shapes` and from what the emitters can dequantize and quantize.
+It needs kernelgen on the path. Parameters come from `kernelgen.ggml.ops`, which ops have an emitter from the
+kernel library, and which types an op takes from their registrations.
 """
 
 from __future__ import annotations
 
-import importlib
-import itertools
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kernelgen.ggml import shapes
-from kernelgen.ggml.ops import OPS, Op, Param, f32_bits
+from kernelgen.ggml.ops import OPS, Param, f32_bits
 from kernelgen.ggml.types import TYPES
-from kernelgen.library import builtin_library, load_function
-from kernelgen.plan import Dims, TensorDesc
+from kernelgen.library import Registration, builtin_library
 
 FILE = Path(__file__).with_name("op_table.inc")
 
-# Shapes that fit each op, since only then the types are what is left to complain about. A row holds every type's blocks.
-_SHAPES: dict[str, tuple[Dims, ...]] = {
-    "get_rows": ((256, 8, 1, 1), (4, 1, 1, 1)),
-    "set_rows": ((256, 4, 1, 1), (4, 1, 1, 1), (256, 8, 1, 1)),
-    "rope": ((256, 2, 4, 1), (4, 1, 1, 1), (128, 1, 1, 1)),
-    "soft_max": ((256, 4, 1, 1), (256, 4, 1, 1), (1, 1, 1, 1)),
-    "flash_attn_ext": ((256, 4, 2, 1), (256, 256, 2, 1), (256, 256, 2, 1), (256, 4, 1, 1), (2, 1, 1, 1)),
-}
-_PARAMS = {"rope": {"n_dims": 256}, "clamp": {"min": 0.0, "max": 1.0}}
-
-_LIBRARY = builtin_library()
-_EMITTERS = _LIBRARY.scan()
-
-load_function(_LIBRARY, _EMITTERS["add"])  # makes the library a package that can be imported from
-_COMMON = importlib.import_module("kernelgen.kernels.common")
-_READ = {*_COMMON.DTYPES, *_COMMON.DEQUANTIZE}
-_WRITTEN = {*_COMMON.DTYPES, *_COMMON.QUANTIZE}
+_EMITTERS = builtin_library().scan()
 
 
-def _accepts(op: Op, types: Sequence[str]) -> bool:
-    """Returns whether a kernel for the op can be built for inputs of these types."""
-    dims = _SHAPES.get(op.name, ((256, 4, 1, 1),) * len(types))
-    try:
-        inputs = [TensorDesc.make(ne, dtype) for ne, dtype in zip(dims, types, strict=False)]
-    except ValueError:
-        return False  # its rows do not hold whole blocks
-    params = op.with_defaults(_PARAMS.get(op.name, {}))
-    output = inputs[op.alias] if op.alias is not None else shapes.result(op.name, inputs, params)
-    if output is None:
-        output = TensorDesc.make(inputs[0].ne, inputs[0].dtype)
-    if shapes.check(op.name, inputs, output, params, op.alias):
-        return False
-    if op.name == "cpy" and types[0] == types[1]:
-        return True  # bytes are moved, whatever they mean
-    if output.dtype not in (_COMMON.DTYPES if op.alias is None else _WRITTEN):
-        return False
-    for name, dtype, i in zip(op.inputs, types, range(len(types)), strict=False):
-        if i != op.alias and dtype not in _READ and not (name == "rows" and dtype == "i64"):
-            return False
-    return True
-
-
-def _type_rows(op: Op, n_inputs: int) -> list[tuple[int, ...]]:
+def _type_rows(registration: Registration) -> list[tuple[int, ...]]:
     """Returns masks of ggml's type numbers, one per input: inputs fit when some row has each one's type.
 
     An input that may be absent has bit 63 set.
     """
-    fitting: dict[str, list[tuple[str, ...]]] = {}
-    for types in itertools.product(TYPES, repeat=op.required):
-        if _accepts(op, types):
-            fitting.setdefault(types[0], []).append(types)
     rows: dict[tuple[int, ...], int] = {}
-    for first, found in fitting.items():
-        columns = [sorted({types[i] for types in found}) for i in range(1, op.required)]
-        assert len(found) == math.prod(map(len, columns)), f"{op.name}: types of later inputs depend on each other"
-        types = list(found[0])
-        for i in range(op.required, n_inputs):
-            column = [t for t in TYPES if _accepts(op, [*types[:i], t])]
-            columns.append(column)
-            types.append(column[0])
-        masks = [_mask(column) | (1 << 63 if i >= op.required else 0) for i, column in enumerate(columns, start=1)]
-        rows[tuple(masks)] = rows.get(tuple(masks), 0) | _mask([first])
-    return [(first, *masks) for masks, first in rows.items()]
+    for first, *others in registration.types:
+        later = tuple(
+            _mask(types) | (1 << 63 if i >= registration.required else 0) for i, types in enumerate(others, start=1)
+        )
+        rows[later] = rows.get(later, 0) | _mask(first)
+    return [(first, *later) for later, first in rows.items()]
 
 
 def _mask(types: Iterable[str]) -> int:
@@ -116,7 +63,7 @@ def render() -> str:
         op = OPS[name]
         registration = _EMITTERS.get(name)
         n_inputs = len(registration.inputs) if registration else 0
-        rows = _type_rows(op, n_inputs) if registration else []
+        rows = _type_rows(registration) if registration else []
         params = "\n".join(_param(p) for p in op.params)
         text = "\n".join("    { { " + ", ".join(f"0x{m:x}" for m in row) + " } }," for row in rows)
         p = _shared(tables, "PARAMS", "neuron_param", params)

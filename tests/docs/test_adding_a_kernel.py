@@ -79,7 +79,7 @@ def test_a_kernel_in_this_repository(checkout: Path) -> None:
     ops.write_text(before + opening + op + after)
 
     # Each step is needed: with the op alone, the suite says that its emitter is missing, and then that its reference is.
-    for file, addition in (("kernels/elementwise.py", emitter), ("tests/kernels/reference.py", reference)):
+    for file, addition in (("kernels/elementwise.py", emitter), ("tests/kernels/reference/elementwise.py", reference)):
         with pytest.raises(AssertionError, match="leaky_relu"):
             run("python -m pytest -q tests/kernels/test_library.py", checkout, checkout / "tools")
         with (checkout / file).open("a") as f:

@@ -51,7 +51,7 @@ def random_values(t: TensorDesc, rng: np.random.Generator) -> Array:
     ggml = TYPES[t.dtype]
     blocks = rng.integers(0, 256, (*t.shape[:3], t.ne[0] // ggml.block, ggml.size), dtype=np.uint8)
     # The scales are f16 numbers, which random bytes would make infinite now and then.
-    for at in {"q4_0": (0,), "q8_0": (0,), "q4_K": (0, 2), "q6_K": (208,)}[t.dtype]:
+    for at in {"q4_0": (0,), "q8_0": (0,), "q4_K": (0, 2), "q6_K": (208,)}.get(t.dtype, ()):
         scales = (0.01 + 0.01 * rng.random(blocks.shape[:-1])).astype(np.float16)
         blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
     return blocks.reshape(*t.shape[:3], -1)

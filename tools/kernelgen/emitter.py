@@ -2,7 +2,7 @@
 
     from kernelgen.emitter import emitter
 
-    @emitter("rms_norm")
+    @emitter("rms_norm", types="float")
     def rms_norm(x, *, eps):
         ...
 
@@ -10,8 +10,9 @@ The function's positional arguments are the op's inputs as JAX arrays, in the or
 `(ne3, ne2, ne1, ne0)`; an optional input has the default None. Keyword-only arguments are the op's parameters by ggml's names. The
 keyword `out`, when declared, receives the result's `TensorDesc`, and `inputs` those of the inputs.
 
-Planning must know which module computes which op without importing JAX, so registrations are read from the source
-(`kernelgen.library`); the decorator itself only marks the function.
+`types` says which types the inputs may have: one entry per input, separated by commas, each one or several of ggml's type names
+and of the groups in `kernelgen.ggml.types.GROUPS`; `same` is the first input's type. Where the type of one input depends on that
+of another, several such rows are given as a tuple: `types=("f32, f32", "f16, f32 f16")`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ CONTEXT = ("out", "inputs", "op")
 """Keyword arguments that are filled in by the framework and are no parameters of the op."""
 
 
-def emitter(*ops: str) -> Callable[[F], F]:
+def emitter(*ops: str, types: str | tuple[str, ...] = ()) -> Callable[[F], F]:
     """Marks a function as the emitter of one or more ggml ops (names as `ggml_op_desc`, lower case, string literals).
 
-    A function for several ops declares the keyword `op` to be told which one it is asked for.
+    `types` tells what the kernel can be asked for; without it any type is passed on. A function for several ops declares the
+    keyword `op` to be told which one it is asked for.
     """
 
     def mark(function: F) -> F:

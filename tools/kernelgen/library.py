@@ -27,6 +27,7 @@ from kernelgen.emitter import CONTEXT
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.types import GROUPS, TYPES
 
 BUILTIN = "kernels"
 """Name of the library that comes with kernelgen."""
@@ -66,6 +67,7 @@ class Registration:
         params: its keyword-only arguments without those that the framework fills in.
         context: the keyword-only arguments that the framework fills in (`out`, `inputs`, `op`).
         line: the function's line, counted from 1.
+        types: the types that inputs may have, as rows of one tuple of ggml's type names per input; empty when not declared.
     """
 
     op: str
@@ -77,6 +79,7 @@ class Registration:
     params: tuple[ParamSpec, ...]
     context: tuple[str, ...]
     line: int
+    types: tuple[tuple[tuple[str, ...], ...], ...] = ()
 
     @property
     def custom(self) -> bool:
@@ -289,6 +292,7 @@ def _registrations(
 ) -> Iterator[Registration]:
     ops = _op_names(file, node, decorator, mistakes)
     before = len(mistakes)
+    types = _types(file, node, decorator, mistakes)
     a = node.args
     for arg in (a.vararg, a.kwarg):
         if arg:
@@ -320,6 +324,7 @@ def _registrations(
             tuple(params),
             tuple(context),
             node.lineno,
+            types,
         )
         problems = _check_signature(registration)
         mistakes.extend(_at(file, node, message) for message in problems)
@@ -328,7 +333,7 @@ def _registrations(
 
 
 def _op_names(file: Path, node: ast.FunctionDef, decorator: ast.expr, mistakes: list[Diagnostic]) -> list[str]:
-    if not isinstance(decorator, ast.Call) or not decorator.args or decorator.keywords:
+    if not isinstance(decorator, ast.Call) or not decorator.args:
         mistakes.append(_at(file, decorator, f"name the ops that '{node.name}' computes: @emitter(\"rms_norm\")"))
         return []
     names = []
@@ -340,6 +345,46 @@ def _op_names(file: Path, node: ast.FunctionDef, decorator: ast.expr, mistakes: 
         else:
             names.append(arg.value)
     return names
+
+
+def _types(
+    file: Path, node: ast.FunctionDef, decorator: ast.expr, mistakes: list[Diagnostic]
+) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Returns the rows of `types=`, `same` written out: a row for each of the first input's types then."""
+    texts: list[str] = []
+    for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
+        if keyword.arg != "types":
+            mistakes.append(_at(file, keyword, f"@emitter has no keyword '{keyword.arg}'; it has 'types'"))
+            continue
+        items = keyword.value.elts if isinstance(keyword.value, ast.Tuple) else [keyword.value]
+        for item in items:
+            if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                texts.append(item.value)
+            else:
+                mistakes.append(_at(file, item, f"types are string literals, not {ast.unparse(item)}"))
+    n_inputs = len(node.args.posonlyargs) + len(node.args.args)
+    rows: list[tuple[tuple[str, ...], ...]] = []
+    for text in texts:
+        columns = [entry.split() for entry in text.split(",")]
+        if len(columns) != n_inputs or not all(columns):
+            mistakes.append(
+                _at(file, decorator, f"types name one entry for each of the {n_inputs} inputs, not '{text}'")
+            )
+            continue
+        unknown = [w for column in columns for w in column if w not in TYPES and w not in GROUPS and w != "same"]
+        for word in unknown:
+            near = did_you_mean(word, [*TYPES, *GROUPS, "same"])
+            mistakes.append(_at(file, decorator, f"unknown type '{word}'{near} in types '{text}'"))
+        if unknown or "same" in columns[0]:
+            if not unknown:
+                mistakes.append(_at(file, decorator, f"'same' is the first input's type: it can't be that of '{text}'"))
+            continue
+        expanded = [[t for word in column for t in GROUPS.get(word, (word,))] for column in columns]
+        firsts = [[t] for t in expanded[0]] if any("same" in column for column in columns) else [expanded[0]]
+        for first in firsts:
+            rest = [dict.fromkeys(first[0] if t == "same" else t for t in column) for column in expanded[1:]]
+            rows.append((tuple(dict.fromkeys(first)), *map(tuple, rest)))
+    return tuple(rows)
 
 
 def _param(file: Path, arg: ast.arg, value: ast.expr | None, mistakes: list[Diagnostic]) -> Iterator[ParamSpec]:

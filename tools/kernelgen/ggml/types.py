@@ -50,6 +50,20 @@ TYPES = MappingProxyType(_parse(_TABLE))
 
 TYPES_BY_NUMBER = MappingProxyType({t.number: t for t in TYPES.values()})
 
+GROUPS = MappingProxyType(
+    {
+        "any": tuple(TYPES),
+        "float": ("f32", "f16", "bf16"),
+        "number": ("f32", "f16", "bf16", "i8", "i16", "i32"),
+        "quantized": ("q4_0", "q8_0", "q4_K", "q6_K"),
+        "quantizable": ("q4_0", "q8_0"),
+    }
+)
+"""Names for several types, as registrations of emitters use them.
+
+`quantized` are the block formats that kernels read, `quantizable` those that they write.
+"""
+
 ALIASES = MappingProxyType(
     {
         "float32": "f32",

@@ -1,0 +1,133 @@
+"""What references share: how they are found, ggml's types in NumPy, and the shapes that each op is tried with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+
+from kernelgen.ggml.types import TYPES
+from kernelgen.plan import KernelSpec, TensorDesc
+
+Array = np.ndarray[Any, Any]
+
+DTYPES: dict[str, Any] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+}
+
+REFERENCES: dict[str, Callable[..., Array]] = {}
+
+
+def reference(*ops: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    def add(function: Callable[..., Array]) -> Callable[..., Array]:
+        for op in ops:
+            REFERENCES[op] = function
+        return function
+
+    return add
+
+
+@dataclass(frozen=True)
+class Example:
+    """Shapes with which every combination of types that an emitter is registered for is tried.
+
+    Attributes:
+        inputs: ggml's dimensions of each input, `(256,8,1,1)`; None for one that is left out.
+        output: those of the result; None where `kernelgen.ggml.shapes` knows the result.
+        dtype: the result's type, with `output`.
+        limit: the largest normalised mean squared error.
+        params: the op's parameters.
+        values: what makes the values of an input, by its index, from a generator and the shape `[ne3, ne2, ne1, ne0]`; normal
+            numbers, small integers or random blocks by default.
+    """
+
+    inputs: tuple[str | None, ...]
+    output: str | None
+    dtype: str
+    limit: float
+    params: dict[str, float]
+    values: dict[int, Callable[[np.random.Generator, tuple[int, ...]], Array]]
+
+
+EXAMPLES: dict[str, Example] = {}
+
+
+def example(
+    *ops: str,
+    inputs: tuple[str | None, ...],
+    output: str | None = None,
+    dtype: str = "f32",
+    limit: float = 1e-6,
+    values: dict[int, Callable[[np.random.Generator, tuple[int, ...]], Array]] | None = None,
+    **params: float,
+) -> None:
+    """Gives ops their example; see `Example`."""
+    for op in ops:
+        EXAMPLES[op] = Example(inputs, output, dtype, limit, params, values or {})
+
+
+def below(n: int) -> Callable[[np.random.Generator, tuple[int, ...]], Array]:
+    """Returns what makes indices below `n`, none twice in the last axis where they fit."""
+
+    def make(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        if shape[-1] > n:
+            return rng.integers(0, n, shape)
+        return np.stack([rng.permutation(n)[: shape[-1]] for _ in range(int(np.prod(shape[:-1])))]).reshape(shape)
+
+    return make
+
+
+def compute(spec: KernelSpec, inputs: list[Array | None]) -> Array:
+    """Returns what ggml computes, in the output's type and shape (bytes per row for a quantized one)."""
+    return REFERENCES[spec.op](spec, *inputs)
+
+
+def quantize_q8_0(x: Array) -> Array:
+    """Returns rows of Q8_0 blocks as ggml's vector code makes them: gguf rounds ties away from zero, as ggml's scalar code does."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    top = np.abs(blocks).max(axis=-1, keepdims=True)
+    scale = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top != 0)
+    d = (top / np.float32(127)).astype(np.float16)
+    quants = np.rint(blocks * scale).astype(np.int8)
+    return np.concatenate([d.view(np.uint8), quants.view(np.uint8)], axis=-1).reshape(*x.shape[:-1], -1)
+
+
+def dequantize(x: Array, tensor: TensorDesc) -> Array:
+    """Returns float32 elements: ggml's own Python package decodes blocks."""
+    if not TYPES[tensor.dtype].quantized:
+        return x.astype(np.float32)
+    rows = x.reshape(*x.shape[:3], -1)
+    return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(TYPES[tensor.dtype].number)).astype(np.float32)
+
+
+def round_to(x: Array, tensor: TensorDesc) -> Array:
+    """Returns `x` as the tensor stores it."""
+    if TYPES[tensor.dtype].quantized:
+        kind = gguf.GGMLQuantizationType(TYPES[tensor.dtype].number)
+        if kind == gguf.GGMLQuantizationType.Q8_0:
+            return quantize_q8_0(np.ascontiguousarray(x, np.float32))
+        return gguf.quants.quantize(np.ascontiguousarray(x, np.float32), kind)
+    return x.astype(DTYPES[tensor.dtype])
+
+
+def f32(x: Array) -> Array:
+    return x.astype(np.float32)
+
+
+def out(spec: KernelSpec, x: Array) -> Array:
+    return round_to(x.reshape(spec.output.shape), spec.output)
+
+
+def dot_type(x: Array, tensor: TensorDesc) -> Array:
+    """The second operand of a dot product as the CPU rounds it for a first operand of this type."""
+    return f32(x) if TYPES[tensor.dtype].quantized else f32(x.astype(DTYPES[tensor.dtype]))

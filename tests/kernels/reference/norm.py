@@ -1,0 +1,38 @@
+"""Norms and sums of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelgen.plan import KernelSpec
+
+from .core import Array, example, out, reference
+
+
+@reference("sum_rows")
+def sum_rows(spec: KernelSpec, x: Array) -> Array:
+    return out(spec, x.astype(np.float64).sum(axis=3, keepdims=True))
+
+
+@reference("norm")
+def norm(spec: KernelSpec, x: Array) -> Array:
+    x = x.astype(np.float64)
+    x = x - x.mean(axis=3, keepdims=True)
+    return out(spec, x / np.sqrt((x * x).mean(axis=3, keepdims=True) + dict(spec.params)["eps"]))
+
+
+@reference("rms_norm")
+def rms_norm(spec: KernelSpec, x: Array) -> Array:
+    x = x.astype(np.float64)
+    return out(spec, x / np.sqrt((x * x).mean(axis=3, keepdims=True) + dict(spec.params)["eps"]))
+
+
+@reference("l2_norm")
+def l2_norm(spec: KernelSpec, x: Array) -> Array:
+    x = x.astype(np.float64)
+    length = np.sqrt((x * x).sum(axis=3, keepdims=True))
+    return out(spec, x / np.maximum(length, dict(spec.params)["eps"]))
+
+
+example("sum_rows", inputs=("(33,4,3,2)",))
+example("norm", "rms_norm", "l2_norm", inputs=("(33,4,3,2)",), eps=1e-5)
