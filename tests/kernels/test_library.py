@@ -48,9 +48,8 @@ def test_types(op: str, types: tuple[str, ...]) -> None:
     known = ops.OPS[op]
     params = known.with_defaults(example.params)
     if example.output is None:
-        result = shapes.result(op, descriptions, params)
-        assert result is not None, f"the example of {op} does not fit ggml's rules for {types}; or give its output"
-        output = str(result)
+        # Where there is no rule, or the example breaks it, the first input's: the check below tells which.
+        output = str(shapes.result(op, descriptions, params) or descriptions[0])
     else:
         output = f"{example.output}/{types[0] if example.dtype == 'same' else example.dtype}"
     rng = np.random.default_rng(1)

@@ -43,7 +43,7 @@ class Example:
 
     Attributes:
         inputs: ggml's dimensions of each input, `(256,8,1,1)`; None for one that is left out.
-        output: those of the result; None where `kernelgen.ggml.shapes` knows the result.
+        output: those of the result; None where `kernelgen.ggml.shapes` knows the result, or it is as the first input.
         dtype: the result's type, with `output`.
         limit: the largest normalised mean squared error.
         params: the op's parameters.
