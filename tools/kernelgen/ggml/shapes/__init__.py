@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes import attention, elementwise, layout, matmul, norm, rope, rows
-from kernelgen.ggml.shapes.common import Inputs, Misfit, Problem, Rule, count, text
-from kernelgen.plan import Dims, TensorDesc
+from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Problem, Rule, text
+from kernelgen.plan import TensorDesc
 
 __all__ = ["Problem", "check", "result"]
 
@@ -26,8 +26,10 @@ _RULES: Mapping[str, Rule] = {
     **rows.RULES,
 }
 
-_SHAPE_IS_CHOSEN = frozenset({"reshape", "cont"})
-"""Ops whose caller chooses the result's shape; the number of elements is kept."""
+_CHOSEN: Mapping[str, ChosenRule] = {
+    **layout.CHOSEN,
+}
+"""Ops whose caller chooses the result's shape."""
 
 
 def check(
@@ -42,12 +44,18 @@ def check(
         params: all parameters, defaults filled in.
         alias: the input whose memory the result is written to.
     """
-    rule = _RULES.get(op)
-    if rule is None:
+    chosen, rule = _CHOSEN.get(op), _RULES.get(op)
+    if chosen is None and rule is None:
         return []
     try:
-        ne, dtype = rule(op, inputs, params)
-        _check_output(op, inputs, output, ne, dtype, alias)
+        if chosen is not None:
+            chosen(op, inputs, output, params)
+        elif rule is not None:
+            ne, dtype = rule(op, inputs, params)
+            if output.ne != ne or output.dtype != dtype:
+                have = text(output.ne, output.dtype)
+                raise Misfit("output", None, f"the result of {op} is {text(ne, dtype)}, not {have}")
+        _check_strides(op, inputs, output, alias)
     except Misfit as misfit:
         return [misfit.problem]
     return []
@@ -56,7 +64,7 @@ def check(
 def result(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> TensorDesc | None:
     """Returns the result that ggml would make, or None when the inputs don't fit, or the caller chooses the result's shape."""
     rule = _RULES.get(op)
-    if rule is None or op in _SHAPE_IS_CHOSEN:
+    if rule is None:
         return None
     try:
         ne, dtype = rule(op, inputs, params)
@@ -65,16 +73,7 @@ def result(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> TensorD
     return TensorDesc.make(ne, dtype)
 
 
-def _check_output(op: str, inputs: Inputs, output: TensorDesc, ne: Dims, dtype: str, alias: int | None) -> None:
-    if op in _SHAPE_IS_CHOSEN:
-        if output.dtype != dtype or output.elements != count(ne):
-            raise Misfit(
-                "output",
-                None,
-                f"the result of {op} has {count(ne)} elements of {dtype}, not {output.elements} of {output.dtype}",
-            )
-    elif output.ne != ne or output.dtype != dtype:
-        raise Misfit("output", None, f"the result of {op} is {text(ne, dtype)}, not {text(output.ne, output.dtype)}")
+def _check_strides(op: str, inputs: Inputs, output: TensorDesc, alias: int | None) -> None:
     shared = inputs[alias] if alias is not None and alias < len(inputs) else None
     if not output.contiguous and (shared is None or shared.nb != output.nb):
         raise Misfit("output", None, f"the result of {op} is contiguous: leave its strides out")

@@ -40,6 +40,9 @@ class Misfit(Exception):
 Rule = Callable[[str, Inputs, Mapping[str, ParamValue]], tuple[Dims, str]]
 """Takes op, inputs and all parameters; returns the result's shape and type, or raises `Misfit`."""
 
+ChosenRule = Callable[[str, Inputs, TensorDesc, Mapping[str, ParamValue]], None]
+"""A rule for an op whose caller chooses the result's shape: takes op, inputs, result and all parameters, or raises `Misfit`."""
+
 
 def count(ne: Dims) -> int:
     return ne[0] * ne[1] * ne[2] * ne[3]
@@ -74,6 +77,11 @@ def want_type(inputs: Inputs, i: int, what: str, allowed: frozenset[str]) -> Non
 def want(condition: bool, i: int, message: str) -> None:
     if not condition:
         raise Misfit("inputs", i, message)
+
+
+def want_output(condition: bool, message: str) -> None:
+    if not condition:
+        raise Misfit("output", None, message)
 
 
 def rows_contiguous(t: TensorDesc) -> bool:

@@ -6,20 +6,30 @@ from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import (
+    ChosenRule,
     Inputs,
     Rule,
     given,
     want,
+    want_output,
 )
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims
+from kernelgen.plan import Dims, TensorDesc
 
 
-def _same_elements(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
+def _dup(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
+    a = given(inputs, 0)
+    return a.ne, a.dtype
+
+
+def _same_elements(op: str, inputs: Inputs, output: TensorDesc, params: Mapping[str, ParamValue]) -> None:
     a = given(inputs, 0)
     if op == "reshape":
         want(a.contiguous, 0, "src0 of reshape is contiguous: leave its strides out, or use cont")
-    return a.ne, a.dtype
+    want_output(
+        output.dtype == a.dtype and output.elements == a.elements,
+        f"the result of {op} has {a.elements} elements of {a.dtype}, not {output.elements} of {output.dtype}",
+    )
 
 
 def _transpose(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
@@ -35,7 +45,9 @@ def _cpy(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dim
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("reshape", "cont", "dup"), _same_elements),
+    "dup": _dup,
     "transpose": _transpose,
     "cpy": _cpy,
 }
+
+CHOSEN: Mapping[str, ChosenRule] = dict.fromkeys(("reshape", "cont"), _same_elements)
