@@ -18,6 +18,14 @@ from kernelgen.plan import KernelSpec, TensorDesc
 Array = np.ndarray[Any, Any]
 LIBRARY = library.builtin_library()
 
+HALVES = {
+    **dict.fromkeys(("q4_0", "q5_0", "q8_0", "q1_0", "q2_0", "iq4_nl", "iq4_xs"), (0,)),
+    **dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s"), (0,)),
+    **dict.fromkeys(("q4_1", "q5_1", "q4_K", "q5_K"), (0, 2)),
+    **{"q2_K": (80, 82), "q3_K": (108,), "q6_K": (208,), "tq1_0": (52,), "tq2_0": (64,)},
+}
+"""Where the f16 numbers are in a block, by type."""
+
 
 def tensor(text: str) -> TensorDesc:
     return TensorDesc.parse(text)
@@ -51,9 +59,13 @@ def random_values(t: TensorDesc, rng: np.random.Generator) -> Array:
     ggml = TYPES[t.dtype]
     blocks = rng.integers(0, 256, (*t.shape[:3], t.ne[0] // ggml.block, ggml.size), dtype=np.uint8)
     # The scales are f16 numbers, which random bytes would make infinite now and then.
-    for at in {"q4_0": (0,), "q8_0": (0,), "q4_K": (0, 2), "q6_K": (208,)}.get(t.dtype, ()):
+    for at in HALVES.get(t.dtype, ()):
         scales = (0.01 + 0.01 * rng.random(blocks.shape[:-1])).astype(np.float16)
         blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    if t.dtype == "iq1_m":  # in the upper halves of four words
+        blocks[..., 49:56:2] = blocks[..., 49:56:2] & 15 | np.array([0, 0, 0x20, 0x20], np.uint8)
+    if t.dtype == "mxfp4":  # a power of two
+        blocks[..., 0] = rng.integers(118, 124, blocks.shape[:-1])
     return blocks.reshape(*t.shape[:3], -1)
 
 

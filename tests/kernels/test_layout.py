@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from harness import check, spec
 
+from kernelgen.ggml.types import GROUPS
+
 VIEWS = [
     "(4,3,5,2)/f32",
     "(4,3,5,2)/f32/(12,4,48,240)",  # transposed
@@ -60,7 +62,7 @@ def test_ties_of_q8_0_go_to_the_even_number() -> None:
     assert stored.reshape(-1)[3:7].tolist() == [2, 2, 4, 4]
 
 
-@pytest.mark.parametrize("source", ["q4_0", "q8_0", "q4_K", "q6_K"])
+@pytest.mark.parametrize("source", GROUPS["quantized"])
 def test_cpy_from_quantized(source: str) -> None:
     check(spec("cpy", [f"(256,3,1,1)/{source}", "(256,3,1,1)/f32"], "(256,3,1,1)/f32"))
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from harness import check, spec
 
+from kernelgen.ggml.types import GROUPS
+
 
 @pytest.mark.parametrize("weights", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("activations", ["f32", "f16", "bf16"])
@@ -46,7 +48,7 @@ def test_values_from_a_part_of_a_longer_cache() -> None:
     check(spec("mul_mat", ["(12,16,2,1)/f16/(2,64,1024,2048)", "(12,5,4,1)/f32"], "(16,5,4,1)/f32"), 1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["q4_0", "q8_0", "q4_K", "q6_K"])
+@pytest.mark.parametrize("dtype", GROUPS["quantized"])
 @pytest.mark.parametrize("batch", ["1,1", "2,1"])
 def test_quantized_weights(dtype: str, batch: str) -> None:
     check(spec("mul_mat", [f"(512,6,{batch})/{dtype}", "(512,3,4,1)/f32"], "(6,3,4,1)/f32"), 1e-6)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from harness import check, spec
 
+from kernelgen.ggml.types import GROUPS
+
 
 def rows(*shape: int, below: int, dtype: type = np.int32, unique: bool = False) -> np.ndarray:
     rng = np.random.default_rng(7)
@@ -18,7 +20,7 @@ def rows(*shape: int, below: int, dtype: type = np.int32, unique: bool = False) 
     return rng.integers(0, below, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i32", "q4_0", "q8_0", "q4_K", "q6_K"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i32", *GROUPS["quantized"]])
 @pytest.mark.parametrize("n", [1, 5])
 def test_get_rows(dtype: str, n: int) -> None:
     out = "i32" if dtype == "i32" else "f32"

@@ -103,11 +103,27 @@ def quantize_q8_0(x: Array) -> Array:
 
 
 def dequantize(x: Array, tensor: TensorDesc) -> Array:
-    """Returns float32 elements: ggml's own Python package decodes blocks."""
+    """Returns float32 elements: ggml's own Python package decodes blocks, of the types that it knows."""
     if not TYPES[tensor.dtype].quantized:
         return x.astype(np.float32)
+    if tensor.dtype in ("q1_0", "q2_0"):
+        return dequantize_bits(x, tensor)
     rows = x.reshape(*x.shape[:3], -1)
     return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(TYPES[tensor.dtype].number)).astype(np.float32)
+
+
+def dequantize_bits(x: Array, tensor: TensorDesc) -> Array:
+    """Returns float32 elements of Q1_0 and Q2_0 (`dequantize_row_q1_0`): a scale, and 1 or 2 bits per element, lowest first."""
+    ggml = TYPES[tensor.dtype]
+    bits = 1 if tensor.dtype == "q1_0" else 2
+    blocks = x.reshape(-1, ggml.size)
+    y = np.empty((len(blocks), ggml.block), np.float32)
+    for i, block in enumerate(blocks):
+        d = np.float32(block[:2].view(np.float16)[0])
+        for j in range(ggml.block):
+            q = int(block[2 + j * bits // 8]) >> (j * bits % 8) & (2**bits - 1)
+            y[i, j] = d * np.float32(2 * q - 1 if bits == 1 else q - 1)
+    return y.reshape(tensor.shape)
 
 
 def round_to(x: Array, tensor: TensorDesc) -> Array:

@@ -55,13 +55,14 @@ GROUPS = MappingProxyType(
         "any": tuple(TYPES),
         "float": ("f32", "f16", "bf16"),
         "number": ("f32", "f16", "bf16", "i8", "i16", "i32"),
-        "quantized": ("q4_0", "q8_0", "q4_K", "q6_K"),
+        "quantized": tuple(name for name, t in TYPES.items() if t.quantized and name not in ("q8_1", "q8_K")),
         "quantizable": ("q4_0", "q8_0"),
     }
 )
 """Names for several types, as registrations of emitters use them.
 
-`quantized` are the block formats that kernels read, `quantizable` those that they write.
+`quantized` are the block formats that kernels read, all but the two that ggml keeps for its own intermediate results;
+`quantizable` those that they write.
 """
 
 ALIASES = MappingProxyType(
