@@ -15,15 +15,31 @@ _SQRT_1_2 = np.float32(0.70710678118654752440)
 _ONE, _ZERO, _HALF = np.float32(1), np.float32(0), np.float32(0.5)
 
 
-@emitter("add", "sub", "mul", "div", types="float, f32 same")
+@emitter("add", "sub", "mul", "div", "add1", types="float, f32 same")
 def binary(a, b, *, op, out):
-    """`a op b`, `b` repeated to the shape of `a`.
+    """`a op b`, `b` repeated to the shape of `a`; add1's `b` is one number.
 
     a: [ne3, ne2, ne1, ne0]; b: each axis divides that of a; both f32, f16 or bf16 in any mixture.
     """
     b = repeat(f32(b), a.shape)
-    function = {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div}[op]
+    function = {"add": lax.add, "add1": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div}[op]
     return result(function(f32(a), b), out)
+
+
+@emitter("add_id", types="f32, f32, i32")
+def add_id(a, b, ids, *, out):
+    """`a` with the row of `b` that `ids` names added to each row: the biases of the experts that were chosen.
+
+    a: [ne3, n_tokens, n_used, ne0]; b: [1, 1, n_experts, ne0]; ids: [1, 1, n_tokens, n_used] i32, each below n_experts.
+    """
+    rows = lax.gather(
+        b[0, 0],
+        ids[0, 0, :, :, None],
+        lax.GatherDimensionNumbers((2,), (0,), (0,)),
+        (1, b.shape[3]),
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+    return result(a + lax.broadcast_in_dim(rows, a.shape, (1, 2, 3)), out)
 
 
 @emitter("scale", types="float")
@@ -46,6 +62,26 @@ def math_unary(x, *, op, out):
     return result(
         x * x if op == "sqr" else {"sqrt": lax.sqrt, "log": lax.log, "sin": lax.sin, "cos": lax.cos}[op](x), out
     )
+
+
+@emitter("leaky_relu", types="f32 f16")
+def leaky_relu(x, *, negative_slope: float, out):
+    """`x` where it is positive, else `negative_slope * x`."""
+    x = f32(x)
+    return result(lax.max(x, _ZERO) + np.float32(negative_slope) * lax.min(x, _ZERO), out)
+
+
+@emitter("xielu", types="float")
+def xielu(x, *, alpha_n: float, alpha_p: float, beta: float, eps: float, out):
+    """`alpha_p * x^2 + beta * x` where `x` is positive, else `alpha_n * (expm1(min(x, eps)) - x) + beta * x`.
+
+    The parameters are what ggml stores, not what `ggml_xielu` takes: it stores `beta + softplus(alpha_n)` and `softplus(alpha_p)`.
+    """
+    x = f32(x)
+    alpha_n, alpha_p, beta, eps = map(np.float32, (alpha_n, alpha_p, beta, eps))
+    positive = alpha_p * x * x + beta * x
+    negative = (lax.expm1(lax.min(x, eps)) - x) * alpha_n + beta * x
+    return result(lax.select(x > 0, positive, negative), out)
 
 
 def _expm1(x: Array) -> Array:
@@ -164,14 +200,38 @@ def unary(x, *, op, inputs, out):
     return result(_apply(_UNARY[op], x, op, inputs[0].dtype), out)
 
 
-@emitter("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick", types="f32 f16, same")
+def _halves(x: Array, gate: Array | None, swapped: bool) -> tuple[Array, Array]:
+    """Returns argument and gate of a gated linear unit; see `glu`."""
+    if gate is not None:
+        return x, gate
+    half = x.shape[-1] // 2
+    first, second = (lax.slice_in_dim(x, k * half, (k + 1) * half, axis=3) for k in (0, 1))
+    return (second, first) if swapped else (first, second)
+
+
+@emitter("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick", types="float, same")
 def glu(x, gate=None, *, swapped: bool = False, op, inputs, out):
     """`function(x) * gate`, both given, or the two halves of the rows of `x`.
 
     x: [ne3, ne2, ne1, ne0], or twice as long rows without `gate`: its first half is the argument and its second the gate, the other
     way round when `swapped`. The last value of rows of an odd length is not used.
     """
-    if gate is None:
-        half = x.shape[-1] // 2
-        x, gate = (lax.slice_in_dim(x, k * half, (k + 1) * half, axis=3) for k in ((1, 0) if swapped else (0, 1)))
+    x, gate = _halves(x, gate, swapped)
     return result(_apply(_GATES[op], x, op, inputs[0].dtype) * f32(gate), out)
+
+
+@emitter("swiglu_oai", types="f32, same")
+def swiglu_oai(x, gate=None, *, swapped: bool = False, alpha: float, limit: float, out):
+    """gpt-oss's `x * sigmoid(alpha * x) * (gate + 1)`, `x` at most `limit` and `gate` in [-limit, limit]; inputs as `glu`'s."""
+    x, gate = (f32(t) for t in _halves(x, gate, swapped))
+    alpha, limit = np.float32(alpha), np.float32(limit)
+    x, gate = lax.min(x, limit), lax.max(lax.min(gate, limit), -limit)
+    return result(x / (_ONE + lax.exp(alpha * -x)) * (gate + _ONE), out)
+
+
+@emitter("swiglu_clamp", types="f32 f16, same")
+def swiglu_clamp(x, gate=None, *, swapped: bool = False, limit: float, out):
+    """`silu(x) * gate`, `x` at most `limit` and `gate` in [-limit, limit]; inputs as `glu`'s."""
+    x, gate = (f32(t) for t in _halves(x, gate, swapped))
+    limit = np.float32(limit)
+    return result(_silu(lax.min(x, limit)) * lax.max(lax.min(gate, limit), -limit), out)

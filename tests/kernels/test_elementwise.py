@@ -12,6 +12,7 @@ UNARY = (
     *("hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "floor", "ceil", "round", "trunc", "sqr", "sin", "cos"),
 )
 GLU = ("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick")
+LIMITED = {"swiglu_oai": {"alpha": 1.702, "limit": 0.7}, "swiglu_clamp": {"limit": 0.7}}
 
 
 @pytest.mark.parametrize("op", BINARY)
@@ -43,6 +44,39 @@ def test_binary_takes_views(op: str) -> None:
 
 def test_binary_may_write_over_its_first_operand() -> None:
     check(spec("add", ["(8,3,1,1)/f32", "(8,1,1,1)/f32"], "(8,3,1,1)/f32", alias=0))
+
+
+@pytest.mark.parametrize("types", ["f32 f32", "f16 f32", "f16 f16", "bf16 bf16"])
+@pytest.mark.parametrize("strides", ["", "/({0},{1},{2},{3})"])
+def test_add1_adds_one_number(types: str, strides: str) -> None:
+    a, b = types.split()
+    unit = 4 if a == "f32" else 2
+    a = f"(7,3,5,2)/{a}" + strides.format(unit, unit * 9, unit * 27, unit * 135)
+    check(spec("add1", [a, f"(1,1,1,1)/{b}"], "(7,3,5,2)/" + types.split()[0]), 1e-6)
+
+
+@pytest.mark.parametrize("ids", ["(2,6,1,1)/i32", "(2,6,1,1)/i32/(4,16,96,96)"])
+@pytest.mark.parametrize("rows", ["(33,4,1,1)/f32", "(33,4,1,1)/f32/(4,160,640,640)"])
+def test_add_id_adds_the_row_of_each_id(ids: str, rows: str) -> None:
+    chosen = np.random.default_rng(3).integers(0, 4, 12)
+    check(spec("add_id", ["(33,2,6,1)/f32", rows, ids], "(33,2,6,1)/f32"), src2=chosen)
+
+
+@pytest.mark.parametrize("tensor", ["(31,3,2,1)/f32", "(31,3,2,1)/f16", "(4,3,5,1)/f32/(4,20,60,300)"])
+@pytest.mark.parametrize("alias", [None, 0])
+def test_leaky_relu(tensor: str, alias: int | None) -> None:
+    ne, dtype = tensor.split("/")[:2]
+    output = tensor if alias == 0 else f"{ne}/{dtype}"
+    check(spec("leaky_relu", [tensor], output, alias=alias, negative_slope=0.1), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("eps", [1e-7, -1e-6])
+def test_xielu(dtype: str, eps: float) -> None:
+    values = np.random.default_rng(1).uniform(-3, 3, (1, 2, 3, 67))
+    values[0, 0, 0, :4] = [0.0, -0.0, eps, eps / 2]
+    kernel = spec("xielu", [f"(67,3,2,1)/{dtype}"], f"(67,3,2,1)/{dtype}", alpha_n=4.5, alpha_p=20.0, beta=0.5, eps=eps)
+    check(kernel, 1e-7 if dtype == "f32" else 1e-5, src0=values)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -78,9 +112,16 @@ def test_glu_of_two_inputs(op: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("length", [34, 35])
 @pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("op", GLU)
+@pytest.mark.parametrize("op", [*GLU, *LIMITED])
 def test_glu_of_halves(op: str, swapped: bool, length: int) -> None:
-    check(spec(op, [f"({length},5,2,1)/f32"], "(17,5,2,1)/f32", swapped=swapped))
+    check(spec(op, [f"({length},5,2,1)/f32"], "(17,5,2,1)/f32", swapped=swapped, **LIMITED.get(op, {})))
+
+
+@pytest.mark.parametrize("op, dtype", [("swiglu_oai", "f32"), ("swiglu_clamp", "f32"), ("swiglu_clamp", "f16")])
+def test_glu_within_limits(op: str, dtype: str) -> None:
+    values = np.random.default_rng(1).uniform(-150, 150, (1, 2, 5, 33))
+    kernel = spec(op, [f"(33,5,2,1)/{dtype}"] * 2, f"(33,5,2,1)/{dtype}", **LIMITED[op])
+    check(kernel, 1e-7 if dtype == "f32" else 1e-6, src0=values, src1=-values)
 
 
 def test_glu_of_views_into_one_tensor() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelgen.plan import KernelSpec
 
-from .core import Array, example, f32, out, reference
+from .core import Array, below, example, f32, out, reference
 
 
 @reference("add", "sub", "mul", "div")
@@ -18,6 +18,35 @@ def binary(spec: KernelSpec, a: Array, b: Array) -> Array:
     b = b[index]
     f = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[spec.op]
     return out(spec, f(f32(a), f32(b)))
+
+
+@reference("add1")
+def add1(spec: KernelSpec, a: Array, b: Array) -> Array:
+    return out(spec, f32(a) + f32(b).item())
+
+
+@reference("add_id")
+def add_id(spec: KernelSpec, a: Array, b: Array, ids: Array) -> Array:
+    y = np.empty(a.shape, np.float32)
+    for i3, i2, i1 in np.ndindex(*a.shape[:3]):
+        y[i3, i2, i1] = a[i3, i2, i1] + b[0, 0, ids[0, 0, i2, i1]]
+    return out(spec, y)
+
+
+@reference("leaky_relu")
+def leaky_relu(spec: KernelSpec, x: Array) -> Array:
+    x = f32(x)
+    slope = np.float32(dict(spec.params)["negative_slope"])
+    return out(spec, np.where(x > 0, x, 0) + slope * np.where(x < 0, x, 0))
+
+
+@reference("xielu")
+def xielu(spec: KernelSpec, x: Array) -> Array:
+    p = {name: np.float32(value) for name, value in spec.params}
+    x = f32(x)
+    positive = p["alpha_p"] * x * x + p["beta"] * x
+    negative = (np.expm1(np.minimum(x, p["eps"])) - x) * p["alpha_n"] + p["beta"] * x
+    return out(spec, np.where(x > 0, positive, negative))
 
 
 @reference("scale")
@@ -115,21 +144,47 @@ _GLU: dict[str, Callable[[Array, str], Array]] = {
 }
 
 
-@reference(*_GLU)
-def glu(spec: KernelSpec, x: Array, gate: Array | None = None) -> Array:
+def _split(spec: KernelSpec, x: Array, gate: Array | None) -> tuple[Array, Array]:
     if gate is None:
         half = x.shape[3] // 2
         x, gate = x[..., :half], x[..., half : 2 * half]
         if dict(spec.params)["swapped"]:
             x, gate = gate, x
-    return out(spec, _GLU[spec.op](f32(x), spec.inputs[0].dtype) * f32(gate))
+    return f32(x), f32(gate)
+
+
+@reference(*_GLU)
+def glu(spec: KernelSpec, x: Array, gate: Array | None = None) -> Array:
+    x, gate = _split(spec, x, gate)
+    return out(spec, _GLU[spec.op](x, spec.inputs[0].dtype) * gate)
+
+
+@reference("swiglu_oai")
+def swiglu_oai(spec: KernelSpec, x: Array, gate: Array | None = None) -> Array:
+    x, gate = _split(spec, x, gate)
+    p = {name: np.float32(value) for name, value in spec.params}
+    x, gate = np.minimum(x, p["limit"]), np.clip(gate, -p["limit"], p["limit"])
+    return out(spec, x / (1 + np.exp(p["alpha"] * -x)) * (gate + 1))
+
+
+@reference("swiglu_clamp")
+def swiglu_clamp(spec: KernelSpec, x: Array, gate: Array | None = None) -> Array:
+    x, gate = _split(spec, x, gate)
+    limit = np.float32(dict(spec.params)["limit"])
+    return out(spec, _silu(np.minimum(x, limit)) * np.clip(gate, -limit, limit))
 
 
 example("add", "sub", "mul", inputs=("(33,4,3,2)", "(33,2,1,2)"))
 # Never near 0 below the line.
 example("div", inputs=("(33,4,3,2)", "(33,2,1,2)"), values={1: lambda rng, shape: rng.uniform(1, 2, shape)})
+example("add1", inputs=("(33,4,3,2)", "(1,1,1,1)"))
+example("add_id", inputs=("(33,4,3,2)", "(33,5,1,1)", "(4,3,1,1)"), values={2: below(5)})
+example("leaky_relu", inputs=("(33,4,3,2)",), negative_slope=0.1)
+example("xielu", inputs=("(33,4,3,2)",), alpha_n=4.5, alpha_p=2.0, beta=0.5, eps=-1e-6)
 example("scale", inputs=("(33,4,3,2)",), s=0.7, b=-1.5)
 example("clamp", inputs=("(33,4,3,2)",), min=-0.5, max=0.7)
 example("sqr", "sin", "cos", *_UNARY, inputs=("(33,4,3,2)",))
 example("sqrt", "log", inputs=("(33,4,3,2)",), values={0: lambda rng, shape: rng.uniform(0.1, 4, shape)})
 example(*_GLU, inputs=("(33,4,3,2)", "(33,4,3,2)"))
+example("swiglu_oai", inputs=("(33,4,3,2)", "(33,4,3,2)"), alpha=1.702, limit=1.0)
+example("swiglu_clamp", inputs=("(33,4,3,2)", "(33,4,3,2)"), limit=1.0)

@@ -206,6 +206,15 @@ _ROPE = (
     Param("section3", 14),
     Param("n_offs", 15),
 )
+_SWAPPED = Param("swapped", 1, bool, False)
+_VARIANT_PARAMS = {
+    "xielu": tuple(
+        Param(name, i, float, None) for i, name in enumerate(("alpha_n", "alpha_p", "beta", "eps"), start=1)
+    ),
+    "swiglu_oai": (Param("alpha", 2, float, None), Param("limit", 3, float, None, minimum=0.0)),
+    "swiglu_clamp": (Param("limit", 3, float, None, minimum=0.0),),
+}
+"""What variants of UNARY and GLU take besides the others' parameters."""
 
 
 def _build() -> dict[str, Op]:
@@ -245,16 +254,23 @@ def _build() -> dict[str, Op]:
                 Param("prec", 3, choices=_PREC.choices),
             ),
         ),
+        # Each element.
+        Op("add1", "add1", ab, 2),
+        Op("add_id", "add_id", ("src0", "src1", "ids"), 3),
+        Op("leaky_relu", "leaky_relu", ("src0",), 1, (Param("negative_slope", 0, float, None),)),
         *(
-            Op(name, "unary", ("src0",), 1, variant=number)
+            Op(name, "unary", ("src0",), 1, _VARIANT_PARAMS.get(name, ()), variant=number)
             for number, name in enumerate(UNARY)
-            if name != "xielu"  # takes parameters of its own
         ),
         *(
-            Op(name, "glu", ab, 1, (Param("swapped", 1, bool, False),), variant=number)
+            Op(name, "glu", ab, 1, (_SWAPPED, *_VARIANT_PARAMS.get(name, ())), variant=number)
             for number, name in enumerate(GLU)
-            if name not in ("swiglu_oai", "swiglu_clamp")  # take parameters of their own
         ),
+        # Training.
+        Op("silu_back", "silu_back", ("grad", "src1"), 2),
+        Op("rms_norm_back", "rms_norm_back", ("grad", "src1"), 2, (eps,)),
+        Op("cross_entropy_loss", "cross_entropy_loss", ("logits", "labels"), 2),
+        Op("cross_entropy_loss_back", "cross_entropy_loss_back", ("grad", "logits", "labels"), 3),
     ]
     return {op.name: op for op in ops}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
-from kernelgen.ggml.shapes import attention, elementwise, layout, matmul, norm, rope, rows
+from kernelgen.ggml.shapes import attention, elementwise, layout, matmul, norm, rope, rows, training
 from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Problem, Rule, text
 from kernelgen.plan import TensorDesc
 
@@ -24,6 +24,7 @@ _RULES: Mapping[str, Rule] = {
     **norm.RULES,
     **rope.RULES,
     **rows.RULES,
+    **training.RULES,
 }
 
 _CHOSEN: Mapping[str, ChosenRule] = {
