@@ -1,11 +1,12 @@
-"""Fused attention."""
+"""Fused attention, and the scores by which sparse attention chooses its keys."""
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from kernelgen.emitter import emitter
 
-from .common import PREC_F32, add_mask, f32, grouped_dot, per_head, per_row, result
+from .common import PREC_F32, add_mask, f32, grouped_dot, per_head, per_row, repeat, result
 from .quants import floats
 
 
@@ -21,6 +22,7 @@ def flash_attn_ext(
     max_bias: float = 0.0,
     logit_softcap: float = 0.0,
     prec: int = 0,
+    n_kv_max: int = 0,
     inputs,
     out,
 ):
@@ -28,7 +30,8 @@ def flash_attn_ext(
 
     As ggml's CPU backend does, `q` is rounded to the type of `k`. The weights of `v` are rounded to its type too, unless `prec`
     asks for float32. With `logit_softcap`, scores are capped as cap * tanh(score / cap) before the mask. A query that the mask
-    hides from every key gets zeros.
+    hides from every key gets zeros. `n_kv_max` says how many keys a query sees at most, for whoever would gather them; all are read
+    here, and the mask hides the others.
 
     q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16, bf16 or quantized, K2 and V2 dividing
     H; mask: [M3, M2, n or more, n_kv] f16; sinks: [1, 1, 1, H] f32. Returns [B, n, H, DV] f32.
@@ -57,3 +60,19 @@ def flash_attn_ext(
         v = f32(v)
     y = grouped_dot(v, lax.convert_element_type(weights, v.dtype), 2)  # [B, H, n, DV]
     return result(lax.transpose(y / per_row(total, y), (0, 2, 1, 3)), out)
+
+
+@emitter("lightning_indexer", types="f32, float quantized, f32, f16")
+def lightning_indexer(q, k, weights, mask, *, inputs, out):
+    """How much each query wants each key: the sum over the indexer's heads of `weights * relu(q k^T)`, plus the mask.
+
+    q: [N, n, H, D] f32; k: [N, n_kv, 1, D] f32, f16, bf16 or quantized; weights: [N, 1, n, H] f32; mask: [M, 1, n, n_kv] f16, M
+    dividing N. Returns [N, 1, n, n_kv] f32.
+    """
+    k = lax.squeeze(f32(floats(k, inputs[1])), (2,))
+    scores = lax.dot_general(q, k, (((3,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)  # [N, n, H, n_kv]
+    scores = lax.max(scores, np.float32(0))
+    total = lax.dot_general(
+        lax.squeeze(weights, (1,)), scores, (((2,), (2,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
+    )
+    return result(lax.expand_dims(total, (1,)) + repeat(f32(mask), (total.shape[0], 1, *total.shape[1:])), out)

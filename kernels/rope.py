@@ -1,4 +1,4 @@
-"""Rotary position embedding: plain, NEOX, and the multi-dimensional modes of vision models, with YaRN scaling."""
+"""Rotary position embedding: plain, NEOX, and the multi-dimensional modes of vision models, with YaRN scaling; and the way back."""
 
 import math
 
@@ -13,7 +13,7 @@ from .common import Unsupported, f32, result
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
 
 
-@emitter("rope", types="f32 f16, i32, f32")
+@emitter("rope", "rope_back", types="f32 f16, i32, f32")
 def rope(
     x,
     pos,
@@ -33,12 +33,14 @@ def rope(
     section2: int = 0,
     section3: int = 0,
     n_offs: int = 0,
+    op,
     out,
 ):
     """Rotates pairs of channels by angles that grow with the position; channels outside of [n_offs, n_offs + n_dims) are copied.
 
     Pair i is (2i, 2i + 1) in mode 0 and (i, i + n_dims / 2) otherwise; in the vision mode all of ne0 = 2 n_dims is rotated. The
-    angle is position * freq_base^(-2i / n_dims) / freq_factors[i], stretched by `freq_scale` and YaRN's `ext_factor`.
+    angle is position * freq_base^(-2i / n_dims) / freq_factors[i], stretched by `freq_scale` and YaRN's `ext_factor`. `rope_back`
+    rotates by the opposite angle: it takes the gradient of the result to that of the input.
 
     x: [ne3, n_tokens, n_heads, ne0] f32 or f16; pos: [1, 1, 1, n_tokens] i32, four times as long in the multi-dimensional modes;
     freq_factors: [1, 1, 1, n_dims / 2 or more] f32.
@@ -70,6 +72,8 @@ def rope(
     else:
         theta = stretched
     cos, sin = (lax.reshape(f(theta) * magnitude, (1, n_tokens, 1, pairs)) for f in (lax.cos, lax.sin))
+    if op == "rope_back":
+        sin = -sin
 
     before, part, after = (lax.slice_in_dim(x, *ends, axis=3) for ends in _split(n_offs, 2 * pairs, ne0))
     part = _rotate(f32(part), cos, sin, adjacent=mode == NORMAL)

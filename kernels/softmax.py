@@ -1,4 +1,4 @@
-"""Softmax as attention uses it: scaled, masked, with ALiBi and sinks."""
+"""Softmax as attention uses it: scaled, masked, with ALiBi and sinks; its gradient, and the older ops that mask a triangle."""
 
 import numpy as np
 from jax import lax
@@ -29,3 +29,26 @@ def soft_max(x, mask=None, sinks=None, *, scale: float = 1.0, max_bias: float = 
     if sinks is not None:
         total = total + lax.exp(sinks - top)
     return result(e / per_row(total, e), out)
+
+
+@emitter("soft_max_back", types="f32, f32")
+def soft_max_back(grad, y, *, scale: float = 1.0, max_bias: float = 0.0, out):
+    """The gradient of `soft_max` by its input: `scale * y * (grad - sum(grad * y))` in each row.
+
+    Neither the mask nor `max_bias`, which only weighs the mask, takes part: the mask is a constant that `y` has in it.
+
+    grad, y: [ne3, ne2, ne1, ne0] f32; y is the result of `soft_max`.
+    """
+    total = lax.reduce_sum(grad * y, (3,))
+    return result((grad - per_row(total, grad)) * y * np.float32(scale), out)
+
+
+@emitter("diag_mask_inf", "diag_mask_zero", types="f32")
+def diag_mask(x, *, n_past: int = 0, op, out):
+    """`x` with -inf or 0 right of the diagonal that begins at column `n_past`: a token sees itself and those before it.
+
+    x: [ne3, ne2, n, n_kv] f32.
+    """
+    row, column = (lax.broadcasted_iota(np.int32, x.shape, axis) for axis in (2, 3))
+    hidden = lax.full_like(x, -np.inf if op == "diag_mask_inf" else 0)
+    return result(lax.select(column > row + np.int32(n_past), hidden, x), out)

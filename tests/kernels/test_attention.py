@@ -1,10 +1,10 @@
-"""Fused attention."""
+"""Fused attention, and the indexer of sparse attention."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, spec
+from harness import check, emit, spec
 from test_softmax import causal
 
 Q, KV, MASK, OUT = "(16,5,8,1)/f32/(4,512,64,2560)", "(16,12,2,1)/f16/(2,64,32,768)", "(12,5,1,1)/f16", "(16,8,5,1)/f32"
@@ -52,3 +52,23 @@ def test_heads_of_different_sizes() -> None:
     """DeepSeek's values are shorter than its keys."""
     inputs = ["(24,3,4,1)/f32", "(24,7,1,1)/f16", "(16,7,1,1)/f16"]
     check(spec("flash_attn_ext", inputs, "(16,4,3,1)/f32", scale=0.25), 1e-6)
+
+
+def test_the_bound_of_visible_keys_changes_nothing() -> None:
+    """It is for kernels that gather the keys; the mask alone says which they are."""
+    one, other = (spec("flash_attn_ext", [Q, KV, KV, MASK], OUT, scale=0.25, n_kv_max=n) for n in (0, 8))
+    assert emit(one) == emit(other)
+
+
+@pytest.mark.parametrize("k", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("masks", [1, 2, 4])
+def test_indexer(k: str, masks: int) -> None:
+    inputs = ["(64,5,3,4)/f32", f"(64,1,7,4)/{k}", "(5,3,1,4)/f32", f"(7,3,1,{masks})/f16"]
+    mask = np.broadcast_to(causal(3, 7), (masks, 1, 3, 7))
+    check(spec("lightning_indexer", inputs, "(7,3,1,4)/f32"), 1e-9, src3=mask)
+
+
+def test_indexer_of_a_cache() -> None:
+    """Keys are rows of a longer cache, queries of one projection."""
+    inputs = ["(16,4,2,1)/f32/(4,64,1024,2048)", "(16,1,9,1)/f16/(2,32,64,1024)", "(4,2,1,1)/f32", "(9,2,1,1)/f16"]
+    check(spec("lightning_indexer", inputs, "(9,2,1,1)/f32"), 1e-9, src3=causal(2, 9))

@@ -16,11 +16,17 @@ def positions(n: int, largest: int = 4000, components: int = 1) -> np.ndarray:
 
 
 def kernel(
-    n_tokens: int = 6, dtype: str = "f32", factors: int = 0, components: int = 1, ne0: int = 64, **params: Any
+    n_tokens: int = 6,
+    dtype: str = "f32",
+    factors: int = 0,
+    components: int = 1,
+    ne0: int = 64,
+    op: str = "rope",
+    **params: Any,
 ) -> Any:
     shape = f"({ne0},3,{n_tokens},1)/{dtype}"
     inputs = [shape, f"({n_tokens * components},1,1,1)/i32", *([f"({factors},1,1,1)/f32"] if factors else [])]
-    return spec("rope", inputs, shape, **{"n_dims": ne0, **params})
+    return spec(op, inputs, shape, **{"n_dims": ne0, **params})
 
 
 @pytest.mark.parametrize("mode", [0, 2])
@@ -80,6 +86,32 @@ def test_heads_inside_longer_rows_and_batches() -> None:
 def test_positions_of_several_components(mode: int, n_dims: int, sections: tuple[int, ...]) -> None:
     named = {f"section{i}": n for i, n in enumerate(sections)}
     check(kernel(mode=mode, n_dims=n_dims, components=4, **named), src1=positions(6, 300, 4))
+
+
+@pytest.mark.parametrize("mode, n_dims", [(0, 64), (2, 48), (8, 64), (40, 48), (24, 32)])
+def test_back(mode: int, n_dims: int) -> None:
+    components = 1 if mode < 8 else 4
+    named = {} if mode < 8 else {"section0": 11, "section1": 11, "section2": 10}
+    kernels = [
+        kernel(op=op, mode=mode, n_dims=n_dims, components=components, attn_factor=1.0, **named)
+        for op in ("rope", "rope_back")
+    ]
+    pos = positions(6, 300, components)
+    x = np.random.default_rng(7).normal(size=(1, 6, 3, 64)).astype(np.float32)
+    there = check(kernels[0], src0=x, src1=pos)
+    np.testing.assert_allclose(check(kernels[1], src0=there, src1=pos), x, atol=1e-5)
+
+
+def test_back_with_yarn_and_factors() -> None:
+    yarn = {"ext_factor": 0.8, "freq_scale": 0.25, "attn_factor": 1.3, "n_ctx_orig": 512}
+    factors = np.random.default_rng(6).uniform(0.5, 8, 32)
+    check(kernel(op="rope_back", factors=32, **yarn), src1=positions(6), src2=factors)
+
+
+def test_in_place_inside_longer_rows() -> None:
+    tensor = "(16,3,4,2)/f32/(4,64,640,2560)"
+    kernel = spec("rope", [tensor, "(4,1,1,1)/i32"], tensor, alias=0, n_dims=8, mode=2, n_offs=4)
+    check(kernel, src1=positions(4))
 
 
 @pytest.mark.parametrize(

@@ -36,3 +36,38 @@ def test_sinks(mask: str | None) -> None:
 
 def test_large_scores_do_not_overflow() -> None:
     check(spec("soft_max", ["(8,3,1,1)/f32"], "(8,3,1,1)/f32", scale=1000.0))
+
+
+@pytest.mark.parametrize("ne", ["(16,4,3,2)", "(1,3,1,1)", "(129,1,5,1)"])
+@pytest.mark.parametrize("max_bias", [0.0, 8.0])
+def test_gradient(ne: str, max_bias: float) -> None:
+    kernel = spec("soft_max_back", [f"{ne}/f32", f"{ne}/f32"], f"{ne}/f32", scale=0.125, max_bias=max_bias)
+    check(kernel, 1e-10)
+
+
+def test_gradient_is_that_of_softmax() -> None:
+    """By differences, with a mask and ALiBi: neither takes part in the gradient."""
+    rng = np.random.default_rng(9)
+    x, grad = rng.normal(size=(2, 3, 8)), rng.normal(size=(2, 3, 8))
+    mask = causal(3, 8) * 1.0
+    slopes = np.float64([0.5, 0.25])[:, None, None]
+
+    def soft_max(x: np.ndarray) -> np.ndarray:
+        e = np.exp(0.3 * x + slopes * mask)
+        return e / e.sum(axis=2, keepdims=True)
+
+    want = np.zeros_like(x)
+    for at in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[at] = 1e-5
+        want[at] = (grad * (soft_max(x + step) - soft_max(x - step))).sum() / 2e-5
+    kernel = spec("soft_max_back", ["(8,3,2,1)/f32"] * 2, "(8,3,2,1)/f32", scale=0.3, max_bias=8.0)
+    y = check(kernel, src0=grad.astype(np.float32), src1=soft_max(x).astype(np.float32))
+    np.testing.assert_allclose(y[0], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["diag_mask_inf", "diag_mask_zero"])
+@pytest.mark.parametrize("n_past", [0, 5, 20])
+@pytest.mark.parametrize("alias", [None, 0])
+def test_triangle(op: str, n_past: int, alias: int | None) -> None:
+    check(spec(op, ["(10,7,3,2)/f32"], "(10,7,3,2)/f32", alias=alias, n_past=n_past), 0)

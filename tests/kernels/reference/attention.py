@@ -1,4 +1,4 @@
-"""Fused attention."""
+"""Fused attention, and the indexer of sparse attention."""
 
 from __future__ import annotations
 
@@ -43,3 +43,18 @@ example(
     scale=0.06,
     max_bias=8.0,
 )
+
+
+@reference("lightning_indexer")
+def lightning_indexer(spec: KernelSpec, q: Array, k: Array, weights: Array, mask: Array) -> Array:
+    k = dequantize(k, spec.inputs[1]).astype(np.float64)
+    y = np.zeros(spec.output.shape)
+    streams, tokens, heads, _ = q.shape
+    for s, t in np.ndindex(streams, tokens):
+        for h in range(heads):
+            y[s, 0, t] += np.maximum(k[s, :, 0] @ q[s, t, h].astype(np.float64), 0) * weights[s, 0, t, h]
+        y[s, 0, t] += mask[s % mask.shape[0], 0, t].astype(np.float64)
+    return out(spec, y)
+
+
+example("lightning_indexer", inputs=("(256,3,5,4)", "(256,1,6,4)", "(3,5,1,4)", "(6,5,1,2)"))

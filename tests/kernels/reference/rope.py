@@ -17,7 +17,7 @@ def _corr_dim(n_dims: int, n_ctx_orig: int, rotations: float, base: float) -> fl
     return n_dims * math.log(n_ctx_orig / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
 
-@reference("rope")
+@reference("rope", "rope_back")
 def rope(spec: KernelSpec, x: Array, pos: Array, factors: Array | None = None) -> Array:
     p = dict(spec.params)
     n_dims, mode, offset = int(p["n_dims"]), p["mode"], int(p["n_offs"])
@@ -70,6 +70,8 @@ def rope(spec: KernelSpec, x: Array, pos: Array, factors: Array | None = None) -
                 theta = theta * (1 - mix) + extrapolated * mix
                 magnitude *= 1 + 0.1 * math.log(1 / p["freq_scale"])
             cos, sin = math.cos(theta) * magnitude, math.sin(theta) * magnitude
+            if spec.op == "rope_back":
+                sin = -sin
             if mode == 0:
                 first, second = offset + i0, offset + i0 + 1
             elif mode == 24:
@@ -85,6 +87,7 @@ def rope(spec: KernelSpec, x: Array, pos: Array, factors: Array | None = None) -
 
 example(
     "rope",
+    "rope_back",
     inputs=("(64,3,5,2)", "(5,1,1,1)", "(32,1,1,1)"),
     values={1: below(512), 2: lambda rng, shape: rng.uniform(1, 2, shape)},
     n_dims=64,

@@ -1,4 +1,4 @@
-"""Softmax."""
+"""Softmax, its gradient, and masks."""
 
 from __future__ import annotations
 
@@ -39,3 +39,26 @@ def soft_max(spec: KernelSpec, x: Array, mask: Array | None = None, sinks: Array
 
 
 example("soft_max", inputs=("(33,4,3,2)", "(33,5,1,2)", "(3,1,1,1)"), scale=0.3, max_bias=8.0)
+
+
+@reference("soft_max_back")
+def soft_max_back(spec: KernelSpec, grad: Array, y: Array) -> Array:
+    dy, y = grad.astype(np.float64), y.astype(np.float64)
+    dot = (y * dy).sum(axis=3, keepdims=True)
+    return out(spec, (dy - dot) * y * dict(spec.params)["scale"])
+
+
+example("soft_max_back", inputs=("(33,4,3,2)", "(33,4,3,2)"), scale=0.3)
+
+
+@reference("diag_mask_inf", "diag_mask_zero")
+def diag_mask(spec: KernelSpec, x: Array) -> Array:
+    n_past = int(dict(spec.params)["n_past"])
+    y = x.copy()
+    for j, i in np.ndindex(y.shape[2:]):
+        if i > n_past + j:
+            y[:, :, j, i] = -np.inf if spec.op == "diag_mask_inf" else 0
+    return out(spec, y)
+
+
+example("diag_mask_inf", "diag_mask_zero", inputs=("(9,4,3,2)",), n_past=3)

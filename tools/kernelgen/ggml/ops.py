@@ -190,6 +190,7 @@ def _normal(p: Param, value: ParamValue) -> ParamValue:
 
 
 _PREC = Param("prec", 0, choices=(0, 10, 15, 20, 30, 40))
+_SOFT_MAX = (Param("scale", 0, float, 1.0), Param("max_bias", 1, float, 0.0, minimum=0.0))
 _ROPE = (
     Param("n_dims", 1, default=None, minimum=0),
     Param("mode", 2, choices=(0, 2, 8, 24, 40)),
@@ -215,6 +216,7 @@ _VARIANT_PARAMS = {
     "swiglu_clamp": (Param("limit", 3, float, None, minimum=0.0),),
 }
 """What variants of UNARY and GLU take besides the others' parameters."""
+_SNAPSHOTS = Param("K", 0, default=1, minimum=1)
 
 
 def _build() -> dict[str, Op]:
@@ -234,14 +236,9 @@ def _build() -> dict[str, Op]:
         Op("cpy", "cpy", ("src0", "dst"), 2, alias=1),
         Op("get_rows", "get_rows", ("src0", "rows"), 2),
         Op("set_rows", "set_rows", ("src0", "rows", "dst"), 3, alias=2),
-        Op(
-            "soft_max",
-            "soft_max",
-            ("src0", "mask", "sinks"),
-            1,
-            (Param("scale", 0, float, 1.0), Param("max_bias", 1, float, 0.0, minimum=0.0)),
-        ),
-        Op("rope", "rope", ("src0", "pos", "freq_factors"), 2, _ROPE),
+        Op("soft_max", "soft_max", ("src0", "mask", "sinks"), 1, _SOFT_MAX),
+        Op("soft_max_back", "soft_max_back", ("grad", "y"), 2, _SOFT_MAX),
+        *(Op(name, name, ("src0", "pos", "freq_factors"), 2, _ROPE) for name in ("rope", "rope_back")),
         Op(
             "flash_attn_ext",
             "flash_attn_ext",
@@ -252,12 +249,47 @@ def _build() -> dict[str, Op]:
                 Param("max_bias", 1, float, 0.0, minimum=0.0),
                 Param("logit_softcap", 2, float, 0.0),
                 Param("prec", 3, choices=_PREC.choices),
+                Param("n_kv_max", 4, minimum=0),
             ),
         ),
         # Each element.
         Op("add1", "add1", ab, 2),
         Op("add_id", "add_id", ("src0", "src1", "ids"), 3),
         Op("leaky_relu", "leaky_relu", ("src0",), 1, (Param("negative_slope", 0, float, None),)),
+        Op("lightning_indexer", "lightning_indexer", ("q", "k", "weights", "mask"), 4),
+        *(
+            Op(name, name, ("src0",), 1, (Param("n_past", 0, minimum=0),))
+            for name in ("diag_mask_inf", "diag_mask_zero")
+        ),
+        # Hyper-connections, as DeepSeek-V4 mixes residual streams.
+        Op(
+            "dsv4_hc_pre",
+            "dsv4_hc_pre",
+            ("x", "weights"),
+            2,
+            (Param("scale", 0, float, 1.0), Param("gated", 1, bool, False)),
+        ),
+        Op(
+            "dsv4_hc_comb",
+            "dsv4_hc_comb",
+            ("mixes", "scale", "base"),
+            3,
+            (Param("eps", 0, float, None), Param("n_iter", 1, default=None, minimum=1)),
+        ),
+        Op("dsv4_hc_post", "dsv4_hc_post", ("x", "residual", "post", "comb"), 3),
+        # State-space models and linear attention.
+        Op("ssm_conv", "ssm_conv", ("sx", "c"), 2),
+        Op("ssm_scan", "ssm_scan", ("s", "x", "dt", "a", "b", "c", "ids"), 7, (_SNAPSHOTS,)),
+        Op("rwkv_wkv6", "rwkv_wkv6", ("k", "v", "r", "tf", "td", "state"), 6),
+        Op("rwkv_wkv7", "rwkv_wkv7", ("r", "w", "k", "v", "a", "b", "state"), 7),
+        Op(
+            "gated_linear_attn",
+            "gated_linear_attn",
+            ("k", "v", "q", "g", "state"),
+            5,
+            (Param("scale", 0, float, None),),
+        ),
+        Op("gated_delta_net", "gated_delta_net", ("q", "k", "v", "g", "beta", "state"), 6, (_SNAPSHOTS,)),
         *(
             Op(name, "unary", ("src0",), 1, _VARIANT_PARAMS.get(name, ()), variant=number)
             for number, name in enumerate(UNARY)

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
-from kernelgen.ggml.shapes import attention, elementwise, layout, matmul, norm, rope, rows, training
+from kernelgen.ggml.shapes import (
+    attention,
+    elementwise,
+    hyper_connections,
+    layout,
+    matmul,
+    norm,
+    recurrent,
+    rope,
+    rows,
+    training,
+)
 from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Problem, Rule, text
 from kernelgen.plan import TensorDesc
 
@@ -19,9 +30,11 @@ __all__ = ["Problem", "check", "result"]
 _RULES: Mapping[str, Rule] = {
     **attention.RULES,
     **elementwise.RULES,
+    **hyper_connections.RULES,
     **layout.RULES,
     **matmul.RULES,
     **norm.RULES,
+    **recurrent.RULES,
     **rope.RULES,
     **rows.RULES,
     **training.RULES,

@@ -1,4 +1,4 @@
-"""Shapes and types of softmax and attention."""
+"""Shapes and types of softmax, masks and attention."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from kernelgen.ggml.shapes.common import (
     Inputs,
     Misfit,
     Rule,
+    dims,
     given,
     optional,
     want,
@@ -56,6 +57,22 @@ def _soft_max(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tupl
     return a.ne, a.dtype
 
 
+def _soft_max_back(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
+    grad, y = given(inputs, 0), given(inputs, 1)
+    for i, (t, name) in enumerate(((grad, "grad"), (y, "y"))):
+        want_type(inputs, i, f"{name} of soft_max_back", frozenset({"f32"}))
+        want(t.contiguous, i, f"{name} of soft_max_back is contiguous: leave its strides out")
+    want(y.ne == grad.ne, 1, f"y of soft_max_back is as grad, {dims(grad.ne)}, not {dims(y.ne)}")
+    return grad.ne, grad.dtype
+
+
+def _diag_mask(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
+    a = given(inputs, 0)
+    want_type(inputs, 0, f"src0 of {op}", frozenset({"f32"}))
+    want(a.contiguous, 0, f"src0 of {op} is contiguous: leave its strides out")
+    return a.ne, a.dtype
+
+
 def _flash_attn_ext(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
     q, k, v = given(inputs, 0), given(inputs, 1), given(inputs, 2)
     want_type(inputs, 0, "q", frozenset({"f32"}))
@@ -86,7 +103,38 @@ def _flash_attn_ext(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -
     return (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), "f32"
 
 
+def _lightning_indexer(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
+    q, k, weights, mask = (given(inputs, i) for i in range(4))
+    want_type(inputs, 0, "q", frozenset({"f32"}))
+    want(k.dtype in FLOATS or TYPES[k.dtype].quantized, 1, f"k is a float or quantized type, not {k.dtype}")
+    want_type(inputs, 2, "weights", frozenset({"f32"}))
+    want_type(inputs, 3, "the mask of lightning_indexer", frozenset({"f16"}))
+    size, heads, n, streams = q.ne
+    want(k.ne[0] == size, 1, f"k has q's head size (ne0) {size}, not {k.ne[0]}")
+    want(k.ne[1] == 1, 1, f"k has one head (ne1), not {k.ne[1]}")
+    want(k.ne[3] == streams, 1, f"ne3 of k is that of q, {streams}, not {k.ne[3]}")
+    want(
+        weights.ne == (heads, n, 1, streams),
+        2,
+        f"weights has a value for each of q's heads and tokens, {dims((heads, n, 1, streams))}, not {dims(weights.ne)}",
+    )
+    want(
+        mask.ne[:3] == (k.ne[2], n, 1),
+        3,
+        f"the mask has a value for each of k's rows (ne2) and q's tokens, {dims((k.ne[2], n, 1, mask.ne[3]))}, not {dims(mask.ne)}",
+    )
+    want(
+        streams % mask.ne[3] == 0,
+        3,
+        f"the mask repeats along dimension 3, but {mask.ne[3]} does not divide q's {streams}",
+    )
+    return (k.ne[2], n, 1, streams), "f32"
+
+
 RULES: Mapping[str, Rule] = {
     "soft_max": _soft_max,
+    "soft_max_back": _soft_max_back,
+    **dict.fromkeys(("diag_mask_inf", "diag_mask_zero"), _diag_mask),
     "flash_attn_ext": _flash_attn_ext,
+    "lightning_indexer": _lightning_indexer,
 }

@@ -23,8 +23,8 @@ _MROPE = 8  # the bit that MROPE, vision and IMROPE share
 def _rope(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
     a, pos = given(inputs, 0), given(inputs, 1)
     n_dims = int(params["n_dims"])
-    want_type(inputs, 0, "src0 of rope", frozenset({"f32", "f16"}))
-    want_type(inputs, 1, "pos of rope", frozenset({"i32"}))
+    want_type(inputs, 0, f"src0 of {op}", frozenset({"f32", "f16"}))
+    want_type(inputs, 1, f"pos of {op}", frozenset({"i32"}))
     if n_dims % 2 or not 0 < n_dims <= a.ne[0]:
         raise Misfit("params", "n_dims", f"n_dims is even and at most ne0 of src0, {a.ne[0]}, not {n_dims}")
     per_token = 4 if int(params["mode"]) & _MROPE else 1
@@ -36,7 +36,7 @@ def _rope(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Di
     )
     factors = optional(inputs, 2)
     if factors is not None:
-        want_type(inputs, 2, "freq_factors of rope", frozenset({"f32"}))
+        want_type(inputs, 2, f"freq_factors of {op}", frozenset({"f32"}))
         want(
             factors.ne[0] >= n_dims // 2,
             2,
@@ -46,5 +46,5 @@ def _rope(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Di
 
 
 RULES: Mapping[str, Rule] = {
-    "rope": _rope,
+    **dict.fromkeys(("rope", "rope_back"), _rope),
 }
