@@ -69,7 +69,9 @@ def messages(text: str, library: Library, folder: Path) -> str:
     try:
         manifest.load([file], libraries=[library])
     except KernelgenError as error:
-        return "".join(f"{d}\n".replace(f"{file}:", "") for d in error.diagnostics)
+        # The list of ops grows with every emitter: that it is there whole is what counts.
+        ops = ", ".join(sorted(library.scan()))
+        return "".join(f"{d}\n".replace(f"{file}:", "").replace(ops, "%ops") for d in error.diagnostics)
     return ""
 
 
