@@ -18,6 +18,12 @@ inline bool neuron_log_enabled() {
     return enabled;
 }
 
+// Returns whether it also asks for what is otherwise said once to be said each time.
+inline bool neuron_log_repeats() {
+    static const bool repeats = neuron_log_enabled() && strcmp(getenv("GGML_NEURON_LOG"), "2") == 0;
+    return repeats;
+}
+
 #define NEURON_LOG(...)                                   \
     do {                                                  \
         if (neuron_log_enabled()) {                       \

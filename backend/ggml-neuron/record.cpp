@@ -331,8 +331,11 @@ struct recorder {
         const uint64_t              hash = fingerprint(op);
         std::lock_guard<std::mutex> lock(mutex);
         auto                        found = entries.find(hash);
-        if (found == entries.end()) {
-            found           = entries.emplace(hash, describe(op)).first;
+        const bool                  fresh = found == entries.end();
+        if (fresh) {
+            found = entries.emplace(hash, describe(op)).first;
+        }
+        if (fresh || neuron_log_repeats()) {
             const entry & e = found->second;
             NEURON_LOG("no kernel for %s%s%s%s\n", e.text.c_str(), e.reason ? " (" : "", e.reason ? e.reason : "",
                        e.reason ? ")" : "");
