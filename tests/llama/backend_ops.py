@@ -1,38 +1,68 @@
 """Runs llama.cpp's test-backend-ops on a simulated NeuronCore, with kernels built for exactly what it asks.
 
-    ./bazelw run //tests/llama:backend_ops                       every op that has an emitter: all its cases
+    ./bazelw run //tests/llama:backend_ops                       all its cases
     ./bazelw run //tests/llama:backend_ops -- -o ADD,MUL_MAT     these ops, or whole cases, as test-backend-ops takes them
     ./bazelw run //tests/llama:backend_ops -- --sample           the cases that the tests run
-    ./bazelw run //tests/llama:backend_ops -- --write-sample F   all cases; writes a new sample of what passed to F
+    ./bazelw run //tests/llama:backend_ops -- --write-sample F   writes a new sample of what passed to F
 
-Three steps for each op: the backend, which has no kernel yet, records what it is asked for as a manifest; what can be built of the
-manifest is built; the cases run against the CPU. Prints how many cases there are, how many the device supports, and how many
-passed and failed. Exit status 1 when a case failed, a kernel did not build, nothing ran, or the device was not there.
+The backend, which has no kernel yet, says what each case asks it for. Then group after group of cases is built and run against the CPU,
+as many at once as there are CPUs. Whatever stops it, the next run goes on where it was; a group is done again when something that it
+depends on has changed. At the end it prints how many cases there are, how many the device supports, and how many passed and failed,
+and leaves in the work folder
+
+    support.csv   `test-backend-ops support --output csv`, as in llama.cpp's docs/ops
+    results.csv   each case of the mode `test`, with what became of it and why
+
+Exit status 1 when a case failed, a kernel that should have been built was not, nothing ran, or the device was not there.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+import json
 import os
+import queue
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import harness
+import contextlib
 
-_HEADER = "# Cases of test-backend-ops, some for each op with an emitter; written by `backend_ops.py --write-sample`."
+import cases
+import harness
+import lane
+
+from kernelgen import fileio
 
 SAMPLE = Path(__file__).with_name("sample.txt")
 
+SAMPLE_SIZE = 1600
+"""Cases in the sample, about."""
+
+DEAREST = 2.0
+"""Seconds that a case of the sample may take, when its op has cheaper ones."""
+
+_HEADER = "# Cases of test-backend-ops, some for each op; written by `backend_ops.py --write-sample`."
+
 
 def default_work() -> Path:
-    """Returns where kernels are kept between runs: NEURON_KERNELGEN_CACHE, XDG_CACHE_HOME or ~/.cache decide."""
+    """Returns where kernels and results are kept between runs: NEURON_KERNELGEN_CACHE, XDG_CACHE_HOME or ~/.cache decide."""
     if own := os.environ.get("NEURON_KERNELGEN_CACHE"):
         return Path(own) / "backend-ops"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuron-kernelgen" / "backend-ops"
+
+
+# --- the sample ------------------------------------------------------------------------------------------------------------
 
 
 def sample() -> list[str]:
@@ -40,95 +70,366 @@ def sample() -> list[str]:
     return [line for line in SAMPLE.read_text().splitlines() if line and not line.startswith("#")]
 
 
-def choose(passed: list[str]) -> list[str]:
-    """Returns some cases of every op, spread evenly over the op's cases: more of the ops that have many."""
-    chosen = []
-    for cases in harness.by_op(dict.fromkeys(passed)).values():
-        count = min(len(cases), 4 if len(cases) < 100 else 12)
-        chosen += [cases[i * len(cases) // count] for i in range(count)]
+def choose(passed: Iterable[cases.Result], size: int = SAMPLE_SIZE) -> list[str]:
+    """Returns about so many cases: of each op some, of ops with many more, spread evenly over them, in each place the cheapest."""
+    by_op: dict[str, dict[str, float]] = {}
+    for result in passed:
+        by_op.setdefault(cases.op_of(result.case), {})[result.case] = result.seconds
+    # The same share of each op's square root of cases: no op fills the sample and none is left out.
+    low, high = 0.0, float(size)
+    for _ in range(50):
+        share = (low + high) / 2
+        if sum(_quota(len(of_op), share) for of_op in by_op.values()) < size:
+            low = share
+        else:
+            high = share
+    chosen: list[str] = []
+    for of_op in by_op.values():
+        cheap = [case for case, seconds in of_op.items() if seconds <= DEAREST] or [min(of_op, key=of_op.__getitem__)]
+        count = min(_quota(len(of_op), high), len(cheap))
+        for i in range(count):
+            stratum = cheap[i * len(cheap) // count : (i + 1) * len(cheap) // count]
+            chosen.append(min(stratum, key=of_op.__getitem__))
     return chosen
+
+
+def _quota(count: int, share: float) -> int:
+    return min(count, max(4, round(share * count**0.5)))
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Summary:
+    """What a run found.
+
+    Attributes:
+        outcome: of all cases.
+        groups: what became of each group, by its name.
+        seconds: how long it took.
+    """
+
+    outcome: cases.Outcome = field(default_factory=cases.Outcome)
+    groups: dict[str, lane.Done] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def failed_kernels(self) -> dict[str, str]:
+        return {kernel: why for done in self.groups.values() for kernel, why in done.built.failed.items()}
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome.ok and not self.failed_kernels
+
+
+class Show:
+    """Tells how far a run is: one line that changes in a terminal, else a line a group."""
+
+    def __init__(self, total: int, groups: int, *, terminal: bool | None = None) -> None:
+        self.total, self.groups = total, groups
+        self.terminal = sys.stderr.isatty() if terminal is None else terminal
+        self.begun = time.monotonic()
+        self.fresh = 0
+        self.ended = 0
+        self.counts = cases.Count()
+        self.at: dict[str, str] = {}
+
+    def stage(self, group: cases.Group, stage: str, count: int) -> None:
+        """A group is being built or run."""
+        self.at[group.name] = f"{group.name} {stage} {count}"
+        self._draw()
+
+    def done(self, group: cases.Group, done: lane.Done) -> None:
+        """A group is done."""
+        self.at.pop(group.name, None)
+        self.ended += 1
+        if not done.reused:
+            self.fresh += group.size
+        own = cases.Count()
+        for count in done.outcome.counts().values():
+            own += count
+        self.counts += own
+        how = "unchanged" if done.reused else f"{done.seconds:.0f} s"
+        if not self.terminal or own.failed or done.built.failed or done.outcome.failures:
+            self.line(
+                f"{self.ended}/{self.groups} {group.name}: {own.supported} of {own.cases} cases supported, "
+                f"{own.passed} passed, {own.failed} failed; {len(done.built.sizes)} kernels, {how}"
+                f"; {self._left()}"
+            )
+        self._draw()
+
+    def line(self, text: str) -> None:
+        """Prints a line above the one that changes."""
+        print(("\r\x1b[K" if self.terminal else "") + text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _left(self) -> str:
+        spent = time.monotonic() - self.begun
+        left = self.total - self.counts.cases
+        if not self.fresh or not left:
+            return f"{spent / 60:.0f} min"
+        return f"{spent / 60:.0f} min, about {spent / self.fresh * left / 60:.0f} min left"
+
+    def _draw(self) -> None:
+        if self.terminal:
+            c = self.counts
+            text = (
+                f"{c.cases:,} of {self.total:,} cases: {c.passed:,} passed, {c.failed} failed; "
+                f"{', '.join(self.at.values())}; {self._left()}"
+            )
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+            print("\r\x1b[K" + text[: columns - 1], end="", file=sys.stderr, flush=True)
+
+
+class _Worker:
+    """A lane in a process of its own."""
+
+    def __init__(self, work: Path, threads: int, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(lane.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self._say({"work": str(work), "threads": threads})
+
+    def _say(self, value: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def do(self, group: cases.Group, show: Show) -> lane.Done:
+        """Has a group done.
+
+        Raises:
+            RuntimeError: it could not be.
+        """
+        self._say(group.to_json())
+        assert self.process.stdout
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if "done" in said:
+                return lane.Done.from_json(said["done"])
+            if "error" in said:
+                raise RuntimeError(f"{group.name}: {said['error']}")
+            show.stage(group, said["stage"], said["count"])
+        raise RuntimeError(f"{group.name}: its process ended with status {self.process.wait()}")
+
+    def stop(self) -> None:
+        """Ends it with what it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def run(
     programs: harness.Programs,
-    groups: dict[str, list[str]],
     work: Path,
     *,
+    chosen: Sequence[str] = (),
     params: str | None = None,
     jobs: int | None = None,
-    say: harness.Say = print,
-) -> tuple[harness.Outcome, dict[str, harness.Built]]:
-    """Does the three steps for each group, and returns what was found and what was built, by group.
+    terminal: bool | None = None,
+) -> Summary:
+    """Builds and runs cases in groups, and returns what was found.
 
-    A group has a folder and a run of its own, so that one that crashes takes no other with it.
+    Args:
+        programs: what to run.
+        work: the folder for kernels and results.
+        chosen: ops, regular expressions for ops, or whole cases; every case when empty.
+        params: a regular expression for parameters.
+        jobs: groups at once; one per CPU by default.
+        terminal: whether to show progress as in a terminal; found out by default.
+
+    Raises:
+        RuntimeError: the device was not there, or no such case.
     """
-    outcome = harness.Outcome()
-    built: dict[str, harness.Built] = {}
-    for name, cases in groups.items():
-        begun = time.monotonic()
-        folder = work / name
-        folder.mkdir(parents=True, exist_ok=True)
-        recorded = folder / "recorded.yaml"
-        harness.record_ops(programs, cases, recorded, params)
-        built[name] = harness.build(recorded, folder / "kernels", jobs=jobs, say=say)
-        found = harness.test_ops(programs, cases, folder / "kernels", params)
-        outcome.add(found)
-        made = built[name]
-        counts = found.counts.values()
-        say(
-            f"{name}: {made.kernels} kernels ({made.compiled} compiled, {made.seconds:.0f} s); "
-            f"{sum(c.supported for c in counts)} of {sum(c.cases for c in counts)} cases supported, "
-            f"{sum(c.passed for c in counts)} passed, {sum(c.failed for c in counts)} failed, {time.monotonic() - begun:.0f} s"
-        )
-    return outcome, built
+    begun = time.monotonic()
+    rows = cases.listing(programs, work / "no-kernels", chosen=_filter(chosen), params=params)
+    rows = _wanted(rows, chosen)
+    groups = cases.group(rows)
+    show = Show(len(rows), len(groups), terminal=terminal)
+    summary = Summary()
+    cpus = len(os.sched_getaffinity(0))
+    jobs = min(jobs or cpus, len(groups))
+    waiting: queue.SimpleQueue[cases.Group] = queue.SimpleQueue()
+    # What took longest is begun first, so that it is not waited for at the end.
+    for group in sorted(groups, key=lambda group: -_expected(work, group)):
+        waiting.put(group)
+    environment = os.environ | {
+        "LLAMA_CPP_PROGRAMS": str(programs.llama_cpp),
+        "GGML_NEURON_PLUGIN": str(programs.plugin),
+        "GGML_NEURON_LIBNRT": str(programs.libnrt),
+        "LLAMA_LOAD_BACKENDS": str(programs.load_backends),
+    }
+    workers = [_Worker(work, max(1, cpus // jobs), environment) for _ in range(jobs)]
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def serve(worker: _Worker) -> None:
+        try:
+            while not errors:
+                try:
+                    group = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                done = worker.do(group, show)
+                with lock:
+                    summary.groups[group.name] = done
+                    show.done(group, done)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for worker in workers:
+            worker.stop()
+        show.close()
+    if errors:
+        raise errors[0]
+    for group in groups:
+        summary.outcome.add(summary.groups[group.name].outcome)
+    listed, found = Counter(row.case for row in rows), Counter(result.case for result in summary.outcome.results)
+    if listed != found:
+        odd = [*(listed - found), *(found - listed)]
+        summary.outcome.failures.append(f"{len(odd)} cases were not run as often as they are listed: {odd[:3]}")
+    summary.seconds = time.monotonic() - begun
+    return summary
+
+
+def _filter(chosen: Sequence[str]) -> Sequence[str]:
+    """Returns what the program is told to choose: nothing when that is too long for a command line, and `_wanted` does it."""
+    return chosen if sum(len(each) + 1 for each in chosen) <= cases.MOST_BYTES else ()
+
+
+def _wanted(rows: Sequence[cases.Row], chosen: Sequence[str]) -> list[cases.Row]:
+    if len(_filter(chosen)) == len(chosen):
+        return list(rows)
+    wanted = frozenset(chosen)
+    return [row for row in rows if row.case in wanted or row.op in wanted]
+
+
+def _expected(work: Path, group: cases.Group) -> float:
+    """Returns the seconds that a group took before, or a guess."""
+    try:
+        seconds: float = json.loads((work / group.name / "result.json").read_text())["done"]["seconds"]
+    except (OSError, ValueError, KeyError):
+        return group.size * 1.0
+    return seconds
+
+
+def write_tables(
+    programs: harness.Programs,
+    work: Path,
+    summary: Summary,
+    *,
+    chosen: Sequence[str] = (),
+    params: str | None = None,
+) -> tuple[int, int]:
+    """Writes support.csv and results.csv, and returns how many cases the mode `support` has and how many are supported there.
+
+    That mode leaves out the cases of several ops that other backends compute as one.
+    """
+    packs = [str(work / name / "kernels") for name, done in summary.groups.items() if done.built.sizes]
+    environment = programs.environment(kernels=work / "no-kernels") | {"GGML_NEURON_KERNEL_DIR": ":".join(packs)}
+    asked = cases.run(programs, "support", environment, chosen=_filter(chosen), params=params).rows
+    asked = _wanted(asked, chosen)
+    _write_csv(
+        work / "support.csv",
+        [
+            "backend_name",
+            "op_name",
+            "op_params",
+            "test_mode",
+            "supported",
+            "error_message",
+            "backend_reg_name",
+        ],
+        [
+            (
+                harness.DEVICE,
+                row.op,
+                row.case[len(row.op) + 1 : -1],
+                "support",
+                int(row.supported),
+                "yes" if row.supported else "no",
+                "NEURON",
+            )
+            for row in asked
+        ],
+    )
+    _write_csv(
+        work / "results.csv",
+        ["op", "params", "status", "seconds", "reason"],
+        [
+            (op, result.case[len(op) + 1 : -1], result.status, f"{result.seconds:.3f}", result.note)
+            for result in summary.outcome.results
+            for op in [cases.op_of(result.case)]
+        ],
+    )
+    return len(asked), sum(row.supported for row in asked)
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    fileio.write_bytes(path, text.getvalue().encode())
+
+
+def report(summary: Summary) -> None:
+    """Prints what is left out, what failed, and the table."""
+    reasons = Counter(result.note for result in summary.outcome.of(cases.UNSUPPORTED))
+    if reasons:
+        print("cases left out, by reason:")
+        for reason, count in reasons.most_common():
+            print(f"{count:7}  {reason}")
+    for kernel, why in summary.failed_kernels.items():
+        print(f"failed to build: {kernel}: {why}")
+    for result in summary.outcome.of(cases.FAILED):
+        print(f"failed: {result.case}: {result.note}")
+    for failure in summary.outcome.failures:
+        print(f"failed: {failure}")
+    print("\n".join(summary.outcome.table()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-o", dest="ops", metavar="OPS", help="ops or whole cases; every op with an emitter by default")
+    parser.add_argument("-o", dest="ops", metavar="OPS", help="ops or whole cases; every case by default")
     parser.add_argument("-p", dest="params", metavar="REGEX", help="only cases whose parameters match")
     parser.add_argument("--sample", action="store_true", help="the cases that the tests run")
     parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of what passed")
-    parser.add_argument("--work", type=Path, default=default_work(), help="where kernels are kept between runs")
-    parser.add_argument("-j", "--jobs", type=int, help="kernels built at once; one per CPU by default")
+    parser.add_argument("--work", type=Path, default=default_work(), help="where kernels and results are kept")
+    parser.add_argument("-j", "--jobs", type=int, help="groups at once; one per CPU by default")
     args = parser.parse_args()
-    if args.sample:
-        groups = {"sample": sample()}
-    elif args.ops:
-        groups = harness.by_op(harness.split_cases(args.ops))
-    else:
-        groups = harness.by_op(harness.emitted_ops())
-    begun = time.monotonic()
-    outcome, built = run(harness.Programs.find(), groups, args.work, params=args.params, jobs=args.jobs, say=say)
-    report(outcome, built)
+    chosen = sample() if args.sample else cases.split_cases(args.ops) if args.ops else []
+    programs = harness.Programs.find()
+    # Groups of other choices have other cases and folders of their own: the whole run's stay as they are.
+    whole = not chosen and not args.params
+    work = args.work.absolute() / ("whole" if whole else lane.digest(chosen, args.params)[:12])
+    summary = run(programs, work, chosen=chosen, params=args.params, jobs=args.jobs)
+    report(summary)
+    asked, supported = write_tables(programs, work, summary, chosen=chosen, params=args.params)
+    print(f"in the mode support: {supported:,} of {asked:,} cases")
     if args.write_sample:
-        args.write_sample.write_text("\n".join([_HEADER, *choose(outcome.passed), ""]))
-    print(f"{time.monotonic() - begun:.0f} s")
-    failed = any(made.failed for made in built.values())
-    return 0 if outcome.ok and not failed else 1
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def report(outcome: harness.Outcome, built: dict[str, harness.Built]) -> None:
-    """Prints what was refused, what failed, and the table."""
-    refused: Counter[str] = Counter()
-    for made in built.values():
-        refused.update(made.refused)
-    if refused:
-        print("not built, by reason:")
-        for reason, count in refused.most_common():
-            print(f"{count:7}  {reason}")
-    for made in built.values():
-        for kernel, reason in made.failed.items():
-            print(f"failed to build: {kernel}: {reason}")
-    for case, reason in outcome.failures:
-        print(f"failed: {case}: {reason}")
-    print("\n".join(outcome.table()))
+        lines = choose(summary.outcome.of(cases.PASSED))
+        args.write_sample.write_text("\n".join([_HEADER, *lines, ""]))
+    print(f"{summary.seconds:.0f} s; {work}/support.csv, results.csv")
+    return 0 if summary.ok else 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Bazel puts them; LLAMA_CPP_PROGRAMS, GGML_NEURON_PLUGIN and GGML_NEURON_LIBNRT n
 
 from __future__ import annotations
 
-import csv
 import importlib.metadata
 import os
 import re
@@ -14,8 +13,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import kernelgen
@@ -212,7 +211,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
             if step.neff.kernel in result.hlos or not _is_refusal(step.failure):
                 failed[step.neff.kernel] = step.failure
             else:
-                reason = _generalize(step.neff.kernel.partition("-")[0] + ": " + step.failure)
+                reason = generalize(step.neff.kernel.partition("-")[0] + ": " + step.failure)
                 refused[reason] = refused.get(reason, 0) + 1
         (whole,) = plan.bundles
         neffs = {kernel: result.neffs.get(f"{kernel}.{whole.config}") for kernel in whole.kernels}
@@ -280,7 +279,7 @@ def _is_refusal(failure: str) -> bool:
     return "Traceback" not in failure and "error: " in failure
 
 
-def _generalize(reason: str) -> str:
+def generalize(reason: str) -> str:
     """Returns a reason without the parts that differ between kernels, so that equal reasons count as one."""
     line = next((line for line in reason.splitlines() if line.strip()), reason)
     line = re.sub(r"^(\w+: )?.*?error: ", r"\1", line)
@@ -306,7 +305,7 @@ def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
                 entry = max(start for start in starts if start < diagnostic.location.line)
                 if entry not in dropped:
                     dropped.add(entry)
-                    reason = _generalize(diagnostic.message)
+                    reason = generalize(diagnostic.message)
                     refused[reason] = refused.get(reason, 0) + 1
             keep = True
             kept = []
@@ -323,163 +322,9 @@ def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
     raise RuntimeError(f"{recorded}: entries could not be told apart")
 
 
-# --- test-backend-ops ------------------------------------------------------------------------------------------------------
-
-# A row of its CSV; what a failed comparison has to say stands before it on the same line.
-_ROW = re.compile(r'^(?P<note>[^"]*)(?P<row>"[^"]*",".*)$')
-
-
-@dataclass
-class Count:
-    """Cases of one op: how many there are, and what became of them.
-
-    Attributes:
-        cases: in the mode `support`.
-        supported: by the device, in the mode `support`.
-        uncompared: of these, what the mode `test` leaves out because the CPU can't compute it.
-        passed: in the mode `test`, which also has some cases of several nodes that `support` has not.
-        failed: likewise.
-    """
-
-    cases: int = 0
-    supported: int = 0
-    uncompared: int = 0
-    passed: int = 0
-    failed: int = 0
-
-    def __iadd__(self, other: Count) -> Count:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        return self
-
-
-@dataclass
-class Outcome:
-    """What test-backend-ops found.
-
-    Attributes:
-        counts: by op.
-        passed: each passed case.
-        failures: each failed case and why.
-        ran: how many nodes ran on the device. A case without elements passes and runs none.
-    """
-
-    counts: dict[str, Count] = field(default_factory=dict)
-    passed: list[str] = field(default_factory=list)
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    ran: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Whether something ran and nothing failed."""
-        return bool(self.passed) and not self.failures
-
-    def add(self, other: Outcome) -> None:
-        """Takes in another's cases."""
-        self.passed += other.passed
-        self.failures += other.failures
-        self.ran += other.ran
-        for op, count in other.counts.items():
-            self.counts[op] = self.counts.get(op, Count())
-            self.counts[op] += count
-
-    def table(self) -> list[str]:
-        """Returns the counts as lines of text."""
-        total = Count()
-        for count in self.counts.values():
-            total += count
-        lines = [f"{'op':<20}{'cases':>8}{'supported':>11}{'uncompared':>12}{'passed':>8}{'failed':>8}"]
-        for op, c in [*sorted(self.counts.items()), ("all", total)]:
-            lines.append(f"{op:<20}{c.cases:>8}{c.supported:>11}{c.uncompared:>12}{c.passed:>8}{c.failed:>8}")
-        return [*lines, f"{self.ran} nodes ran on the device"]
-
-
 def emitted_ops() -> list[str]:
     """Returns the ops that have an emitter, named as test-backend-ops names them."""
     return sorted(op.upper() for op in builtin_library().scan())
-
-
-def rows(output: str) -> list[dict[str, str]]:
-    """Returns the rows of CSV in the program's output; `note` is what stood before one on its line."""
-    found: list[dict[str, str]] = []
-    header: list[str] | None = None
-    for line in output.splitlines():
-        match = _ROW.match(line)
-        if not match:
-            continue
-        values = next(csv.reader([match["row"]]))
-        if header is None:
-            header = values
-        elif len(values) == len(header):
-            found.append({**dict(zip(header, values, strict=True)), "note": match["note"].strip()})
-    return found
-
-
-def run_ops(
-    programs: Programs, mode: str, cases: Sequence[str], environment: dict[str, str], params: str | None = None
-) -> tuple[list[dict[str, str]], subprocess.CompletedProcess[str]]:
-    """Runs test-backend-ops in `mode` for ops or whole cases, and returns its rows and how it ended.
-
-    Raises:
-        RuntimeError: the device was not there, or no such case; the program itself reports success then.
-    """
-    arguments = [mode, "-b", DEVICE, "-o", ",".join(cases), "--output", "csv"]
-    if params:
-        arguments += ["-p", params]
-    done = programs.run("test-backend-ops", *arguments, environment=environment)
-    found = rows(done.stdout)
-    if not any(DEVICE in row["backend_name"] for row in found):
-        tail = (done.stdout[-2000:] + done.stderr[-4000:]).strip()
-        raise RuntimeError(f"test-backend-ops had no device {DEVICE}, or no case of {','.join(cases)[:200]}:\n{tail}")
-    return found, done
-
-
-def record_ops(programs: Programs, cases: Sequence[str], record: Path, params: str | None = None) -> None:
-    """Writes what test-backend-ops asks the device for into a manifest; no kernel is there, so that nothing runs."""
-    record.unlink(missing_ok=True)
-    empty = record.parent / "no-kernels"
-    empty.mkdir(parents=True, exist_ok=True)
-    _, done = run_ops(programs, "test", cases, programs.environment(kernels=empty, record=record), params)
-    if not record.exists():
-        raise RuntimeError(f"nothing was recorded:\n{done.stderr[-4000:]}")
-
-
-def test_ops(programs: Programs, cases: Sequence[str], kernels: Path, params: str | None = None) -> Outcome:
-    """Asks for support and runs what is supported."""
-    environment = programs.environment(kernels=kernels, log=True)
-    outcome = Outcome()
-    supported, _ = run_ops(programs, "support", cases, environment, params)
-    tested, done = run_ops(programs, "test", cases, environment, params)
-    refused_by = {f"{row['op_name']}({row['op_params']})": row["backend_name"] for row in tested if not _yes(row)}
-    for row in supported:
-        count = outcome.counts.setdefault(row["op_name"], Count())
-        count.cases += 1
-        count.supported += _yes(row)
-        count.uncompared += _yes(row) and refused_by.get(f"{row['op_name']}({row['op_params']})") == "CPU"
-    for row in tested:
-        if not _yes(row):
-            continue
-        count = outcome.counts.setdefault(row["op_name"], Count())
-        case = f"{row['op_name']}({row['op_params']})"
-        if row["error_message"]:
-            count.failed += 1
-            outcome.failures.append((case, row["note"] or row["error_message"]))
-        else:
-            count.passed += 1
-            outcome.passed.append(case)
-    nodes = ran(done.stderr)
-    outcome.ran = nodes["device"].total()
-    if fallen_back := nodes["cpu"]:
-        outcome.failures.append(("the whole run", f"the backend ran ops on the CPU: {dict(fallen_back)}"))
-    if done.returncode and not outcome.failures:
-        tail = "\n".join((done.stdout[-1000:] + done.stderr[-3000:]).splitlines()[-30:])
-        last = f"{tested[-1]['op_name']}({tested[-1]['op_params']})" if tested else "the first case"
-        outcome.failures.append((f"after {last}", f"exit status {done.returncode}: {tail}"))
-    return outcome
-
-
-def _yes(row: dict[str, str]) -> bool:
-    return row["supported"] == "1"
 
 
 def ran(log: str) -> dict[str, Counter[str]]:
@@ -490,16 +335,3 @@ def ran(log: str) -> dict[str, Counter[str]]:
         assert counts.total() == int(total)
         found["device" if where == "NeuronCores" else "cpu"] += counts
     return found
-
-
-def by_op(cases: Iterable[str]) -> dict[str, list[str]]:
-    """Returns ops or whole cases grouped by op."""
-    groups: dict[str, list[str]] = {}
-    for case in cases:
-        groups.setdefault(case.partition("(")[0], []).append(case)
-    return groups
-
-
-def split_cases(text: str) -> list[str]:
-    """Splits a comma-separated list of ops and whole cases, which have commas of their own between parentheses."""
-    return [part for part in re.split(r",(?![^()]*\))", text) if part]

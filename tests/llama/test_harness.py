@@ -2,31 +2,81 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
+import backend_ops
+import cases
 import harness
+import lane
 import pytest
 
 HEADER = '"backend_name","op_name","op_params","test_mode","supported","error_message","backend_reg_name"'
+RELU = '{op: "relu", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
+NONSENSE = '{op: "nonsense", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
+
+
+def read(*lines: str) -> list[cases.Row]:
+    reader = cases.Reader()
+    for line in (HEADER, *lines):
+        reader.line(line + "\n")
+    return reader.rows
+
+
+def row(case: str, **kwargs: object) -> cases.Row:
+    return cases.Row(case, "NEURON0", False, "not supported", **kwargs)
 
 
 def test_what_stands_before_a_row_is_its_note() -> None:
-    output = f'{HEADER}\nload_backend: loaded\n[ADD] ERR = 0.5 > 0.1 "NEURON0","ADD","ne=[1,2]","test","1","test failed",""\n'
-    (row,) = harness.rows(output)
-    assert row["note"] == "[ADD] ERR = 0.5 > 0.1"
-    assert (row["op_name"], row["op_params"], row["error_message"]) == ("ADD", "ne=[1,2]", "test failed")
+    (found,) = read(
+        "load_backend: loaded",
+        '[ADD] ERR = 0.5 > 0.1 "NEURON0","ADD","ne=[1,2]","test","1","test failed",""',
+    )
+    assert (found.case, found.status, found.note) == ("ADD(ne=[1,2])", cases.FAILED, "[ADD] ERR = 0.5 > 0.1")
+
+
+def test_what_a_case_asks_for_is_told_before_its_row() -> None:
+    first, second = read(
+        f"ggml-neuron: no kernel for {RELU}",
+        f"ggml-neuron: no kernel for {NONSENSE} (no emitter for this op)",
+        f"ggml-neuron: no kernel for {RELU}",
+        '"NEURON0, NEURON0","A","x=1","test","0","not supported",""',
+        '"CPU","B","x=1","test","0","not supported",""',
+    )
+    assert first.nodes == ((RELU, None), (NONSENSE, "no emitter for this op"))
+    assert (first.status, second.status, second.nodes) == (cases.UNSUPPORTED, cases.UNCOMPARED, ())
 
 
 @pytest.mark.parametrize(
-    "text, cases",
+    "text, expected",
     [
         ("ADD,MUL_MAT", ["ADD", "MUL_MAT"]),
         ("ADD(ne=[1,2],nr=[3,4]),SQR", ["ADD(ne=[1,2],nr=[3,4])", "SQR"]),
     ],
 )
-def test_commas_between_parentheses_are_the_cases_own(text: str, cases: list[str]) -> None:
-    assert harness.split_cases(text) == cases
+def test_commas_between_parentheses_are_the_cases_own(text: str, expected: list[str]) -> None:
+    assert cases.split_cases(text) == expected
+
+
+def test_groups_hold_every_case_as_often_as_the_program_has_it() -> None:
+    rows = [row(f"BIG(n={n % 450})") for n in range(500)]
+    rows += [row(f"SMALL{op}(n={n})") for op in range(5) for n in range(60)]
+    rows += [row(f"LONG(n={n},{'x' * 3000})") for n in range(100)]
+    groups = cases.group(rows)
+    assert sum((Counter(group.cases) for group in groups), Counter()) == Counter(r.case for r in rows)
+    assert all(sum(len(case) + 1 for case in group.cases) <= cases.MOST_BYTES for group in groups)
+    assert all(len(group.cases) <= cases.MOST_CASES for group in groups)
+    assert len({group.name for group in groups}) == len(groups)
+    assert groups == cases.group(rows)
+    for group in groups:
+        assert cases.Group.from_json(json.loads(json.dumps(group.to_json()))) == group
+
+
+def test_a_group_knows_what_each_case_asks_for() -> None:
+    (group,) = cases.group([row("A(1)", nodes=((RELU, None),)), row("B(1)", nodes=((NONSENSE, "why"), (RELU, None)))])
+    assert group.nodes == [(RELU, None), (NONSENSE, "why")]
+    assert group.asks == {"A(1)": [0], "B(1)": [1, 0]}
 
 
 def test_ops_that_ran_are_counted_over_all_processes() -> None:
@@ -37,22 +87,144 @@ def test_ops_that_ran_are_counted_over_all_processes() -> None:
 
 
 def test_an_outcome_without_a_passed_case_is_no_success() -> None:
-    assert not harness.Outcome().ok
-    assert not harness.Outcome(passed=["a"], failures=[("b", "ERR")]).ok
-    assert harness.Outcome(passed=["a"]).ok
+    passed, failed = cases.Result("A(1)", cases.PASSED), cases.Result("A(2)", cases.FAILED)
+    unsupported = cases.Result("A(3)", cases.UNSUPPORTED)
+    assert not cases.Outcome().ok
+    assert not cases.Outcome([unsupported]).ok
+    assert not cases.Outcome([passed, failed]).ok
+    assert not cases.Outcome([passed], failures=["the backend ran ops on the CPU"]).ok
+    assert cases.Outcome([passed, unsupported]).ok
+
+
+def test_the_sample_has_some_of_every_op_and_the_cheap_ones() -> None:
+    results = [cases.Result(f"BIG({n})", cases.PASSED, 5.0 if n % 2 else 0.01) for n in range(5000)]
+    results += [cases.Result(f"SMALL{op}({n})", cases.PASSED, 9.0) for op in range(10) for n in range(12)]
+    results.append(cases.Result("DEAR(1)", cases.PASSED, 99.0))
+    chosen = backend_ops.choose(results, 200)
+    ops = Counter(cases.op_of(case) for case in chosen)
+    assert set(ops) == {"BIG", "DEAR", *(f"SMALL{op}" for op in range(10))}
+    assert ops["BIG"] > ops["SMALL0"] >= 1
+    assert all(int(case[4:-1]) % 2 == 0 for case in chosen if case.startswith("BIG"))
+    numbers = sorted(int(case[4:-1]) for case in chosen if case.startswith("BIG"))
+    assert numbers[0] < 500 and numbers[-1] > 4500
+    assert len(set(chosen)) == len(chosen)
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    (group,) = cases.group([row("A(1)"), row("A(2)")])
+    show = backend_ops.Show(2, 1, terminal=False)
+    show.stage(group, "running", 1)
+    outcome = cases.Outcome([cases.Result("A(1)", cases.PASSED), cases.Result("A(2)", cases.UNSUPPORTED)])
+    show.done(group, lane.Done(lane.Built(sizes={"a": 1}), outcome, 3.0))
+    show.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("1/1 A-1: 1 of 2 cases supported, 1 passed, 0 failed; 1 kernels, 3 s")
+    assert "\x1b" not in line
+
+
+# --- a program that behaves as test-backend-ops does -----------------------------------------------------------------------
+
+FAKE = """#!/usr/bin/env python3
+import os, sys
+asked = sys.argv[sys.argv.index("-o") + 1] if "-o" in sys.argv else None
+print({header!r})
+for case in {cases!r}:
+    op = case.partition("(")[0]
+    if asked and case not in asked and op not in asked.split(","):
+        continue
+    if os.path.exists({crash!r}) and case == open({crash!r}).read():
+        sys.stdout.flush()
+        os.abort()
+    print('"NEURON0","' + op + '","' + case[len(op) + 1:-1] + '","test","1","",""')
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> harness.Programs:
+    """Programs of which test-backend-ops says that it passes A(1), A(2), A(3) and A(2) again, and ends at what `crash` names."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    text = FAKE.format(header=HEADER, cases=["A(1)", "A(2)", "A(3)", "A(2)"], crash=str(folder / "crash"))
+    (folder / "test-backend-ops").write_text(text)
+    (folder / "test-backend-ops").chmod(0o755)
+    for name, variable in (("plugin", "GGML_NEURON_PLUGIN"), ("libnrt", "GGML_NEURON_LIBNRT")):
+        (folder / name).touch()
+        monkeypatch.setenv(variable, str(folder / name))
+    (folder / "load").touch()
+    monkeypatch.setenv("LLAMA_LOAD_BACKENDS", str(folder / "load"))
+    monkeypatch.setenv("LLAMA_CPP_PROGRAMS", str(folder))
+    return harness.Programs.find()
+
+
+def test_a_result_is_taken_again_only_when_nothing_it_depends_on_changed(
+    fake: harness.Programs, tmp_path: Path
+) -> None:
+    def again() -> bool:
+        summary = backend_ops.run(fake, tmp_path / "work", jobs=1, terminal=False)
+        assert summary.ok and len(summary.outcome.results) == 4
+        return all(done.reused for done in summary.groups.values())
+
+    assert not again()
+    assert again()
+    for part in (fake.plugin, fake.libnrt):
+        part.write_text("other")
+        assert not again()
+        assert again()
+    text = (fake.llama_cpp / "test-backend-ops").read_text()
+    (fake.llama_cpp / "test-backend-ops").write_text(text + "# other\n")
+    assert not again()
+    (tmp_path / "work" / "A-1" / "result.json").write_text("{")
+    assert not again()
+    assert again()
+
+
+def test_a_case_that_ends_the_program_fails_and_the_others_go_on(fake: harness.Programs, tmp_path: Path) -> None:
+    group = cases.group(cases.listing(fake, tmp_path / "empty"))[0]
+    (fake.llama_cpp / "crash").write_text("A(3)")
+    worker = lane.Lane(fake, tmp_path / "work", 1)
+    outcome = worker.run(group, tmp_path / "empty", lambda stage, count: None)
+    became = Counter((result.case, result.status) for result in outcome.results)
+    assert became[("A(1)", cases.PASSED)] == 1
+    assert became[("A(3)", cases.FAILED)] == 1
+    assert sum(became.values()) == 4
+    assert not outcome.ok
+
+
+def test_what_no_emitter_takes_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    copy = '{op: "cpy", inputs: ["(32,1,1,1)/f32", "(32,1,1,1)/iq1_s"], output: "(32,1,1,1)/iq1_s"}'
+    builder = lane.Builder()
+    built, pack = builder.build([RELU, NONSENSE, copy], tmp_path, lambda stage, count: None)
+    assert len(built.sizes) == 1 and not built.failed and pack
+    assert set(built.refused) == {NONSENSE, copy}
+    assert "unknown op 'nonsense'" in built.refused[NONSENSE]
+    assert "iq1_s" in built.refused[copy]
+    again, same = builder.build([RELU, NONSENSE, copy], tmp_path, lambda stage, count: None)
+    assert again.reused and same == pack
+    (file,) = (tmp_path / "kernels").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    mended, same = builder.build([RELU, NONSENSE, copy], tmp_path, lambda stage, count: None)
+    assert not mended.reused and same == pack
+
+
+def test_kernels_are_those_that_kernelgen_builds(tmp_path: Path) -> None:
+    """Leaving out the compile that is thrown away changes no byte of a NEFF."""
+    recorded = tmp_path / "group.yaml"
+    recorded.write_text(f"format: 1\nname: group\ntargets: [trn1]\nkernels:\n  - {RELU}\n")
+    harness.build(recorded, tmp_path / "out", say=lambda text: None)
+    lane.Builder().build([RELU], tmp_path / "quick", lambda stage, count: None)
+    name = "group_trn1.kernels.gguf"
+    assert (tmp_path / "quick" / "kernels" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
 def test_entries_that_no_emitter_takes_are_left_out_and_counted(tmp_path: Path) -> None:
     recorded = tmp_path / "recorded.yaml"
     recorded.write_text(
         "format: 1\nname: recorded\ntargets: [trn1]\nkernels:\n"
-        '  - {op: "relu", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}  # asked for 1 time\n'
-        '  - {op: "nonsense", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}  # asked for 2 times\n'
-        '  - {op: "cpy", inputs: ["(32,1,1,1)/f32", "(32,1,1,1)/q4_1"], output: "(32,1,1,1)/q4_1"}  # asked for 1 time\n'
+        f"  - {RELU}  # asked for 1 time\n"
+        f"  - {NONSENSE}  # asked for 2 times\n"
     )
     built = harness.build(recorded, tmp_path / "out", say=lambda text: None)
     assert (built.kernels, built.compiled, built.failed) == (1, 1, {})
-    assert sorted(built.refused.values()) == [1, 1]
-    assert any("nothing quantizes to q4_1" in reason for reason in built.refused)
+    assert sorted(built.refused.values()) == [1]
     again = harness.build(recorded, tmp_path / "out", say=lambda text: None)
     assert (again.kernels, again.compiled) == (1, 0)

@@ -1,0 +1,420 @@
+"""The cases of test-backend-ops: which there are, what each asks the device for, and what became of it.
+
+The program is always run with `GGML_BACKEND_PATH`, so that it has the device, and its two outputs are read as one, line by line:
+the backend says which ops it has no kernel for (`GGML_NEURON_LOG=2`) just before the program's row about the case.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import harness
+
+PASSED, FAILED, UNCOMPARED, UNSUPPORTED = "passed", "failed", "uncompared", "unsupported"
+"""What becomes of a case: `uncompared` ones the device supports and llama.cpp's CPU backend does not; they are not run."""
+
+# A row of its CSV; what a failed comparison has to say stands before it on the same line.
+_ROW = re.compile(r'^(?P<note>[^"]*)(?P<row>"[^"]*",".*)$')
+
+_MISSING = re.compile(r"^ggml-neuron: no kernel for (?P<node>\{.*\})(?: \((?P<reason>.*)\))?$")
+
+_OWN = ("ggml-neuron:", "load_backend:")
+
+# Tables that ggml makes when a type is first quantized to take it seconds in each process.
+_SLOW_TYPES = re.compile(r"iq[123]_")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the program's CSV.
+
+    Attributes:
+        case: `OP(params)`, as the program's `-o` takes it.
+        backends: those that refused, or the one that ran it.
+        supported: whether all did.
+        error: empty when it passed.
+        note: what the comparison said.
+        nodes: what the backend had no kernel for, each with why none can be built, or None when one can.
+        seconds: since the row before it, or since the program began.
+    """
+
+    case: str
+    backends: str
+    supported: bool
+    error: str
+    note: str = ""
+    nodes: tuple[tuple[str, str | None], ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def op(self) -> str:
+        return op_of(self.case)
+
+    @property
+    def status(self) -> str:
+        if self.supported:
+            return FAILED if self.error else PASSED
+        return UNSUPPORTED if harness.DEVICE in self.backends else UNCOMPARED
+
+
+def op_of(case: str) -> str:
+    """Returns the op of a case, as the program names it."""
+    return case.partition("(")[0]
+
+
+class Reader:
+    """Takes the program's output line by line.
+
+    Attributes:
+        rows: what it has read.
+        log: the other lines, the last ones.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.log: list[str] = []
+        self._header: list[str] | None = None
+        self._nodes: list[tuple[str, str | None]] = []
+        self._last = time.monotonic()
+
+    def line(self, line: str) -> None:
+        line = line.rstrip("\n")
+        if missing := _MISSING.match(line):
+            self._nodes.append((missing["node"], missing["reason"]))
+            return
+        match = None if line.startswith(_OWN) else _ROW.match(line)
+        values = next(csv.reader([match["row"]])) if match else []
+        if match and self._header is None:
+            self._header = values
+        elif match and self._header is not None and len(values) == len(self._header):
+            row = dict(zip(self._header, values, strict=True))
+            now = time.monotonic()
+            self.rows.append(
+                Row(
+                    f"{row['op_name']}({row['op_params']})",
+                    row["backend_name"],
+                    row["supported"] == "1",
+                    "" if row["test_mode"] == "support" else row["error_message"],
+                    match["note"].strip(),
+                    tuple(dict.fromkeys(self._nodes)),
+                    round(now - self._last, 4),
+                )
+            )
+            self._nodes = []
+            self._last = now
+        else:
+            self.log.append(line)
+            del self.log[:-4000]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the program ended.
+
+    Attributes:
+        rows: what it printed.
+        log: what else it printed, the last lines.
+        status: its exit status; None when it took too long and was killed.
+    """
+
+    rows: list[Row]
+    log: str
+    status: int | None
+
+
+def run(
+    programs: harness.Programs,
+    mode: str,
+    environment: dict[str, str],
+    *,
+    chosen: Sequence[str] = (),
+    params: str | None = None,
+    timeout: float = 3600,
+    each: Callable[[int], None] | None = None,
+) -> Ended:
+    """Runs test-backend-ops on the device.
+
+    Args:
+        programs: what to run.
+        mode: `test` or `support`.
+        environment: see `harness.Programs.environment`.
+        chosen: ops, regular expressions for ops, or whole cases; all when empty.
+        params: a regular expression for parameters.
+        timeout: seconds.
+        each: is told how many rows there are, at each.
+
+    Raises:
+        RuntimeError: the device was not there, or no such case; the program itself reports success then.
+    """
+    arguments = [mode, "-b", harness.DEVICE, "--output", "csv"]
+    if chosen:
+        arguments += ["-o", ",".join(chosen)]
+    if params:
+        arguments += ["-p", params]
+    reader = Reader()
+    # Lines at once, so that a program that dies has told all that it did.
+    with subprocess.Popen(
+        ["stdbuf", "-oL", programs.llama_cpp / "test-backend-ops", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(timeout, stop)
+        timer.start()
+        try:
+            assert process.stdout
+            known = 0
+            for line in process.stdout:
+                reader.line(line)
+                if each and len(reader.rows) > known:
+                    known = len(reader.rows)
+                    each(known)
+            status: int | None = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            timer.cancel()
+    if late.is_set():
+        status = None
+    if status in (0, 1) and not any(harness.DEVICE in row.backends for row in reader.rows):
+        what = ",".join(chosen)[:200] or "at all"
+        raise RuntimeError(
+            f"test-backend-ops had no device {harness.DEVICE}, or no case of {what}:\n" + "\n".join(reader.log[-40:])
+        )
+    return Ended(reader.rows, "\n".join(reader.log), status)
+
+
+# --- which there are -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that are built and run together.
+
+    Attributes:
+        name: of its folder.
+        cases: each with how often the program has it.
+        nodes: what the cases ask for, each with why no kernel can be built, or None.
+        asks: for each case, indices of its nodes.
+    """
+
+    name: str
+    cases: dict[str, int]
+    nodes: list[tuple[str, str | None]]
+    asks: dict[str, list[int]]
+
+    @property
+    def size(self) -> int:
+        return sum(self.cases.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Group:
+        return Group(value["name"], value["cases"], [(n, r) for n, r in value["nodes"]], value["asks"])
+
+
+def listing(
+    programs: harness.Programs, empty: Path, *, chosen: Sequence[str] = (), params: str | None = None
+) -> list[Row]:
+    """Returns every case that the program would test, with what it asks for: it finds no kernel, and so runs nothing.
+
+    Args:
+        programs: what to run.
+        empty: a folder without kernels.
+        chosen: see `run`.
+        params: likewise.
+
+    Raises:
+        RuntimeError: there is no device, no such case, or the program failed.
+    """
+    empty.mkdir(parents=True, exist_ok=True)
+    environment = programs.environment(kernels=empty, log=True) | {"GGML_NEURON_LOG": "2"}
+    ended = run(programs, "test", environment, chosen=chosen, params=params)
+    if ended.status != 0:
+        raise RuntimeError(f"test-backend-ops ended with status {ended.status}:\n{ended.log[-4000:]}")
+    return ended.rows
+
+
+MOST_CASES = 200
+"""Of a group: few enough that little is lost when it is killed, enough that starting the program does not count."""
+
+MOST_BYTES = 100_000
+"""Of a group's cases on the command line; Linux takes no argument of 128 KiB."""
+
+
+def group(rows: Iterable[Row]) -> list[Group]:
+    """Returns the cases in groups, each of one op where it has many; what the groups are depends on nothing but the cases."""
+    rows = list(rows)
+    position = {id(row): number for number, row in enumerate(rows)}
+    by_op: dict[str, list[Row]] = {}
+    for row in rows:
+        by_op.setdefault(row.op, []).append(row)
+    groups: list[list[Row]] = []
+    small: list[Row] = []
+    for of_op in by_op.values():
+        if len(of_op) < MOST_CASES // 2:
+            if len(small) + len(of_op) > MOST_CASES or _bytes(small) + _bytes(of_op) > MOST_BYTES:
+                groups.append(small)
+                small = []
+            small += of_op
+            continue
+        of_op = sorted(of_op, key=lambda row: bool(_SLOW_TYPES.search(row.case)))
+        groups += _cut(of_op)
+    if small:
+        groups.append(small)
+    numbers: Counter[str] = Counter()
+    found = []
+    for members in groups:
+        name = members[0].op
+        numbers[name] += 1
+        # In the program's order, by which the case is known that ended it.
+        found.append(_made(f"{name}-{numbers[name]}", sorted(members, key=lambda row: position[id(row)])))
+    return found
+
+
+def _bytes(rows: Iterable[Row]) -> int:
+    return sum(len(case) + 1 for case in {row.case for row in rows})
+
+
+def _cut(rows: list[Row]) -> list[list[Row]]:
+    """Cuts an op's cases into groups of equal size; a case that the program has twice stays together."""
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        cases.setdefault(row.case, []).append(row)
+    pieces = max(-(-len(cases) // MOST_CASES), -(-_bytes(rows) // (MOST_BYTES * 9 // 10)))
+    keys = list(cases)
+    return [
+        [row for key in keys[i * len(keys) // pieces : (i + 1) * len(keys) // pieces] for row in cases[key]]
+        for i in range(pieces)
+    ]
+
+
+def _made(name: str, rows: Sequence[Row]) -> Group:
+    nodes: dict[tuple[str, str | None], int] = {}
+    asks: dict[str, list[int]] = {}
+    for row in rows:
+        asks[row.case] = [nodes.setdefault(node, len(nodes)) for node in row.nodes]
+    return Group(name, dict(Counter(row.case for row in rows)), list(nodes), asks)
+
+
+# --- what became of them ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """Cases of one op, as the mode `test` has them.
+
+    Attributes:
+        cases: how many there are.
+        supported: by the device.
+        uncompared: of these, what is not run because llama.cpp's CPU backend can't compute it.
+        passed: agreed with the CPU.
+        failed: did not.
+    """
+
+    cases: int = 0
+    supported: int = 0
+    uncompared: int = 0
+    passed: int = 0
+    failed: int = 0
+
+    def __iadd__(self, other: Count) -> Count:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        return self
+
+
+@dataclass
+class Result:
+    """What was found of one case.
+
+    Attributes:
+        case: which.
+        status: `passed`, `failed`, `uncompared` or `unsupported`.
+        seconds: that it took, with loading its kernels.
+        note: why it failed or is not supported.
+    """
+
+    case: str
+    status: str
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass
+class Outcome:
+    """What test-backend-ops found.
+
+    Attributes:
+        results: of each case, as often as the program has it.
+        failures: what went wrong beside single cases.
+        ran: how many nodes ran on the device. A case without elements passes and runs none.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    ran: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether something ran and nothing failed."""
+        return bool(self.of(PASSED)) and not self.of(FAILED) and not self.failures
+
+    def of(self, status: str) -> list[Result]:
+        """Returns the cases of which this became."""
+        return [result for result in self.results if result.status == status]
+
+    def add(self, other: Outcome) -> None:
+        """Takes in another's cases."""
+        self.results += other.results
+        self.failures += other.failures
+        self.ran += other.ran
+
+    def counts(self) -> dict[str, Count]:
+        """Returns the counts by op, sorted."""
+        found: dict[str, Count] = {}
+        for result in self.results:
+            count = found.setdefault(op_of(result.case), Count())
+            count.cases += 1
+            if result.status != UNSUPPORTED:
+                count.supported += 1
+                setattr(count, result.status, getattr(count, result.status) + 1)
+        return dict(sorted(found.items()))
+
+    def table(self) -> list[str]:
+        """Returns the counts as lines of text."""
+        counts = self.counts()
+        total = Count()
+        for count in counts.values():
+            total += count
+        width = max([20, *(len(op) + 1 for op in counts)])
+        lines = [f"{'op':<{width}}{'cases':>8}{'supported':>11}{'uncompared':>12}{'passed':>8}{'failed':>8}"]
+        for op, c in [*counts.items(), ("all", total)]:
+            lines.append(f"{op:<{width}}{c.cases:>8}{c.supported:>11}{c.uncompared:>12}{c.passed:>8}{c.failed:>8}")
+        return [*lines, f"{self.ran} nodes ran on the device"]
+
+
+def split_cases(text: str) -> list[str]:
+    """Splits a comma-separated list of ops and whole cases, which have commas of their own between parentheses."""
+    return [part for part in re.split(r",(?![^()]*\))", text) if part]
