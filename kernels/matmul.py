@@ -1,24 +1,145 @@
 """Matrix products."""
 
-from jax import lax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
 
 from kernelgen.emitter import emitter
+from kernelgen.plan import TensorDesc
 
-from .common import grouped_dot, result
+from .common import f32, grouped_dot, result
 from .quants import floats
 
 
 @emitter("mul_mat", types="float quantized, float")
-def mul_mat(a, b, *, prec: int = 0, hint: int = 0, inputs, out):
+def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
     As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16). Quantized weights are dequantized to
-    float32, and `b` stays float32. `prec` may ask for float32 accumulation, which is what happens always; `hint` says what the
-    result is for and changes no number.
+    float32, and `b` stays float32. `prec` and `prec_src1` say how coarse accumulation and `b` may get, and this is finer; `hint`
+    tells of a structure of `a` that could be used, and changes no number.
 
     a: [A3, A2, m, k] f32, f16, bf16 or quantized; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each
     matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
-    del prec, hint
+    del prec, hint, prec_src1
     a = floats(a, inputs[0])
     return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 3), out)
+
+
+@emitter("out_prod", types="float quantized, float")
+def out_prod(a, b, *, inputs, out):
+    """The sum of outer products of rows: dst[n, m] = sum over k of b[k, n] * a[k, m], in float32.
+
+    a: [A3, A2, k, m] f32, f16, bf16 or quantized; b: [B3, B2, k, n] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each
+    matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
+    """
+    return result(grouped_dot(f32(floats(a, inputs[0])), lax.transpose(f32(b), (0, 1, 3, 2)), 2), out)
+
+
+MAX_BLOCK = 128
+"""Rows that meet an expert's weights at once at most: a tensor engine has as many."""
+
+
+@emitter("mul_mat_id", types="float quantized, float, i32")
+def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
+    """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
+
+    A loop over blocks of rows that share an expert: each step reads the weights of one, packed as they are, and dequantizes them
+    when it needs them. Neither the weights of all experts nor those of all tokens are ever unpacked at once, experts that no token
+    asks for are not read, and the number of steps is fixed: one for each expert and each `MAX_BLOCK` rows, or at most twice as
+    many as there are experts. With fewer rows than experts, as for a single token, every row is a block of its own.
+
+    Rounding is that of `mul_mat`.
+
+    a: [1, E, m, k] f32, f16, bf16 or quantized; b: [1, T, B, k] f32, f16 or bf16, B dividing U; ids: [1, 1, T, U] i32, each below
+    E. Returns [1, T, U, m] f32.
+    """
+    del prec, prec_src1
+    n_experts, (n_tokens, n_used), n_rows = a.shape[1], ids.shape[2:], b.shape[2]
+    pairs = n_tokens * n_used
+    a = lax.reshape(a, a.shape[1:])
+    one = TensorDesc.make((*inputs[0].ne[:2], 1, 1), inputs[0].dtype)
+    ids = lax.reshape(ids, (pairs,))
+
+    def product(rows: Array, expert: Array) -> Array:
+        weights = lax.reshape(lax.dynamic_index_in_dim(a, expert, keepdims=False), (1, 1, *a.shape[1:]))
+        weights = lax.reshape(floats(weights, one), one.shape[2:])
+        rows = lax.convert_element_type(rows, weights.dtype)
+        return lax.dot_general(rows, weights, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+    # A token and a place in its list make a pair; row of b by pair.
+    token, place = (lax.reshape(_number((n_tokens, n_used), k), (pairs,)) for k in (0, 1))
+    row_of = token * np.int32(n_rows) + lax.rem(place, np.int32(n_rows))
+    b = lax.reshape(b, (n_tokens * n_rows, b.shape[3]))
+
+    def step(_: None, block: tuple[Array, Array]) -> tuple[None, Array]:
+        rows, expert = block
+        return None, product(_take(b, rows), expert)
+
+    if pairs <= n_experts:
+        return result(lax.scan(step, None, (row_of[:, None], ids))[1], out)
+
+    size = 1
+    while size < MAX_BLOCK and size * n_experts < pairs:
+        size *= 2
+    place, expert_of, n_blocks = _blocks(ids, n_experts, size)
+    # Places that no pair has repeat the first row; nobody reads what becomes of it.
+    rows = lax.scatter(
+        lax.full((n_blocks * size,), 0, jnp.int32),
+        place[:, None],
+        row_of,
+        lax.ScatterDimensionNumbers((), (0,), (0,)),
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+    y = lax.scan(step, None, (lax.reshape(rows, (n_blocks, size)), expert_of))[1]
+    return result(_take(lax.reshape(y, (n_blocks * size, y.shape[2])), place), out)
+
+
+def _take(x: Array, index: Array) -> Array:
+    """Returns elements or rows of `x` by their numbers: [n, …] from [n] i32."""
+    return lax.gather(
+        x,
+        index[:, None],
+        lax.GatherDimensionNumbers(tuple(range(1, x.ndim)), (0,), (0,)),
+        (1, *x.shape[1:]),
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+
+
+def _number(shape: tuple[int, ...], axis: int) -> Array:
+    return lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+def _blocks(ids: Array, n_experts: int, size: int) -> tuple[Array, Array, int]:
+    """Returns how rows are sorted into blocks of `size` rows of one expert: (place of each row, expert of each block, blocks).
+
+    Everything is counted by comparing all with all, which costs less than one row of a product; there is no sort.
+
+    Args:
+        ids: the expert of each row, [n] i32, more than `n_experts`.
+        n_experts: how many experts there are.
+        size: rows in a block.
+
+    Returns:
+        [n] i32 below blocks * size; [blocks] i32; the most blocks that can be needed.
+    """
+    n = ids.shape[0]
+    n_blocks = n_experts + (n - n_experts) // size
+    rank = _count((ids[None, :] == ids[:, None]) & (_number((n, n), 1) < _number((n, n), 0)))
+    blocks = (_count(ids[None, :] == _number((n_experts, n), 0)) + np.int32(size - 1)) // np.int32(size)
+    # Blocks of experts up to and with each.
+    square = (n_experts, n_experts)
+    upto = lax.select(
+        _number(square, 1) <= _number(square, 0),
+        lax.broadcast_in_dim(blocks, square, (1,)),
+        lax.full(square, 0, jnp.int32),
+    )
+    ends = lax.reduce_sum(upto, (1,))
+    expert_of = lax.min(_count(ends[None, :] <= _number((n_blocks, n_experts), 0)), np.int32(n_experts - 1))
+    return _take(ends - blocks, ids) * np.int32(size) + rank, expert_of, n_blocks
+
+
+def _count(flags: Array) -> Array:
+    """Returns how many are set in each row, [rows] i32 from [rows, n] of bool."""
+    return lax.reduce_sum(lax.convert_element_type(flags, jnp.int32), (1,))

@@ -56,3 +56,62 @@ def test_quantized_weights(dtype: str, batch: str) -> None:
 
 def test_quantized_weights_with_longer_rows() -> None:
     check(spec("mul_mat", ["(64,6,1,1)/q8_0/(34,102,612,612)", "(64,3,1,1)/f32"], "(6,3,1,1)/f32"), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "a, b, out",
+    [
+        ("(16,6,1,1)", "(4,6,3,2)", "(16,4,3,2)"),
+        ("(16,6,2,1)", "(4,6,6,1)", "(16,4,6,1)"),  # matrix i of b meets i / 3 of a
+        ("(7,1,1,1)", "(3,1,1,1)", "(7,3,1,1)"),
+    ],
+)
+def test_out_prod(a: str, b: str, out: str) -> None:
+    check(spec("out_prod", [f"{a}/f32", f"{b}/f32"], f"{out}/f32"))
+
+
+def test_out_prod_of_a_transposed_matrix() -> None:
+    check(spec("out_prod", ["(16,6,1,1)/f32", "(4,6,1,1)/f32/(24,4,96,96)"], "(16,4,1,1)/f32"))
+
+
+def experts(n: int, *shape: int) -> np.ndarray:
+    """Lists of experts, none twice in a list, the first ones more often."""
+    rng = np.random.default_rng(3)
+    weights = 1 / np.arange(1, n + 1) ** 2
+    lists = [rng.choice(n, shape[-1], False, weights / weights.sum()) for _ in range(int(np.prod(shape[:-1])))]
+    return np.stack(lists).reshape(1, 1, *shape)
+
+
+@pytest.mark.parametrize("per_token", [1, 4])  # rows of b for each token: one for all experts, or one for each
+@pytest.mark.parametrize(
+    "n_experts, used, tokens",
+    [
+        (8, 4, 1),  # fewer rows than experts
+        (8, 4, 2),
+        (8, 4, 3),  # blocks of two rows
+        (5, 4, 70),
+        (4, 4, 129),  # every expert for every token
+        (64, 4, 40),
+    ],
+)
+def test_mul_mat_id(n_experts: int, used: int, tokens: int, per_token: int) -> None:
+    inputs = [f"(32,7,{n_experts},1)/f32", f"(32,{per_token},{tokens},1)/f32", f"({used},{tokens},1,1)/i32"]
+    check(spec("mul_mat_id", inputs, f"(7,{used},{tokens},1)/f32"), src2=experts(n_experts, tokens, used))
+
+
+@pytest.mark.parametrize("n_experts", [1, 2])
+def test_mul_mat_id_with_one_expert_for_all(n_experts: int) -> None:
+    """More rows than a block has, and an expert that nobody asks for."""
+    inputs = [f"(8,3,{n_experts},1)/f16", "(8,1,300,1)/f32", "(1,300,1,1)/i32"]
+    check(spec("mul_mat_id", inputs, "(3,1,300,1)/f32"), 1e-6, src2=np.full((1, 1, 300, 1), n_experts - 1))
+
+
+def test_mul_mat_id_by_a_part_of_the_sorted_experts() -> None:
+    """The first two of all eight experts in their order, and weights that have more rows than are used."""
+    inputs = ["(256,6,8,1)/q4_K/(144,144,1152,9216)", "(256,2,5,1)/f32", "(2,5,1,1)/i32/(4,32,160,160)"]
+    check(spec("mul_mat_id", inputs, "(6,2,5,1)/f32"), src2=experts(8, 5, 2))
+
+
+def test_mul_mat_id_shares_rows_over_several_experts() -> None:
+    inputs = ["(8,3,6,1)/f32", "(8,2,3,1)/f32", "(4,3,1,1)/i32"]
+    check(spec("mul_mat_id", inputs, "(3,4,3,1)/f32"), src2=experts(6, 3, 4))

@@ -191,6 +191,7 @@ def _normal(p: Param, value: ParamValue) -> ParamValue:
 
 _PREC = Param("prec", 0, choices=(0, 10, 15, 20, 30, 40))
 _SOFT_MAX = (Param("scale", 0, float, 1.0), Param("max_bias", 1, float, 0.0, minimum=0.0))
+_PREC_SRC1 = Param("prec_src1", 3, choices=_PREC.choices)  # `ggml_prec_set_src` with index 1
 _ROPE = (
     Param("n_dims", 1, default=None, minimum=0),
     Param("mode", 2, choices=(0, 2, 8, 24, 40)),
@@ -230,7 +231,10 @@ def _build() -> dict[str, Op]:
         Op("norm", "norm", ("src0",), 1, (eps,)),
         Op("rms_norm", "rms_norm", ("src0",), 1, (eps,)),
         Op("l2_norm", "l2_norm", ("src0",), 1, (eps,)),
-        Op("mul_mat", "mul_mat", ab, 2, (_PREC, Param("hint", 1))),
+        # matrix products
+        Op("mul_mat", "mul_mat", ab, 2, (_PREC, Param("hint", 1), _PREC_SRC1)),
+        Op("mul_mat_id", "mul_mat_id", ("as", "b", "ids"), 3, (_PREC, _PREC_SRC1)),
+        Op("out_prod", "out_prod", ab, 2),
         Op("scale", "scale", ("src0",), 1, (Param("s", 0, float, None), Param("b", 1, float, 0.0))),
         Op("clamp", "clamp", ("src0",), 1, (Param("min", 0, float, None), Param("max", 1, float, None))),
         Op("cpy", "cpy", ("src0", "dst"), 2, alias=1),
