@@ -185,7 +185,8 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
             return "an input without elements";
         }
     }
-    if (alias == NEURON_KERNELS_NO_ALIAS && !is_dense(op)) {
+    // conv_2d_dw leaves its channels together when its image has them so, without gaps
+    if (alias == NEURON_KERNELS_NO_ALIAS && !is_dense(op) && op->op != GGML_OP_CONV_2D_DW) {
         return "no emitter for results with gaps";
     }
     uint32_t named = known->variant ? 1u : 0u;

@@ -220,6 +220,23 @@ _VARIANT_PARAMS = {
 _SNAPSHOTS = Param("K", 0, default=1, minimum=1)
 
 
+def _steps(*names: str) -> tuple[Param, ...]:
+    """Returns whole parameters from word 0 on; strides (`s`) and dilations (`d`) are 1 by default, paddings 0."""
+    return tuple(Param(name, i, default=int(name[0] in "sd")) for i, name in enumerate(names))
+
+
+def _needed(word: int, *names: str) -> tuple[Param, ...]:
+    """Returns whole parameters from `word` on that have no default."""
+    return tuple(Param(name, word + i, default=None) for i, name in enumerate(names))
+
+
+_CONV = ("kernel", "src1")
+_STEPS_2D = _steps("s0", "s1", "p0", "p1", "d0", "d1")
+_STEPS_3D = _steps("s0", "s1", "s2", "p0", "p1", "p2", "d0", "d1", "d2")
+_POOL = Param("pool", 0, default=None, choices=(0, 1))
+"""ggml's `op`: the maximum or the mean."""
+
+
 def _build() -> dict[str, Op]:
     ab = ("src0", "src1")
     eps = Param("eps", 0, float, default=None, minimum=0.0)
@@ -307,6 +324,50 @@ def _build() -> dict[str, Op]:
         Op("rms_norm_back", "rms_norm_back", ("grad", "src1"), 2, (eps,)),
         Op("cross_entropy_loss", "cross_entropy_loss", ("logits", "labels"), 2),
         Op("cross_entropy_loss_back", "cross_entropy_loss_back", ("grad", "logits", "labels"), 3),
+        # Convolutions, and im2col that makes matrix products of them.
+        Op("im2col", "im2col", _CONV, 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
+        Op("im2col_back", "im2col_back", ("src0", "kernel"), 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
+        Op("im2col_3d", "im2col_3d", _CONV, 2, (*_STEPS_3D, *_needed(9, "IC"))),
+        Op("col2im_1d", "col2im_1d", ("src0",), 1, (*_steps("s0"), *_needed(1, "oc"), Param("p0", 2))),
+        Op("conv_2d", "conv_2d", _CONV, 2, _STEPS_2D),
+        Op("conv_2d_dw", "conv_2d_dw", _CONV, 2, _STEPS_2D),
+        Op("conv_3d", "conv_3d", _CONV, 2, (*_STEPS_3D, *_needed(9, "c", "n", "oc"))),
+        Op("conv_transpose_1d", "conv_transpose_1d", _CONV, 2, _steps("s0", "p0", "d0")),
+        Op("conv_transpose_2d", "conv_transpose_2d", _CONV, 2, _steps("stride")),
+        # Pooling.
+        Op("pool_1d", "pool_1d", ("src0",), 1, (_POOL, *_needed(1, "k0", "s0"), Param("p0", 3))),
+        *(
+            Op(
+                name,
+                name,
+                inputs,
+                len(inputs),
+                (_POOL, *_needed(1, "k0", "k1", "s0", "s1"), Param("p0", 5), Param("p1", 6)),
+            )
+            for name, inputs in (("pool_2d", ("src0",)), ("pool_2d_back", ab))
+        ),
+        # Images.
+        Op("upscale", "upscale", ("src0",), 1, (Param("mode", 0, choices=(0, 1, 2, 256, 257, 258, 513, 769)),)),
+        Op(
+            "pad",
+            "pad",
+            ("src0",),
+            1,
+            (*_steps("lp0", "rp0", "lp1", "rp1", "lp2", "rp2", "lp3", "rp3"), Param("circular", 8, bool, False)),
+        ),
+        Op("pad_reflect_1d", "pad_reflect_1d", ("src0",), 1, _steps("p0", "p1")),
+        Op("roll", "roll", ("src0",), 1, tuple(Param(f"shift{i}", i) for i in range(4))),
+        Op(
+            "timestep_embedding",
+            "timestep_embedding",
+            ("src0",),
+            1,
+            (*_needed(0, "dim"), Param("max_period", 1, default=10000)),
+        ),
+        Op("win_part", "win_part", ("src0",), 1, _needed(0, "npx", "npy", "w")),
+        Op("win_unpart", "win_unpart", ("src0",), 1, _needed(0, "w")),
+        Op("get_rel_pos", "get_rel_pos", ("src0",), 1),
+        Op("add_rel_pos", "add_rel_pos", ("src0", "pw", "ph"), 3, (Param("inplace", 0, bool, False),)),
     ]
     return {op.name: op for op in ops}
 

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes import (
     attention,
+    convolution,
     elementwise,
     hyper_connections,
+    image,
     layout,
     matmul,
     norm,
+    pooling,
     recurrent,
     rope,
     rows,
@@ -29,11 +32,14 @@ __all__ = ["Problem", "check", "result"]
 
 _RULES: Mapping[str, Rule] = {
     **attention.RULES,
+    **convolution.RULES,
     **elementwise.RULES,
     **hyper_connections.RULES,
+    **image.RULES,
     **layout.RULES,
     **matmul.RULES,
     **norm.RULES,
+    **pooling.RULES,
     **recurrent.RULES,
     **rope.RULES,
     **rows.RULES,
@@ -41,7 +47,10 @@ _RULES: Mapping[str, Rule] = {
 }
 
 _CHOSEN: Mapping[str, ChosenRule] = {
+    **convolution.CHOSEN,
+    **image.CHOSEN,
     **layout.CHOSEN,
+    **pooling.CHOSEN,
 }
 """Ops whose caller chooses the result's shape."""
 
@@ -89,5 +98,7 @@ def result(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> TensorD
 
 def _check_strides(op: str, inputs: Inputs, output: TensorDesc, alias: int | None) -> None:
     shared = inputs[alias] if alias is not None and alias < len(inputs) else None
+    if op == "conv_2d_dw" and output == convolution.channels_last(output):
+        return
     if not output.contiguous and (shared is None or shared.nb != output.nb):
         raise Misfit("output", None, f"the result of {op} is contiguous: leave its strides out")

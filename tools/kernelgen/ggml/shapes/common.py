@@ -79,6 +79,14 @@ def want(condition: bool, i: int, message: str) -> None:
         raise Misfit("inputs", i, message)
 
 
+def at_least(params: Mapping[str, ParamValue], name: str, least: int) -> int:
+    """Returns a whole parameter, which ggml or its CPU backend takes from `least` on."""
+    value = int(params[name])
+    if value < least:
+        raise Misfit("params", name, f"{name} is at least {least}, not {value}")
+    return value
+
+
 def want_output(condition: bool, message: str) -> None:
     if not condition:
         raise Misfit("output", None, message)

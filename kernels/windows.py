@@ -1,0 +1,81 @@
+"""Sliding windows over an axis and their inverse, the sum of overlapping windows.
+
+Both are made of pads, broadcasts, reshapes and slices only: no gather, no convolution with ones, and as little HLO for a window of
+32 x 32 as for one of 3 x 3.
+"""
+
+from jax import Array, lax
+
+
+def n_windows(length: int, k: int, s: int, p: int, d: int) -> int:
+    """Returns how many windows fit (`ggml_calc_conv_output_size`)."""
+    return (length + 2 * p - d * (k - 1) - 1) // s + 1
+
+
+def windows(x: Array, axis: int, n: int, k: int, s: int, p: int, d: int, fill: float = 0) -> Array:
+    """Returns the elements of `n` windows of `k` along an axis: y[…, i, o, …] = x[…, o * s + i * d - p, …].
+
+    Args:
+        x: any array.
+        axis: the axis, not negative; two axes, of `k` and of `n`, take its place.
+        n: number of windows.
+        k: elements of a window.
+        s: from a window to the next.
+        p: elements that the first window begins before the axis.
+        d: from an element of a window to the next (dilation).
+        fill: what is outside of `x`.
+    """
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    span = (k - 1) * d + 1
+    if s >= span:
+        # Windows that do not overlap are a part of each group of s elements.
+        y = lax.reshape(_fit(x, axis, p, n * s, fill), (*before, n, s, *after))
+        y = lax.slice_in_dim(y, 0, span, d, axis + 1)
+        order = list(range(y.ndim))
+        order[axis : axis + 2] = axis + 1, axis
+        return lax.transpose(y, order)
+    # The axis over and over, read as rows that are d elements longer than it: each row begins d elements further on.
+    length = (n - 1) * s + span
+    copies = _copies(length, k, d)
+    y = _fit(x, axis, p, length, fill)
+    y = lax.broadcast_in_dim(y, (*before, copies, length, *after), [i + (i >= axis) for i in range(x.ndim)])
+    y = lax.reshape(y, (*before, copies * length, *after))
+    y = lax.slice_in_dim(y, 0, k * (length + d), 1, axis)
+    y = lax.reshape(y, (*before, k, length + d, *after))
+    return lax.slice_in_dim(y, 0, (n - 1) * s + 1, s, axis + 1)
+
+
+def overlap_add(y: Array, axis: int, length: int, s: int, p: int, d: int) -> Array:
+    """Returns the sum of windows, the transpose of `windows`: each x[j] is the sum of the y[i, o] with o * s + i * d - p = j.
+
+    Args:
+        y: the elements of a window on `axis`, the windows on the axis after it.
+        axis: not negative; one axis of `length` takes the place of the two.
+        length: elements of the result.
+        s: as for `windows`.
+        p: as for `windows`.
+        d: as for `windows`.
+    """
+    before, (k, n), after = y.shape[:axis], y.shape[axis : axis + 2], y.shape[axis + 2 :]
+    total = (n - 1) * s + (k - 1) * d + 1
+    copies = _copies(total, k, d)
+    y = _pad(y, axis + 1, 0, total + d - (n - 1) * s - 1, s - 1)
+    y = lax.reshape(y, (*before, k * (total + d), *after))
+    y = _pad(y, axis, 0, copies * total - k * (total + d))
+    y = lax.reduce_sum(lax.reshape(y, (*before, copies, total, *after)), (axis,))
+    return _pad(y, axis, -p, length + p - total)
+
+
+def _copies(length: int, k: int, d: int) -> int:
+    return -(-k * (length + d) // length)
+
+
+def _fit(x: Array, axis: int, p: int, length: int, fill: float) -> Array:
+    """Returns `x` after `p` times `fill`, cut or filled up to `length`."""
+    return _pad(x, axis, p, length - p - x.shape[axis], fill=fill)
+
+
+def _pad(x: Array, axis: int, low: int, high: int, interior: int = 0, fill: float = 0) -> Array:
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (low, high, interior)
+    return x if not (low or high or interior) else lax.pad(x, x.dtype.type(fill), config)
