@@ -12,6 +12,7 @@ and leaves in the work folder
 
     support.csv   `test-backend-ops support --output csv`, as in llama.cpp's docs/ops
     results.csv   each case of the mode `test`, with what became of it and why
+    kernels.csv   each kernel, with the bytes of its HLO
 
 Exit status 1 when a case failed, a kernel that should have been built was not, nothing ran, or the device was not there.
 """
@@ -329,56 +330,50 @@ def _expected(work: Path, group: cases.Group) -> float:
     return seconds
 
 
-def write_tables(
+def ask(
     programs: harness.Programs,
     work: Path,
     summary: Summary,
     *,
     chosen: Sequence[str] = (),
     params: str | None = None,
-) -> tuple[int, int]:
-    """Writes support.csv and results.csv, and returns how many cases the mode `support` has and how many are supported there.
+) -> list[cases.Row]:
+    """Returns what the mode `support` says of the kernels of all groups; the arguments are `run`'s, and what it returned.
 
     That mode leaves out the cases of several ops that other backends compute as one.
     """
     packs = [str(work / name / "kernels") for name, done in summary.groups.items() if done.built.sizes]
     environment = programs.environment(kernels=work / "no-kernels") | {"GGML_NEURON_KERNEL_DIR": ":".join(packs)}
-    asked = cases.run(programs, "support", environment, chosen=_filter(chosen), params=params).rows
-    asked = _wanted(asked, chosen)
-    _write_csv(
-        work / "support.csv",
-        [
-            "backend_name",
-            "op_name",
-            "op_params",
-            "test_mode",
-            "supported",
-            "error_message",
-            "backend_reg_name",
-        ],
-        [
-            (
-                harness.DEVICE,
-                row.op,
-                row.case[len(row.op) + 1 : -1],
-                "support",
-                int(row.supported),
-                "yes" if row.supported else "no",
-                "NEURON",
-            )
-            for row in asked
-        ],
-    )
-    _write_csv(
-        work / "results.csv",
-        ["op", "params", "status", "seconds", "reason"],
-        [
-            (op, result.case[len(op) + 1 : -1], result.status, f"{result.seconds:.3f}", result.note)
-            for result in summary.outcome.results
-            for op in [cases.op_of(result.case)]
-        ],
-    )
-    return len(asked), sum(row.supported for row in asked)
+    return _wanted(cases.run(programs, "support", environment, chosen=_filter(chosen), params=params).rows, chosen)
+
+
+def write_results(work: Path, summary: Summary, asked: Iterable[cases.Row]) -> None:
+    """Writes the CSVs; `asked` is from `ask`."""
+    header = ["backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name"]
+    support = [
+        (
+            harness.DEVICE,
+            row.op,
+            _params(row.case),
+            "support",
+            int(row.supported),
+            "yes" if row.supported else "no",
+            "NEURON",
+        )
+        for row in asked
+    ]
+    _write_csv(work / "support.csv", header, support)
+    results = [
+        (cases.op_of(result.case), _params(result.case), result.status, f"{result.seconds:.3f}", result.note)
+        for result in summary.outcome.results
+    ]
+    _write_csv(work / "results.csv", ["op", "params", "status", "seconds", "reason"], results)
+    sizes = {kernel: size for done in summary.groups.values() for kernel, size in done.built.sizes.items()}
+    _write_csv(work / "kernels.csv", ["kernel", "hlo_bytes"], sorted(sizes.items()))
+
+
+def _params(case: str) -> str:
+    return case.partition("(")[2].removesuffix(")")
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -423,12 +418,13 @@ def main() -> int:
     work = args.work.absolute() / ("whole" if whole else lane.digest(chosen, args.params)[:12])
     summary = run(programs, work, chosen=chosen, params=args.params, jobs=args.jobs)
     report(summary)
-    asked, supported = write_tables(programs, work, summary, chosen=chosen, params=args.params)
-    print(f"in the mode support: {supported:,} of {asked:,} cases")
+    asked = ask(programs, work, summary, chosen=chosen, params=args.params)
+    write_results(work, summary, asked)
+    print(f"in the mode support: {sum(row.supported for row in asked):,} of {len(asked):,} cases")
     if args.write_sample:
         lines = choose(summary.outcome.of(cases.PASSED))
         args.write_sample.write_text("\n".join([_HEADER, *lines, ""]))
-    print(f"{summary.seconds:.0f} s; {work}/support.csv, results.csv")
+    print(f"{summary.seconds:.0f} s; {work}/support.csv, results.csv, kernels.csv")
     return 0 if summary.ok else 1
 
 
