@@ -59,7 +59,7 @@ def copy(destination: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Returns this process's environment without what would change a build."""
+    """Returns this process's environment without what would change a build, and with no cache that others share."""
     prefixes = (
         "BAZEL",
         "BUILD_",
@@ -67,13 +67,15 @@ def environment() -> dict[str, str]:
         "JAVA_RUNFILES",
         "MAKE",
         "MFLAGS",
+        "NEURON_KERNELGEN_SHARED_CACHE",
         "NEURON_SDK",
         "PYTHON",
         "RUNFILES",
         "TEST_",
         "VERBOSE",
     )
-    return {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
+    return {**kept, "NEURON_KERNELGEN_NEFF_CACHE": "off"}
 
 
 def run(*command: object, expect: int | None = 0, env: dict[str, str] | None = None) -> str:

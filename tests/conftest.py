@@ -1,4 +1,4 @@
-"""Bazel's sharding protocol for pytest: each shard runs every n-th test."""
+"""No cache of NEFFs, and Bazel's sharding protocol for pytest: each shard runs every n-th test."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+
+# Tests of builds count what is compiled: what others have in a cache must not be found. Tests of the cache name one.
+os.environ["NEURON_KERNELGEN_NEFF_CACHE"] = "off"
+os.environ.pop("NEURON_KERNELGEN_SHARED_CACHE", None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -37,7 +37,10 @@
 #   NEURON_KERNELGEN_PYTHON       the interpreter to use. If it has the packages, it runs kernelgen itself; else it makes the
 #                                 environment.
 #   NEURON_KERNELGEN_PYTHON_ENV   OFF: make no environment; packages that the interpreter lacks are an error.
-#   NEURON_KERNELGEN_NEFF_CACHE   a folder of NEFFs by what they depend on, which build folders and machines may share.
+#   NEURON_KERNELGEN_NEFF_CACHE   a folder of NEFFs by what they depend on, which this machine's builds share; `off` for none. By default
+#                                 a folder in the user's cache folder.
+#   NEURON_KERNELGEN_SHARED_CACHE, NEURON_KERNELGEN_SHARED_CACHE_MODE, NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT
+#                                 one that machines share: a folder or a URL; read-write or read-only; seconds. See docs/caching.md.
 #
 # These and NEURON_SDK are CMake variables; the environment's of the same name set them when CMake first runs.
 #
@@ -130,12 +133,16 @@ function(add_neuron_kernels name)
     if(ARG_MEMORY_PER_COMPILE)
         list(APPEND arguments --memory-per-compile "${ARG_MEMORY_PER_COMPILE}")
     endif()
-    _neuron_kernels_remember(NEURON_KERNELGEN_NEFF_CACHE "Folder of NEFFs that builds share")
-    if(NEURON_KERNELGEN_NEFF_CACHE)
-        list(APPEND arguments --neff-cache "${NEURON_KERNELGEN_NEFF_CACHE}")
-    endif()
+    _neuron_kernels_remember(NEURON_KERNELGEN_NEFF_CACHE "Folder of NEFFs that this machine's builds share, or off")
+    _neuron_kernels_remember(NEURON_KERNELGEN_SHARED_CACHE "Folder or URL of NEFFs that machines share")
+    _neuron_kernels_remember(NEURON_KERNELGEN_SHARED_CACHE_MODE "read-write or read-only")
+    _neuron_kernels_remember(NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT "Seconds that one NEFF of the shared cache may take")
+    set(caches)
+    foreach(variable NEFF_CACHE SHARED_CACHE SHARED_CACHE_MODE SHARED_CACHE_TIMEOUT)
+        list(APPEND caches "NEURON_KERNELGEN_${variable}=${NEURON_KERNELGEN_${variable}}")
+    endforeach()
     _neuron_kernels_remember(NEURON_SDK "Virtual environment that holds neuronx-cc")
-    set(environment "PYTHONPATH=${root}/tools" PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 --unset=PYTHONHOME "NEURON_SDK=${NEURON_SDK}")
+    set(environment "PYTHONPATH=${root}/tools" PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 --unset=PYTHONHOME "NEURON_SDK=${NEURON_SDK}" ${caches})
     execute_process(
         COMMAND "${CMAKE_COMMAND}" -E env ${environment}
                 "${python}" -P -m kernelgen generate cmake --output "${folder}" --compiler "${compiler}" ${arguments} -- ${MANIFEST}

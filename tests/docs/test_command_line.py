@@ -59,6 +59,7 @@ def test_commands_do_what_the_page_shows(folder: Path) -> None:
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "COLUMNS": "120",
+        "NEURON_KERNELGEN_NEFF_CACHE": str(folder / "cache"),
     }
     environment.pop("NEURON_SDK", None)
     for command, expected in commands:

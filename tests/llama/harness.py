@@ -157,6 +157,9 @@ class _Reporter:
     def __init__(self, total: int, say: Say) -> None:
         self.total, self.say, self.done, self.last = total, say, 0, time.monotonic()
 
+    def warn(self, text: str) -> None:
+        self.say(text)
+
     def step(self, step: job.Step) -> None:
         self.done += 1
         if time.monotonic() - self.last > 15:

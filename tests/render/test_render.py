@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import manifest
+from kernelgen.cache import OFF, Settings
 from kernelgen.library import Library, builtin_library
 from kernelgen.plan import Plan, spec_json
 from kernelgen.render import _cmake, bazel, cmake
@@ -74,7 +75,7 @@ BUILD = cmake.Build(
     identity="neuronx-cc 2.21",
     executable=Path("/sdk/bin/neuronx-cc"),
     jax_version="0.10.2",
-    cache=Path("/cache"),
+    cache=Settings(Path("/cache")),
     cpus=8,
     memory_mb=30 * 1024,
 )
@@ -98,7 +99,7 @@ def test_cmake_has_a_call_for_every_batch_neff_and_bundle(plan: Plan) -> None:
 
 def test_what_changes_no_neff_is_in_no_file_that_a_compile_depends_on(plan: Plan) -> None:
     first = cmake.generate(plan, [builtin_library()], BUILD)
-    moved = replace(BUILD, executable=Path("/elsewhere/neuronx-cc"), memory_mb=9 * 1024, cache=None)
+    moved = replace(BUILD, executable=Path("/elsewhere/neuronx-cc"), memory_mb=9 * 1024, cache=OFF)
     second = cmake.generate(plan, [builtin_library()], moved)
     changed = {name for name in first if first[name] != second[name]}
     assert changed == {"steps/compiler", "kernels.cmake"}

@@ -22,9 +22,12 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Diagnostic, KernelgenError
+
+if TYPE_CHECKING:
+    from kernelgen.cache import Cache
 
 Arguments = Mapping[str, list[str]]
 
@@ -74,8 +77,11 @@ def emit_batch(arguments: Arguments) -> None:
 
 def compile_(arguments: Arguments) -> None:
     """Compiles one HLO: `--compiler`, `--config` (JSON), `--kernel` (id), `--hlo`, `--output`; neuronx-cc also takes
-    `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a failure is kept, and
-    `--cache` a folder of NEFFs.
+    `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a failure is kept.
+
+    `--cache` is a folder of NEFFs; `--shared-cache` (URL or folder), `--shared-cache-mode` and `--shared-cache-timeout` (seconds)
+    the one that machines share; `--notices` (a folder) and `--build` (any word) keep their warnings from being printed by every
+    step. What the NEFF was made of, and whether it was compiled now, is written to `--origin` (`kernelgen.building.origins`).
     """
     from kernelgen import compilers
     from kernelgen.plan import CompileConfig
@@ -87,7 +93,7 @@ def compile_(arguments: Arguments) -> None:
     if planned and compiler.identity != planned:
         # The NEFF would be stored under the name of a compiler that did not make it.
         raise KernelgenError(f"the build is for {planned}, and this machine has {compiler.identity} ({executable})")
-    compilers.compile_file(
+    source = compilers.compile_file(
         Path(one(arguments, "hlo")),
         Path(one(arguments, "output")),
         CompileConfig.from_json(json.loads(one(arguments, "config"))),
@@ -96,15 +102,35 @@ def compile_(arguments: Arguments) -> None:
         log_dir=maybe(arguments, "log-dir"),
         timeout=float(timeout) if timeout else None,
         memory_mb=int(memory) if memory else None,
-        cache=maybe(arguments, "cache"),
+        cache=_cache(arguments),
     )
+    if origin := maybe(arguments, "origin"):
+        from kernelgen.building import origins
+
+        origins.write(origin, one(arguments, "hlo"), source)
     write_depfile(arguments, one(arguments, "output"))
+
+
+def _cache(arguments: Arguments) -> Cache | None:
+    words = [maybe(arguments, name) for name in ("cache", "shared-cache", "shared-cache-mode", "shared-cache-timeout")]
+    if not words[0] and not words[1]:
+        return None  # as in Bazel, which has caches of its own
+    from kernelgen.cache import Cache, Notices, Settings
+
+    folder = maybe(arguments, "notices")
+    notices = Notices(
+        lambda text: print(f"warning: {text}"), Path(folder) if folder else None, maybe(arguments, "build") or ""
+    )
+    return Cache(Settings.from_arguments(*words), notices)
 
 
 def bundle(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), `--config` (JSON), and an `--entry` a kernel:
     JSON with its `spec` and the paths `hlo` and `neff`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not
     given. With `--lookups` (a path) also the table that tests look kernels up by.
+
+    An entry's `origin` is what its compile step wrote about the NEFF: one of an earlier HLO is refused. With `--made` (a path, of
+    this step's own) it says how many NEFFs were compiled since it ran last, and how many came from a cache.
     """
     from importlib.metadata import version
 
@@ -114,11 +140,17 @@ def bundle(arguments: Arguments) -> None:
     from kernelgen.plan import Bundle, CompileConfig, KernelSpec
 
     config = CompileConfig.from_json(json.loads(one(arguments, "config")))
-    specs, hlos, neffs = {}, {}, {}
+    specs, hlos, neffs, made = {}, {}, {}, {}
     for text in arguments["entry"]:
         entry = json.loads(text)
         spec = KernelSpec.from_json(json.loads(entry["spec"]))
         specs[spec.id], hlos[spec.id], neffs[spec.id] = spec, Path(entry["hlo"]), Path(entry["neff"])
+        if "origin" in entry:
+            made[spec.id] = Path(entry["origin"])
+    if made:
+        from kernelgen.building import origins
+
+        known = origins.check(made, hlos, neffs)
     if table := maybe(arguments, "lookups"):
         fileio.write_bytes(table, lookups(specs.values()).encode())
     bundles.build(
@@ -132,6 +164,8 @@ def bundle(arguments: Arguments) -> None:
         pack_path=maybe(arguments, "pack"),
         tree_path=maybe(arguments, "tree"),
     )
+    if made and (path := maybe(arguments, "made")):
+        print(f"{one(arguments, 'name')}_{config.target}: {origins.count(path, known)}")
     write_depfile(arguments, maybe(arguments, "pack") or f"{one(arguments, 'tree')}/index.json")
 
 

@@ -6,7 +6,8 @@ Everything between the manifests and the bundles lives in one folder, `<output>/
     neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else
     logs/  tmp/             of the workers
 
-So a NEFF that is there is up to date by its name, whichever kernel, manifest or earlier build it was made for.
+So a NEFF that is there is up to date by its name, whichever kernel, manifest or earlier build it was made for. What is not there
+may be in a cache that other builds share (`kernelgen.cache`); a compile step looks there first.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from kernelgen import cache
+from kernelgen import neff as neff_format
+from kernelgen.building import origins
 from kernelgen.building.pool import Answer, Pool
-from kernelgen.compilers import cache
 from kernelgen.errors import KernelgenError
 from kernelgen.library import Library, find
 from kernelgen.plan import CompileConfig, Kernel, Neff, Plan, canonical_json, spec_json
@@ -50,6 +53,7 @@ class Settings:
         jobs: workers.
         memory_mb: MiB that all compiles may need together.
         timeout: seconds one step may take, or None.
+        cache: the caches that builds share.
     """
 
     output: Path
@@ -59,6 +63,7 @@ class Settings:
     jobs: int
     memory_mb: int
     timeout: float | None = None
+    cache: cache.Settings = cache.OFF
 
     @property
     def state(self) -> Path:
@@ -73,6 +78,7 @@ class Step:
         neff: which kernel, with which settings.
         failure: why there is no NEFF, or None.
         fresh: whether it was compiled now; else it was up to date, or shares its bytes with one that was.
+        cached: whether it came from a cache now.
         seconds: how long the compile took.
     """
 
@@ -80,6 +86,7 @@ class Step:
     failure: str | None = None
     fresh: bool = False
     seconds: float = 0.0
+    cached: bool = False
 
 
 class Reporter(Protocol):
@@ -87,6 +94,9 @@ class Reporter(Protocol):
 
     def step(self, step: Step) -> None:
         """A kernel is done for one target, well or not."""
+
+    def warn(self, text: str) -> None:
+        """Something is not as it should be, and no kernel fails for it."""
 
 
 @dataclass(slots=True)
@@ -212,7 +222,9 @@ class _Run:
                 self.memory += memory
                 self.cpus += cpus
                 self.running += 1
-                self.pool.start(compile_, self._compile_arguments(compile_), self._limit())
+                # It may first have to wait for another build that compiles the same.
+                limit = self._limit(1 if self.settings.cache == cache.OFF else 2)
+                self.pool.start(compile_, self._compile_arguments(compile_), limit)
                 return True
         if self.emits:
             kernel = self.emits.popleft()
@@ -221,8 +233,8 @@ class _Run:
             return True
         return False
 
-    def _limit(self) -> float | None:
-        return None if self.settings.timeout is None else self.settings.timeout + TIMEOUT_GRACE
+    def _limit(self, steps: int = 1) -> float | None:
+        return None if self.settings.timeout is None else steps * self.settings.timeout + TIMEOUT_GRACE
 
     def _needs(self, neff: Neff) -> tuple[int, int]:
         if self.settings.compiler == "simulator":
@@ -252,6 +264,9 @@ class _Run:
             f"--hlo={self._hlo(compile_.neff.kernel)}",
             f"--output={compile_.path}",
             f"--log-dir={s.state / 'logs'}",
+            f"--origin={self._origin(compile_)}",
+            *s.cache.arguments(),
+            f"--notices={s.state / 'tmp' / 'notices'}",
         ]
         if s.executable:
             arguments += [f"--executable={s.executable}", f"--identity={s.identity}"]
@@ -259,6 +274,9 @@ class _Run:
         if s.timeout is not None:
             arguments.append(f"--timeout={s.timeout}")
         return arguments
+
+    def _origin(self, compile_: _Compile) -> Path:
+        return self.settings.state / "tmp" / f"{compile_.path.stem}.origin"
 
     def _emitted(self, kernel: Kernel, answer: Answer) -> None:
         neffs = self.neffs_of[kernel.spec.id]
@@ -271,13 +289,13 @@ class _Run:
         self.result.hlos[kernel.spec.id] = path
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         for neff in neffs:
-            key = cache.key(digest, self.settings.identity, self.configs[neff.config])
-            target = self.settings.state / "neff" / f"{key}.neff"
+            key = cache.Key.of_digest(digest, self.settings.identity, self.configs[neff.config])
+            target = self.settings.state / "neff" / f"{key.name[:40]}.neff"
             if target in self.waiting:
                 self.waiting[target].append(neff)
             elif target in self.ended:
                 self._report(Step(neff, self.ended[target]), target)
-            elif cache.read(target) is not None:
+            elif _whole(target):
                 self._report(Step(neff), target)
             else:
                 self.waiting[target] = []
@@ -292,7 +310,14 @@ class _Run:
         if answer.exit_code:
             failure = answer.output or f"compile failed with exit status {answer.exit_code}"
         self.ended[compile_.path] = failure
-        self._report(Step(compile_.neff, failure, failure is None, answer.seconds), compile_.path)
+        origin = origins.read(self._origin(compile_))
+        cached = failure is None and origin is not None and origin.source != cache.COMPILED
+        if failure is None:
+            for line in answer.output.splitlines():
+                if line.startswith("warning: "):
+                    self.reporter.warn(line)
+        fresh = failure is None and not cached
+        self._report(Step(compile_.neff, failure, fresh, answer.seconds, cached), compile_.path)
         for neff in others:
             self._report(Step(neff, failure), compile_.path)
 
@@ -301,3 +326,12 @@ class _Run:
         if path is not None and step.failure is None:
             self.result.neffs[step.neff.id] = path
         self.reporter.step(step)
+
+
+def _whole(path: Path) -> bool:
+    """Returns whether a NEFF is there as it was written; one that a full disk or a stray hand has damaged is made again."""
+    try:
+        neff_format.check_payload(path.read_bytes(), source=str(path))
+    except (OSError, KernelgenError):
+        return False
+    return True

@@ -38,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
     folder, slots, mode, *step = argv
     if mode not in ("warm", "fresh") or not step:
         raise SystemExit("usage: ondemand.py FOLDER SLOTS warm|fresh STEP --name=value...")
+    if step[0] == "compile":
+        step.append(f"--build={_build()}")
     with _slot(Path(folder), int(slots)) as slot:
         if mode == "warm" and slot is not None:
             # A socket's address holds 108 bytes, less than many a build folder's path.
@@ -48,6 +50,24 @@ def main(argv: Sequence[str]) -> int:
                 return code
         # The lock is inherited and ends with the process.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "kernelgen.worker", *step])
+
+
+def _build() -> str:
+    """Returns a word for the build that this step is of, the same for all of its steps: its build tool is the same process."""
+    found = "none"
+    process = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _ in range(64):
+            stat = Path(f"/proc/{process}/stat").read_text()
+            name = stat[stat.index("(") + 1 : stat.rindex(")")]
+            fields = stat[stat.rindex(")") + 1 :].split()
+            # make runs make: the outermost is the build.
+            if name in ("ninja", "ninja-build", "samu", "make", "gmake"):
+                found = f"{process}-{fields[19]}"
+            process = int(fields[1])
+            if process <= 1:
+                break
+    return found
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from kernelgen.library import Library
 from kernelgen.plan import Plan
 
 if TYPE_CHECKING:
+    from kernelgen import cache
     from kernelgen.building.job import Result, Settings, Step
 
 FORMS = ("pack", "tree", "embed")
@@ -42,6 +43,7 @@ FORMS = ("pack", "tree", "embed")
 )
 @options.kernels_option
 @options.compiler_option
+@options.cache_options
 @click.option("--only", metavar="GLOB", help="Only kernels whose id or op matches; no bundles are written then.")
 @click.option(
     "--form",
@@ -66,6 +68,7 @@ def command(
     jobs: int | None,
     libraries: tuple[Library, ...],
     compiler: str,
+    caches: cache.Settings,
     only: str | None,
     forms: tuple[str, ...],
     memory_mb: int | None,
@@ -75,8 +78,8 @@ def command(
     """Build every kernel of the manifests and write a bundle for each manifest and target.
 
     In the output folder, NAME_TARGET.kernels.gguf is the pack and NAME_TARGET/ the tree. Kernels that are up to date from an
-    earlier build into the same folder are not compiled again. A kernel that fails does not stop the others; a bundle is only
-    written when all of its kernels are there.
+    earlier build into the same folder are not compiled again, nor are those that a cache has (kernelgen cache --help). A kernel
+    that fails does not stop the others; a bundle is only written when all of its kernels are there.
     """
     from kernelgen import manifest
 
@@ -98,6 +101,7 @@ def command(
         jobs=jobs or len(os.sched_getaffinity(0)),
         memory_mb=memory_mb or job.machine_memory_mb(),
         timeout=timeout,
+        cache=caches,
     )
     begun = time.monotonic()
     with _terminated_as_interrupt(), job.locked(settings):
@@ -180,9 +184,12 @@ def _summarize(
     for path, size in written:
         click.echo(f"{path}  {_bytes(size)}")
     compiled = sum(step.fresh for step in result.steps)
+    cached = sum(step.cached for step in result.steps)
     done = len(result.steps) - len(failed)
+    from_cache = f"{cached} from the cache, " if cached else ""
     click.echo(
-        f"{done} built ({compiled} compiled, {done - compiled} up to date), {len(failed)} failed, {seconds:.1f} s"
+        f"{done} built ({compiled} compiled, {from_cache}{done - compiled - cached} up to date), {len(failed)} failed, "
+        f"{seconds:.1f} s"
     )
     if only is not None:
         click.echo("no bundles were written: --only leaves kernels out")
@@ -220,6 +227,9 @@ class _Plain:
         if step.failure:
             self.say("\n".join(f"    {line}" for line in step.failure.splitlines()))
 
+    def warn(self, text: str) -> None:
+        self.say(text)
+
     def say(self, text: str) -> None:
         click.echo(text, err=True)
 
@@ -237,6 +247,9 @@ class _Bar:
             self.say(f"{_describe(step)}\n{indented}")
         self.progress.update(self.task, advance=1, kernel=step.neff.kernel)
 
+    def warn(self, text: str) -> None:
+        self.say(text)
+
     def say(self, text: str) -> None:
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -244,7 +257,8 @@ class _Bar:
 def _describe(step: Step) -> str:
     if step.failure is not None:
         return f"{step.neff.config} {step.neff.kernel} FAILED"
-    return f"{step.neff.config} {step.neff.kernel} {f'{step.seconds:.2f} s' if step.fresh else 'up to date'}"
+    how = f"{step.seconds:.2f} s" if step.fresh else "from the cache" if step.cached else "up to date"
+    return f"{step.neff.config} {step.neff.kernel} {how}"
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from kernelgen.cache import COMPILED, OFF, Cache, Notices, Settings
 from kernelgen.cli import options
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import CompileConfig
@@ -48,6 +49,7 @@ _DEFAULTS = CompileConfig("")
 )
 @click.option("--lnc", type=int, help="Physical cores per logical NeuronCore; the target's own default if not given.")
 @click.option("--flag", "flags", multiple=True, help="A further flag for neuronx-cc. May be given several times.")
+@options.cache_options
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time limit.")
 @click.option("--memory", "memory_mb", type=click.IntRange(min=1), metavar="MIB", help="Memory limit.")
 def command(
@@ -64,10 +66,12 @@ def command(
     flags: tuple[str, ...],
     timeout: float | None,
     memory_mb: int | None,
+    caches: Settings,
 ) -> None:
     """Compile an HLO file (a serialized HloModuleProto) to a NEFF file.
 
-    What explains a failure is kept in a folder beside the output, <kernel>.<settings>.failed.
+    It is not compiled when a cache has it (kernelgen cache --help). What explains a failure is kept in a folder beside the output,
+    <kernel>.<settings>.failed.
     """
     from kernelgen import compilers
 
@@ -86,4 +90,11 @@ def command(
     chosen = compilers.resolve(compiler, path=compiler_path)
     if chosen.note:
         click.echo(f"note: {chosen.note}", err=True)
-    compilers.compile_file(hlo, output, config, chosen, timeout=timeout, memory_mb=memory_mb)
+
+    def say(text: str) -> None:
+        click.echo(f"warning: {text}", err=True)
+
+    cache = Cache(caches, Notices(say)) if caches != OFF else None
+    source = compilers.compile_file(hlo, output, config, chosen, timeout=timeout, memory_mb=memory_mb, cache=cache)
+    if source != COMPILED:
+        click.echo("from the cache", err=True)

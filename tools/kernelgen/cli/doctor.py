@@ -24,7 +24,9 @@ MINIMUM_PYTHON = (3, 11)
 
 DEPENDENCIES = MappingProxyType(
     {
+        "aiohttp": "3.11",
         "click": "8.1",
+        "fsspec": "2026.1",
         "gguf": "0.17",
         "jax": "0.10",
         "jaxlib": "0.10",
@@ -160,7 +162,8 @@ def _machine() -> Iterator[Check]:
         "cache folder",
         str(folder) if writable else None,
         False,
-        f"{folder} can't be written, so Bazel's Python environment can't be kept; set NEURON_KERNELGEN_CACHE to a folder that can",
+        f"{folder} can't be written, so neither NEFFs nor Bazel's Python environment can be kept; set NEURON_KERNELGEN_CACHE"
+        " to a folder that can",
     )
 
 

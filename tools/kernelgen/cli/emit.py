@@ -51,7 +51,7 @@ def command(
         raise KernelgenError(mistakes, exit_code=EXIT_FAILED)
 
 
-def select(ids: Sequence[str], ops: Sequence[str], only: str | None) -> list[str]:
+def select(ids: Sequence[str], ops: Sequence[str], only: str | None, asked_by: str = "--only") -> list[str]:
     """Returns the ids that match the glob, or whose op does; all when there is none.
 
     Raises:
@@ -63,7 +63,9 @@ def select(ids: Sequence[str], ops: Sequence[str], only: str | None) -> list[str
         id for id, op in zip(ids, ops, strict=True) if fnmatch.fnmatchcase(id, only) or fnmatch.fnmatchcase(op, only)
     ]
     if not chosen:
-        raise KernelgenError(f"--only {only}: none of {len(ids)} kernels matches; `kernelgen plan` prints their ids")
+        raise KernelgenError(
+            f"{asked_by} {only}: none of {len(ids)} kernels matches; `kernelgen plan` prints their ids"
+        )
     return chosen
 
 

@@ -30,6 +30,7 @@ COMMANDS = MappingProxyType(
         "compile": "Compile HLO to NEFF.",
         "bundle": "Put compiled kernels together into a bundle.",
         "build": "Do the whole job, from manifests to bundles.",
+        "cache": "Look into the cache of NEFFs, and keep it in order.",
         "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
         "coverage": "Compare a manifest with the ops of a llama.cpp graph.",
         "list": "Print the ops, targets and dtypes that kernelgen knows.",

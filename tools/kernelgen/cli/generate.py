@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from kernelgen import fileio, manifest
-from kernelgen.cli.options import compiler_option, kernels_option, manifests_argument, only_targets
+from kernelgen.cache import Settings
+from kernelgen.cli.options import cache_options, compiler_option, kernels_option, manifests_argument, only_targets
 from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.library import Library
 from kernelgen.plan import Plan
@@ -73,9 +74,7 @@ def bazel(
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this target of the manifests.")
 @compiler_option
 @click.option("--memory-per-compile", metavar="SIZE", help="Memory of one compile, as in a manifest: 8G, 6144M.")
-@click.option(
-    "--neff-cache", type=click.Path(path_type=Path), metavar="DIR", help="A folder of NEFFs that builds share."
-)
+@cache_options
 def cmake(
     manifests: tuple[Path, ...],
     libraries: tuple[Library, ...],
@@ -83,7 +82,7 @@ def cmake(
     targets: tuple[str, ...],
     compiler: str,
     memory_per_compile: str | None,
-    neff_cache: Path | None,
+    caches: Settings,
 ) -> None:
     """Write what add_neuron_kernels() builds from."""
     import importlib.metadata
@@ -114,7 +113,7 @@ def cmake(
         identity=chosen.identity,
         executable=getattr(chosen, "executable", None),
         jax_version=importlib.metadata.version("jax"),
-        cache=neff_cache.resolve() if neff_cache else None,
+        cache=caches,
         cpus=len(os.sched_getaffinity(0)),
         memory_mb=machine_memory_mb(),
     )

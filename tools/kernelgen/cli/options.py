@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kernelgen import cache
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.library import Library, builtin_library
 from kernelgen.plan import Request
@@ -58,6 +60,38 @@ def compiler_option(function: F) -> F:
         show_default=True,
         help="auto is neuronx-cc where it is installed and the simulator elsewhere.",
     )(function)
+
+
+def cache_options(function: F) -> F:
+    """Adds `--cache`, `--shared-cache` and `--shared-cache-mode`, in one parameter `caches: kernelgen.cache.Settings`."""
+
+    @functools.wraps(function)
+    def wrapper(
+        *args: Any, cache_folder: str | None, shared_cache: str | None, shared_cache_mode: str | None, **kwargs: Any
+    ) -> Any:
+        return function(*args, caches=cache.Settings.make(cache_folder, shared_cache, shared_cache_mode), **kwargs)
+
+    wrapped: Callable[..., Any] = wrapper
+    for option in (
+        click.option(
+            "--shared-cache-mode",
+            type=click.Choice(cache.MODES),
+            help=f"Whether NEFFs are added to the shared cache; {cache.MODE_VARIABLE}, or read-write, by default.",
+        ),
+        click.option(
+            "--shared-cache",
+            metavar="URL",
+            help=f"A cache that machines share: a folder, or s3://, gs://, http(s)://…; {cache.SHARED_VARIABLE} by default.",
+        ),
+        click.option(
+            "--cache",
+            "cache_folder",
+            metavar="DIR",
+            help=f"Where this machine's builds keep NEFFs, or 'off'; {cache.FOLDER_VARIABLE}, or a folder in ~/.cache, by default.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
 
 
 def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:

@@ -10,14 +10,17 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernelgen import fileio
-from kernelgen.compilers import cache as neff_cache
 from kernelgen.compilers.base import Compiler
 from kernelgen.compilers.neuronx_cc import NAME, NeuronxCC
 from kernelgen.compilers.simulator import Simulator
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.plan import CompileConfig
+
+if TYPE_CHECKING:
+    from kernelgen.cache import Cache
 
 __all__ = ["CHOICES", "Compiler", "NeuronxCC", "Simulator", "compile_file", "find_sdk", "resolve"]
 
@@ -93,9 +96,11 @@ def compile_file(
     log_dir: str | Path | None = None,
     timeout: float | None = None,
     memory_mb: int | None = None,
-    cache: str | Path | None = None,
-) -> None:
+    cache: Cache | None = None,
+) -> str:
     """Compiles one HLO file to a NEFF file, which appears by rename; on failure there is none.
+
+    Returns where the NEFF came from: `compiled`, or a level of the cache (`local`, `shared`).
 
     Args:
         hlo: the file to compile.
@@ -106,7 +111,8 @@ def compile_file(
         log_dir: where the log of a failure is kept; by default beside the output.
         timeout: seconds.
         memory_mb: MiB the compiler may use.
-        cache: a folder of NEFFs (`kernelgen.compilers.cache`): what it has is not compiled, and what it lacks is added.
+        cache: what it has is not compiled, and what it lacks is added. Time spent waiting for another process that compiles the
+            same is limited by `timeout` too, and counts apart.
 
     Raises:
         KernelgenError: `hlo` cannot be read, is the output too, or is refused; or the compiler failed.
@@ -121,21 +127,26 @@ def compile_file(
         data = hlo.read_bytes()
     except OSError as error:
         raise KernelgenError(f"{hlo}: {error.strerror}") from None
-    stored = neff_cache.path(cache, data, compiler.identity, config) if cache is not None else None
-    if stored is not None and (known := neff_cache.read(stored)) is not None:
-        fileio.write_bytes(output, known)
-        return
-    neff = compiler.compile(
-        data,
-        config,
-        kernel=kernel or hlo.name.removesuffix(".pb").removesuffix(".hlo"),
-        log_dir=Path(log_dir) if log_dir is not None else output.parent,
-        timeout=timeout,
-        memory_mb=memory_mb,
-    )
+    name = kernel or hlo.name.removesuffix(".pb").removesuffix(".hlo")
+
+    def compile_() -> bytes:
+        return compiler.compile(
+            data,
+            config,
+            kernel=name,
+            log_dir=Path(log_dir) if log_dir is not None else output.parent,
+            timeout=timeout,
+            memory_mb=memory_mb,
+        )
+
+    if cache is None:
+        fileio.write_bytes(output, compile_())
+        return "compiled"
+    from kernelgen.cache import Key
+
+    neff, source = cache.neff(Key.make(data, compiler.identity, config), name, compile_, timeout)
     fileio.write_bytes(output, neff)
-    if stored is not None:
-        neff_cache.write(stored, neff)
+    return source
 
 
 def _placeholder(prefix: Path) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen.cache import Settings
 from kernelgen.library import Library
 from kernelgen.plan import Kernel, Plan, canonical_json, spec_json
 from kernelgen.render import render
@@ -32,7 +33,7 @@ class Build:
         identity: the compiler's identity.
         executable: the compiler's program, when it is one.
         jax_version: version of the jax that emits the HLO.
-        cache: a folder of NEFFs that builds share, or None.
+        cache: the caches of NEFFs that builds share.
         cpus: CPUs of the build machine.
         memory_mb: MiB of the build machine that compiles may use together.
     """
@@ -42,7 +43,7 @@ class Build:
     identity: str
     executable: Path | None
     jax_version: str
-    cache: Path | None
+    cache: Settings
     cpus: int
     memory_mb: int
 
@@ -92,13 +93,15 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         f"--log-dir={build.folder / 'logs'}",
         f"--memory-mb={max(neff.memory_mb for neff in plan.neffs)}",
         *([f"--executable={build.executable}"] if build.executable else []),
-        *([f"--cache={build.cache}"] if build.cache else []),
+        *build.cache.arguments(),
+        f"--notices={build.folder / 'workers' / 'notices'}",
     )
     for bundle in plan.bundles:
         entries = [
             {
                 "hlo": str(build.folder / "hlo" / f"{kernel}.hlo.pb"),
                 "neff": str(build.folder / "neff" / f"{kernel}.{bundle.config}.neff"),
+                "origin": str(build.folder / "neff" / f"{kernel}.{bundle.config}.origin"),
                 "spec": specs[kernel],
             }
             for kernel in bundle.kernels

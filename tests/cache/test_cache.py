@@ -1,0 +1,455 @@
+"""The levels of the cache: what one has is not made, what is wrong with one is said once and costs time, never a build."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, Folder, Key, Notices, Settings, entry, notices
+from kernelgen.cache import folder as folders
+from kernelgen.errors import KernelgenError
+
+from .conftest import environment
+from .store import Store
+
+Neffs = list[tuple[Key, bytes]]
+
+
+class Made(list[str]):
+    """Makes a NEFF, and remembers that it did."""
+
+    def __init__(self, neffs: Neffs) -> None:
+        super().__init__()
+        self.neffs = dict(neffs)
+
+    def get(self, cache: Cache, key: Key) -> tuple[bytes, str]:
+        def make() -> bytes:
+            self.append(key.name)
+            return self.neffs[key]
+
+        return cache.neff(key, "sqr-1", make)
+
+
+@pytest.fixture
+def made(neffs: Neffs) -> Made:
+    return Made(neffs)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def opened(said: list[str], **settings: Any) -> Cache:
+    return Cache(Settings(**settings), Notices(said.append))
+
+
+# --- one folder -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path, neffs: Neffs, made: Made, said: list[str]) -> None:
+    for expected in (COMPILED, LOCAL):
+        for key, neff in neffs:
+            assert made.get(opened(said, folder=tmp_path), key) == (neff, expected)
+    assert len(made) == len(neffs) and said == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        ["lock", "tmp", *(f"{key.name}.entry" for key, _ in neffs)]
+    )
+    assert not any((tmp_path / "tmp").iterdir())
+    assert (tmp_path / "lock").stat().st_size == 0
+
+
+def test_a_failure_is_not_stored(tmp_path: Path, neffs: Neffs, made: Made, said: list[str]) -> None:
+    cache = opened(said, folder=tmp_path)
+
+    def fail() -> bytes:
+        raise KernelgenError("no")
+
+    for _ in range(2):
+        with pytest.raises(KernelgenError):
+            cache.neff(neffs[0][0], "k", fail)
+    assert not list(tmp_path.glob("*.entry"))
+    assert made.get(cache, neffs[0][0])[1] == COMPILED
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    elif how == "link":
+        path.unlink()
+        path.symlink_to("/dev/zero")
+    elif how == "other":
+        path.write_bytes(next(p for p in path.parent.glob("*.entry") if p != path).read_bytes())
+    else:
+        path.write_bytes({"empty": b"", "cut": data[:-1], "bit": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:]}[how])
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "bit", "other", "fifo", "link"])
+def test_a_damaged_entry_is_removed_and_made_again(
+    tmp_path: Path, neffs: Neffs, made: Made, said: list[str], how: str
+) -> None:
+    for key, _ in neffs:
+        made.get(opened(said, folder=tmp_path), key)
+    key, neff = neffs[0]
+    file = tmp_path / f"{key.name}.entry"
+    damage(file, how)
+    assert made.get(opened(said, folder=tmp_path), key) == (neff, COMPILED)
+    assert len(said) == 1 and "damaged" in said[0] and str(tmp_path) in said[0] and key.name in said[0]
+    assert file.is_file() and not file.is_symlink()
+    assert made.get(opened(said, folder=tmp_path), key) == (neff, LOCAL)
+    assert len(said) == 1
+
+
+def test_a_folder_that_can_not_be_is_done_without_and_said_once(
+    tmp_path: Path, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    cache = opened(said, folder=tmp_path / "file" / "cache")
+    for key, neff in neffs:
+        assert made.get(cache, key) == (neff, COMPILED)
+    assert said == [f"the cache {tmp_path}/file/cache can't be written, and nothing is added to it: Not a directory"]
+
+
+def test_a_full_disk_is_said_once_and_nothing_half_written_is_left(
+    tmp_path: Path, neffs: Neffs, made: Made, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(file: int, data: Any) -> int:
+        if len(data) < 1000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:700])
+
+    monkeypatch.setattr(folders.os, "write", full)
+    cache = opened(said, folder=tmp_path)
+    for key, neff in neffs:
+        assert made.get(cache, key) == (neff, COMPILED)
+    assert len(said) == 1 and "No space left on device" in said[0]
+    assert not any((tmp_path / "tmp").iterdir()) and not list(tmp_path.glob("*.entry"))
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(
+    tmp_path: Path, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    dead, living = tmp_path / "tmp/dead", tmp_path / "tmp/living"
+    dead.write_bytes(b"half")
+    # Not what its time says, which a clock that was set back makes meaningless.
+    os.utime(dead, (2**33, 2**33))
+    with living.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        made.get(opened(said, folder=tmp_path), neffs[0][0])
+        assert not dead.exists() and living.exists()
+    made.get(opened(said, folder=tmp_path), neffs[1][0])
+    assert not living.exists()
+
+
+# --- many processes -------------------------------------------------------------------------------------------------------
+
+
+WORKER = """
+import json, sys, time
+from pathlib import Path
+from kernelgen.cache import *
+root, first = Path(sys.argv[1]), int(sys.argv[2])
+keys = [Key.from_json(value) for value in json.loads((root / "keys").read_text())]
+for key in keys[first:] + keys[:first]:
+    neff = (root / key.name).read_bytes()
+    def make():
+        with (root / "log").open("a") as file:
+            file.write(key.name + "\\n")
+        time.sleep(0.05)
+        return neff
+    assert Cache(Settings(root / "cache"), Notices(sys.exit)).neff(key, "k", make)[0] == neff
+"""
+
+
+def test_many_processes_make_each_neff_once(tmp_path: Path, neffs: Neffs) -> None:
+    (tmp_path / "keys").write_text(json.dumps([key.to_json() for key, _ in neffs]))
+    for key, neff in neffs:
+        (tmp_path / key.name).write_bytes(neff)
+    for _ in range(3):
+        processes = [
+            subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), str(n % len(neffs))], env=environment())
+            for n in range(8)
+        ]
+        assert [process.wait(60) for process in processes] == [0] * 8
+        assert sorted((tmp_path / "log").read_text().split()) == sorted(key.name for key, _ in neffs)
+        (tmp_path / "log").unlink()
+        for file in (tmp_path / "cache").glob("*.entry"):
+            file.unlink()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from kernelgen.cache import Folder
+with Folder(Path(sys.argv[1])).held(sys.argv[2]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    """Starts a process that holds the right to make an entry and does not make it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(name: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(tmp_path), name], env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout and process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_who_waits_goes_on_when_the_other_is_killed(
+    tmp_path: Path, neffs: Neffs, made: Made, said: list[str], holder: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    key, neff = neffs[0]
+    process = holder(key.name)
+    # Of other work it does not keep anyone.
+    assert made.get(opened(said, folder=tmp_path), neffs[1][0])[1] == COMPILED
+    answers: list[tuple[bytes, str]] = []
+    waiting = threading.Thread(target=lambda: answers.append(made.get(opened(said, folder=tmp_path), key)))
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive() and answers == []
+    process.send_signal(signal.SIGKILL)
+    waiting.join(10)
+    assert answers == [(neff, COMPILED)] and said == []
+
+
+def test_who_is_patient_only_for_so_long_makes_it_himself(
+    tmp_path: Path, neffs: Neffs, holder: Callable[[str], subprocess.Popen[str]], said: list[str]
+) -> None:
+    key, neff = neffs[0]
+    holder(key.name)
+    begun = time.monotonic()
+    assert opened(said, folder=tmp_path).neff(key, "k", lambda: neff, patience=0.4) == (neff, COMPILED)
+    assert 0.4 <= time.monotonic() - begun < 5
+
+
+# --- two levels -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["folder", "http", "memory"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> str:
+    """Where a shared cache is."""
+    if request.param == "folder":
+        return str(tmp_path / "shared")
+    return store.url if request.param == "http" else f"memory://{tmp_path}/neffs"
+
+
+def test_machines_share_what_one_compiled(
+    tmp_path: Path, shared: str, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    for machine, expected in (("one", COMPILED), ("two", SHARED), ("two", LOCAL)):
+        for key, neff in neffs:
+            cache = opened(said, folder=tmp_path / machine, shared=shared)
+            assert made.get(cache, key) == (neff, expected)
+    # Also without a folder of its own.
+    assert made.get(opened(said, shared=shared), neffs[0][0])[1] == SHARED
+    assert len(made) == len(neffs) and said == []
+
+
+def test_a_machine_that_may_only_read_adds_nothing(
+    tmp_path: Path, shared: str, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    cache = opened(said, folder=tmp_path / "one", shared=shared, writable=False)
+    assert made.get(cache, neffs[0][0])[1] == COMPILED
+    assert made.get(opened(said, folder=tmp_path / "two", shared=shared), neffs[0][0])[1] == COMPILED
+    assert made.get(opened(said, folder=tmp_path / "three", shared=shared, writable=False), neffs[0][0])[1] == SHARED
+    assert said == []
+
+
+def test_a_damaged_object_is_not_used_and_is_replaced(
+    tmp_path: Path, store: Store, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    for key, _ in neffs:
+        made.get(opened(said, shared=store.url), key)
+    whole = dict(store.objects)
+    for n, path in enumerate(store.objects):
+        data = whole[path]
+        store.objects[path] = [b"", data[:-5], data[:300] + b"x" + data[301:], b"<html>log in</html>"][n]
+    cache = opened(said, folder=tmp_path, shared=store.url)
+    for key, neff in neffs:
+        assert made.get(cache, key) == (neff, COMPILED)
+    assert store.objects == whole
+    assert len(said) == 1 and "damaged" in said[0]
+
+
+def test_an_answer_that_is_cut_off_is_not_used(
+    tmp_path: Path, store: Store, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    made.get(opened(said, shared=store.url), neffs[0][0])
+    store.cut = 1000
+    assert made.get(opened(said, folder=tmp_path, shared=store.url), neffs[0][0]) == (neffs[0][1], COMPILED)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 500, 503])
+def test_a_store_that_answers_errors_is_asked_once(
+    tmp_path: Path, store: Store, neffs: Neffs, made: Made, said: list[str], status: int
+) -> None:
+    store.status = {"GET": status, "PUT": status}
+    cache = opened(said, folder=tmp_path, shared=store.url)
+    for key, neff in neffs:
+        assert made.get(cache, key) == (neff, COMPILED)
+    assert len(store.requests) == 1
+    assert len(said) == 1 and f"it answered {status}" in said[0] and store.url in said[0]
+
+
+@pytest.mark.parametrize("status", [403, 405, 507])
+def test_a_store_that_takes_nothing_is_still_read(
+    tmp_path: Path, store: Store, neffs: Neffs, made: Made, said: list[str], status: int
+) -> None:
+    made.get(opened(said, shared=store.url), neffs[0][0])
+    store.requests.clear()
+    store.status = {"PUT": status}
+    cache = opened(said, folder=tmp_path, shared=store.url)
+    for key, _ in reversed(neffs):
+        made.get(cache, key)
+    assert made[-1] != neffs[0][0].name
+    assert (store.count("PUT"), store.count("GET")) == (1, len(neffs))
+    assert len(said) == 1 and "can't be written" in said[0] and str(status) in said[0]
+
+
+def test_a_store_that_is_not_there_is_said_once(tmp_path: Path, neffs: Neffs, made: Made, said: list[str]) -> None:
+    with Store() as gone:
+        url = gone.url.replace("http://", "http://user:secret@")
+    begun = time.monotonic()
+    cache = opened(said, folder=tmp_path, shared=url)
+    for key, neff in neffs:
+        assert made.get(cache, key) == (neff, COMPILED)
+    assert time.monotonic() - begun < 10
+    assert len(said) == 1 and gone.url in said[0] and "Connect" in said[0]
+    assert "secret" not in said[0] and "user" not in said[0]
+
+
+@pytest.mark.parametrize("slow", ["delay", "trickle"])
+def test_a_slow_store_is_given_up(
+    tmp_path: Path, store: Store, neffs: Neffs, made: Made, said: list[str], slow: str
+) -> None:
+    for key, _ in neffs:
+        made.get(opened(said, shared=store.url), key)
+    setattr(store, slow, 30.0 if slow == "delay" else 0.1)
+    begun = time.monotonic()
+    cache = opened(said, folder=tmp_path, shared=store.url, timeout=1.0)
+    for key, neff in neffs:
+        assert made.get(cache, key) == (neff, COMPILED)
+    assert time.monotonic() - begun < 6
+    assert len(said) == 1 and "did not answer in" in said[0]
+
+
+def test_a_build_of_many_processes_says_it_once_and_asks_once(
+    tmp_path: Path, store: Store, neffs: Neffs, made: Made, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.status = {"GET": 500}
+
+    def process(build: str) -> Cache:
+        return Cache(Settings(tmp_path, store.url), Notices(said.append, tmp_path / "notices", build))
+
+    for key, _ in neffs[:2]:
+        made.get(process("1"), key)
+    assert (len(said), store.count("GET")) == (1, 1)
+    # The next build says it again, and asks again.
+    made.get(process("2"), neffs[2][0])
+    assert (len(said), store.count("GET")) == (2, 2)
+    # A long build tries again after a while, and does not repeat itself.
+    monkeypatch.setattr(notices, "RETRY_SECONDS", 0.0)
+    made.get(process("2"), neffs[3][0])
+    assert (len(said), store.count("GET")) == (2, 3)
+    # What earlier builds left behind is gone.
+    assert all(p.name.startswith("2.") for p in (tmp_path / "notices").iterdir())
+
+
+# --- settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_is_where_kernelgen_keeps_things_unless_it_is_named() -> None:
+    def folder(**env: str) -> Path | None:
+        return Settings.make(env=env).folder
+
+    assert folder(HOME="/h", XDG_CACHE_HOME="/x") == Path("/x/neuron-kernelgen/neff")
+    assert folder(XDG_CACHE_HOME="/x", NEURON_KERNELGEN_CACHE="/k") == Path("/k/neff")
+    assert folder(NEURON_KERNELGEN_CACHE="/k", NEURON_KERNELGEN_NEFF_CACHE="/n") == Path("/n")
+    assert folder(NEURON_KERNELGEN_NEFF_CACHE="off") is None
+    assert folder() == Path.home() / ".cache/neuron-kernelgen/neff"
+    assert Settings.make("/given", env={"NEURON_KERNELGEN_NEFF_CACHE": "/n"}).folder == Path("/given")
+
+
+def test_the_shared_cache_is_what_the_environment_or_the_user_says(tmp_path: Path) -> None:
+    env = {
+        "NEURON_KERNELGEN_NEFF_CACHE": "off",
+        "NEURON_KERNELGEN_SHARED_CACHE": "/mnt/neffs",
+        "NEURON_KERNELGEN_SHARED_CACHE_MODE": "read-only",
+        "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT": "2.5",
+    }
+    assert Settings.make(env=env) == Settings(None, "/mnt/neffs", False, 2.5)
+    assert Settings.make(shared_at=f"file://{tmp_path}", env={}).shared == str(tmp_path)
+    assert Settings.make(shared_at="off", env=env).shared is None
+    made = Settings.make(env=env)
+    words = dict(word.removeprefix("--").split("=", 1) for word in made.arguments())
+    names = ("cache", "shared-cache", "shared-cache-mode", "shared-cache-timeout")
+    assert Settings.from_arguments(*(words.get(name) for name in names)) == made
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"shared_at": "s4://bucket"}, "there is no protocol 's4'"),
+        ({"folder": "s3://bucket"}, "the cache of this machine is a folder"),
+        ({"shared_at": "/x", "mode": "readonly"}, "did you mean 'read-only'"),
+        ({"shared_at": "/x", "env": {"NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT": "soon"}}, "a number of seconds"),
+        ({"shared_at": "file://x/y"}, "expected file:///"),
+    ],
+)
+def test_settings_that_make_no_sense_are_errors(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(KernelgenError, match=message):
+        Settings.make(**{"env": {}, **values})
+
+
+@pytest.mark.parametrize(("url", "package"), [("s3://bucket/neffs", "s3fs"), ("gs://bucket", "gcsfs")])
+def test_a_package_that_a_url_needs_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(KernelgenError, match=f"the Python package {package} is needed.*\n.*pip install {package}"):
+        Settings.make(shared_at=url, env={})
+
+
+def test_fsspec_is_not_imported_for_what_is_no_url(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from kernelgen.cache import *\n"
+        f"s = Settings.make({str(tmp_path)!r}, {str(tmp_path)!r}); Cache(s, Notices(print))\n"
+        "assert not {'fsspec', 'aiohttp', 'asyncio'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+
+
+def test_a_folder_lists_its_entries_and_nothing_else(tmp_path: Path, neffs: Neffs) -> None:
+    folder = Folder(tmp_path)
+    assert list(folder.entries()) == []
+    for key, neff in neffs:
+        folder.write(key.name, entry.pack(key, "k", neff))
+    (tmp_path / "readme.txt").touch()
+    assert sorted(stored.name for stored in folder.entries()) == sorted(key.name for key, _ in neffs)

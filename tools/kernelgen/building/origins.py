@@ -1,0 +1,100 @@
+"""Where the NEFFs of a build folder came from: what CMake's steps tell each other beside the files that CMake knows of.
+
+A compile step writes, beside its NEFF, which HLO the NEFF is of and whether it was compiled. The bundle step counts, and it
+refuses a NEFF of an earlier HLO: build tools go by files' times, and believe that nothing changed when the clock was set back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelgen import fileio
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.plan import canonical_json
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a compile step says of its NEFF.
+
+    Attributes:
+        hlo_sha256: digest of the HLO that it is of, in hex.
+        source: `compiled`, or a level of the cache.
+        run: differs from run to run of the step.
+    """
+
+    hlo_sha256: str
+    source: str
+    run: str
+
+
+def write(path: str | Path, hlo: str | Path, source: str) -> None:
+    """Writes the origin of a NEFF that was just made.
+
+    Raises:
+        OSError: a file can't be read or written.
+    """
+    digest = hashlib.sha256(Path(hlo).read_bytes()).hexdigest()
+    value = {"hlo_sha256": digest, "run": secrets.token_hex(8), "source": source}
+    fileio.write_bytes(path, canonical_json(value).encode())
+
+
+def read(path: str | Path) -> Origin | None:
+    """Returns an origin, None when there is none that can be read."""
+    try:
+        value = json.loads(Path(path).read_bytes())
+        return Origin(str(value["hlo_sha256"]), str(value["source"]), str(value["run"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> dict[str, Origin]:
+    """Returns the origins of kernels' NEFFs, after comparing them with the HLO that there is now.
+
+    Args:
+        origins: the origins' files, by kernel.
+        hlos: their HLO files.
+        neffs: their NEFF files.
+
+    Raises:
+        KernelgenError: NEFFs are of other HLO. They are removed, so that the next build makes them.
+    """
+    known: dict[str, Origin] = {}
+    stale = []
+    for kernel, path in origins.items():
+        origin = read(path)
+        try:
+            digest = hashlib.sha256(hlos[kernel].read_bytes()).hexdigest()
+        except OSError:
+            continue  # the bundle's own checks say it better
+        if origin is None or origin.hlo_sha256 != digest:
+            neffs[kernel].unlink(missing_ok=True)
+            stale.append(
+                Diagnostic(
+                    f"kernel {kernel}: {neffs[kernel]} is not of the HLO that there is now",
+                    hint="it was removed: build again (files' times do not tell what changed, as after a clock was set back)",
+                )
+            )
+        else:
+            known[kernel] = origin
+    if stale:
+        raise KernelgenError(stale, exit_code=EXIT_FAILED)
+    return known
+
+
+def count(path: str | Path, known: Mapping[str, Origin]) -> str:
+    """Returns how many NEFFs were compiled since the last call for this path, and how many came from a cache, in words."""
+    try:
+        before = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        before = {}
+    runs = {kernel: origin.run for kernel, origin in known.items()}
+    fileio.write_bytes(path, canonical_json(runs).encode())
+    new = [o for kernel, o in known.items() if not isinstance(before, dict) or before.get(kernel) != o.run]
+    compiled = sum(o.source == "compiled" for o in new)
+    return f"{len(known)} kernels: {compiled} compiled, {len(new) - compiled} from the cache, {len(known) - len(new)} as before"

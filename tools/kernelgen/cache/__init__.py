@@ -1,0 +1,278 @@
+"""The cache of NEFFs, for the ways without Bazel (which has caches of its own): what was compiled once is not compiled again.
+
+A NEFF is found by what it depends on (`Key`) and by nothing else. There are two levels: a folder of this machine's, and a store
+that machines share, which may be left out. What is read is checked to the last byte. Nothing that is wrong with a cache makes a
+build fail: it compiles then, and says once what is wrong (`Notices`).
+
+`cache.Cache.neff` is what builds call. `folder` and `shared` are the levels, `entry` is the format, `archive` exports and imports.
+docs/caching.md is for users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelgen.cache import entry, shared
+from kernelgen.cache.entry import Damaged
+from kernelgen.cache.folder import Folder
+from kernelgen.cache.key import Key
+from kernelgen.cache.notices import Notices
+from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
+
+__all__ = ["OFF", "Cache", "Folder", "Key", "Notices", "Settings"]
+
+FOLDER_VARIABLE = "NEURON_KERNELGEN_NEFF_CACHE"
+SHARED_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE"
+MODE_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE_MODE"
+TIMEOUT_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT"
+
+MODES = ("read-write", "read-only")
+TIMEOUT = 60.0
+"""Seconds that one entry of a shared cache may take, unless the user says otherwise."""
+
+COMPILED, LOCAL, SHARED = "compiled", "local", "shared"
+"""Where a NEFF came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Which caches a build uses.
+
+    Attributes:
+        folder: this machine's, or None.
+        shared: a URL or a folder that machines share, or None.
+        writable: whether NEFFs are added to the shared one.
+        timeout: seconds that one entry of the shared one may take.
+    """
+
+    folder: Path | None = None
+    shared: str | None = None
+    writable: bool = True
+    timeout: float = TIMEOUT
+
+    @staticmethod
+    def make(
+        folder: str | None = None,
+        shared_at: str | None = None,
+        mode: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Returns the settings that a user gives, and the environment's where he gives none.
+
+        Args:
+            folder: a folder, or `off`; by default where kernelgen keeps things.
+            shared_at: a URL, a folder, or `off`, which is the default.
+            mode: one of `MODES`.
+            env: the environment; this process's by default.
+
+        Raises:
+            KernelgenError: a value makes no sense, or a package that the URL needs is not installed.
+        """
+        env = os.environ if env is None else env
+        folder = folder or env.get(FOLDER_VARIABLE)
+        shared_at = shared_at or env.get(SHARED_VARIABLE)
+        mode = mode or env.get(MODE_VARIABLE) or MODES[0]
+        if mode not in MODES:
+            raise KernelgenError(f"{MODE_VARIABLE}: unknown mode '{mode}'{did_you_mean(mode, MODES)}")
+        if folder and shared.is_url(folder):
+            raise KernelgenError(
+                Diagnostic(
+                    f"the cache of this machine is a folder, not {shared.redacted(folder)}",
+                    hint=f"a URL is for the shared cache: {SHARED_VARIABLE}, or --shared-cache",
+                )
+            )
+        local = Path(folder).absolute() if folder else default_folder(env)
+        if folder == "off":
+            local = None
+        if not shared_at or shared_at == "off":
+            return Settings(local)
+        return Settings(local, _location(shared_at), mode == MODES[0], _timeout(env.get(TIMEOUT_VARIABLE)))
+
+    def arguments(self) -> list[str]:
+        """Returns the settings as arguments of a build step; `from_arguments` is the inverse."""
+        words = [f"--cache={self.folder}"] if self.folder else []
+        if self.shared:
+            mode = MODES[0] if self.writable else MODES[1]
+            words += [f"--shared-cache={self.shared}", f"--shared-cache-mode={mode}"]
+            words += [f"--shared-cache-timeout={self.timeout:g}"]
+        return words
+
+    @staticmethod
+    def from_arguments(folder: str | None, at: str | None, mode: str | None, timeout: str | None) -> Settings:
+        """Returns the settings of a build step."""
+        return Settings(Path(folder) if folder else None, at, mode != MODES[1], float(timeout) if timeout else TIMEOUT)
+
+
+OFF = Settings()
+"""No cache at all."""
+
+
+def default_folder(env: Mapping[str, str]) -> Path | None:
+    """Returns where NEFFs are kept unless a user says otherwise; None when he has no home either."""
+    if own := env.get("NEURON_KERNELGEN_CACHE"):
+        return Path(own).absolute() / "neff"
+    if base := env.get("XDG_CACHE_HOME"):
+        return Path(base).absolute() / "neuron-kernelgen" / "neff"
+    try:
+        return Path.home() / ".cache" / "neuron-kernelgen" / "neff"
+    except RuntimeError:
+        return None
+
+
+def _location(text: str) -> str:
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+        if not text.startswith("/"):
+            raise KernelgenError(f"shared cache file://{text}: expected file:/// and an absolute path")
+    if not shared.is_url(text):
+        return str(Path(text).absolute())
+    shared.check(text)
+    return text
+
+
+def _timeout(text: str | None) -> float:
+    if not text:
+        return TIMEOUT
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise KernelgenError(f"{TIMEOUT_VARIABLE} is a number of seconds, not '{text}'")
+    return value
+
+
+class Cache:
+    """The levels that some settings name.
+
+    Args:
+        settings: which caches there are.
+        notices: is told what is wrong with them.
+    """
+
+    def __init__(self, settings: Settings, notices: Notices) -> None:
+        self._settings = settings
+        self._notices = notices
+        self.folder = Folder(settings.folder) if settings.folder else None
+        self.shared: shared.Shared | Folder | None = None
+        if settings.shared:
+            if shared.is_url(settings.shared):
+                self.shared = shared.Shared(settings.shared, settings.timeout)
+            else:
+                self.shared = Folder(Path(settings.shared))
+
+    def neff(
+        self, key: Key, kernel: str, make: Callable[[], bytes], patience: float | None = None
+    ) -> tuple[bytes, str]:
+        """Returns a NEFF, and where it came from: `LOCAL`, `SHARED` or `COMPILED`.
+
+        Of the processes of this machine that want a NEFF that is in neither level, one makes it and the others wait.
+
+        Args:
+            key: what it depends on.
+            kernel: the kernel's name, for people.
+            make: compiles it; what it raises is passed on, and nothing is stored.
+            patience: seconds to wait for another process; None for as long as it takes.
+        """
+        name = key.name
+        found = self._local(name)
+        if found is not None:
+            return found, LOCAL
+        with self._held(name, patience):
+            # Who held the right to make it may have made it.
+            found = self._local(name)
+            if found is not None:
+                return found, LOCAL
+            found = self._fetch(name)
+            if found is not None:
+                self._keep(key, kernel, found)
+                return found, SHARED
+            made = make()
+            self._keep(key, kernel, made)
+            self._publish(key, kernel, made)
+            return made, COMPILED
+
+    def _held(self, name: str, patience: float | None) -> contextlib.AbstractContextManager[None]:
+        for level in (self.folder, self.shared):
+            if isinstance(level, Folder):
+                return level.held(name, patience)
+        return contextlib.nullcontext()
+
+    def _local(self, name: str) -> bytes | None:
+        found = self._read_folder(self.folder, name, "local") if self.folder else None
+        if found is not None and self.folder:
+            self.folder.used(name)
+        return found
+
+    def _read_folder(self, folder: Folder, name: str, level: str) -> bytes | None:
+        where = f"the cache {folder}"
+        try:
+            data = folder.read(name)
+            return None if data is None else entry.unpack(data, name)[1]
+        except Damaged as problem:
+            gone = folder.drop(name) if level == "local" or self._settings.writable else False
+            what = "was removed and is compiled again" if gone else "is left alone"
+            self._notices.once(
+                f"{level}-damaged",
+                f"{where} has damaged entries, which are not used; the first, {name}, {what}: {problem}",
+            )
+        except OSError as error:
+            self._notices.once(f"{level}-read", f"{where} can't be read, and the build goes on without: {_why(error)}")
+        return None
+
+    def _fetch(self, name: str) -> bytes | None:
+        if self.shared is None:
+            return None
+        if isinstance(self.shared, Folder):
+            return self._read_folder(self.shared, name, "shared")
+        if self._notices.down("shared-read"):
+            return None
+        try:
+            data = self.shared.read(name)
+            return None if data is None else entry.unpack(data, name)[1]
+        except Damaged as problem:
+            self._notices.once(
+                "shared-damaged",
+                f"the shared cache {self.shared} has damaged entries, which are not used; the first is {name}: {problem}",
+            )
+        except shared.Unavailable as problem:
+            self._notices.fail(
+                "shared-read",
+                f"the shared cache {self.shared} can't be read, and the build goes on without: {problem}",
+            )
+        return None
+
+    def _keep(self, key: Key, kernel: str, neff: bytes) -> None:
+        if self.folder is not None:
+            self._write_folder(self.folder, key, kernel, neff, "local")
+
+    def _write_folder(self, folder: Folder, key: Key, kernel: str, neff: bytes, level: str) -> None:
+        try:
+            folder.write(key.name, entry.pack(key, kernel, neff))
+        except (OSError, ValueError) as error:
+            text = f"the cache {folder} can't be written, and nothing is added to it: {_why(error)}"
+            self._notices.once(f"{level}-write", text)
+
+    def _publish(self, key: Key, kernel: str, neff: bytes) -> None:
+        if self.shared is None or not self._settings.writable:
+            return
+        if isinstance(self.shared, Folder):
+            self._write_folder(self.shared, key, kernel, neff, "shared")
+            return
+        if self._notices.down("shared-read") or self._notices.down("shared-write"):
+            return
+        try:
+            self.shared.write(key.name, entry.pack(key, kernel, neff))
+        except (shared.Unavailable, ValueError) as problem:
+            self._notices.fail(
+                "shared-write",
+                f"the shared cache {self.shared} can't be written, and nothing is added to it: {problem}",
+            )
+
+
+def _why(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,0 +1,167 @@
+"""Entries as a tar, for a machine that reaches no other: written with the same bytes for the same entries, read without any trust.
+
+The members are the entries' files, in the order of their names, with no time, owner or mode of their own. Reading looks at every
+member first, and takes all of them or none.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kernelgen import fileio
+from kernelgen.cache import entry
+from kernelgen.cache.entry import Damaged
+from kernelgen.cache.folder import Folder
+from kernelgen.errors import Diagnostic, KernelgenError
+
+_END = bytes(2 * tarfile.BLOCKSIZE)
+_CHUNK = 1 << 20
+
+# What tarfile raises for bytes that are no tar.
+_TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, OverflowError, zlib.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        entries: how many.
+        left_out: names of damaged ones, which were not.
+    """
+
+    entries: int
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was read.
+
+    Attributes:
+        added: entries that were not there, or not whole.
+        known: entries that were there already.
+    """
+
+    added: int
+    known: int
+
+
+def write(path: str | Path, folder: Folder) -> Exported:
+    """Writes all whole entries of a folder to a tar, which appears by rename.
+
+    Raises:
+        OSError: the folder can't be read, or the tar can't be written.
+    """
+    left_out = []
+    count = 0
+    with fileio.replacing(path) as temporary, temporary.open("wb") as file:
+        for name in sorted(stored.name for stored in folder.entries()):
+            try:
+                data = folder.read(name)
+                if data is None:  # removed meanwhile
+                    continue
+                entry.unpack(data, name)
+            except Damaged:
+                left_out.append(name)
+                continue
+            member = tarfile.TarInfo(entry.file_name(name))
+            member.size = len(data)
+            member.mode = 0o644
+            file.write(member.tobuf(tarfile.GNU_FORMAT))
+            file.write(data)
+            file.write(bytes(-len(data) % tarfile.BLOCKSIZE))
+            count += 1
+        file.write(_END)
+    return Exported(count, tuple(left_out))
+
+
+def read(path: str | Path, folder: Folder) -> Imported:
+    """Adds the entries in a tar to a folder, after checking every byte of all of them.
+
+    Raises:
+        KernelgenError: the file is no tar, is cut off, or has a member that is no whole entry; nothing was added then.
+        OSError: the file can't be read, or the folder can't be written; the entries that were added before are whole.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        mistakes: list[Diagnostic] = []
+        names = dict.fromkeys(name for name, _ in _members(path, file, mistakes))
+        if mistakes:
+            raise KernelgenError(mistakes)
+        added = 0
+        for name, data in _members(path, file, mistakes):
+            if not mistakes and not _there(folder, name):
+                folder.write(name, data)
+                added += 1
+        if mistakes:
+            raise KernelgenError(mistakes)
+    return Imported(added, len(names) - added)
+
+
+def _there(folder: Folder, name: str) -> bool:
+    try:
+        data = folder.read(name)
+        if data is not None:
+            entry.unpack(data, name)
+    except Damaged:
+        return False
+    return data is not None
+
+
+def _members(path: Path, file: IO[bytes], mistakes: list[Diagnostic]) -> Iterator[tuple[str, bytes]]:
+    """Yields name and bytes of the members that are whole entries; what is wrong with others is added to `mistakes`."""
+
+    def wrong(what: str) -> None:
+        mistakes.append(Diagnostic(f"{path}: {what}"))
+
+    total = path.stat().st_size
+    file.seek(0)
+    seen: set[str] = set()
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                shown = ascii(member.name[:200])
+                name = entry.name_of(member.name)
+                if not member.isreg() or member.issparse():
+                    wrong(f"{shown} is no regular file: an exported cache holds nothing else")
+                elif name is None:
+                    wrong(f"{shown} is not the name of an entry")
+                elif name in seen:
+                    wrong(f"{shown} is there twice")
+                elif member.size > total:
+                    wrong(f"{shown} claims {member.size} bytes, and the file has {total}")
+                    return
+                else:
+                    seen.add(name)
+                    content = tar.extractfile(member)
+                    assert content is not None  # None is for what is no file
+                    data = content.read()
+                    try:
+                        if len(data) < member.size:
+                            raise Damaged("it is cut off")
+                        entry.unpack(data, name)
+                    except Damaged as problem:
+                        wrong(f"{shown}: {problem}")
+                    else:
+                        yield name, data
+            # tarfile takes anything it can't read for the end.
+            file.seek(tar.offset)
+            if not _zeros(iter(lambda: file.read(_CHUNK), b""), tarfile.BLOCKSIZE):
+                wrong(f"it is cut off or damaged after {len(seen)} entries")
+    except _TAR_ERRORS as error:
+        wrong(f"not an exported cache: {error}")
+
+
+def _zeros(chunks: Iterable[bytes], least: int) -> bool:
+    count = 0
+    for chunk in chunks:
+        if chunk.strip(b"\0"):
+            return False
+        count += len(chunk)
+    return count >= least

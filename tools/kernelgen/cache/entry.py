@@ -1,0 +1,138 @@
+"""One entry of a cache as bytes: a NEFF, every part of its key, and a digest over both.
+
+    kernelgen-neff-cache 1 <SHA-256 of all that follows this line, hex>
+    {"kernel":…,"key":{"compiler":…,"flags":[…],"hlo_sha256":…,"target":…},"neff":{"sha256":…,"size":…}}
+    <the NEFF>
+
+Two lines of text (`head -2` shows them) and the NEFF. It is one file, or one object of a store, so that a NEFF and what it was made
+from can't be torn apart. Its name is the key's: an entry under another name than its own key's is as bad as a damaged one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+
+from kernelgen.cache.key import FORMAT, Key
+from kernelgen.errors import KernelgenError
+from kernelgen.plan import canonical_json
+
+SUFFIX = ".entry"
+"""What files of entries end with, after the key's name."""
+
+MAX_HEAD = 1 << 16
+"""Bytes that hold the two lines of any entry."""
+
+_FIRST = re.compile(rb"kernelgen-neff-cache (\d{1,9}) ([0-9a-f]{64})\n")
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+class Damaged(Exception):
+    """An entry that must not be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What an entry says about itself.
+
+    Attributes:
+        kernel: the kernel that it was made for first; others with the same HLO use it too.
+        key: what the NEFF depends on.
+        sha256: digest of the NEFF, in hex.
+        size: bytes of the NEFF.
+    """
+
+    kernel: str
+    key: Key
+    sha256: str
+    size: int
+
+
+def file_name(name: str) -> str:
+    """Returns the file name of an entry."""
+    return name + SUFFIX
+
+
+def name_of(file: str) -> str | None:
+    """Returns the name of the entry in a file, None for a file that is none."""
+    name = file.removesuffix(SUFFIX)
+    return name if file.endswith(SUFFIX) and _NAME.fullmatch(name) else None
+
+
+def pack(key: Key, kernel: str, neff: bytes) -> bytes:
+    """Returns an entry; the same arguments give the same bytes.
+
+    Raises:
+        ValueError: the parts of the key are too long to be kept.
+    """
+    about = {
+        "kernel": kernel,
+        "key": key.to_json(),
+        "neff": {"sha256": hashlib.sha256(neff).hexdigest(), "size": len(neff)},
+    }
+    line = canonical_json(about).encode() + b"\n"
+    digest = hashlib.sha256(line)
+    digest.update(neff)
+    head = f"kernelgen-neff-cache {FORMAT} {digest.hexdigest()}\n".encode() + line
+    if len(head) > MAX_HEAD:
+        raise ValueError(f"a key of {len(line)} bytes")
+    return head + neff
+
+
+def read_head(data: bytes, name: str) -> tuple[Head, int]:
+    """Returns what an entry says about itself, and how many bytes say it. The NEFF is not looked at.
+
+    Args:
+        data: the entry, or its first `MAX_HEAD` bytes.
+        name: the name that it goes by.
+
+    Raises:
+        Damaged: this is no entry of that name.
+    """
+    match = _FIRST.match(data)
+    if not match:
+        raise Damaged("it does not begin as an entry does")
+    if int(match[1]) != FORMAT:
+        raise Damaged(f"it has format {int(match[1])}, not {FORMAT}")
+    end = data.find(b"\n", match.end(), MAX_HEAD) + 1
+    if not end:
+        raise Damaged("it is cut off")
+    try:
+        about = json.loads(data[match.end() : end])
+        size = about["neff"]["size"]
+        head = Head(str(about["kernel"]), Key.from_json(about["key"]), str(about["neff"]["sha256"]), int(size))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Damaged(f"its second line is damaged: {type(error).__name__}") from None
+    if head.key.name != name:
+        raise Damaged(f"it is the entry {head.key.name}")
+    return head, end
+
+
+def unpack(data: bytes, name: str) -> tuple[Head, bytes]:
+    """Returns an entry's head and NEFF, after checking every byte.
+
+    Args:
+        data: the entry.
+        name: the name that it goes by.
+
+    Raises:
+        Damaged: it is cut off, a byte is not as it was written, or it belongs under another name.
+    """
+    from kernelgen import neff as neff_format  # imports protobuf, which plans have no use for
+
+    head, end = read_head(data, name)
+    first = data.index(b"\n") + 1
+    stated = data[first - 65 : first - 1].decode()
+    if hashlib.sha256(memoryview(data)[first:]).hexdigest() != stated:
+        raise Damaged("it does not have its digest")
+    neff = data[end:]
+    # Its writer may have been wrong, or mean: what has the right digest can still be no NEFF.
+    if len(neff) != head.size or hashlib.sha256(neff).hexdigest() != head.sha256:
+        raise Damaged("its NEFF is another than it says")
+    try:
+        neff_format.read_header(neff)
+    except KernelgenError as error:
+        raise Damaged(error.diagnostics[0].message) from None
+    return head, neff

@@ -1,0 +1,127 @@
+"""Why a NEFF is in a cache or not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.cache import LOCAL, SHARED, Cache, Key, entry
+from kernelgen.cache.entry import Damaged
+from kernelgen.cache.folder import Folder
+from kernelgen.cache.key import Difference, differences, nearest
+from kernelgen.cache.shared import Shared, Unavailable
+
+MAX_HEADS = 10_000
+"""Entries of a shared cache that are looked at for the nearest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A NEFF that a build would ask for.
+
+    Attributes:
+        kernel: whose it is.
+        config: key of its settings.
+        key: what it depends on.
+    """
+
+    kernel: str
+    config: str
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a build would find.
+
+    Attributes:
+        wanted: what was looked for.
+        found: `local`, `shared`, or None for a miss.
+        damaged: why an entry of that name can't be used, or None.
+        nearest: kernel and key of the nearest entry, when it is a miss and there is one.
+    """
+
+    wanted: Wanted
+    found: str | None
+    damaged: str | None
+    nearest: tuple[str, Key] | None
+
+    @property
+    def differences(self) -> list[Difference]:
+        """In what the nearest entry differs."""
+        return differences(self.nearest[1], self.wanted.key) if self.nearest else []
+
+    def to_json(self) -> dict[str, Any]:
+        near = None
+        if self.nearest:
+            parts = [{"part": d.part, "there": d.there, "wanted": d.wanted} for d in self.differences]
+            near = {"kernel": self.nearest[0], "name": self.nearest[1].name, "differences": parts}
+        return {
+            "kernel": self.wanted.kernel,
+            "config": self.wanted.config,
+            "name": self.wanted.key.name,
+            "key": self.wanted.key.to_json(),
+            "found": self.found,
+            "damaged": self.damaged,
+            "nearest": near,
+        }
+
+
+def explain(wanted: Sequence[Wanted], cache: Cache) -> tuple[list[Explanation], list[str]]:
+    """Returns what a build would find, and remarks on what could not be looked at. Nothing is changed."""
+    remarks: dict[str, None] = {}
+    looked = [(one, *_look(one, cache, remarks)) for one in wanted]
+    heads: list[tuple[str, Key]] = []
+    if any(found is None for _, found, _ in looked):
+        heads = list(_heads(cache, remarks))
+    return [
+        Explanation(one, found, damaged, nearest(one.key, one.kernel, heads) if found is None else None)
+        for one, found, damaged in looked
+    ], list(remarks)
+
+
+def _look(one: Wanted, cache: Cache, remarks: dict[str, None]) -> tuple[str | None, str | None]:
+    damaged = None
+    levels: list[tuple[str, Folder | Shared | None]] = [(LOCAL, cache.folder), (SHARED, cache.shared)]
+    for level, store in levels:
+        if store is None:
+            continue
+        try:
+            data = store.read(one.key.name)
+            if data is not None:
+                entry.unpack(data, one.key.name)
+                return level, None
+        except Damaged as problem:
+            damaged = f"{store}: {problem}"
+        except (OSError, Unavailable) as problem:
+            remarks[f"{store} can't be read: {problem}"] = None
+    return None, damaged
+
+
+def _heads(cache: Cache, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:
+    for store in (cache.folder, cache.shared):
+        if isinstance(store, Folder):
+            yield from _folder_heads(store, remarks)
+        elif store is not None:
+            try:
+                names = store.names()
+                if len(names) > MAX_HEADS:
+                    remarks[f"{store} has {len(names)} entries; the nearest one is looked for among {MAX_HEADS}"] = None
+                yield from ((head.kernel, head.key) for head in store.heads(names[:MAX_HEADS]))
+            except Unavailable as problem:
+                remarks[f"{store} does not list its entries, so none of them is taken for the nearest: {problem}"] = (
+                    None
+                )
+
+
+def _folder_heads(folder: Folder, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:
+    try:
+        for stored in folder.entries():
+            with contextlib.suppress(Damaged, OSError):
+                if head := folder.head(stored.name):
+                    # Of a damaged entry nothing is believed but that it is none.
+                    yield head.kernel, head.key
+    except OSError as problem:
+        remarks[f"{folder} can't be read: {problem}"] = None

@@ -1,0 +1,80 @@
+"""What a cache has to say, once per build, although a build is many processes.
+
+The processes of a build share a folder; a file in it says that something was said, or that something does not work. It is the
+build's own folder, so nothing is said twice and nothing of an earlier build is taken for this one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RETRY_SECONDS = 60.0
+"""How long what does not work is left alone."""
+
+
+class Notices:
+    """See the module.
+
+    Args:
+        say: is given each text.
+        folder: the folder that the build's processes share; None when there is only this one.
+        build: tells builds that use the same folder one after the other apart.
+    """
+
+    def __init__(self, say: Callable[[str], None], folder: Path | None = None, build: str = "") -> None:
+        self._say = say
+        self._folder = folder
+        self._build = build
+        self._said: set[str] = set()
+        self._down: dict[str, float] = {}
+
+    def once(self, kind: str, text: str) -> None:
+        """Says something, unless something of this kind was said in this build."""
+        if kind not in self._said:
+            self._said.add(kind)
+            if self._first(kind):
+                self._say(text)
+
+    def fail(self, kind: str, text: str) -> None:
+        """Says that something does not work; it is `down` for a while then, for every process of the build."""
+        self._down[kind] = time.monotonic()
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._file(f"{kind}-down").touch()
+        self.once(kind, text)
+
+    def down(self, kind: str) -> bool:
+        """Returns whether something failed not long ago and is not worth another try yet."""
+        if kind in self._down and time.monotonic() - self._down[kind] < RETRY_SECONDS:
+            return True
+        if self._folder is None:
+            return False
+        try:
+            age = time.time() - self._file(f"{kind}-down").stat().st_mtime
+        except OSError:
+            return False
+        return abs(age) < RETRY_SECONDS  # a clock that was set back must not make it down for long
+
+    def _file(self, kind: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{self._build}.{kind}"
+
+    def _first(self, kind: str) -> bool:
+        if self._folder is None:
+            return True
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file(kind).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:  # better twice than never
+            return True
+        with contextlib.suppress(OSError):
+            for old in self._folder.iterdir():
+                if not old.name.startswith(f"{self._build}."):
+                    old.unlink(missing_ok=True)
+        return True

@@ -1,0 +1,247 @@
+"""A store of entries that machines share, at a URL that fsspec knows: `s3://`, `gs://`, `http(s)://` and others.
+
+fsspec, and what it needs for the protocol, is imported when a store is opened and not before. No call takes longer than the time
+limit, whatever the store does, and everything that goes wrong is an `Unavailable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from kernelgen.cache import entry
+from kernelgen.cache.entry import Damaged, Head
+from kernelgen.errors import Diagnostic, KernelgenError
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 10.0
+"""How long a store may take to answer at all."""
+
+PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+}
+"""The package that fsspec needs for a protocol."""
+
+_WHOLE = frozenset(PACKAGES) | {"memory", "oci", "oss", "r2"}
+"""Protocols whose objects appear whole; elsewhere they are written under another name and renamed."""
+
+
+class Unavailable(Exception):
+    """The store did not do what it should; the message says why, with no secrets in it."""
+
+
+class Shared:
+    """Entries at a URL.
+
+    Args:
+        url: `<protocol>://…`; the folder, prefix or collection that holds the entries.
+        timeout: seconds that one entry may take.
+
+    Raises:
+        KernelgenError: there is no such protocol, or a package for it is not installed.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url = redacted(url)
+        self._timeout = timeout
+        self._protocol = url.partition("://")[0].rpartition("::")[2]
+        self._root = url.rstrip("/")
+        self._open: Any = None
+        check(url)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def read(self, name: str) -> bytes | None:
+        """Returns an entry's bytes as they are, None when there is no such entry; `entry.unpack` checks them.
+
+        Raises:
+            Unavailable: it can't be told.
+        """
+
+        def read() -> bytes | None:
+            fs, root = self._filesystem()
+            try:
+                data: bytes = fs.cat_file(f"{root}/{entry.file_name(name)}")
+            except FileNotFoundError:
+                return None
+            return data
+
+        return self._limited(read)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Publishes an entry, in place of one that may be there. It appears whole.
+
+        Raises:
+            Unavailable: the store does not take it.
+        """
+
+        def write() -> None:
+            fs, root = self._filesystem()
+            path = f"{root}/{entry.file_name(name)}"
+            if self._protocol in _WHOLE:
+                fs.pipe_file(path, data)
+                return
+            fs.makedirs(root, exist_ok=True)
+            temporary = f"{root}/.{name}.{secrets.token_hex(6)}"
+            try:
+                fs.pipe_file(temporary, data)
+                fs.mv(temporary, path)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    fs.rm_file(temporary)
+                raise
+
+        self._limited(write)
+
+    def names(self) -> list[str]:
+        """Returns the names of the entries, sorted.
+
+        Raises:
+            Unavailable: the store does not list what it has, as most HTTP servers do not.
+        """
+
+        def names() -> list[str]:
+            fs, root = self._filesystem()
+            try:
+                paths = fs.ls(root, detail=False)
+            except FileNotFoundError:
+                return []
+            found = (entry.name_of(str(path).rstrip("/").rpartition("/")[2]) for path in paths)
+            return sorted({name for name in found if name})
+
+        return self._limited(names)
+
+    def heads(self, names: list[str]) -> Iterator[Head]:
+        """Yields what entries say about themselves; those that say nothing sensible are left out.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+
+        def starts() -> list[Any]:
+            fs, root = self._filesystem()
+            paths = [f"{root}/{entry.file_name(name)}" for name in names]
+            got: list[Any] = fs.cat_ranges(paths, [0] * len(paths), [entry.MAX_HEAD] * len(paths), on_error="return")
+            return got
+
+        for name, start in zip(names, self._limited(starts), strict=True):
+            with contextlib.suppress(Damaged):
+                if isinstance(start, bytes):
+                    yield entry.read_head(start, name)[0]
+
+    def _filesystem(self) -> tuple[Any, str]:
+        if self._open is None:
+            import fsspec.core
+
+            self._open = fsspec.core.url_to_fs(self._root, **_options(self._protocol, self._timeout))
+        fs, root = self._open
+        return fs, str(root).rstrip("/")
+
+    def _limited(self, work: Callable[[], T]) -> T:
+        """Runs something in a thread of its own and waits no longer than the time limit."""
+        answer: list[T] = []
+        problem: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                answer.append(work())
+            except BaseException as error:  # whatever an implementation raises
+                problem.append(error)
+
+        thread = threading.Thread(target=run, name="shared cache", daemon=True)
+        thread.start()
+        thread.join(self._timeout)
+        if answer:
+            return answer[0]
+        if problem:
+            raise Unavailable(_reason(problem[0])) from None
+        raise Unavailable(f"it did not answer in {self._timeout:g} s")
+
+
+def is_url(text: str) -> bool:
+    """Returns whether a shared cache is at a URL, and not in a folder."""
+    return "://" in text
+
+
+def redacted(url: str) -> str:
+    """Returns a URL that can be shown: without user, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def check(url: str) -> None:
+    """Raises when a URL can't be used on this machine, whether its store is there or not.
+
+    Raises:
+        KernelgenError: there is no such protocol, or a package for it is not installed.
+    """
+    protocol = url.partition("://")[0].rpartition("::")[2]
+    try:
+        import fsspec
+    except ImportError:
+        raise _lacks(url, "fsspec") from None
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise _lacks(url, PACKAGES.get(protocol) or str(error)) from None
+    except ValueError:
+        raise KernelgenError(
+            Diagnostic(
+                f"shared cache {redacted(url)}: there is no protocol '{protocol}'",
+                hint="expected a folder, or a URL with s3://, gs://, http://, https:// or another protocol of fsspec",
+            )
+        ) from None
+
+
+def _lacks(url: str, package: str) -> KernelgenError:
+    return KernelgenError(
+        Diagnostic(
+            f"shared cache {redacted(url)}: the Python package {package} is needed for it and not installed",
+            hint=f"pip install {package}, into the environment that runs kernelgen (CMake: NEURON_KERNELGEN_PYTHON)",
+        )
+    )
+
+
+def _options(protocol: str, timeout: float) -> dict[str, Any]:
+    """Returns what to tell a file system so that it gives up in time; the user's own settings are fsspec's (FSSPEC_…)."""
+    connect = min(CONNECT_SECONDS, timeout)
+    if protocol in ("http", "https"):
+        import aiohttp
+
+        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=connect)
+        # Proxies, and a password from ~/.netrc.
+        return {"client_kwargs": {"timeout": limits, "trust_env": True}}
+    if protocol in ("s3", "s3a"):
+        retries = {"max_attempts": 1}
+        return {"config_kwargs": {"connect_timeout": connect, "read_timeout": timeout, "retries": retries}}
+    if protocol in ("gs", "gcs"):
+        return {"timeout": timeout}
+    return {}
+
+
+def _reason(error: BaseException) -> str:
+    """Returns why something failed, in a line without the URL, which may hold a password."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and status >= 400:
+        return f"it answered {status} {getattr(error, 'message', '')}".rstrip()
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    system = getattr(error, "os_error", error)
+    if isinstance(system, OSError) and system.strerror:
+        return system.strerror if isinstance(system.strerror, str) else type(error).__name__
+    first = str(error).partition("\n")[0]
+    return type(error).__name__ if not first or "://" in first else f"{type(error).__name__}: {first[:200]}"

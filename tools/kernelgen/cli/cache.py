@@ -1,0 +1,346 @@
+"""`kernelgen cache`: what is in the cache of NEFFs, why a kernel is not, and keeping it in order."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernelgen import cache as caches_of
+from kernelgen.cache import Folder, Settings
+from kernelgen.cli import options
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
+from kernelgen.library import Library
+
+if TYPE_CHECKING:
+    from kernelgen.cache.explain import Explanation, Wanted
+    from kernelgen.plan import CompileConfig, Plan
+
+_format = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@click.group(short_help="Look into the cache of NEFFs, and keep it in order.")
+def command() -> None:
+    """Look into the cache of NEFFs, and keep it in order.
+
+    Builds find there what was compiled before: by another build, in another folder or, with a shared cache, on another machine.
+    """
+
+
+def _folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--cache DIR` as `folder: Folder`."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, cache_folder: str | None, **kwargs: Any) -> Any:
+        settings = Settings.make(cache_folder, "off")
+        if settings.folder is None:
+            raise KernelgenError("the cache is off: name its folder with --cache DIR")
+        return function(*args, folder=Folder(settings.folder), **kwargs)
+
+    return click.option(
+        "--cache",
+        "cache_folder",
+        metavar="DIR",
+        help=f"Its folder; {caches_of.FOLDER_VARIABLE}, or a folder in ~/.cache, by default.",
+    )(wrapper)
+
+
+# --- explain --------------------------------------------------------------------------------------------------------------
+
+
+@command.command()
+@click.argument("kernel", metavar="KERNEL")
+@click.argument("manifests", nargs=-1, metavar="[MANIFEST...]", type=click.Path(path_type=Path))
+@options.target_option
+@options.kernels_option
+@options.compiler_option
+@options.cache_options
+@_format
+def explain(
+    kernel: str,
+    manifests: tuple[Path, ...],
+    targets: tuple[str, ...],
+    libraries: tuple[Library, ...],
+    compiler: str,
+    caches: Settings,
+    form: str,
+) -> int:
+    """Say whether a build would find a kernel in the cache, and why not.
+
+    KERNEL is an id, an op or a glob of either, looked up in the manifests; or an HLO file, with the manifests' settings or with the
+    defaults for a target. Of a miss, the nearest entry is shown with each part of its key that differs.
+
+    Exits with 1 when a kernel is not there.
+    """
+    from kernelgen import compilers
+    from kernelgen.cache import explain as explaining
+
+    if caches.folder is None and caches.shared is None:
+        raise KernelgenError("the cache is off, and there is no shared one")
+    file = Path(kernel)
+    chosen = compilers.resolve(compiler)
+    if file.suffix == ".pb" or file.is_file():
+        wanted = _of_file(file, manifests, targets, libraries, chosen.identity)
+    else:
+        wanted = _of_manifests(kernel, manifests, targets, libraries, chosen.identity)
+
+    def say(text: str) -> None:
+        click.echo(f"warning: {text}", err=True)
+
+    found, remarks = explaining.explain(wanted, caches_of.Cache(caches, caches_of.Notices(say)))
+    for remark in remarks:
+        say(remark)
+    misses = sum(one.found is None for one in found)
+    if form == "json":
+        click.echo(json.dumps([one.to_json() for one in found], indent=1))
+    else:
+        for one in found:
+            click.echo("\n".join(_lines(one, caches)))
+        click.echo(f"{len(found) - misses} of {len(found)} in the cache")
+    return EXIT_FAILED if misses else EXIT_OK
+
+
+def _of_file(
+    file: Path, manifests: Sequence[Path], targets: Sequence[str], libraries: Sequence[Library], identity: str
+) -> list[Wanted]:
+    from kernelgen.cache import Key
+    from kernelgen.cache.explain import Wanted
+    from kernelgen.plan import CompileConfig
+
+    try:
+        hlo = file.read_bytes()
+    except OSError as error:
+        raise KernelgenError(f"{file}: {error.strerror}") from None
+    if manifests:
+        configs: Sequence[CompileConfig] = _plan(manifests, targets, libraries).configs
+    elif targets:
+        configs = [CompileConfig.make(target) for target in targets]
+    else:
+        raise click.UsageError("an HLO file needs a --target, or a MANIFEST")
+    id = file.name.removesuffix(".pb").removesuffix(".hlo")
+    return [Wanted(id, config.key, Key.make(hlo, identity, config)) for config in configs]
+
+
+def _of_manifests(
+    pattern: str, manifests: Sequence[Path], targets: Sequence[str], libraries: Sequence[Library], identity: str
+) -> list[Wanted]:
+    from kernelgen import hlo
+    from kernelgen.cache import Key
+    from kernelgen.cache.explain import Wanted
+    from kernelgen.cli.emit import select
+    from kernelgen.library import find, load_function
+
+    if not manifests:
+        raise click.UsageError(f"{pattern} is no HLO file: give the MANIFEST that has such a kernel")
+    plan = _plan(manifests, targets, libraries)
+    ids = set(select([k.spec.id for k in plan.kernels], [k.spec.op for k in plan.kernels], pattern, "KERNEL"))
+    configs = {config.key: config for config in plan.configs}
+    wanted = []
+    for kernel in plan.kernels:
+        if kernel.spec.id in ids:
+            library, registration = find(kernel.spec.op, libraries)
+            digest = hashlib.sha256(hlo.emit(kernel.spec, load_function(library, registration))).hexdigest()
+            wanted += [
+                Wanted(kernel.spec.id, n.config, Key.of_digest(digest, identity, configs[n.config]))
+                for n in plan.neffs
+                if n.kernel == kernel.spec.id
+            ]
+    return wanted
+
+
+def _plan(manifests: Sequence[Path], targets: Sequence[str], libraries: Sequence[Library]) -> Plan:
+    from kernelgen import manifest
+    from kernelgen.plan import Plan
+
+    return Plan.merge(options.only_targets(manifest.load(manifests, libraries=libraries), targets))
+
+
+def _lines(one: Explanation, caches: Settings) -> list[str]:
+    head = f"{one.wanted.kernel} for {one.wanted.config}:"
+    if one.found is not None:
+        return [f"{head} {'hit' if one.found == caches_of.LOCAL else 'hit, in the shared cache'}"]
+    lines = [f"{head} miss"]
+    if one.damaged:
+        lines.append(f"  its entry is damaged: {one.damaged}")
+    elif one.nearest is None:
+        lines.append("  there is no entry of this kernel or of the same HLO")
+    else:
+        kernel, key = one.nearest
+        of = "" if kernel == one.wanted.kernel else f" of {kernel}"
+        lines.append(f"  nearest: the entry {key.name[:12]}{of}, which differs in")
+        width = max(len(d.part) for d in one.differences)
+        for d in one.differences:
+            there, wanted = (value[:12] if d.part == "HLO" and value else value for value in (d.there, d.wanted))
+            lines.append(f"    {d.part:{width}}  {_value(there)}; wanted: {_value(wanted)}")
+    return lines
+
+
+def _value(text: str | None) -> str:
+    return "not given" if text is None else text or "given"
+
+
+# --- keeping it in order --------------------------------------------------------------------------------------------------
+
+
+@command.command()
+@options.cache_options
+@_format
+def info(caches: Settings, form: str) -> None:
+    """Print where the caches are and what they hold."""
+    from kernelgen.cache.entry import Damaged
+
+    groups: dict[tuple[str, str], list[int]] = {}
+    damaged = 0
+    folder = Folder(caches.folder) if caches.folder else None
+    for stored in folder.entries() if folder else ():
+        try:
+            head = folder.head(stored.name) if folder else None
+        except (Damaged, OSError):
+            damaged += 1
+            continue
+        if head is not None:
+            groups.setdefault((head.key.target, head.key.compiler), []).append(stored.size)
+    count, size = sum(map(len, groups.values())), sum(map(sum, groups.values()))
+    shared = _shared(caches)
+    if form == "json":
+        parts = [
+            {"target": t, "compiler": c, "entries": len(s), "bytes": sum(s)} for (t, c), s in sorted(groups.items())
+        ]
+        local = None
+        if folder:
+            local = {"folder": str(folder), "entries": count, "bytes": size, "damaged": damaged, "parts": parts}
+        click.echo(json.dumps({"local": local, "shared": shared}, indent=1))
+        return
+    click.echo(f"{folder}: {_entries(count)}, {_bytes(size)}" if folder else "this machine's cache is off")
+    for (target, compiler), sizes in sorted(groups.items()):
+        click.echo(f"  {target}  {compiler}: {_entries(len(sizes))}, {_bytes(sum(sizes))}")
+    if damaged:
+        click.echo(f"  {_entries(damaged)} can't be read; kernelgen cache verify removes them")
+    if shared:
+        click.echo(f"shared cache {shared['url']} ({shared['mode']}): {shared['state']}")
+
+
+def _shared(caches: Settings) -> dict[str, Any] | None:
+    from kernelgen.cache.shared import Unavailable
+
+    if caches.shared is None:
+        return None
+
+    def say(text: str) -> None:
+        click.echo(f"warning: {text}", err=True)
+
+    store = caches_of.Cache(caches, caches_of.Notices(say)).shared
+    assert store is not None
+    try:
+        store.read("0" * 64)
+        state = "it answers"
+    except (OSError, Unavailable) as problem:
+        state = f"it does not answer: {problem}"
+    return {"url": str(store), "mode": caches_of.MODES[0 if caches.writable else 1], "state": state}
+
+
+@command.command()
+@click.option("--max-size", required=True, metavar="SIZE", help="What may be left: 500M, 20G, or 0 for nothing.")
+@_folder_option
+def prune(max_size: str, folder: Folder) -> int:
+    """Remove the entries that were not used for longest, until the rest is small enough."""
+    match = re.fullmatch(r"(\d{1,15})([KMGT]?)(i?B)?", max_size)
+    if not match:
+        raise KernelgenError(f"--max-size {max_size}: expected a size such as 500M or 20G")
+    limit = int(match[1]) * _UNITS[match[2]]
+    folder.sweep()
+    entries = sorted(folder.entries(), key=lambda e: (e.used, e.name))
+    size = sum(e.size for e in entries)
+    removed = kept = 0
+    for stored in entries:
+        if size <= limit:
+            break
+        if folder.drop(stored.name):
+            size -= stored.size
+            removed += 1
+        else:
+            kept += 1
+    click.echo(f"{folder}: {_entries(removed)} removed, {_entries(len(entries) - removed)} left, {_bytes(size)}")
+    if kept:
+        raise KernelgenError(f"{folder}: {_entries(kept)} can't be removed", exit_code=EXIT_FAILED)
+    return EXIT_OK
+
+
+@command.command()
+@click.option("--keep", is_flag=True, help="Only name damaged entries.")
+@_folder_option
+def verify(keep: bool, folder: Folder) -> int:
+    """Read every entry, and remove those that are damaged.
+
+    Builds check what they read, so this is only for who wants to know. Exits with 1 when an entry was damaged.
+    """
+    from kernelgen.cache import entry
+    from kernelgen.cache.entry import Damaged
+
+    folder.sweep()
+    count = damaged = 0
+    for name in sorted(stored.name for stored in folder.entries()):
+        count += 1
+        try:
+            data = folder.read(name)
+            if data is not None:
+                entry.unpack(data, name)
+        except (Damaged, OSError) as problem:
+            damaged += 1
+            removed = not keep and folder.drop(name)
+            click.echo(f"{folder.path(name)}: {problem}{': removed' if removed else ''}")
+    click.echo(f"{folder}: {_entries(count)}, {damaged} damaged")
+    return EXIT_FAILED if damaged else EXIT_OK
+
+
+@command.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@_folder_option
+def export(file: Path, folder: Folder) -> None:
+    """Write all entries to a tar, for a machine that reaches no shared cache.
+
+    The same entries give the same bytes.
+    """
+    from kernelgen.cache import archive
+
+    done = archive.write(file, folder)
+    for name in done.left_out:
+        click.echo(f"warning: {folder.path(name)} is damaged and left out", err=True)
+    click.echo(f"{file}: {_entries(done.entries)}, {_bytes(file.stat().st_size)}")
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@_folder_option
+def import_(file: Path, folder: Folder) -> None:
+    """Add the entries of an exported cache.
+
+    Every member of the tar is checked before the first is added; one that is no whole entry makes it an error.
+    """
+    from kernelgen.cache import archive
+
+    if not file.is_file():
+        raise KernelgenError(Diagnostic(f"{file}: there is no such file"))
+    done = archive.read(file, folder)
+    click.echo(f"{folder}: {_entries(done.added)} added, {done.known} there already")
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
