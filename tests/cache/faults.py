@@ -1,0 +1,315 @@
+"""Kills builds at random moments and compares what comes out with a build that nobody disturbed.
+
+    python3 tests/cache/faults.py --rounds 200 --seed 1
+
+Each round builds a small manifest with a double of neuronx-cc, in one or two output folders that share a cache, and kills one process
+by SIGKILL at a moment that the seed chooses: a compiler, a worker, or a build. Before the next round, some of what is there is taken
+away again, so that there is work to do. After each round:
+
+* every entry of the cache is whole, and is the one that an undisturbed build stores;
+* every bundle that is there is, byte for byte, the one that an undisturbed build writes.
+
+After the last one, builds in the disturbed folders and in a new one make the same bundles, the cache holds all entries and nothing
+else, and no process is left. Exit status 1 when any of this is not so. `./bazelw run //tests:cache_faults -- --rounds 200` is the same.
+
+It needs kernelgen's packages, and takes about three seconds a round on an idle machine. A round in which the process was gone before it
+could be killed does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from kernelgen.cache import Folder, entry  # noqa: E402
+from kernelgen.cache.entry import Damaged  # noqa: E402
+
+OPS = ("relu", "silu", "sqr", "tanh")
+"""The kernels of the manifest, one each."""
+
+COMPILE_SECONDS = 0.15
+"""How long the double takes for a compile."""
+
+VICTIMS = ("compiler", "worker", "build")
+
+
+class Wrong(Exception):
+    """What must not be; the message says what."""
+
+
+@dataclass
+class Field:
+    """A folder with a manifest, a double of neuronx-cc, a cache and output folders.
+
+    Attributes:
+        root: the folder.
+    """
+
+    root: Path
+    expected: dict[str, bytes] = field(default_factory=dict)
+    entries: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def cache(self) -> Folder:
+        return Folder(self.root / "cache")
+
+    def prepare(self) -> None:
+        """Makes what rounds need, and what an undisturbed build makes of it."""
+        lines = ["format: 1", "name: few", "targets: [trn1]", "kernels:"]
+        lines += [f'  - {{op: {op}, inputs: ["(8,4,1,1)/f32"], output: "(8,4,1,1)/f32"}}' for op in OPS]
+        (self.root / "few.yaml").write_text("\n".join(lines) + "\n")
+        double = (ROOT / "tests" / "compilers" / "fake_neuronx_cc").read_text().splitlines()
+        program = self.root / "sdk" / "bin" / "neuronx-cc"
+        program.parent.mkdir(parents=True)
+        program.write_text("\n".join([f"#!{sys.executable}", *double[1:], ""]))
+        program.chmod(0o755)
+        program.with_name("neuronx-cc.json").write_text(json.dumps({"steady": True, "seconds": COMPILE_SECONDS}))
+        self.finish("undisturbed", self.root / "undisturbed-cache")
+        self.expected = self.bundles("undisturbed")
+        folder = Folder(self.root / "undisturbed-cache")
+        self.entries = {stored.name: folder.path(stored.name).read_bytes() for stored in folder.entries()}
+        if len(self.entries) != len(OPS) or not self.expected:
+            raise Wrong("the undisturbed build did not build everything")
+
+    def start(self, output: str, cache: Path | None = None, jobs: int = 1) -> subprocess.Popen[bytes]:
+        """Starts a build. It, its workers and their compilers can be told from other processes by `KERNELGEN_FIELD`."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("NEURON_")} | {
+            "KERNELGEN_FIELD": str(self.root),
+            "NEURON_KERNELGEN_NEFF_CACHE": str(cache or self.cache.root),
+            "NEURON_SDK": str(self.root / "sdk"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), *filter(None, sys.path)]),
+        }
+        words = ["build", "few.yaml", "-o", output, "-j", str(jobs), "--compiler", "neuronx-cc"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "kernelgen", *words],
+            cwd=self.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def finish(self, output: str, cache: Path | None = None) -> str:
+        """Builds with nobody disturbing and returns what the build printed."""
+        process = self.start(output, cache)
+        said = process.communicate()[0].decode(errors="replace")
+        if process.returncode:
+            raise Wrong(f"an undisturbed build failed:\n{said}")
+        return said
+
+    def bundles(self, output: str) -> dict[str, bytes]:
+        """Returns the files of the bundles in an output folder, by path; also what is half-written, if anything is."""
+        folder = self.root / output
+        files = [p for p in folder.rglob("*") if p.is_file() and ".kernelgen" not in p.relative_to(folder).parts]
+        return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+    def check(self, outputs: Sequence[str]) -> None:
+        """Raises when anything is served that an undisturbed build would not serve.
+
+        Raises:
+            Wrong: it is.
+        """
+        for stored in self.cache.entries():
+            data = self.cache.read(stored.name)
+            if data is None:
+                continue
+            try:
+                entry.unpack(data, stored.name)
+            except Damaged as problem:
+                raise Wrong(f"the cache has {stored.name}: {problem}") from None
+            # The flags and the identity are always the same here, so the names are too.
+            if data != self.entries.get(stored.name):
+                raise Wrong(f"the cache has {stored.name}, which is not what an undisturbed build stores")
+        for output in outputs:
+            for path, data in self.bundles(output).items():
+                # A folder that was being filled has a name of its own, which nobody looks at.
+                if not Path(path).parts[0].startswith(".") and data != self.expected.get(path):
+                    raise Wrong(f"{output}/{path} is not what an undisturbed build writes")
+
+
+# --- processes ------------------------------------------------------------------------------------------------------------
+
+
+def processes(root: Path) -> dict[str, list[int]]:
+    """Returns the living processes of a field's builds, by what they are: a list for each of `VICTIMS`."""
+    found: dict[str, list[int]] = {victim: [] for victim in VICTIMS}
+    mark = f"KERNELGEN_FIELD={root}".encode()
+    mine: dict[int, list[str]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            if stat[0] == "Z":
+                continue
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            # The compilers' environment is their own; what they run is here.
+            here = any(word.startswith(str(root)) for word in words)
+            if here or mark in (folder / "environ").read_bytes().split(b"\0"):
+                mine[int(folder.name)] = words
+    for pid, words in mine.items():
+        if "kernelgen.worker" in words:
+            found["worker"].append(pid)
+        elif "build" in words and "kernelgen" in words:
+            found["build"].append(pid)
+        elif str(root / "sdk/bin/neuronx-cc") in words and "compile" in words and words[0] != "/bin/sh":
+            found["compiler"].append(pid)
+    return found
+
+
+def wait(root: Path, victim: str, running: Callable[[], bool]) -> list[int]:
+    """Returns the processes of a kind as soon as there are some, none when the builds end before."""
+    while running():
+        if there := sorted(processes(root)[victim]):
+            return there
+        time.sleep(0.02)
+    return []
+
+
+def kill(root: Path, victim: str, chance: random.Random, running: Callable[[], bool]) -> bool:
+    """Kills a process of a kind as soon as there is one; returns whether there was one before the builds ended."""
+    while there := wait(root, victim, running):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(chance.choice(there), signal.SIGKILL)
+            return True
+    return False
+
+
+def take_away(here: Field, outputs: Sequence[str], chance: random.Random) -> None:
+    """Removes some of what earlier rounds made, so that there is something to do."""
+    for output in outputs:
+        if chance.random() < 0.7:
+            shutil.rmtree(here.root / output, ignore_errors=True)
+    names = sorted(stored.name for stored in here.cache.entries())
+    for name in chance.sample(names, chance.randint(min(2, len(names)), len(names))):
+        here.cache.drop(name)
+
+
+def one_round(here: Field, number: int, seed: int, seconds: float) -> str | None:
+    """Disturbs one or two builds and checks what is left; returns which kind of process was killed, None for none.
+
+    Args:
+        here: where.
+        number: the round's.
+        seed: of the whole run; the round's own depends on both.
+        seconds: how long an undisturbed build takes, about.
+
+    Raises:
+        Wrong: something is served that must not be.
+    """
+    chance = random.Random(f"{seed} {number}")
+    outputs = ["one", "two"][: chance.choice((1, 1, 2))]
+    take_away(here, outputs, chance)
+    victim = chance.choice(VICTIMS)
+    builds = [here.start(output, jobs=chance.choice((1, 1, 1, 2))) for output in outputs]
+    try:
+        if victim == "compiler":
+            wait(here.root, victim, lambda: any(build.poll() is None for build in builds))
+            seconds = len(OPS) * COMPILE_SECONDS
+        time.sleep(chance.uniform(0, seconds))
+        killed = kill(here.root, victim, chance, lambda: any(build.poll() is None for build in builds))
+        for build in builds:
+            said = build.communicate(timeout=120)[0].decode(errors="replace")
+            if build.returncode not in (0, 1, -signal.SIGKILL) or "Traceback" in said:
+                raise Wrong(f"a build ended with {build.returncode}:\n{said}")
+            if not killed and build.returncode:
+                raise Wrong(f"a build that nobody disturbed failed:\n{said}")
+    finally:
+        for build in builds:
+            build.kill()
+            build.communicate()
+    here.check(["one", "two"])
+    return victim if killed else None
+
+
+def gone(root: Path, patience: float = 60) -> None:
+    """Waits until no process of the field's builds is left.
+
+    Raises:
+        Wrong: some stay.
+    """
+    deadline = time.monotonic() + patience
+    while any(left := processes(root).values()):
+        if time.monotonic() > deadline:
+            raise Wrong(f"processes are left: {list(left)}")
+        time.sleep(0.1)
+
+
+def run(root: Path, rounds: int, seed: int, limit: float | None = None) -> Iterator[tuple[int, str | None]]:
+    """Runs rounds until so many processes were killed, or the time is up; yields number and victim of each; then checks the end.
+
+    Args:
+        root: an empty folder.
+        rounds: how many processes to kill.
+        seed: what chooses them.
+        limit: seconds for the rounds, or None.
+
+    Raises:
+        Wrong: something was lost, or is served that must not be.
+    """
+    here = Field(root)
+    here.prepare()
+    begun = time.monotonic()
+    here.finish("one")
+    seconds = time.monotonic() - begun
+    done = number = 0
+    while done < rounds and (limit is None or time.monotonic() - begun < limit):
+        number += 1
+        victim = one_round(here, number, seed, seconds)
+        done += victim is not None
+        yield number, victim
+    gone(root)
+    for output in ("one", "two", "new"):
+        here.finish(output)
+        if here.bundles(output) != here.expected:
+            raise Wrong(f"a clean build in {output} differs from an undisturbed one")
+    # What is missing now is made by a build in a folder that has nothing.
+    shutil.rmtree(root / "cache")
+    here.finish("last")
+    found = {stored.name: here.cache.path(stored.name).read_bytes() for stored in here.cache.entries()}
+    if found != here.entries or here.bundles("last") != here.expected:
+        raise Wrong("after all rounds, the cache holds something else than after an undisturbed build")
+    gone(root)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kills builds at random moments and compares what comes out.")
+    parser.add_argument("--rounds", type=int, default=200, metavar="N", help="processes to kill (200)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses which, and when (1)")
+    arguments = parser.parse_args()
+    killed: Counter[str] = Counter()
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kernelgen-faults-") as folder:
+        try:
+            for number, victim in run(Path(folder).resolve(), arguments.rounds, arguments.seed):
+                if victim:
+                    killed[victim] += 1
+                if sys.stderr.isatty():
+                    print(f"\rround {number}, {killed.total()} killed", end="", file=sys.stderr, flush=True)
+        except Wrong as wrong:
+            print(f"seed {arguments.seed}: {wrong}", file=sys.stderr)
+            return 1
+    kinds = ", ".join(f"{killed[victim]} {victim}s" for victim in VICTIMS)
+    print(
+        f"{killed.total()} processes killed ({kinds}), seed {arguments.seed}, {time.monotonic() - begun:.0f} s: "
+        "nothing was lost, nothing wrong was served"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
