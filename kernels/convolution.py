@@ -15,29 +15,17 @@ from .common import f32, result
 from .windows import n_windows, overlap_add, windows
 
 
-def _convolve(
-    x: Array,
-    kernel: Array,
-    s: Sequence[int],
-    p: Sequence[int],
-    d: Sequence[int],
-    groups: int = 1,
-    spread: Sequence[int] | None = None,
-) -> Array:
-    """Returns [N, OC, …] f32 of x [N, IC, …] and kernel [OC, IC / groups, …], of one type.
+def _convolve(x: Array, kernel: Array, s: Sequence[int], p: Sequence[int], d: Sequence[int], groups: int = 1) -> Array:
+    """Returns [N, OC, …] f32 of x [N, IC, …] and kernel [OC, IC / groups, …], of one type; s, p, d outermost first."""
+    padding = []
+    for i, (length, k) in enumerate(zip(x.shape[2:], kernel.shape[2:], strict=True)):
+        last = (n_windows(length, k, s[i], p[i], d[i]) - 1) * s[i] + (k - 1) * d[i] + 1
+        padding.append((p[i], max(p[i], last - length - p[i])))
+    return _product(x, kernel, window_strides=s, padding=padding, rhs_dilation=d, feature_group_count=groups)
 
-    Strides `s`, paddings `p`, dilations `d` of the kernel and `spread` of the image are outermost first.
-    """
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        window_strides=s,
-        padding=[(n, n) for n in p],
-        lhs_dilation=spread,
-        rhs_dilation=d,
-        feature_group_count=groups,
-        preferred_element_type=jnp.float32,
-    )
+
+def _product(x: Array, kernel: Array, **steps) -> Array:
+    return lax.conv_general_dilated(x, kernel, preferred_element_type=jnp.float32, **steps)
 
 
 def _columns(x: Array, k: Sequence[int], s: Sequence[int], p: Sequence[int], d: Sequence[int]) -> Array:
@@ -214,7 +202,7 @@ def conv_transpose_2d(kernel, x, *, stride: int, out):
 def _transposed(x: Array, kernel: Array, s: Sequence[int]) -> Array:
     """Returns [N, OC, …] f32 of x [N, IC, …] and kernel [IC, OC, …]: the image spread out, with the kernel turned round."""
     rank = len(s)
-    k = kernel.shape[2:]
+    padding = [(k - 1, k - 1) for k in kernel.shape[2:]]
     kernel = lax.rev(lax.transpose(kernel, (1, 0, *range(2, 2 + rank))), range(2, 2 + rank))
     x = lax.convert_element_type(x, kernel.dtype)
-    return _convolve(x, kernel, (1,) * rank, [n - 1 for n in k], (1,) * rank, spread=s)
+    return _product(x, kernel, window_strides=(1,) * rank, padding=padding, lhs_dilation=s)

@@ -8,8 +8,13 @@ from jax import Array, lax
 
 
 def n_windows(length: int, k: int, s: int, p: int, d: int) -> int:
-    """Returns how many windows fit (`ggml_calc_conv_output_size`)."""
-    return (length + 2 * p - d * (k - 1) - 1) // s + 1
+    """Returns how many windows there are (`ggml_calc_conv_output_size`).
+
+    C divides towards zero, so an axis that is less than `s` elements too short for a window has one: what it lacks is as empty as
+    padding.
+    """
+    room = length + 2 * p - d * (k - 1) - 1
+    return (room // s if room >= 0 else -(-room // s)) + 1
 
 
 def windows(x: Array, axis: int, n: int, k: int, s: int, p: int, d: int, fill: float = 0) -> Array:

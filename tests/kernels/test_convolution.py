@@ -19,11 +19,12 @@ STEPS = [
     {"s0": 3, "p0": 5, "p1": 4, "d1": 3},
     {"s0": 5, "s1": 4, "p1": 3},
     {"s0": 9, "s1": 9, "p0": 7, "p1": 8, "d0": 3, "d1": 2},
+    {"s0": 8, "s1": 10, "d0": 5, "d1": 8},  # the kernel stands out though there is no padding
 ]
 
 
 def size(n: int, k: int, s: int, p: int, d: int) -> int:
-    return (n + 2 * p - d * (k - 1) - 1) // s + 1
+    return int((n + 2 * p - d * (k - 1) - 1) / s) + 1
 
 
 def sizes(image: tuple[int, ...], kernel: tuple[int, ...], steps: dict[str, int]) -> list[int]:

@@ -32,7 +32,9 @@ Params = Mapping[str, ParamValue]
 def _size(image: TensorDesc, kernel: TensorDesc, axis: int, params: Params) -> int:
     """Returns the result's length along one of ggml's dimensions (`ggml_calc_conv_output_size`)."""
     s, p, d = at_least(params, f"s{axis}", 1), at_least(params, f"p{axis}", 0), at_least(params, f"d{axis}", 1)
-    n = (image.ne[axis] + 2 * p - d * (kernel.ne[axis] - 1) - 1) // s + 1
+    room = image.ne[axis] + 2 * p - d * (kernel.ne[axis] - 1) - 1
+    # C divides towards zero: an image that is a little too small has one place for the kernel, which stands out beyond the padding.
+    n = (room // s if room >= 0 else -(-room // s)) + 1
     want(n > 0, 1, f"src1 is too small for the kernel along {_AXES[axis]}: {image.ne[axis]} elements, {p} of padding")
     return n
 
