@@ -1,4 +1,4 @@
-"""Sums and norms of rows (ggml's dimension 0). All take and return [ne3, ne2, ne1, ne0], and compute in float32."""
+"""Sums and norms of rows (ggml's dimension 0), and of groups of channels. All take and return [ne3, ne2, ne1, ne0], in float32."""
 
 import numpy as np
 from jax import Array, lax
@@ -42,3 +42,28 @@ def l2_norm(x, *, eps: float, out):
     """`x / max(sqrt(sum of squares), eps)` of each row."""
     x = f32(x)
     return result(x / per_row(lax.max(lax.sqrt(_sum(x * x)), np.float32(eps)), x), out)
+
+
+@emitter("group_norm", types="f32")
+def group_norm(x, *, n_groups: int, eps: float, out):
+    """`(x - mean) / sqrt(variance + eps)` of each group of channels of x [N, C, H, W].
+
+    A group has C / n_groups channels, rounded up; the last ones get what is left, and none where nothing is.
+    """
+    n, c, h, w = x.shape
+    channels = -(-c // n_groups)
+    groups = -(-c // channels)
+    missing = groups * channels - c
+    count = np.full((1, groups), channels * h * w, np.float32)
+    count[0, -1] -= missing * h * w
+
+    def mean(x: Array) -> Array:
+        """Returns the mean of the group of each element of x, in the shape of x."""
+        if missing:
+            x = lax.pad(x, np.float32(0), [(0, 0, 0), (0, missing, 0), (0, 0, 0), (0, 0, 0)])
+        y = lax.reduce_sum(lax.reshape(x, (n, groups, channels * h * w)), (2,)) / count
+        y = lax.reshape(lax.broadcast_in_dim(y, (n, groups, channels), (0, 1)), (n, groups * channels))
+        return lax.broadcast_in_dim(lax.slice_in_dim(y, 0, c, axis=1), (n, c, h, w), (0, 1))
+
+    x = x - mean(x)
+    return result(x * lax.rsqrt(mean(x * x) + np.float32(eps)), out)

@@ -31,3 +31,15 @@ def test_norms_of_heads_inside_longer_rows(op: str) -> None:
 def test_sum_rows(tensor: str) -> None:
     ne = tensor.split("/")[0].split(",", 1)[1]
     check(spec("sum_rows", [tensor], f"(1,{ne}/f32"))
+
+
+@pytest.mark.parametrize("n_groups", [1, 2, 3, 6, 8])
+@pytest.mark.parametrize("tensor", ["(5,3,8,2)/f32", "(4,3,8,2)/f32/(4,160,16,480)"])
+def test_group_norm(tensor: str, n_groups: int) -> None:
+    """Eight channels in three groups are 3 + 3 + 2, and in six 2 + 2 + 2 + 2 + 0 + 0."""
+    check(spec("group_norm", [tensor], tensor.split("/")[0] + "/f32", n_groups=n_groups, eps=1e-5), 1e-12)
+
+
+def test_group_norm_of_many_elements_far_from_zero() -> None:
+    values = np.random.default_rng(3).normal(size=(1, 64, 32, 32)) + 100
+    check(spec("group_norm", ["(32,32,64,1)/f32"], "(32,32,64,1)/f32", n_groups=4, eps=1e-6), 1e-10, src0=values)

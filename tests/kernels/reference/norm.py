@@ -34,5 +34,20 @@ def l2_norm(spec: KernelSpec, x: Array) -> Array:
     return out(spec, x / np.maximum(length, dict(spec.params)["eps"]))
 
 
+@reference("group_norm")
+def group_norm(spec: KernelSpec, x: Array) -> Array:
+    params = dict(spec.params)
+    channels = (x.shape[1] + params["n_groups"] - 1) // params["n_groups"]
+    y = np.zeros(x.shape)
+    for group in range(params["n_groups"]):
+        part = x[:, group * channels : (group + 1) * channels].astype(np.float64)
+        if part.size:
+            part = part - part.mean(axis=(1, 2, 3), keepdims=True)
+            variance = (part * part).mean(axis=(1, 2, 3), keepdims=True)
+            y[:, group * channels : (group + 1) * channels] = part / np.sqrt(variance + params["eps"])
+    return out(spec, y)
+
+
+example("group_norm", inputs=("(5,3,8,2)",), n_groups=3, eps=1e-5)
 example("sum_rows", inputs=("(33,4,3,2)",))
 example("norm", "rms_norm", "l2_norm", inputs=("(33,4,3,2)",), eps=1e-5)

@@ -248,6 +248,13 @@ def _build() -> dict[str, Op]:
         Op("norm", "norm", ("src0",), 1, (eps,)),
         Op("rms_norm", "rms_norm", ("src0",), 1, (eps,)),
         Op("l2_norm", "l2_norm", ("src0",), 1, (eps,)),
+        Op(
+            "group_norm",
+            "group_norm",
+            ("src0",),
+            1,
+            (Param("n_groups", 0, default=None), Param("eps", 1, float, None, minimum=0.0)),
+        ),
         # matrix products
         Op("mul_mat", "mul_mat", ab, 2, (_PREC, Param("hint", 1), _PREC_SRC1)),
         Op("mul_mat_id", "mul_mat_id", ("as", "b", "ids"), 3, (_PREC, _PREC_SRC1)),
