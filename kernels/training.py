@@ -51,3 +51,26 @@ def cross_entropy_loss_back(grad, logits, labels, *, out):
     rows = math.prod(logits.shape[:3])
     scale = lax.reshape(grad, ()) / np.float32(rows)
     return result((softmax - labels) * scale, out)
+
+
+@emitter("opt_step_sgd", types="f32, f32, f32")
+def opt_step_sgd(w, grad, params):
+    """A step of gradient descent with weight decay, in place: `w * (1 - alpha * wd) - alpha * grad`.
+
+    w, grad: [ne3, ne2, ne1, ne0]; params: [1, 1, 1, 2], alpha and wd.
+    """
+    alpha, wd = (params[0, 0, 0, i] for i in range(2))
+    return w * (_ONE - alpha * wd) - alpha * grad
+
+
+@emitter("opt_step_adamw", types="f32, f32, f32, f32, f32")
+def opt_step_adamw(w, grad, m, v, params):
+    """A step of AdamW: the new weights and, in place as they are, the new momenta `m` and `v`.
+
+    w, grad, m, v: [ne3, ne2, ne1, ne0]; params: [1, 1, 1, 7], alpha, beta1, beta2, eps, wd, beta1h, beta2h, where beta1h is
+    `1 / (1 - beta1^t)` at step t.
+    """
+    alpha, beta1, beta2, eps, wd, beta1h, beta2h = (params[0, 0, 0, i] for i in range(7))
+    m = m * beta1 + grad * (_ONE - beta1)
+    v = v * beta2 + grad * grad * (_ONE - beta2)
+    return w * (_ONE - alpha * wd) - alpha * (m * beta1h) / (lax.sqrt(v * beta2h) + eps), m, v

@@ -292,7 +292,7 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
     return status;
 }
 
-// Reads the names `input<i>`, `input<i>.must_alias_input` and `output0`.
+// Reads the names `input<i>` and `input<i>.must_alias_input`, `output0` and `input<i>.updated`.
 NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message) {
     nrt_tensor_info_array_t * info   = nullptr;
     const NRT_STATUS          status = nrt.nrt_get_model_tensor_info(model.handle, &info);
@@ -305,15 +305,17 @@ NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message
         const std::string         name(tensor.name, strnlen(tensor.name, sizeof(tensor.name)));
         int                       source = -1;
         int                       end    = 0;
-        bool                      good   = name == "output0" && tensor.usage == NRT_TENSOR_USAGE_OUTPUT;
-        if (tensor.usage == NRT_TENSOR_USAGE_INPUT && sscanf(name.c_str(), "input%d%n", &source, &end) == 1) {
+        const bool                output = tensor.usage == NRT_TENSOR_USAGE_OUTPUT;
+        bool                      good   = output && name == "output0";
+        if (!good && sscanf(name.c_str(), "input%d%n", &source, &end) == 1) {
             const std::string rest = name.substr((size_t) end);
-            good = source >= 0 && source < GGML_MAX_SRC && (rest.empty() || rest == ".must_alias_input");
+            good                   = source >= 0 && source < GGML_MAX_SRC &&
+                                     (output ? rest == ".updated" : rest.empty() || rest == ".must_alias_input");
         }
         if (!good) {
             message = model.name + ": its NEFF has a tensor '" + name + "', which no kernel of kernelgen has";
         }
-        model.tensors.push_back({ name, source, tensor.size });
+        model.tensors.push_back({ name, source, output, tensor.size });
     }
     nrt.nrt_free_model_tensor_info(info);
     if (!message.empty()) {
@@ -406,6 +408,7 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
     size_t wanted = 0;
     for (size_t i = 0; i <= n_src; i++) {
         wanted += operands[i].size != 0;
+        wanted += i < n_src && kernel.updates >> i & 1;
     }
     if (model->tensors.size() != wanted) {
         message = model->name + ": its NEFF disagrees with the bundle's index: it has " +
@@ -416,7 +419,8 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
             break;
         }
         const size_t i    = tensor.source < 0 ? n_src : (size_t) tensor.source;
-        const size_t size = i <= n_src && (tensor.source < 0 || i < n_src) ? operands[i].size : 0;
+        const bool   is   = tensor.source < 0 || (i < n_src && (!tensor.output || kernel.updates >> i & 1));
+        const size_t size = is ? operands[i].size : 0;
         if (size != tensor.size) {
             message = model->name + ": its NEFF disagrees with the bundle's index: " + tensor.name + " has " +
                       std::to_string(tensor.size) + " bytes and the index says " + std::to_string(size);
@@ -446,8 +450,8 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
             return nullptr;
         }
         function = "nrt_add_tensor_to_tensor_set";
-        status   = nrt.nrt_add_tensor_to_tensor_set(tensor.source < 0 ? step->output : step->input, tensor.name.c_str(),
-                                                  bound);
+        status =
+            nrt.nrt_add_tensor_to_tensor_set(tensor.output ? step->output : step->input, tensor.name.c_str(), bound);
     }
     if (status != NRT_SUCCESS) {
         message = nrt.describe(function, status) + ": " + model->name;

@@ -56,6 +56,7 @@ struct neuron_model {
     struct tensor {
         std::string name;
         int         source;  // index in ggml's src; -1 for the result
+        bool        output;  // the result, or the new content of a source
         size_t      size;    // bytes
     };
 

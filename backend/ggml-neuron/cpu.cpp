@@ -131,5 +131,12 @@ enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_acc
     if (access.is_device(node) && !access.write(node, node->data, result->data, ggml_nbytes(node))) {
         return GGML_STATUS_FAILED;
     }
+    for (int i = 0; i < neuron_n_src(node); i++) {
+        const ggml_tensor * src = node->src[i];
+        if ((neuron_updates_of(node) >> i & 1) && access.is_device(src) &&
+            !access.write(src, src->data, host_address(src), ggml_nbytes(src))) {
+            return GGML_STATUS_FAILED;
+        }
+    }
     return GGML_STATUS_SUCCESS;
 }

@@ -91,6 +91,11 @@ struct neuron_upload {
     int            src;  // index in node->src
 };
 
+struct neuron_download {
+    neuron_operand from;
+    ggml_tensor *  to;  // in host memory
+};
+
 struct neuron_move {
     neuron_operand from;
     neuron_operand to;
@@ -98,15 +103,15 @@ struct neuron_move {
 
 // A node of a graph with everything that was to be found out about it.
 struct neuron_resolved {
-    int           index;                  // in cgraph->nodes
+    int           index;                     // in cgraph->nodes
     ggml_tensor * node;
-    const void *  data;                   // node->data, to see that the graph was not allocated anew
-    neuron_step * step;                   // NULL: computed on the CPU
+    const void *  data;                      // node->data, to see that the graph was not allocated anew
+    neuron_step * step;                      // NULL: computed on the CPU
 
-    std::vector<neuron_upload> uploads;   // from host tensors
-    std::vector<neuron_move>   before;    // within the device
-    std::vector<neuron_move>   after;     // within the device
-    neuron_operand             download;  // to node->data, when its size is not 0
+    std::vector<neuron_upload>   uploads;    // from host tensors
+    std::vector<neuron_move>     before;     // within the device
+    std::vector<neuron_move>     after;      // within the device
+    std::vector<neuron_download> downloads;  // to host tensors
 };
 
 // A graph's nodes, resolved.
@@ -371,14 +376,27 @@ static neuron_placement ggml_backend_neuron_place(const neuron_core *   core,
         p.home[moved]   = p.operands[moved];
         p.moved[moved]  = true;
     }
+    // Nor of a source that the kernel changes overlapping another operand.
+    for (int i = 0; kernel.updates && i <= p.n_src; i++) {
+        for (int u = 0; u < p.n_src; u++) {
+            if (!(kernel.updates >> u & 1) || u == i || !p.operands[i].memory ||
+                !overlap(p.operands[i], p.operands[u])) {
+                continue;
+            }
+            p.message = std::string(ggml_op_desc(node)) + " changes " + node->src[u]->name +
+                        ", which overlaps another of its tensors";
+            return p;
+        }
+    }
     for (int i = 0; i <= p.n_src; i++) {
         if (!p.staged[i] && !p.moved[i]) {
             continue;
         }
         // a source that is given twice is copied once, unless the result takes the place of one of the two
         int same = 0;
-        while (same < i && !(i < p.n_src && p.staged[i] && p.staged[same] && node->src[same] == node->src[i] &&
-                             i != kernel.alias && same != kernel.alias)) {
+        while (same < i &&
+               !(i < p.n_src && p.staged[i] && p.staged[same] && node->src[same] == node->src[i] && i != kernel.alias &&
+                 same != kernel.alias && !(kernel.updates >> i & 1) && !(kernel.updates >> same & 1))) {
             same++;
         }
         if (i == p.n_src && kernel.alias != NEURON_KERNELS_NO_ALIAS) {
@@ -464,8 +482,13 @@ static enum ggml_status ggml_backend_neuron_resolve(ggml_backend_neuron_context 
                 for (int k = 0; r.step && k <= p.n_src; k++) {
                     const bool result = k == p.n_src;
                     if (p.staged[k] && result) {
-                        r.download = operands[k];
-                    } else if (p.staged[k]) {
+                        r.downloads.push_back({ operands[k], node });
+                        continue;
+                    }
+                    if (p.staged[k] && (c.kernel.updates >> k & 1)) {
+                        r.downloads.push_back({ operands[k], node->src[k] });
+                    }
+                    if (p.staged[k]) {
                         bool again = false;
                         for (const neuron_upload & u : r.uploads) {
                             again = again || u.to.offset == operands[k].offset;
@@ -643,8 +666,8 @@ static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const ne
             return ggml_backend_neuron_status(status);
         }
     }
-    if (r.download.size) {
-        status = r.download.memory->read_locked(r.node->data, r.download.offset, r.download.size);
+    for (const neuron_download & d : r.downloads) {
+        status = d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
@@ -832,6 +855,19 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
     if (ggml_backend_neuron_is_placement_probe(op)) {
         // While ops are recorded, weights go where the kernels that can be built will want them.
         return shared.kernels.has_signature(op) || (neuron_recording() && neuron_can_be_built(op));
+    }
+    // What an op changes must be where it is computed: ggml's scheduler would give it a copy, and the change would be lost.
+    const uint32_t updates = neuron_updates_of(op);
+    for (int i = 0; updates && shared.buffers == neuron_buffers::DEVICE && i < GGML_MAX_SRC; i++) {
+        const ggml_tensor * src  = op->src[i];
+        const ggml_tensor * root = src && src->view_src ? src->view_src : src;
+        if (!(updates >> i & 1) || !root || !root->buffer) {
+            continue;
+        }
+        const auto * ctx = ggml_backend_neuron_context_of(src);
+        if (!ctx || ctx->core != device->core.get()) {
+            return false;
+        }
     }
     const bool computed = ggml_backend_neuron_has_kernel(device, op);
     if (!computed) {

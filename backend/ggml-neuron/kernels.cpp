@@ -59,6 +59,10 @@ int neuron_alias_of(const ggml_tensor * op) {
     return NEURON_KERNELS_NO_ALIAS;
 }
 
+uint32_t neuron_updates_of(const ggml_tensor * op) {
+    return op->op == GGML_OP_OPT_STEP_ADAMW ? 1u << 2 | 1u << 3 : 0;
+}
+
 static neuron_kernels_tensor describe(const ggml_tensor * t) {
     neuron_kernels_tensor d;
     if (!t) {
@@ -136,7 +140,7 @@ neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
     for (const auto & bundle : bundles) {
         int32_t number = neuron_kernels_find(bundle->handle, name, op->op_params, inputs, n_inputs, &output, alias);
         if (number != NEURON_KERNELS_NOT_FOUND) {
-            return { bundle.get(), number, alias };
+            return { bundle.get(), number, alias, neuron_updates_of(op) };
         }
     }
     // An in-place node can also be computed by a kernel whose result has memory of its own and is copied over.
@@ -147,7 +151,7 @@ neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
         int32_t number = neuron_kernels_find(bundle->handle, name, op->op_params, inputs, n_inputs, &output,
                                              NEURON_KERNELS_NO_ALIAS);
         if (number != NEURON_KERNELS_NOT_FOUND) {
-            return { bundle.get(), number, NEURON_KERNELS_NO_ALIAS };
+            return { bundle.get(), number, NEURON_KERNELS_NO_ALIAS, neuron_updates_of(op) };
         }
     }
     return {};

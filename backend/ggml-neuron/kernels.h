@@ -28,9 +28,10 @@ struct neuron_bundle {
 
 // One kernel of one bundle.
 struct neuron_kernel {
-    const neuron_bundle * bundle = nullptr;
-    int32_t               number = NEURON_KERNELS_NOT_FOUND;
-    int                   alias  = NEURON_KERNELS_NO_ALIAS;  // the source that it writes its result to
+    const neuron_bundle * bundle  = nullptr;
+    int32_t               number  = NEURON_KERNELS_NOT_FOUND;
+    int                   alias   = NEURON_KERNELS_NO_ALIAS;  // the source that it writes its result to
+    uint32_t              updates = 0;                        // the sources that it changes besides, as bits
 
     explicit operator bool() const { return bundle != nullptr; }
 
@@ -78,6 +79,9 @@ class neuron_kernel_store {
 
 // Returns which source's memory a node writes its result to, or NEURON_KERNELS_NO_ALIAS.
 int neuron_alias_of(const ggml_tensor * op);
+
+// Returns the sources that a node changes besides the one whose memory its result shares, as bits: AdamW's momenta.
+uint32_t neuron_updates_of(const ggml_tensor * op);
 
 // Returns the number of sources, absent ones before the last one counted.
 int neuron_n_src(const ggml_tensor * op);

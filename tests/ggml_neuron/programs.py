@@ -22,6 +22,7 @@ SCENARIOS = (
     "inplace",
     "inplace-twice",
     "same-twice",
+    "optimizer",
     "reuse",
     "skip",
 )

@@ -9,6 +9,7 @@ from jax import lax
 from toys import canonical, raw, spec, wire, wire_ids
 
 from kernelgen import hlo, library
+from kernelgen.errors import KernelgenError
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.plan import KernelSpec, TensorDesc
@@ -102,6 +103,31 @@ def test_several_results_are_a_tuple() -> None:
     assert (list(alias.output_shape_index), alias.parameter_number) == ([1], 1)
     # The second result is a parameter, and so is copied.
     assert by_name(data)[root.name][1].startswith("copy.")
+
+
+STEP = spec(["(4,1,1,1)/f32"] * 4 + ["(7,1,1,1)/f32"], "(4,1,1,1)/f32", op="opt_step_adamw")
+
+
+def test_what_an_op_changes_besides_its_result_is_a_result_of_its_own() -> None:
+    data = hlo.emit(STEP, lambda w, grad, m, v, params: (w + grad, m + m, v * v))
+    module = proto.parse(data)
+    root = next(i for i in proto.entry(module).instructions if i.opcode == "tuple")
+    assert root.frontend_attributes.map[0].value == "output0,input2.updated,input3.updated"
+    pairs = [(list(e.output_shape_index), e.parameter_number) for e in module.input_output_alias.entries]
+    assert pairs == [([0], 0), ([1], 2), ([2], 3)]
+
+
+@pytest.mark.parametrize(
+    "result, message",
+    [
+        (lambda w, m, v: w, "not a tuple of the result, the new input 2, the new input 3"),
+        (lambda w, m, v: (w, m), "not a tuple of the result, the new input 2, the new input 3"),
+        (lambda w, m, v: (w, m, v[..., :2]), r"float32\[1, 1, 1, 2\] where the new input 3"),
+    ],
+)
+def test_a_missing_or_wrong_update_is_refused(result, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(KernelgenError, match=message):
+        hlo.emit(STEP, lambda w, grad, m, v, params: result(w, m, v))
 
 
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: lax.reshape(x, (3, 2))], ids=["itself", "reshaped"])

@@ -120,19 +120,23 @@ def check(kernel: KernelSpec, limit: float = 1e-7, seed: int = 0, **given: Array
     arrays = [
         as_parameter(s, dtype, shape) for s, (_, dtype, shape) in zip(storages, executable.parameters, strict=True)
     ]
-    (result,) = executable.run(arrays)
-    out = kernel.output
-    storage = np.ascontiguousarray(result).reshape(-1).view(np.uint8).copy()
-    if kernel.alias is not None:
-        out = kernel.inputs[kernel.alias]
-        before = storages[[i for i, t in enumerate(kernel.inputs) if t is not None].index(kernel.alias)].copy()
-        skipped = np.ones(before.shape, np.uint8)
-        view(skipped, out)[...] = 0
-        np.testing.assert_array_equal(storage[skipped == 1], before[skipped == 1])
-    have = view(storage, out)
-    if out.dtype not in ("f32", "f16", "bf16"):
-        np.testing.assert_array_equal(have, want)
-    else:
-        error = nmse(have, want)
-        assert error <= limit, f"{kernel.op}: normalised mean squared error {error:.3g} > {limit:.3g}"
-    return have.copy()
+    present = [i for i, t in enumerate(kernel.inputs) if t is not None]
+    wanted = want if kernel.updates else (want,)
+    results = []
+    for result, values, at in zip(executable.run(arrays), wanted, (kernel.alias, *kernel.updates), strict=True):
+        storage = np.ascontiguousarray(result).reshape(-1).view(np.uint8).copy()
+        out = kernel.output
+        if at is not None:
+            out = kernel.inputs[at]
+            before = storages[present.index(at)].copy()
+            skipped = np.ones(before.shape, np.uint8)
+            view(skipped, out)[...] = 0
+            np.testing.assert_array_equal(storage[skipped == 1], before[skipped == 1])
+        have = view(storage, out)
+        if out.dtype not in ("f32", "f16", "bf16"):
+            np.testing.assert_array_equal(have, values)
+        else:
+            error = nmse(have, values)
+            assert error <= limit, f"{kernel.op}: normalised mean squared error {error:.3g} > {limit:.3g}"
+        results.append(have.copy())
+    return results[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, spec
+from harness import check, emit, spec
 from reference.training import distribution
+
+from kernelgen.neff import tensors_of
 
 PADDED = "(16,4,3,1)/f32/(4,80,320,960)"
 """Rows with gaps between them."""
@@ -40,3 +42,28 @@ def test_cross_entropy(ne: tuple[int, ...]) -> None:
     check(spec("cross_entropy_loss", [tensor, tensor], "(1,1,1,1)/f32"), src0=logits, src1=labels)
     kernel = spec("cross_entropy_loss_back", ["(1,1,1,1)/f32", tensor, tensor], tensor)
     check(kernel, src1=logits, src2=labels)
+
+
+@pytest.mark.parametrize("tensor", ["(31,3,2,1)/f32", PADDED])
+def test_the_step_of_gradient_descent(tensor: str) -> None:
+    check(spec("opt_step_sgd", [tensor, tensor, "(2,1,1,1)/f32"], tensor), src2=np.array([0.01, 0.1]))
+
+
+@pytest.mark.parametrize("tensor", ["(31,3,2,1)/f32", PADDED])
+def test_the_step_of_adamw_changes_weights_and_momenta(tensor: str) -> None:
+    kernel = spec("opt_step_adamw", [tensor] * 4 + ["(7,1,1,1)/f32"], tensor)
+    assert kernel.alias == 0 and kernel.updates == (2, 3)
+    shape = kernel.output.shape
+    v = np.random.default_rng(1).uniform(0, 1, shape)
+    check(kernel, src3=v, src4=np.array([0.01, 0.9, 0.999, 1e-8, 0.1, 1.5, 2.0]))
+    neff = {t.name: t.alias for t in tensors_of(emit(kernel))}
+    assert neff == {
+        "input0.must_alias_input": None,
+        "input1": None,
+        "input2.must_alias_input": None,
+        "input3.must_alias_input": None,
+        "input4": None,
+        "output0": "input0.must_alias_input",
+        "input2.updated": "input2.must_alias_input",
+        "input3.updated": "input3.must_alias_input",
+    }

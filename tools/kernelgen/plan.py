@@ -188,6 +188,14 @@ class KernelSpec:
         return KernelSpec(op, tuple(srcs), output, tuple(sorted(full.items())), alias)
 
     @property
+    def updates(self) -> tuple[int, ...]:
+        """The inputs that the kernel changes besides the one whose memory the result shares (an optimizer's momenta)."""
+        try:
+            return ggml_ops.op(self.op).updates
+        except KeyError:
+            return ()
+
+    @property
     def op_params(self) -> tuple[int, ...]:
         """ggml's 16 words of `op_params`; all 0 for an op that ggml does not have."""
         try:

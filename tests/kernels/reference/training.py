@@ -43,6 +43,27 @@ def cross_entropy_loss_back(spec: KernelSpec, grad: Array, logits: Array, labels
     return out(spec, (_softmax(logits) - labels) * grad.item() / np.prod(logits.shape[:3]))
 
 
+@reference("opt_step_sgd")
+def opt_step_sgd(spec: KernelSpec, w: Array, grad: Array, params: Array) -> Array:
+    alpha, wd = params.ravel()
+    return w * (1 - alpha * wd) - alpha * grad
+
+
+@reference("opt_step_adamw")
+def opt_step_adamw(
+    spec: KernelSpec, w: Array, grad: Array, m: Array, v: Array, params: Array
+) -> tuple[Array, Array, Array]:
+    alpha, beta1, beta2, eps, wd, beta1h, beta2h = params.ravel().astype(np.float64)
+    m = m * beta1 + grad * (1 - beta1)
+    v = v * beta2 + grad * grad * (1 - beta2)
+    w = w * (1 - alpha * wd) - alpha * (m * beta1h) / (np.sqrt(v * beta2h) + eps)
+    return w.astype(np.float32), m.astype(np.float32), v.astype(np.float32)
+
+
+def _positive(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.uniform(0, 1, shape)
+
+
 def distribution(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Returns rows of numbers that add up to 1."""
     x = rng.random(shape)
@@ -53,3 +74,5 @@ example("silu_back", inputs=("(33,4,3,2)", "(33,4,3,2)"))
 example("rms_norm_back", inputs=("(33,4,3,2)", "(33,4,3,2)"), eps=1e-5)
 example("cross_entropy_loss", inputs=("(33,4,3,2)", "(33,4,3,2)"), values={1: distribution})
 example("cross_entropy_loss_back", inputs=("(1,1,1,1)", "(33,4,3,2)", "(33,4,3,2)"), values={2: distribution})
+example("opt_step_sgd", inputs=("(33,4,3,2)", "(33,4,3,2)", "(2,1,1,1)"), values={2: _positive})
+example("opt_step_adamw", inputs=(*["(33,4,3,2)"] * 4, "(7,1,1,1)"), values={3: _positive, 4: _positive})

@@ -109,6 +109,7 @@ class Op:
         params: the parameters.
         variant: the number in word 0 for UNARY and GLU variants.
         alias: the input whose memory the result shares, for ops that ggml defines in place.
+        updates: inputs that the op changes besides.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Op:
     params: tuple[Param, ...] = ()
     variant: int | None = None
     alias: int | None = None
+    updates: tuple[int, ...] = ()
     by_name: Mapping[str, Param] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -331,6 +333,8 @@ def _build() -> dict[str, Op]:
         Op("rms_norm_back", "rms_norm_back", ("grad", "src1"), 2, (eps,)),
         Op("cross_entropy_loss", "cross_entropy_loss", ("logits", "labels"), 2),
         Op("cross_entropy_loss_back", "cross_entropy_loss_back", ("grad", "logits", "labels"), 3),
+        Op("opt_step_adamw", "opt_step_adamw", ("src0", "grad", "m", "v", "params"), 5, alias=0, updates=(2, 3)),
+        Op("opt_step_sgd", "opt_step_sgd", ("src0", "grad", "params"), 3, alias=0),
         # Convolutions, and im2col that makes matrix products of them.
         Op("im2col", "im2col", _CONV, 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
         Op("im2col_back", "im2col_back", ("src0", "kernel"), 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),

@@ -31,7 +31,7 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
     from kernelgen.hlo.lower import lower, place
 
     lowered = lower(spec, function)
-    hlo = canonicalize(lowered.hlo, lowered.inputs, aliases=lowered.aliases)
+    hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
     findings = lint(hlo)
     if findings:
         raise KernelgenError(

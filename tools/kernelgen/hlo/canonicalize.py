@@ -44,16 +44,23 @@ _INSTRUCTION_NOISE = ("metadata", "sharding", "backend_config", "statistics_viz"
 _MOVES_NOTHING = ("parameter", "reshape", "bitcast")
 
 
-def canonicalize(data: bytes, inputs: Sequence[str], *, aliases: Mapping[int, int] | None = None) -> bytes:
+def canonicalize(
+    data: bytes,
+    inputs: Sequence[str],
+    outputs: Sequence[str] | None = None,
+    *,
+    aliases: Mapping[int, int] | None = None,
+) -> bytes:
     """Returns the canonical form of a serialized `HloModuleProto`; a canonical module is returned unchanged.
 
     Args:
         data: the module. Its root is one array, or a tuple of them.
         inputs: the name of each parameter, by number.
+        outputs: the name of each result; `output0` and so on by default.
         aliases: result number → number of the parameter whose memory it shares.
 
     Raises:
-        ValueError: `data` is no such module, or names and parameters differ in number.
+        ValueError: `data` is no such module, or names and parameters or results differ in number.
     """
     module = proto.parse(data)
     _inline_calls(module)
@@ -67,7 +74,7 @@ def canonicalize(data: bytes, inputs: Sequence[str], *, aliases: Mapping[int, in
     _renumber(module, order, reordered)
     entry = proto.entry(module)
     _strip(module)
-    _name(module, entry, inputs, dict(aliases or {}))
+    _name(module, entry, inputs, outputs, dict(aliases or {}))
     return proto.serialize(module)
 
 
@@ -255,7 +262,9 @@ def _has_unknown_fields(message: Any) -> bool:
     return bool(message.ByteSize())
 
 
-def _name(module: Any, entry: Any, inputs: Sequence[str], aliases: dict[int, int]) -> None:
+def _name(
+    module: Any, entry: Any, inputs: Sequence[str], outputs: Sequence[str] | None, aliases: dict[int, int]
+) -> None:
     module.name = module.entry_computation_name = MODULE_NAME
     names = [name + MUST_ALIAS_SUFFIX if n in aliases.values() else name for n, name in enumerate(inputs)]
     for computation in module.computations:
@@ -272,7 +281,10 @@ def _name(module: Any, entry: Any, inputs: Sequence[str], aliases: dict[int, int
         computation.program_shape.parameter_names.extend(local)
     root = next(i for i in entry.instructions if i.id == entry.root_id)
     results = len(root.operand_ids) if root.opcode == "tuple" else 1
-    root.frontend_attributes.map.add(key=proto.OUTPUT_NAMES, value=",".join(f"output{k}" for k in range(results)))
+    outputs = [f"output{k}" for k in range(results)] if outputs is None else outputs
+    if len(outputs) != results:
+        raise ValueError(f"the module has {results} results and {len(outputs)} names were given")
+    root.frontend_attributes.map.add(key=proto.OUTPUT_NAMES, value=",".join(outputs))
     module.host_program_shape.CopyFrom(entry.program_shape)
     for result, parameter in sorted(aliases.items()):
         module.input_output_alias.entries.add(

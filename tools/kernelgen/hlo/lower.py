@@ -15,7 +15,7 @@ blocks as bytes. JAX is imported when the first kernel is lowered, for the CPU o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -188,11 +188,13 @@ class Lowered:
     Attributes:
         hlo: serialized `HloModuleProto` as XLA writes it.
         inputs: `input<i>` per parameter, i the index in ggml's `src`.
+        outputs: `output0` for the result, then `input<i>.updated` for every input that the kernel changes besides.
         aliases: result number → parameter number.
     """
 
     hlo: bytes
     inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     aliases: dict[int, int]
 
 
@@ -210,17 +212,19 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
     jax = import_jax()
     arguments = [None if t is None else _storage(spec, function, t, f"input {i}") for i, t in enumerate(spec.inputs)]
     present = [(i, s) for i, s in enumerate(arguments) if s is not None]
-    target = _target(spec, function)
+    updated = _updated(spec, function)
+    targets = [(spec.alias, _target(spec, function)), *((i, storage(t)) for i, t in updated.items())]
     keywords = _keywords(spec, function)
 
     def kernel(*arrays: Any) -> Any:
         bound = dict(zip((i for i, _ in present), arrays, strict=True))
         views = [None if s is None else _logical(bound[i], s, spec.inputs[i]) for i, s in enumerate(arguments)]
-        result = function(*views, **keywords)
-        result = _checked(result, spec, function)
-        if spec.alias is None:
-            return update(None, target, result)
-        return update(bound[spec.alias], target, result)
+        results = _checked(function(*views, **keywords), updated, spec, function)
+        new = tuple(
+            update(None if i is None else bound[i], target, result)
+            for (i, target), result in zip(targets, results, strict=True)
+        )
+        return new if spec.updates else new[0]
 
     avals = [jax.ShapeDtypeStruct(s.shape, _dtype(s.dtype)) for _, s in present]
     try:
@@ -236,8 +240,13 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
         _lowered += 1
         if _lowered % CLEAR_EVERY == 0:
             jax.clear_caches()
-    aliases = {} if spec.alias is None else {0: [i for i, _ in present].index(spec.alias)}
-    return Lowered(hlo, tuple(f"input{i}" for i, _ in present), aliases)
+    numbers = {i: n for n, (i, _) in enumerate(present)}
+    return Lowered(
+        hlo,
+        tuple(f"input{i}" for i in numbers),
+        ("output0", *(f"input{i}.updated" for i in spec.updates)),
+        {n: numbers[i] for n, (i, _) in enumerate(targets) if i is not None},
+    )
 
 
 def _dtype(name: str) -> Any:
@@ -293,19 +302,38 @@ def _keywords(spec: KernelSpec, function: Callable[..., Any]) -> dict[str, Any]:
     return {**dict(spec.params), **{name: context[name] for name in CONTEXT if name in declared}}
 
 
-def _checked(result: Any, spec: KernelSpec, function: Callable[..., Any]) -> Any:
-    """Returns the emitter's result if it is the array that the spec says."""
-    s = storage(spec.output)
-    if not hasattr(result, "shape") or not hasattr(result, "dtype"):
-        raise _failure(spec, function, f"the emitter returned {type(result).__name__}, not one array")
-    if tuple(result.shape) != s.view_shape or str(result.dtype) != s.dtype:
-        raise _failure(
-            spec,
-            function,
-            f"the emitter returned {result.dtype}{list(result.shape)} where the result {spec.output} is "
-            f"{s.dtype}{list(s.view_shape)}",
-        )
-    return result
+def _updated(spec: KernelSpec, function: Callable[..., Any]) -> dict[int, TensorDesc]:
+    """Returns the inputs that the kernel changes besides the one that its result shares the memory of."""
+    found = {}
+    for i in spec.updates:
+        tensor = spec.inputs[i] if i < len(spec.inputs) else None
+        if tensor is None:
+            raise _failure(spec, function, f"input {i}, which the op changes, is absent")
+        found[i] = tensor
+    return found
+
+
+def _checked(
+    returned: Any, updated: Mapping[int, TensorDesc], spec: KernelSpec, function: Callable[..., Any]
+) -> tuple[Any, ...]:
+    """Returns the emitter's result, and the new content of each input that it updates, if they are what the spec says."""
+    wanted = [("the result", spec.output), *((f"the new input {i}", t) for i, t in updated.items())]
+    results: tuple[Any, ...] = returned if updated and isinstance(returned, tuple) else (returned,)
+    if len(results) != len(wanted):
+        what = ", ".join(name for name, _ in wanted)
+        raise _failure(spec, function, f"the emitter returned {type(returned).__name__}, not a tuple of {what}")
+    for result, (what, tensor) in zip(results, wanted, strict=True):
+        if not hasattr(result, "shape") or not hasattr(result, "dtype"):
+            raise _failure(spec, function, f"the emitter returned {type(result).__name__}, not one array")
+        s = storage(tensor)
+        if tuple(result.shape) != s.view_shape or str(result.dtype) != s.dtype:
+            raise _failure(
+                spec,
+                function,
+                f"the emitter returned {result.dtype}{list(result.shape)} where {what} {tensor} is "
+                f"{s.dtype}{list(s.view_shape)}",
+            )
+    return results
 
 
 def place(function: Callable[..., Any], error: BaseException | None = None) -> Location:

@@ -70,9 +70,30 @@ def _logits(op: str, inputs: Inputs, first: int) -> None:
     _same_shape(inputs, first, (first + 1,), names)
 
 
+def _opt_step(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
+    *tensors, last = range(len(inputs))
+    names = ("src0", "grad", "m", "v")
+    w = given(inputs, 0)
+    for i in tensors:
+        want_type(inputs, i, f"{names[i]} of {op}", _F32)
+        want(rows_contiguous(given(inputs, i)), i, f"the rows of {names[i]} are contiguous: nb0 is {TYPES['f32'].size}")
+    _same_shape(inputs, 0, tuple(tensors[1:]), names)
+    for i in tensors[1:]:
+        # ggml computes one offset for all of them.
+        want(given(inputs, i).nb == w.nb, i, f"{names[i]} has the strides of src0, {dims(w.nb)}")
+    want_type(inputs, last, f"params of {op}", _F32)
+    count = 7 if op == "opt_step_adamw" else 2
+    numbers = given(inputs, last)
+    want(numbers.elements == count, last, f"params of {op} are {count} numbers, not {numbers.elements}")
+    want(numbers.ne[0] == count and numbers.contiguous, last, f"params of {op} are one row, contiguous")
+    return w.ne, "f32"
+
+
 RULES: Mapping[str, Rule] = {
     "silu_back": _silu_back,
     "rms_norm_back": _rms_norm_back,
     "cross_entropy_loss": _cross_entropy_loss,
     "cross_entropy_loss_back": _cross_entropy_loss_back,
+    "opt_step_adamw": _opt_step,
+    "opt_step_sgd": _opt_step,
 }
