@@ -28,6 +28,8 @@ def _type_rows(registration: Registration) -> list[tuple[int, ...]]:
     An input that may be absent has bit 63 set.
     """
     rows: dict[tuple[int, ...], int] = {}
+    if () in registration.types:
+        return [()]
     for first, *others in registration.types:
         later = tuple(
             _mask(types) | (1 << 63 if i >= registration.required else 0) for i, types in enumerate(others, start=1)

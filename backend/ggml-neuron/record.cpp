@@ -162,7 +162,7 @@ std::string params_text(const ggml_tensor * op, const neuron_op * known) {
 
 // Returns why no kernel can be built for a node, or NULL when one can.
 const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias) {
-    if (!known || !known->n_inputs) {
+    if (!known || !known->n_types) {
         return "no emitter for this op";
     }
     const int n_src = neuron_n_src(op);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ def my_bias(x, bias, gate=None, *, scale: float, steps: int = 2, clip: bool = Fa
 
 
 def _emitter(op: Op) -> str:
-    inputs = [*op.inputs[: op.required], *(f"{name}=None" for name in op.inputs[op.required :])]
+    names = [f"{name}_" if keyword.iskeyword(name) else name for name in op.inputs]
+    inputs = [*names[: op.required], *(f"{name}=None" for name in names[op.required :])]
     params = [f"{p.name}: {p.kind.__name__}" + ("" if p.default is None else f" = {p.default!r}") for p in op.params]
     signature = ", ".join([*inputs, *(["*", *params] if params else [])])
     return f'\n\n@emitter("{op.name}")\ndef {op.name}({signature}):\n    raise NotImplementedError\n'

@@ -12,7 +12,7 @@ keyword `out`, when declared, receives the result's `TensorDesc`, and `inputs` t
 
 `types` says which types the inputs may have: one entry per input, separated by commas, each one or several of ggml's type names
 and of the groups in `kernelgen.ggml.types.GROUPS`; `same` is the first input's type. Where the type of one input depends on that
-of another, several such rows are given as a tuple: `types=("f32, f32", "f16, f32 f16")`.
+of another, several such rows are given as a tuple: `types=("f32, f32", "f16, f32 f16")`. An op without inputs has `types=""`.
 """
 
 from __future__ import annotations

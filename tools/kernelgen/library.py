@@ -365,6 +365,9 @@ def _types(
     n_inputs = len(node.args.posonlyargs) + len(node.args.args)
     rows: list[tuple[tuple[str, ...], ...]] = []
     for text in texts:
+        if not n_inputs and not text:
+            rows.append(())
+            continue
         columns = [entry.split() for entry in text.split(",")]
         if len(columns) != n_inputs or not all(columns):
             mistakes.append(

@@ -8,8 +8,9 @@ element to the end of its last. A tensor that is not contiguous is a view of its
   rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
-Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32 of which the lower word is used, quantized
-blocks as bytes. JAX is imported when the first kernel is lowered, for the CPU only: nothing here needs or touches a device.
+Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
+bytes. An emitter is given I64's lower words only, unless its result is I64, too: then it is given pairs and returns pairs. JAX is
+imported when the first kernel is lowered, for the CPU only: nothing here needs or touches a device.
 """
 
 from __future__ import annotations
@@ -218,7 +219,9 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
 
     def kernel(*arrays: Any) -> Any:
         bound = dict(zip((i for i, _ in present), arrays, strict=True))
-        views = [None if s is None else _logical(bound[i], s, spec.inputs[i]) for i, s in enumerate(arguments)]
+        # What is moved to another i64 needs both words; what is computed with is an index, and small.
+        pairs = spec.output.dtype == "i64"
+        views = [None if s is None else _logical(bound[i], s, spec.inputs[i], pairs) for i, s in enumerate(arguments)]
         results = _checked(function(*views, **keywords), updated, spec, function)
         new = tuple(
             update(None if i is None else bound[i], target, result)
@@ -270,8 +273,6 @@ def _target(spec: KernelSpec, function: Callable[..., Any]) -> Storage:
     out = spec.output
     if spec.alias is None:
         made = _storage(spec, function, out, "the result")
-        if out.dtype == "i64":
-            raise _failure(spec, function, "results of type i64 are not supported")
         if not made.dense:
             raise _failure(
                 spec, function, f"the result {out} has gaps, which only a kernel that works in place can leave"
@@ -285,9 +286,9 @@ def _target(spec: KernelSpec, function: Callable[..., Any]) -> Storage:
     return _storage(spec, function, shared, "the result")
 
 
-def _logical(array: Any, s: Storage, tensor: TensorDesc | None) -> Any:
+def _logical(array: Any, s: Storage, tensor: TensorDesc | None, pairs: bool) -> Any:
     logical = view(array, s)
-    return logical[..., 0] if tensor is not None and tensor.dtype == "i64" else logical
+    return logical[..., 0] if tensor is not None and tensor.dtype == "i64" and not pairs else logical
 
 
 def _keywords(spec: KernelSpec, function: Callable[..., Any]) -> dict[str, Any]:

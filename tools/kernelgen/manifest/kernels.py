@@ -239,20 +239,20 @@ class _Entry:
 
     def _check_counts(self, op: Op) -> None:
         inputs = self.entry.get("inputs")
-        if inputs is not None and inputs.kind == "seq" and inputs.value:
+        if inputs is not None and inputs.kind == "seq":
             self._check_inputs(op, inputs)
         self._check_names(op)
 
     def _check_inputs(self, op: Op, inputs: Node) -> None:
-        names = ", ".join(op.inputs)
         count, most = len(inputs.value), len(op.inputs)
+        names = f" ({', '.join(op.inputs)})" if op.inputs else ""
         if count < op.required:
-            wanted = str(most) if op.required == most else f"{op.required} to {most}"
-            self.fail(inputs, f"{op.name} has {wanted} inputs ({names}), not {count}")
+            wanted = f"{most} inputs" if op.required == most else f"{op.required} to {most} inputs"
+            self.fail(inputs, f"{op.name} has {'one input' if most == 1 else wanted}{names}, not {count}")
             return
         if count > most:
-            wanted = "one input" if most == 1 else f"at most {most} inputs"
-            self.fail(inputs.value[most], f"{op.name} has {wanted} ({names}), not {count}")
+            wanted = "one input" if most == 1 else f"at most {most} inputs" if most else "no inputs"
+            self.fail(inputs.value[most], f"{op.name} has {wanted}{names}, not {count}")
             return
         for i, item in enumerate(inputs.value[: op.required]):
             if item.kind == "scalar" and item.value is None:
