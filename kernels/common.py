@@ -59,6 +59,19 @@ def repeat(x: Array, shape: tuple[int, ...]) -> Array:
     return lax.reshape(lax.broadcast_in_dim(x, split, dims), shape)
 
 
+def prefix_sum(x: Array) -> Array:
+    """Returns the sum of each element of a row and those before it: [..., n].
+
+    Doubles the reach of the sums with each step, so that rounding errors grow with log(n) and an infinity reaches no element
+    before it.
+    """
+    reach = 1
+    while reach < x.shape[-1]:
+        x = x + lax.pad(x, x.dtype.type(0), [(0, 0, 0)] * (x.ndim - 1) + [(reach, -reach, 0)])
+        reach *= 2
+    return x
+
+
 def per_row(x: Array, like: Array) -> Array:
     """Returns a number per row, [ne3, ne2, ne1], along the rows of `like`, [ne3, ne2, ne1, ne0]."""
     return lax.broadcast_in_dim(x, like.shape, (0, 1, 2))

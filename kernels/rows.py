@@ -67,3 +67,21 @@ def set_rows(x, rows, dst, *, inputs):
             mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
         )
     return lax.reshape(table, dst.shape)
+
+
+@emitter("get_rows_back", types="float, i32")
+def get_rows_back(x, rows, *, out):
+    """The gradient of `get_rows`: row r is the sum of the rows i of `x` for which `rows[i]` is r.
+
+    x: [1, 1, n or more, ne0]; rows: [1, 1, 1, n] i32. Returns [1, 1, n_rows, ne0] f32.
+    """
+    n = rows.shape[3]
+    values = f32(lax.slice_in_dim(x[0, 0], 0, n, axis=0))
+    table = lax.scatter_add(
+        lax.full((out.ne[1], out.ne[0]), 0, np.float32),
+        lax.reshape(rows, (n, 1)),
+        values,
+        lax.ScatterDimensionNumbers((1,), (0,), (0,)),
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+    return result(table, out)

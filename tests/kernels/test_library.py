@@ -20,6 +20,8 @@ def combinations(op: str) -> list[tuple[str, ...]]:
     """Returns types of the inputs: each that is registered for an input at least once, the others at their first."""
     found: dict[tuple[str, ...], None] = {}
     for row in SCAN[op].types:
+        if not row:
+            found[()] = None
         firsts = [column[0] for column in row]
         for i, column in enumerate(row):
             for t in column:
@@ -41,7 +43,7 @@ def test_every_emitter_has_a_reference_an_example_and_types() -> None:
 def test_types(op: str, types: tuple[str, ...]) -> None:
     """The emitter agrees with the reference in the types it is registered for, and ggml's own rules allow them."""
     example = EXAMPLES[op]
-    if ("i64" in types and op == "cpy") or "f64" in types:
+    if "f64" in types:
         pytest.skip("Neuron devices have no such type")
     inputs = [ne and f"{ne}/{t}" for ne, t in zip(example.inputs, types, strict=False)]
     descriptions = [TensorDesc.parse(t) if t else None for t in inputs]

@@ -72,3 +72,11 @@ def test_set_rows_leaves_what_lies_between_rows() -> None:
     dst = "(8,9,1,1)/f32/(4,48,432,432)"
     kernel = spec("set_rows", ["(8,4,1,1)/f32", "(4,1,1,1)/i32", dst], "(8,9,1,1)/f32")
     check(kernel, 0.0, src1=rows(4, below=9, unique=True))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("n, n_rows", [(6, 6), (2, 70)])
+def test_get_rows_back(dtype: str, n: int, n_rows: int) -> None:
+    """Rows may be named more than once, or fewer than there are."""
+    kernel = spec("get_rows_back", [f"(17,6,1,1)/{dtype}", f"({n},1,1,1)/i32"], f"(17,{n_rows},1,1)/f32")
+    check(kernel, 1e-12, src1=np.arange(n) // 2)

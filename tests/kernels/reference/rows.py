@@ -27,5 +27,14 @@ def set_rows(spec: KernelSpec, x: Array, rows: Array, dst: Array) -> Array:
     return y
 
 
+@reference("get_rows_back")
+def get_rows_back(spec: KernelSpec, x: Array, rows: Array) -> Array:
+    y = np.zeros(spec.output.shape, np.float32)
+    for i, row in enumerate(rows[0, 0, 0]):
+        y[0, 0, row] += f32(x[0, 0, i])
+    return y
+
+
 example("get_rows", inputs=("(256,8,2,3)", "(4,2,3,1)"), values={1: below(8)})
 example("set_rows", inputs=("(256,4,2,3)", "(4,2,1,1)", "(256,8,2,3)"), values={1: below(8)})
+example("get_rows_back", inputs=("(17,6,1,1)", "(6,1,1,1)"), output="(17,5,1,1)", values={1: below(5)})

@@ -191,6 +191,11 @@ def _normal(p: Param, value: ParamValue) -> ParamValue:
     return bool(value) if p.kind is bool else int(value)
 
 
+# Where ggml_acc and ggml_set write: strides and an offset in bytes.
+_REGION = (
+    *(Param(name, word, default=None, minimum=0) for word, name in enumerate(("nb1", "nb2", "nb3", "offset"))),
+    Param("inplace", 4, bool, False),
+)
 _PREC = Param("prec", 0, choices=(0, 10, 15, 20, 30, 40))
 _SOFT_MAX = (Param("scale", 0, float, 1.0), Param("max_bias", 1, float, 0.0, minimum=0.0))
 _PREC_SRC1 = Param("prec_src1", 3, choices=_PREC.choices)  # `ggml_prec_set_src` with index 1
@@ -266,6 +271,19 @@ def _build() -> dict[str, Op]:
         Op("cpy", "cpy", ("src0", "dst"), 2, alias=1),
         Op("get_rows", "get_rows", ("src0", "rows"), 2),
         Op("set_rows", "set_rows", ("src0", "rows", "dst"), 3, alias=2),
+        Op("get_rows_back", "get_rows_back", ("src0", "rows"), 2),
+        # Movement.
+        Op("concat", "concat", ab, 2, (Param("dim", 0, default=None, choices=(0, 1, 2, 3)),)),
+        *(Op(name, name, ("src0",), 1) for name in ("repeat", "repeat_back", "diag")),
+        *(Op(name, name, ab, 2, _REGION) for name in ("acc", "set")),
+        Op("tri", "tri", ("src0",), 1, (Param("tri_type", 0, default=None, choices=(0, 1, 2, 3)),)),
+        Op("fill", "fill", ("src0",), 1, (Param("c", 0, float, None),)),
+        Op("arange", "arange", (), 0, tuple(Param(n, w, float, None) for w, n in enumerate(("start", "stop", "step")))),
+        # Reduction, sorting, linear algebra.
+        *(Op(name, name, ("src0",), 1) for name in ("sum", "mean", "cumsum", "argmax", "top_k")),
+        Op("count_equal", "count_equal", ab, 2),
+        Op("argsort", "argsort", ("src0",), 1, (Param("order", 0, default=None, choices=(0, 1)),)),
+        Op("solve_tri", "solve_tri", ab, 2),
         Op("soft_max", "soft_max", ("src0", "mask", "sinks"), 1, _SOFT_MAX),
         Op("soft_max_back", "soft_max_back", ("grad", "y"), 2, _SOFT_MAX),
         *(Op(name, name, ("src0", "pos", "freq_factors"), 2, _ROPE) for name in ("rope", "rope_back")),

@@ -17,12 +17,16 @@ from kernelgen.ggml.shapes import (
     hyper_connections,
     image,
     layout,
+    linalg,
     matmul,
+    movement,
     norm,
     pooling,
     recurrent,
+    reduction,
     rope,
     rows,
+    sorting,
     training,
 )
 from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Problem, Rule, text
@@ -37,12 +41,16 @@ _RULES: Mapping[str, Rule] = {
     **hyper_connections.RULES,
     **image.RULES,
     **layout.RULES,
+    **linalg.RULES,
     **matmul.RULES,
+    **movement.RULES,
     **norm.RULES,
     **pooling.RULES,
     **recurrent.RULES,
+    **reduction.RULES,
     **rope.RULES,
     **rows.RULES,
+    **sorting.RULES,
     **training.RULES,
 }
 
@@ -50,7 +58,11 @@ _CHOSEN: Mapping[str, ChosenRule] = {
     **convolution.CHOSEN,
     **image.CHOSEN,
     **layout.CHOSEN,
+    **movement.CHOSEN,
     **pooling.CHOSEN,
+    **reduction.CHOSEN,
+    **rows.CHOSEN,
+    **sorting.CHOSEN,
 }
 """Ops whose caller chooses the result's shape."""
 

@@ -6,15 +6,19 @@ from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import (
+    FLOATS,
+    ChosenRule,
     Inputs,
     Rule,
+    dims,
     given,
     rows_contiguous,
     want,
+    want_output,
     want_type,
 )
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims
+from kernelgen.plan import Dims, TensorDesc
 
 
 def _get_rows(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
@@ -49,7 +53,24 @@ def _set_rows(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tupl
     return dst.ne, dst.dtype
 
 
+def _get_rows_back(op: str, inputs: Inputs, output: TensorDesc, params: Mapping[str, ParamValue]) -> None:
+    a, rows = given(inputs, 0), given(inputs, 1)
+    want_type(inputs, 0, "src0 of get_rows_back", FLOATS)
+    want_type(inputs, 1, "rows of get_rows_back", frozenset({"i32"}))
+    want(a.ne[2] == 1 and a.ne[3] == 1, 0, f"src0 of get_rows_back is a matrix, not {dims(a.ne)}")
+    want(rows.ne[1:] == (1, 1, 1), 1, f"rows of get_rows_back is one row, not {dims(rows.ne)}")
+    want(rows.ne[0] <= a.ne[1], 1, f"rows has at most one index per row of src0, {a.ne[1]}, not {rows.ne[0]}")
+    want_output(
+        output.dtype == "f32" and output.ne[0] == a.ne[0] and output.ne[2:] == (1, 1),
+        f"the result of get_rows_back is a matrix of f32 with rows of {a.ne[0]}, not {dims(output.ne)} of {output.dtype}",
+    )
+
+
 RULES: Mapping[str, Rule] = {
     "get_rows": _get_rows,
     "set_rows": _set_rows,
+}
+
+CHOSEN: Mapping[str, ChosenRule] = {
+    "get_rows_back": _get_rows_back,
 }

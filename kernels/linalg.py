@@ -1,0 +1,31 @@
+"""Systems of linear equations."""
+
+from jax import lax
+
+from kernelgen.emitter import emitter
+
+
+@emitter("solve_tri", types="f32, f32")
+def solve_tri(a, b):
+    """X with A X = B, for lower triangular A.
+
+    a: [B3, B2, n, n], of which only the lower triangle with the diagonal counts; b: [B3, B2, n, k]. Returns as `b`.
+    """
+    n = a.shape[2]
+    columns = lax.transpose(a, (0, 1, 3, 2))
+
+    # `part` is what the elements of X found so far contribute to each row, added in the order in which ggml adds it.
+    def step(i, state):
+        x, part = state
+        pivot = lax.dynamic_slice_in_dim(lax.dynamic_slice_in_dim(a, i, 1, axis=2), i, 1, axis=3)
+        known = lax.dynamic_slice_in_dim(b, i, 1, axis=2) - lax.dynamic_slice_in_dim(part, i, 1, axis=2)
+        row = known / lax.broadcast_in_dim(pivot, known.shape, (0, 1, 2, 3))
+        column = lax.dynamic_slice_in_dim(columns, i, 1, axis=2)  # [B3, B2, 1, n]
+        share = lax.broadcast_in_dim(column[:, :, 0], b.shape, (0, 1, 2)) * lax.broadcast_in_dim(
+            row[:, :, 0], b.shape, (0, 1, 3)
+        )
+        return lax.dynamic_update_slice_in_dim(x, row, i, axis=2), part + share
+
+    zero = lax.full_like(b, 0)
+    x, _ = lax.fori_loop(0, n, step, (zero, zero))
+    return x

@@ -1,0 +1,29 @@
+"""Sorting rows, and finding their largest elements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelgen.plan import KernelSpec
+
+from .core import Array, example, out, reference
+
+
+@reference("argsort")
+def argsort(spec: KernelSpec, x: Array) -> Array:
+    """ggml leaves the order of equal elements open; here it is their own."""
+    sign = -1 if dict(spec.params)["order"] else 1
+    rows = x.reshape(-1, x.shape[3])
+    return out(spec, np.array([sorted(range(len(row)), key=lambda i: (sign * row[i], i)) for row in rows]))
+
+
+@reference("top_k")
+def top_k(spec: KernelSpec, x: Array) -> Array:
+    """ggml leaves the order of the result open, and which of equal elements are taken; here the first are, and in their order."""
+    k = spec.output.ne[0]
+    rows = x.reshape(-1, x.shape[3])
+    return out(spec, np.array([sorted(sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]) for row in rows]))
+
+
+example("argsort", inputs=("(33,4,3,2)",), order=1)
+example("top_k", inputs=("(33,4,3,2)",), output="(5,4,3,2)", dtype="i32")
