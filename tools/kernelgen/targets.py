@@ -22,6 +22,7 @@ class Target:
         sbuf_bytes_per_partition: usable SBUF per partition, of 128 partitions.
         fp8: FP8 element types the target's compiler takes, as XLA names them.
         int32_dot: whether the compiler takes a dot of 32-bit integers.
+        sort: whether the compiler takes a sort.
         memory_per_compile_mb: what one compile may need on the build machine, in MiB, unless the manifest says otherwise.
         cpus_per_compile: build-machine CPUs one compile is counted for.
         experimental: not documented by AWS as a target.
@@ -35,6 +36,7 @@ class Target:
     sbuf_bytes_per_partition: int
     fp8: tuple[str, ...]
     int32_dot: bool
+    sort: bool
     memory_per_compile_mb: int = 4096
     cpus_per_compile: int = 1
     experimental: bool = False
@@ -44,11 +46,11 @@ TARGETS = MappingProxyType(
     {
         t.name: t
         for t in (
-            Target("trn1", 2, 2, 1, (1,), 180224, (), True),
-            Target("trn1n", 2, 2, 1, (1,), 180224, (), True),
-            Target("inf2", 2, 2, 1, (1,), 180224, (), True),
-            Target("trn2", 3, 8, 2, (1, 2), 212984, (), False),
-            Target("trn3", 4, 8, 2, (1, 2), 245752, ("F8E4M3FN",), False, experimental=True),
+            Target("trn1", 2, 2, 1, (1,), 180224, (), True, True),
+            Target("trn1n", 2, 2, 1, (1,), 180224, (), True, True),
+            Target("inf2", 2, 2, 1, (1,), 180224, (), True, True),
+            Target("trn2", 3, 8, 2, (1, 2), 212984, (), False, False),
+            Target("trn3", 4, 8, 2, (1, 2), 245752, ("F8E4M3FN",), False, False, experimental=True),
         )
     }
 )

@@ -134,6 +134,14 @@ def _topk(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
             yield i, "topk is not supported"
 
 
+def _sort(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+    assert target is not None
+    if not target.sort:
+        for i in m.instructions:
+            if i.opcode == "sort":
+                yield i, f"sort is not supported on {target.name}"
+
+
 def _i64_parameters(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in proto.parameters(proto.entry(m.message)):
         if _type(i.shape) in ("s64", "u64"):
@@ -251,6 +259,11 @@ RULES: tuple[Rule, ...] = (
     Rule("kernelgen/id-32-bit", _ids, "canonicalize the module: ids are dense 32-bit integers"),
     Rule("kernelgen/unique-name", _names, "canonicalize the module"),
     Rule("NCC_EVRF001", _topk, "sort and slice: that is rewritten to a native top-k (k up to 16384, float keys)"),
+    Rule(
+        "NCC_EVRF001",
+        _opcodes("triangular-solve is not supported", "triangular-solve"),
+        "substitute row by row in a loop of a constant number of steps",
+    ),
     Rule("kernelgen/f64", _types("f64", "c128"), "compute in float32"),
     Rule("kernelgen/i64-parameter", _i64_parameters, "take pairs of i32 and use the lower word"),
     Rule("kernelgen/i64-dot", _dot("s64", "u64"), "convert the operands to a float type"),
@@ -264,6 +277,12 @@ RULES: tuple[Rule, ...] = (
     Rule("NCC_EVRF016", _scatter_reduce, "scatter float values, or overwrite"),
     Rule("NCC_EVRF051", _types(*sorted(_FNUZ)), "FNUZ types exist on no target"),
     Rule("NCC_EVRF051", _fp8, "F8E4M3FN exists on trn3 only", per_target=True),
+    Rule(
+        "NCC_EVRF029",
+        _sort,
+        "count, or sort by a network of comparisons (kernels/sorting.py does both)",
+        per_target=True,
+    ),
     Rule("NCC_EVRF035", _dot("s32", "u32"), "convert the operands to float32", per_target=True),
 )
 """Every rule, in the order in which findings are reported."""
