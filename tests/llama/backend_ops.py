@@ -24,20 +24,16 @@ import csv
 import io
 import json
 import os
-import queue
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import contextlib
 
 import cases
 import harness
@@ -186,49 +182,6 @@ class Show:
             print("\r\x1b[K" + text[: columns - 1], end="", file=sys.stderr, flush=True)
 
 
-class _Worker:
-    """A lane in a process of its own."""
-
-    def __init__(self, work: Path, threads: int, environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(lane.__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        self._say({"work": str(work), "threads": threads})
-
-    def _say(self, value: object) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(value) + "\n")
-        self.process.stdin.flush()
-
-    def do(self, group: cases.Group, show: Show) -> lane.Done:
-        """Has a group done.
-
-        Raises:
-            RuntimeError: it could not be.
-        """
-        self._say(group.to_json())
-        assert self.process.stdout
-        for line in self.process.stdout:
-            said = json.loads(line)
-            if "done" in said:
-                return lane.Done.from_json(said["done"])
-            if "error" in said:
-                raise RuntimeError(f"{group.name}: {said['error']}")
-            show.stage(group, said["stage"], said["count"])
-        raise RuntimeError(f"{group.name}: its process ended with status {self.process.wait()}")
-
-    def stop(self) -> None:
-        """Ends it with what it runs."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
 def run(
     programs: harness.Programs,
     work: Path,
@@ -257,48 +210,27 @@ def run(
     groups = cases.group(rows)
     show = Show(len(rows), len(groups), terminal=terminal)
     summary = Summary()
-    cpus = len(os.sched_getaffinity(0))
-    jobs = min(jobs or cpus, len(groups))
-    waiting: queue.SimpleQueue[cases.Group] = queue.SimpleQueue()
+    by_name = {group.name: group for group in groups}
+
+    def done(request: dict[str, Any], answer: dict[str, Any]) -> None:
+        found = lane.Done.from_json(answer)
+        summary.groups[request["name"]] = found
+        show.done(by_name[request["name"]], found)
+
     # What took longest is begun first, so that it is not waited for at the end.
-    for group in sorted(groups, key=lambda group: -_expected(work, group)):
-        waiting.put(group)
-    environment = os.environ | {
-        "LLAMA_CPP_PROGRAMS": str(programs.llama_cpp),
-        "GGML_NEURON_PLUGIN": str(programs.plugin),
-        "GGML_NEURON_LIBNRT": str(programs.libnrt),
-        "LLAMA_LOAD_BACKENDS": str(programs.load_backends),
-    }
-    workers = [_Worker(work, max(1, cpus // jobs), environment) for _ in range(jobs)]
-    lock = threading.Lock()
-    errors: list[BaseException] = []
-
-    def serve(worker: _Worker) -> None:
-        try:
-            while not errors:
-                try:
-                    group = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                done = worker.do(group, show)
-                with lock:
-                    summary.groups[group.name] = done
-                    show.done(group, done)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
+    order = sorted(groups, key=lambda group: -_expected(work, group))
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        lane.share_out(
+            Path(lane.__file__),
+            {"work": str(work)},
+            programs,
+            [group.to_json() for group in order],
+            jobs or len(os.sched_getaffinity(0)),
+            stage=lambda request, stage, count: show.stage(by_name[request["name"]], stage, count),
+            done=done,
+        )
     finally:
-        for worker in workers:
-            worker.stop()
         show.close()
-    if errors:
-        raise errors[0]
     for group in groups:
         summary.outcome.add(summary.groups[group.name].outcome)
     listed, found = Counter(row.case for row in rows), Counter(result.case for result in summary.outcome.results)
@@ -382,6 +314,10 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     writer.writerow(header)
     writer.writerows(rows)
     fileio.write_bytes(path, text.getvalue().encode())
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def report(summary: Summary) -> None:

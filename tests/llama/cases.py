@@ -25,7 +25,7 @@ PASSED, FAILED, UNCOMPARED, UNSUPPORTED = "passed", "failed", "uncompared", "uns
 # A row of its CSV; what a failed comparison has to say stands before it on the same line.
 _ROW = re.compile(r'^(?P<note>[^"]*)(?P<row>"[^"]*",".*)$')
 
-_MISSING = re.compile(r"^ggml-neuron: no kernel for (?P<node>\{.*\})(?: \((?P<reason>.*)\))?$")
+MISSING = re.compile(r"ggml-neuron: no kernel for (?P<node>\{.*\})(?: \((?P<reason>.*)\))?$")
 
 _OWN = ("ggml-neuron:", "load_backend:")
 
@@ -88,7 +88,7 @@ class Reader:
 
     def line(self, line: str) -> None:
         line = line.rstrip("\n")
-        if missing := _MISSING.match(line):
+        if missing := MISSING.match(line):
             self._nodes.append((missing["node"], missing["reason"]))
             return
         match = None if line.startswith(_OWN) else _ROW.match(line)

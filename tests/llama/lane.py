@@ -1,7 +1,5 @@
 """Builds and runs groups of cases, one after another: `backend_ops.py` starts as many of these as there are CPUs.
 
-    python lane.py        a request a line on standard input, JSON; messages and answers on standard output; ends with its input
-
 A group has a folder: `kernels/` with its pack, `result.json`, and in it what both depend on. A pack is taken as it is when no entry,
 emitter or part of kernelgen changed since, and a result when the pack, the programs, the simulator and the cases are the same: equal
 digests, whatever the files' times say.
@@ -23,6 +21,7 @@ import queue
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -194,6 +193,15 @@ class Builder:
             refused.setdefault(entries[diagnostic.location.line - first], diagnostic.message)
         return {entry: kernel for entry, kernel in found.items() if entry not in refused}, config, refused
 
+    def emit(self, spec: KernelSpec) -> bytes:
+        """Returns a kernel's HLO.
+
+        Raises:
+            KernelgenError: its emitter does not take it.
+        """
+        _, registration = libraries.find(spec.op, (self.library,))
+        return hlo.emit(spec, libraries.load_function(self.library, registration))
+
     def build(self, entries: Sequence[str], folder: Path, progress: Progress) -> tuple[Built, str]:
         """Makes the pack of `folder/kernels`, and returns what became of the entries and the pack's digest.
 
@@ -227,8 +235,7 @@ class Builder:
             progress("building", number)
             assert config
             try:
-                _, registration = libraries.find(spec.op, (self.library,))
-                module = hlo.emit(spec, libraries.load_function(self.library, registration))
+                module = self.emit(spec)
                 refuse_unsupported(module, config, kernel_id)
             except KernelgenError as error:
                 built.refused.update(dict.fromkeys(entries_of[kernel_id], str(error)))
@@ -382,7 +389,11 @@ def _tail(ended: cases.Ended) -> str:
     return "\n".join(ended.log.splitlines()[-12:])[-2000:]
 
 
-def main() -> int:
+def serve(make: Callable[[dict[str, Any]], Callable[[Any, Progress], Any]]) -> None:
+    """Answers requests, a line each, until standard input ends; the first line is for `make`, which returns what answers the others.
+
+    Messages and answers go to standard output, JSON: `{"stage": …, "count": …}`, and then `{"done": …}` or `{"error": …}`.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print goes to the log
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -394,7 +405,7 @@ def main() -> int:
 
     setup = json.loads(sys.stdin.readline())
     threading.Thread(target=read, daemon=True).start()
-    lane = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"])
+    do = make(setup)
     said = 0.0
 
     def progress(stage: str, count: int) -> None:
@@ -408,12 +419,129 @@ def main() -> int:
         answers.flush()
 
     while True:
-        group = cases.Group.from_json(json.loads(requests.get()))
         try:
-            answer({"done": lane.do(group, progress).to_json()})
+            answer({"done": do(json.loads(requests.get()), progress)})
         except Exception:
             answer({"error": traceback.format_exc()})
 
 
+class Worker:
+    """A process that serves.
+
+    Args:
+        script: what calls `serve`, given `--lane`.
+        setup: the first line.
+        programs: that it uses.
+    """
+
+    def __init__(self, script: Path, setup: dict[str, Any], programs: harness.Programs) -> None:
+        environment = os.environ | {
+            "LLAMA_CPP_PROGRAMS": str(programs.llama_cpp),
+            "GGML_NEURON_PLUGIN": str(programs.plugin),
+            "GGML_NEURON_LIBNRT": str(programs.libnrt),
+            "LLAMA_LOAD_BACKENDS": str(programs.load_backends),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(script), "--lane"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self._say(setup)
+
+    def _say(self, value: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def do(self, request: object, progress: Progress) -> Any:
+        """Returns the answer to a request.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        self._say(request)
+        assert self.process.stdout
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if "done" in said:
+                return said["done"]
+            if "error" in said:
+                raise RuntimeError(said["error"])
+            progress(said["stage"], said["count"])
+        raise RuntimeError(f"its process ended with status {self.process.wait()}")
+
+    def stop(self) -> None:
+        """Ends it with what it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def share_out(
+    script: Path,
+    setup: dict[str, Any],
+    programs: harness.Programs,
+    requests: Sequence[Any],
+    jobs: int,
+    *,
+    stage: Callable[[Any, str, int], None],
+    done: Callable[[Any, Any], None],
+) -> None:
+    """Has requests answered by as many processes as there are jobs, in this order; whatever happens, no process is left.
+
+    Args:
+        script: see `Worker`.
+        setup: likewise; `threads`, that each may use, is added.
+        programs: likewise.
+        requests: what `serve`'s callable is given.
+        jobs: processes.
+        stage: is told how far a request is.
+        done: is given a request and its answer; never called by two threads at once.
+
+    Raises:
+        RuntimeError: a request has no answer.
+    """
+    setup = {**setup, "threads": max(1, len(os.sched_getaffinity(0)) // max(1, jobs))}
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for request in requests:
+        waiting.put(request)
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def take(worker: Worker) -> None:
+        try:
+            while not errors:
+                try:
+                    request = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                answer = worker.do(request, lambda what, count, request=request: stage(request, what, count))
+                with lock:
+                    done(request, answer)
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [Worker(script, setup, programs) for _ in range(min(jobs, len(requests)))]
+    threads = [threading.Thread(target=take, args=(worker,)) for worker in workers]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for worker in workers:
+            worker.stop()
+    if errors:
+        raise errors[0]
+
+
+def _ops(setup: dict[str, Any]) -> Callable[[Any, Progress], Any]:
+    lane = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"])
+    return lambda request, progress: lane.do(cases.Group.from_json(request), progress).to_json()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    serve(_ops)

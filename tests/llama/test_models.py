@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import harness
+import models
 import numpy as np
 import pytest
 import random_llama
@@ -29,84 +27,47 @@ EXPERTS = {"ARGSORT", "MUL_MAT_ID", "REPEAT", "MUL", "SWIGLU"}
 # their number must be a multiple of four, and so must the vocabulary's.
 PROMPT = "A NeuronCore computes what its kernels say"
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-# A line of the scheduler's own log: "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…"
-_NODE = re.compile(r"node #\s*(?P<index>\d+) \(\s*(?P<op>\S+)\s*\):.*?\) \[\s*(?P<backend>\S+)\s")
-
-
-def dispatched(log: str) -> dict[str, Counter[str]]:
-    """Returns how many nodes of each op the scheduler gave to the device and to the CPU, from a log with GGML_SCHED_DEBUG=2.
-
-    The log cuts names of backends after five characters and of ops after ten. Graphs of which the device has nothing don't count:
-    they are the CPU's own, which the results are compared with.
-    """
-    found: dict[str, Counter[str]] = {"device": Counter(), "cpu": Counter()}
-    graph: dict[str, Counter[str]] = {"device": Counter(), "cpu": Counter()}
-    last = -1
-
-    def end() -> None:
-        for where, ops in graph.items():
-            if graph["device"]:
-                found[where] += ops
-        for where in graph:
-            graph[where] = Counter()
-
-    for match in _NODE.finditer(log):
-        if int(match["index"]) <= last:
-            end()
-        last = int(match["index"])
-        graph["device" if match["backend"].startswith("NEURO") else "cpu"][match["op"]] += 1
-    end()
-    return found
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of test-llama-archs."""
-
-    nmse: float
-    status: str
-    roundtrip: str
-
-
-def architecture_rows(output: str) -> dict[str, list[Row]]:
-    """Returns the rows of test-llama-archs' table for the device, by architecture."""
-    found: dict[str, list[Row]] = {}
-    for line in _COLOUR.sub("", output).splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) < 6 or "(" not in cells[4]:
-            continue
-        status, _, error = cells[4].partition("(")
-        found.setdefault(cells[1], []).append(Row(float(error.split(")")[0]), status.strip(), cells[5]))
-    return found
+@pytest.fixture(scope="module")
+def found(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, models.Model]:
+    return models.run_all(programs, tmp_path_factory.mktemp("models"), ARCHITECTURES)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_architecture_agrees_with_the_cpu(programs: harness.Programs, tmp_path: Path, architecture: str) -> None:
-    arguments = ("-a", f"^{architecture}$", "-b", harness.DEVICE, "-s", "1")
+def test_architecture_agrees_with_the_cpu(found: dict[str, models.Model], architecture: str) -> None:
+    model = found[architecture]
+    assert model.failure == ""
+    assert model.rows
+    assert all(row.ok and row.roundtrip == "OK" for row in model.rows), model.rows
+    assert model.ran > 0
+    assert set(model.cpu) <= (ON_THE_CPU | EXPERTS if architecture == "llama" else ON_THE_CPU)
+    assert model.share >= 0.9
 
-    def run(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        return programs.run("test-llama-archs", *arguments, environment=environment, preload=True)
 
-    kernels, built = harness.build_what_runs(programs, run, tmp_path)
-    assert built.failed == {}
+def test_a_result_is_kept_until_something_changes(programs: harness.Programs, tmp_path: Path) -> None:
+    first = models.run_all(programs, tmp_path, ["qwen2"])["qwen2"]
+    again = models.run_all(programs, tmp_path, ["qwen2"])["qwen2"]
+    assert (first.reused, again.reused) == (False, True)
+    assert again.rows == first.rows
+    result = tmp_path / "qwen2" / "result.json"
+    result.write_text(result.read_text().replace('"key": "', '"key": "0'))
+    assert not models.run_all(programs, tmp_path, ["qwen2"])["qwen2"].reused
 
-    environment = programs.environment(kernels=kernels, log=True) | {"GGML_SCHED_DEBUG": "2"}
-    done = programs.run("test-llama-archs", *arguments, "-v", "9", environment=environment, preload=True)
-    output = done.stderr + done.stdout
-    assert done.returncode == 0, output[-4000:]
-    rows = architecture_rows(output)[architecture]
-    assert rows
-    assert all(row.nmse <= 1e-4 and row.status == "OK" and row.roundtrip == "OK" for row in rows), rows
-    ops, done_by = dispatched(output), harness.ran(output)
-    print(
-        f"{architecture}: NMSE {[row.nmse for row in rows]}; {built.kernels} kernels; {done_by['device'].total()} ops ran on the device"
-    )
-    print(f"graphs: on the device {dict(ops['device'])}, on the CPU {dict(ops['cpu'])}")
-    assert done_by["device"].total() > 0
-    assert done_by["cpu"] == Counter()
-    assert set(ops["cpu"]) <= (ON_THE_CPU | EXPERTS if architecture == "llama" else ON_THE_CPU)
+
+def test_rows_are_read_as_the_program_prints_them() -> None:
+    lines = [
+        "|     Model arch.|Device|Config|   NMSE vs. CPU|Roundtrip|",
+        "|            clip|Neuron| Dense|\x1b[1;33mSKIP\x1b[0m           |     \x1b[1;33mSKIP\x1b[0m|",
+        "|           llama|Neuron| Dense|\x1b[1;32mOK\x1b[0m (1.05e-13)|       \x1b[1;32mOK\x1b[0m|",
+        "|           llama|Neuron|   MoE|\x1b[1;31mFAIL\x1b[0m (3.00e-01)|     \x1b[1;32mOK\x1b[0m|",
+        "|             bad|Neuron| Dense|\x1b[1;31mFAIL\x1b[0m (toggle) (1.00e-13)|     \x1b[1;32mOK\x1b[0m|",
+    ]
+    rows = models.architecture_rows("\n".join(lines))
+    assert rows == {
+        "llama": [models.Row(1.05e-13, "OK", "OK"), models.Row(0.3, "FAIL", "OK")],
+        "bad": [models.Row(1e-13, "FAIL", "OK")],
+    }
+    assert [row.ok for row in rows["llama"] + rows["bad"]] == [True, False, False]
 
 
 class TestRandomLlama:
@@ -170,7 +131,7 @@ class TestRandomLlama:
         assert device.shape == cpu.shape
         assert cpu.std() > 0.1
         error = float(((device - cpu) ** 2).mean() / (cpu**2).mean())
-        ops, done_by = dispatched(log), harness.ran(log)
+        ops, done_by = models.dispatched(log), harness.ran(log)
         print(f"NMSE {error:.2e}; {done_by['device'].total()} ops ran on the device")
         print(f"graphs: on the device {dict(ops['device'])}, on the CPU {dict(ops['cpu'])}")
         assert error <= 1e-3
