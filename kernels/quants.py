@@ -1,4 +1,4 @@
-"""Quantized tensors: ggml's block formats, read and written.
+"""Quantized tensors: ggml's block formats, read; `quantize` writes them.
 
 A quantized tensor arrives as its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8, and stays so in the NEFF's inputs:
 what is here becomes part of the kernel that uses it. Formats are those of ggml-common.h, results those of ggml-quants.c.
@@ -16,7 +16,7 @@ from jax import Array, lax
 from kernelgen.ggml.types import TYPES
 from kernelgen.plan import TensorDesc
 
-from .common import DTYPES, Unsupported, f32
+from .common import Unsupported, f32
 
 
 def floats(x: Array, tensor: TensorDesc) -> Array:
@@ -28,15 +28,6 @@ def floats(x: Array, tensor: TensorDesc) -> Array:
     return lax.reshape(DEQUANTIZE[tensor.dtype](x), tensor.shape)
 
 
-def stored(x: Array, tensor: TensorDesc) -> Array:
-    """Returns `x`, [..., ne0], as a tensor's elements: rounded to its type, or quantized to its blocks."""
-    if not TYPES[tensor.dtype].quantized:
-        return lax.convert_element_type(x, DTYPES[tensor.dtype])
-    if tensor.dtype not in QUANTIZE:
-        raise Unsupported(f"nothing quantizes to {tensor.dtype} here; types that can be: {', '.join(sorted(QUANTIZE))}")
-    return QUANTIZE[tensor.dtype](x)
-
-
 # --- bits and bytes ---
 
 
@@ -45,12 +36,12 @@ def _part(x: Array, start: int, stop: int) -> Array:
     return lax.slice_in_dim(x, start, stop, axis=x.ndim - 1)
 
 
-def _split(x: Array, *shape: int) -> Array:
+def split(x: Array, *shape: int) -> Array:
     """Returns `x` with its last axis in the given shape."""
     return lax.reshape(x, (*x.shape[:-1], *shape))
 
 
-def _flat(x: Array, n_axes: int) -> Array:
+def flat(x: Array, n_axes: int) -> Array:
     """Returns `x` with its last axes made one."""
     return lax.reshape(x, (*x.shape[:-n_axes], int(np.prod(x.shape[-n_axes:]))))
 
@@ -62,13 +53,13 @@ def _fields(x: Array, bits: int, width: int, count: int = 0) -> Array:
     """
     count = count or 8 * x.dtype.itemsize // bits
     shifts = np.arange(0, bits * count, bits, dtype=x.dtype)[:, None]
-    return (_split(x, x.shape[-1] // width, 1, width) >> shifts) & x.dtype.type(2**bits - 1)
+    return (split(x, x.shape[-1] // width, 1, width) >> shifts) & x.dtype.type(2**bits - 1)
 
 
 def _word(x: Array, start: int, stop: int, size: int) -> Array:
     """Returns bytes `start` up to `stop` as little-endian words of `size` bytes, u16 or u32: [..., (stop - start) / size]."""
     kind = {2: jnp.uint16, 4: jnp.uint32}[size]
-    parts = lax.convert_element_type(_split(_part(x, start, stop), (stop - start) // size, size), kind)
+    parts = lax.convert_element_type(split(_part(x, start, stop), (stop - start) // size, size), kind)
     words = parts << np.arange(0, 8 * size, 8, dtype=kind)
     return lax.reduce(words, kind(0), lax.bitwise_or, (words.ndim - 1,))
 
@@ -84,15 +75,15 @@ def _signed(x: Array) -> Array:
 
 def _nibbles(x: Array) -> Array:
     """Returns [..., 2 n] from [..., n]: the lower halves of all bytes, then the upper ones."""
-    return _flat(_fields(x, 4, x.shape[-1]), 3)
+    return flat(_fields(x, 4, x.shape[-1]), 3)
 
 
 def _bits(x: Array) -> Array:
     """Returns the bits of bytes, lowest first: [..., 8 n] from [..., n]."""
-    return _flat(_fields(x, 1, 1), 3)
+    return flat(_fields(x, 1, 1), 3)
 
 
-def _lookup(table: tuple[int, ...], code: Array) -> Array:
+def lookup(table: tuple[int, ...], code: Array) -> Array:
     """Returns `table[code]` as float32; the table has a power of two of entries.
 
     A tree of selections: devices have no quick gather of single elements.
@@ -114,7 +105,7 @@ def _q1_0(x: Array) -> Array:
 
 
 def _q2_0(x: Array) -> Array:
-    return (f32(_flat(_fields(_part(x, 2, 18), 2, 1), 3)) - 1) * _half(x, 0)
+    return (f32(flat(_fields(_part(x, 2, 18), 2, 1), 3)) - 1) * _half(x, 0)
 
 
 def _q4_0(x: Array) -> Array:
@@ -145,21 +136,21 @@ def _q8_0(x: Array) -> Array:
 def _scaled(q: Array, scale: Array, minimum: Array | None = None) -> Array:
     """Returns [..., 256] from numbers in runs, the first axes of which `scale` and `minimum` have: q * scale - minimum."""
     runs = scale.shape[-1]
-    y = _split(q, runs, q.shape[-1] // runs) * scale[..., None]
-    return _flat(y if minimum is None else y - minimum[..., None], 2)
+    y = split(q, runs, q.shape[-1] // runs) * scale[..., None]
+    return flat(y if minimum is None else y - minimum[..., None], 2)
 
 
 def _q2_k(x: Array) -> Array:
     scales = _part(x, 0, 16)
-    q = f32(_flat(_fields(_part(x, 16, 80), 2, 32), 3))
+    q = f32(flat(_fields(_part(x, 16, 80), 2, 32), 3))
     return _scaled(q, _half(x, 80) * f32(scales & np.uint8(15)), _half(x, 82) * f32(scales >> np.uint8(4)))
 
 
 def _q3_k(x: Array) -> Array:
-    high = _flat(_fields(_part(x, 0, 32), 1, 32), 3)
-    low = _flat(_fields(_part(x, 32, 96), 2, 32), 3)
+    high = flat(_fields(_part(x, 0, 32), 1, 32), 3)
+    low = flat(_fields(_part(x, 32, 96), 2, 32), 3)
     # Sixteen 6-bit scales in 12 bytes: the lower halves of eight, the upper ones, and two more bits of each in four.
-    scale = _nibbles(_part(x, 96, 104)) | (_flat(_fields(_part(x, 104, 108), 2, 4), 3) << np.uint8(4))
+    scale = _nibbles(_part(x, 96, 104)) | (flat(_fields(_part(x, 104, 108), 2, 4), 3) << np.uint8(4))
     return _scaled(f32(low | (high << np.uint8(2))) - 4, _half(x, 108) * (f32(scale) - 32))
 
 
@@ -174,18 +165,18 @@ def _k_scales(x: Array) -> tuple[Array, Array]:
 
 
 def _q4_k(x: Array) -> Array:
-    return _scaled(f32(_flat(_fields(_part(x, 16, 144), 4, 32), 3)), *_k_scales(x))
+    return _scaled(f32(flat(_fields(_part(x, 16, 144), 4, 32), 3)), *_k_scales(x))
 
 
 def _q5_k(x: Array) -> Array:
-    high = _flat(_fields(_part(x, 16, 48), 1, 32), 3)
-    low = _flat(_fields(_part(x, 48, 176), 4, 32), 3)
+    high = flat(_fields(_part(x, 16, 48), 1, 32), 3)
+    low = flat(_fields(_part(x, 48, 176), 4, 32), 3)
     return _scaled(f32(low | (high << np.uint8(4))), *_k_scales(x))
 
 
 def _q6_k(x: Array) -> Array:
-    low = _flat(_fields(_part(x, 0, 128), 4, 64), 3)
-    high = _flat(_fields(_part(x, 128, 192), 2, 32), 3)
+    low = flat(_fields(_part(x, 0, 128), 4, 64), 3)
+    high = flat(_fields(_part(x, 128, 192), 2, 32), 3)
     return _scaled(f32(low | (high << np.uint8(4))) - 32, _half(x, 208) * _signed(_part(x, 192, 208)))
 
 
@@ -193,33 +184,33 @@ def _tq1_0(x: Array) -> Array:
     def digits(start: int, stop: int, count: int) -> Array:
         # A byte is a fraction of 256 in base 3, digits from the top: shifted by 3^k, what overflows is cut off.
         powers = np.array([3**k for k in range(count)], np.uint8)[:, None]
-        q = lax.convert_element_type(_split(_part(x, start, stop), 1, stop - start) * powers, jnp.uint16)
-        return _flat((q * np.uint16(3)) >> np.uint16(8), 2)
+        q = lax.convert_element_type(split(_part(x, start, stop), 1, stop - start) * powers, jnp.uint16)
+        return flat((q * np.uint16(3)) >> np.uint16(8), 2)
 
     q = lax.concatenate([digits(0, 32, 5), digits(32, 48, 5), digits(48, 52, 4)], x.ndim - 1)
     return (f32(q) - 1) * _half(x, 52)
 
 
 def _tq2_0(x: Array) -> Array:
-    return (f32(_flat(_fields(_part(x, 0, 64), 2, 32), 3)) - 1) * _half(x, 64)
+    return (f32(flat(_fields(_part(x, 0, 64), 2, 32), 3)) - 1) * _half(x, 64)
 
 
-_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled; scales are halved
+IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled; scales are halved
 
 
 def _iq4_nl(x: Array) -> Array:
-    return _lookup(_IQ4_NL, _nibbles(_part(x, 2, 18))) * _half(x, 0)
+    return lookup(IQ4_NL, _nibbles(_part(x, 2, 18))) * _half(x, 0)
 
 
 def _iq4_xs(x: Array) -> Array:
-    low = _flat(_fields(_part(x, 4, 8), 4, 1), 3)
-    high = _flat(_fields(_part(x, 2, 4), 2, 1), 3)
+    low = flat(_fields(_part(x, 4, 8), 4, 1), 3)
+    high = flat(_fields(_part(x, 2, 4), 2, 1), 3)
     scale = _half(x, 0) * (f32(low | (high << np.uint8(4))) - 32)
-    return _scaled(_lookup(_IQ4_NL, _flat(_fields(_part(x, 8, 136), 4, 16), 3)), scale)
+    return _scaled(lookup(IQ4_NL, flat(_fields(_part(x, 8, 136), 4, 16), 3)), scale)
 
 
-def _e8m0(e: Array) -> Array:
+def e8m0(e: Array) -> Array:
     """Returns half of 2^(e - 127) as f32, for e in 0 to 254 (`ggml_e8m0_to_fp32_half`)."""
     e = lax.convert_element_type(e, jnp.uint32)
     bits = jnp.where(e < 2, np.uint32(0x00200000) << e, (e - np.uint32(1)) << np.uint32(23))
@@ -227,10 +218,10 @@ def _e8m0(e: Array) -> Array:
 
 
 def _mxfp4(x: Array) -> Array:
-    return _lookup(_E2M1, _nibbles(_part(x, 1, 17))) * _e8m0(_part(x, 0, 1))
+    return lookup(E2M1, _nibbles(_part(x, 1, 17))) * e8m0(_part(x, 0, 1))
 
 
-def _ue4m3(x: Array) -> Array:
+def ue4m3(x: Array) -> Array:
     """Returns half of an unsigned E4M3 number as f32; 0x7f counts as 0 (`ggml_ue4m3_to_fp32`)."""
     wide = lax.convert_element_type(x & np.uint8(127), jnp.uint32)
     # Moved into place the bits are a float32 whose exponent is off by 120; half of it, by 119.
@@ -240,7 +231,7 @@ def _ue4m3(x: Array) -> Array:
 
 
 def _nvfp4(x: Array) -> Array:
-    return _scaled(_lookup(_E2M1, _flat(_fields(_part(x, 4, 36), 4, 8), 3)), _ue4m3(_part(x, 0, 4)))
+    return _scaled(lookup(E2M1, flat(_fields(_part(x, 4, 36), 4, 8), 3)), ue4m3(_part(x, 0, 4)))
 
 
 # --- reading lattices ---
@@ -268,7 +259,7 @@ def _points(name: str, n: int, index: Array) -> Array:
         (1,),
         mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
     )
-    return f32(_flat(_fields(words, 16 // n, 1, n), 3))
+    return f32(flat(_fields(words, 16 // n, 1, n), 3))
 
 
 def _with_signs(x: Array, signs: Array) -> Array:
@@ -292,20 +283,20 @@ def _iq2(code: Array) -> Array:
 
 def _four_signs(words: Array) -> tuple[Array, Array]:
     """Returns the bytes of signs, [..., 4 n], and the upper four bits, [..., n] f32, of 32-bit words."""
-    return _even_signs(_flat(_fields(words, 7, 1, 4), 3)), f32(words >> np.uint32(28))
+    return _even_signs(flat(_fields(words, 7, 1, 4), 3)), f32(words >> np.uint32(28))
 
 
 def _iq2_xxs(x: Array) -> Array:
-    pairs = _split(_part(x, 2, 66), 8, 8)
-    index = lax.convert_element_type(_flat(_part(pairs, 0, 4), 2), jnp.uint16)
-    signs, scale = _four_signs(_flat(_word(pairs, 4, 8, 4), 2))
+    pairs = split(_part(x, 2, 66), 8, 8)
+    index = lax.convert_element_type(flat(_part(pairs, 0, 4), 2), jnp.uint16)
+    signs, scale = _four_signs(flat(_word(pairs, 4, 8, 4), 2))
     q = _with_signs(_iq2(_points("IQ2_XXS", 8, index)), signs)
     return _scaled(q, _half(x, 0) * (scale + np.float32(0.5)) * np.float32(0.25))
 
 
 def _quarter_scales(x: Array, start: int, stop: int) -> Array:
     """Returns d * (0.5 + s) / 4 of 4-bit scales, two in a byte: [..., 2 * (stop - start)] f32."""
-    scale = f32(_flat(_fields(_part(x, start, stop), 4, 1), 3))
+    scale = f32(flat(_fields(_part(x, start, stop), 4, 1), 3))
     return _half(x, 0) * (scale + np.float32(0.5)) * np.float32(0.25)
 
 
@@ -322,7 +313,7 @@ def _index(low: Array, high: Array) -> Array:
 
 
 def _iq2_s(x: Array) -> Array:
-    index = _index(_part(x, 2, 34), _flat(_fields(_part(x, 66, 74), 2, 1), 3))
+    index = _index(_part(x, 2, 34), flat(_fields(_part(x, 66, 74), 2, 1), 3))
     q = _iq2(_points("IQ2_S", 8, index))
     return _scaled(_with_signs(q, _part(x, 34, 66)), _quarter_scales(x, 74, 82))
 
@@ -337,19 +328,19 @@ def _iq3_xxs(x: Array) -> Array:
 
 def _iq3_s(x: Array) -> Array:
     q = _points("IQ3_S", 4, _index(_part(x, 2, 66), _bits(_part(x, 66, 74)))) * 2 + 1
-    scale = f32(_flat(_fields(_part(x, 106, 110), 4, 1), 3))
+    scale = f32(flat(_fields(_part(x, 106, 110), 4, 1), 3))
     return _scaled(_with_signs(q, _part(x, 74, 106)), _half(x, 0) * (scale * 2 + 1))
 
 
 def _shifted(q: Array, down: Array) -> Array:
     """Returns `q`, [..., n], minus 1/8 where `down`, [..., runs] of bool, is set, plus 1/8 elsewhere."""
     delta = jnp.where(down, np.float32(-0.125), np.float32(0.125))
-    return _flat(_split(q, delta.shape[-1], q.shape[-1] // delta.shape[-1]) + delta[..., None], 2)
+    return flat(split(q, delta.shape[-1], q.shape[-1] // delta.shape[-1]) + delta[..., None], 2)
 
 
 def _iq1_s(x: Array) -> Array:
     words = _word(x, 34, 50, 2)
-    q = _points("IQ1_S", 8, _index(_part(x, 2, 34), _flat(_fields(words, 3, 1, 4), 3))) - 1
+    q = _points("IQ1_S", 8, _index(_part(x, 2, 34), flat(_fields(words, 3, 1, 4), 3))) - 1
     scale = _half(x, 0) * (f32((words >> np.uint16(12)) & np.uint16(7)) * 2 + 1)
     return _scaled(_shifted(q, words >= np.uint16(0x8000)), scale)
 
@@ -360,8 +351,8 @@ def _iq1_m(x: Array) -> Array:
     quarters = (words >> np.uint16(12)) << np.arange(0, 16, 4, dtype=np.uint16)
     d = lax.reduce(quarters, np.uint16(0), lax.bitwise_or, (words.ndim - 1,))[..., None]
     d = f32(lax.bitcast_convert_type(d, jnp.float16))
-    scale = d * (f32(_flat(_fields(words, 3, 1, 4), 3)) * 2 + 1)
-    high = _flat(_fields(_part(x, 32, 48), 4, 1), 3)
+    scale = d * (f32(flat(_fields(words, 3, 1, 4), 3)) * 2 + 1)
+    high = flat(_fields(_part(x, 32, 48), 4, 1), 3)
     q = _points("IQ1_M", 8, _index(_part(x, 0, 32), high & np.uint8(7))) - 1
     return _scaled(_shifted(q, high >= np.uint8(8)), scale)
 
@@ -394,48 +385,3 @@ DEQUANTIZE = {
     "q2_0": _q2_0,
 }
 """Dequantization by ggml's type name."""
-
-
-# --- quantizing, as ggml's reference functions round ---
-
-
-def _blocks(x: Array) -> Array:
-    return lax.reshape(x, (*x.shape[:-1], x.shape[-1] // 32, 32))
-
-
-def _bytes_of_half(x: Array) -> Array:
-    """Returns the two bytes of [..., 1] numbers as f16, [..., 2] u8."""
-    bits = lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float16), jnp.uint16)
-    return lax.convert_element_type(jnp.concatenate([bits & np.uint16(255), bits >> np.uint16(8)], axis=-1), jnp.uint8)
-
-
-def _inverse(d: Array) -> Array:
-    return jnp.where(d == 0, np.float32(0), np.float32(1) / jnp.where(d == 0, np.float32(1), d))
-
-
-def _to_q8_0(x: Array) -> Array:
-    x = _blocks(f32(x))
-    top = lax.reduce_max(lax.abs(x), (x.ndim - 1,))[..., None]
-    scale = jnp.where(top == 0, np.float32(0), np.float32(127) / jnp.where(top == 0, np.float32(1), top))
-    # Ties are common in F16 and BF16 tensors. They go to the even number, as where ggml has vector instructions.
-    q = lax.convert_element_type(lax.round(x * scale, lax.RoundingMethod.TO_NEAREST_EVEN), jnp.int8)
-    return jnp.concatenate([_bytes_of_half(top / np.float32(127)), lax.bitcast_convert_type(q, jnp.uint8)], axis=-1)
-
-
-def _to_q4_0(x: Array) -> Array:
-    x = _blocks(f32(x))
-    magnitude = lax.abs(x)
-    top = lax.reduce_max(magnitude, (x.ndim - 1,))[..., None]
-    # The value of largest magnitude, with its sign, becomes -8: the first one where both signs occur.
-    place = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-    first = lax.reduce_min(jnp.where(magnitude == top, place, np.int32(x.shape[-1])), (x.ndim - 1,))[..., None]
-    d = lax.reduce_sum(jnp.where(place == first, x, np.float32(0)), (x.ndim - 1,))[..., None] / np.float32(-8)
-    # At most 8 in magnitude already; the limits keep compilers from fusing product and sum, which rounds ties another way.
-    scaled = lax.clamp(np.float32(-9), x * _inverse(d), np.float32(9))
-    q = lax.convert_element_type(scaled + np.float32(8.5), jnp.int32)  # towards zero
-    q = lax.convert_element_type(lax.min(q, np.int32(15)), jnp.uint8)
-    return jnp.concatenate([_bytes_of_half(d), q[..., :16] | (q[..., 16:] << np.uint8(4))], axis=-1)
-
-
-QUANTIZE = {"q4_0": _to_q4_0, "q8_0": _to_q8_0}
-"""Quantization of [..., ne0] to [..., blocks, bytes per block] u8, by ggml's type name."""

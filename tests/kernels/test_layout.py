@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, spec
+from harness import check, emit, spec, tensor
+from reference.core import dequantize
 
-from kernelgen.ggml.types import GROUPS
+from kernelgen.ggml.types import GROUPS, TYPES
+from kernelgen.hlo import execute
 
 VIEWS = [
     "(4,3,5,2)/f32",
@@ -45,6 +47,24 @@ def test_the_result_may_be_stored_permuted() -> None:
 @pytest.mark.parametrize("target", ["f32", "f16", "bf16", "q8_0", "q4_0"])
 def test_cpy_converts(source: str, target: str) -> None:
     check(spec("cpy", [f"(64,6,1,1)/{source}", f"(64,6,1,1)/{target}"], f"(64,6,1,1)/{target}"), 0.0)
+
+
+@pytest.mark.parametrize("source", ["f32", "f16"])  # F16 has many equal magnitudes, and ties
+@pytest.mark.parametrize("target", GROUPS["quantizable"])
+def test_cpy_quantizes(source: str, target: str) -> None:
+    """To the bit, as ggml does: where a scale is searched for, one other decision would change a whole block."""
+    check(spec("cpy", [f"(512,60,1,1)/{source}", f"(512,60,1,1)/{target}"], f"(512,60,1,1)/{target}"), 0.0)
+
+
+@pytest.mark.parametrize("target", GROUPS["quantizable"])
+def test_zeros_stay_zeros(target: str) -> None:
+    """ggml leaves open which numbers stand beside a scale of 0, so what they stand for is compared."""
+    dst = tensor(f"(256,1,1,1)/{target}")
+    block = TYPES[target]
+    old = np.full((1, 1, 1, 256 // block.block, block.size), 255, np.uint8)
+    kernel = spec("cpy", ["(256,1,1,1)/f32", str(dst)], str(dst), alias=1)
+    (stored,) = execute.run(emit(kernel), [np.zeros((1, 1, 1, 256), np.float32), old])
+    np.testing.assert_array_equal(dequantize(stored.reshape(1, 1, 1, -1), dst), 0.0)
 
 
 @pytest.mark.parametrize("first", [-8.0, 8.0])

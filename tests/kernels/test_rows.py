@@ -47,9 +47,10 @@ def test_set_rows(index: str, dtype: str, n: int) -> None:
     check(kernel, 0.0, src1=rows(n, below=9, unique=True))
 
 
-def test_set_rows_from_f16() -> None:
-    dst = "(8,9,1,1)/f16"
-    check(spec("set_rows", ["(8,4,1,1)/f16", "(4,1,1,1)/i64", dst], dst), 0.0, src1=rows(4, below=9, unique=True))
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "iq4_nl"])
+def test_set_rows_from_f16(dtype: str) -> None:
+    dst = f"(32,9,1,1)/{dtype}"
+    check(spec("set_rows", ["(32,4,1,1)/f16", "(4,1,1,1)/i64", dst], dst), 0.0, src1=rows(4, below=9, unique=True))
 
 
 def test_set_rows_of_one_element() -> None:

@@ -13,6 +13,8 @@ import numpy as np
 from kernelgen.ggml.types import TYPES
 from kernelgen.plan import KernelSpec, TensorDesc
 
+from .quantize import QUANTIZE
+
 Array = np.ndarray[Any, Any]
 
 DTYPES: dict[str, Any] = {
@@ -92,16 +94,6 @@ def compute(spec: KernelSpec, inputs: list[Array | None]) -> Array:
     return REFERENCES[spec.op](spec, *inputs)
 
 
-def quantize_q8_0(x: Array) -> Array:
-    """Returns rows of Q8_0 blocks as ggml's vector code makes them: gguf rounds ties away from zero, as ggml's scalar code does."""
-    blocks = x.reshape(*x.shape[:-1], -1, 32)
-    top = np.abs(blocks).max(axis=-1, keepdims=True)
-    scale = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top != 0)
-    d = (top / np.float32(127)).astype(np.float16)
-    quants = np.rint(blocks * scale).astype(np.int8)
-    return np.concatenate([d.view(np.uint8), quants.view(np.uint8)], axis=-1).reshape(*x.shape[:-1], -1)
-
-
 def dequantize(x: Array, tensor: TensorDesc) -> Array:
     """Returns float32 elements: ggml's own Python package decodes blocks, of the types that it knows."""
     if not TYPES[tensor.dtype].quantized:
@@ -128,12 +120,13 @@ def dequantize_bits(x: Array, tensor: TensorDesc) -> Array:
 
 def round_to(x: Array, tensor: TensorDesc) -> Array:
     """Returns `x` as the tensor stores it."""
-    if TYPES[tensor.dtype].quantized:
-        kind = gguf.GGMLQuantizationType(TYPES[tensor.dtype].number)
-        if kind == gguf.GGMLQuantizationType.Q8_0:
-            return quantize_q8_0(np.ascontiguousarray(x, np.float32))
-        return gguf.quants.quantize(np.ascontiguousarray(x, np.float32), kind)
-    return x.astype(DTYPES[tensor.dtype])
+    ggml = TYPES[tensor.dtype]
+    if not ggml.quantized:
+        return x.astype(DTYPES[tensor.dtype])
+    x = np.ascontiguousarray(x, np.float32)
+    if tensor.dtype in QUANTIZE:
+        return QUANTIZE[tensor.dtype](x.reshape(*x.shape[:-1], -1, ggml.block)).reshape(*x.shape[:-1], -1)
+    return gguf.quants.quantize(x, gguf.GGMLQuantizationType(ggml.number))
 
 
 def f32(x: Array) -> Array:

@@ -56,7 +56,10 @@ GROUPS = MappingProxyType(
         "float": ("f32", "f16", "bf16"),
         "number": ("f32", "f16", "bf16", "i8", "i16", "i32"),
         "quantized": tuple(name for name, t in TYPES.items() if t.quantized and name not in ("q8_1", "q8_K")),
-        "quantizable": ("q4_0", "q8_0"),
+        "quantizable": (
+            *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs"),
+            *("tq1_0", "tq2_0", "mxfp4", "nvfp4", "q1_0", "q2_0"),
+        ),
     }
 )
 """Names for several types, as registrations of emitters use them.
