@@ -101,7 +101,7 @@ class Checkout:
             raise BuildFailed(f"exit status {done.returncode}: {' '.join([*words, *arguments])}\n{done.stdout}")
         executed: Counter[str] = Counter()
         cached: Counter[str] = Counter()
-        for spawn in _spawns(log):
+        for spawn in spawns(log):
             (cached if spawn.get("cacheHit") else executed)[spawn["mnemonic"]] += 1
         return Result(seconds, executed, cached, done.stdout)
 
@@ -122,7 +122,8 @@ class Checkout:
         return self.path / self.folder / "bazel-bin" / label_path
 
 
-def _spawns(log: Path) -> Iterator[dict[str, object]]:
+def spawns(log: Path) -> Iterator[dict[str, object]]:
+    """Yields the actions in an execution log in JSON."""
     if not log.exists():
         return
     decoder, text, at = json.JSONDecoder(), log.read_text(), 0

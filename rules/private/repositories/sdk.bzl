@@ -1,7 +1,7 @@
 """Finds neuronx-cc on this machine and declares it as a toolchain.
 
 It is looked for in the virtual environment that NEURON_SDK names, then on PATH. Its identity is the version it prints; that, and no
-path, is what compile actions depend on.
+path, is what compile actions depend on. Where only remote workers have it, NEURON_SDK_VERSION states the version instead.
 """
 
 # How the first line of `neuronx-cc --version` begins.
@@ -33,12 +33,27 @@ _ABSENT = """\
 # {reason}
 """
 
+_IDENTITY = """\
+# What compiles are routed by; empty where the simulator stands in.
+IDENTITY = {identity}
+"""
+
 _LAUNCHER = """\
 #!/bin/sh
 # Runs {identity}.
 # The compiler starts programs that lie beside it, so it is called by its own path and finds them on PATH.
 self=$(readlink -f "$0")
-compiler=$(readlink "${{self%/*}}/compiler")
+if ! compiler=$(readlink "${{self%/*}}/compiler"); then
+  # A machine that only got a copy of this file, a remote worker, has a compiler of its own: it must be the same one.
+  for compiler in "${{NEURON_SDK:-/nowhere}}/bin/neuronx-cc" "$(command -v neuronx-cc)" /opt/aws_neuronx_venv*/bin/neuronx-cc; do
+    [ -x "$compiler" ] && case "$("$compiler" --version 2>&1)" in *"{banner}{version}"[!0-9.]*|*"{banner}{version}") break ;; esac
+    compiler=
+  done
+  if [ -z "$compiler" ]; then
+    echo "error: {identity} is not on this machine: neither in NEURON_SDK, nor on PATH, nor in /opt/aws_neuronx_venv*" >&2
+    exit 127
+  fi
+fi
 PATH=${{compiler%/*}}:$PATH exec "$compiler" "$@"
 """
 
@@ -52,23 +67,37 @@ def _find(rctx):
         return path
     return rctx.which("neuronx-cc")
 
-def _sdk_impl(rctx):
-    rules = str(Label("//:BUILD.bazel")).removeprefix("@").partition("//")[0]
-    path = _find(rctx)
-    if not path:
-        rctx.file("BUILD.bazel", _ABSENT.format(reason = "No neuronx-cc in NEURON_SDK or on PATH."))
-        return
+def _version(rctx, path):
+    """Returns the version that a compiler prints."""
     rctx.watch(path)
     done = rctx.execute([path, "--version"], timeout = 120)
     banner = (done.stdout + done.stderr).strip().split("\n")[0].strip()
     if done.return_code or _BANNER not in banner:
         fail("{} is not the Neuron SDK's compiler: --version ended with status {} and printed '{}', not '{}…'".format(path, done.return_code, banner, _BANNER))
-    identity = "neuronx-cc " + banner.partition(_BANNER)[2].split(" ")[0]
-    rctx.symlink(path, "compiler")
-    rctx.file("neuronx-cc", _LAUNCHER.format(identity = identity), executable = True)
+    return banner.partition(_BANNER)[2].split(" ")[0]
+
+def _sdk_impl(rctx):
+    rules = str(Label("//:BUILD.bazel")).removeprefix("@").partition("//")[0]
+    path = _find(rctx)
+    stated = rctx.getenv("NEURON_SDK_VERSION")
+    if not path and not stated:
+        rctx.file("BUILD.bazel", _ABSENT.format(reason = "No neuronx-cc in NEURON_SDK or on PATH, and no NEURON_SDK_VERSION."))
+        rctx.file("identity.bzl", _IDENTITY.format(identity = repr("")))
+        return
+    version = _version(rctx, path) if path else stated
+    if stated and version != stated:
+        fail("NEURON_SDK_VERSION={}: {} is version {}".format(stated, path, version))
+    if [c for c in version.elems() if not c.isalnum() and c not in ".+-_"]:
+        fail("NEURON_SDK_VERSION={}: not a version as 'neuronx-cc --version' prints it, as in 2.21.18209.0+043b1bf7".format(version))
+    identity = "neuronx-cc " + version
+    if path:
+        rctx.symlink(path, "compiler")
+    launcher = _LAUNCHER.format(banner = _BANNER, identity = identity, version = version)
+    rctx.file("neuronx-cc", launcher, executable = True)
+    rctx.file("identity.bzl", _IDENTITY.format(identity = repr(identity)))
     rctx.file("BUILD.bazel", _BUILD.format(rules = rules, identity = repr(identity)))
 
 neuron_sdk = repository_rule(
-    doc = "The Neuron SDK's compiler, when this machine has it.",
+    doc = "The Neuron SDK's compiler, when this machine or the remote workers have it.",
     implementation = _sdk_impl,
 )

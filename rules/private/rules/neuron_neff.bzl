@@ -1,5 +1,6 @@
 """One kernel compiled for one target."""
 
+load("@neuron_sdk//:identity.bzl", "IDENTITY")
 load("//rules/private:providers.bzl", "NeuronHloInfo", "NeuronNeffInfo")
 load("//rules/private/actions:resources.bzl", "resource_set")
 load("//tools/bazel:kernelgen_tool.bzl", "run_kernelgen")
@@ -52,7 +53,7 @@ def _neuron_neff_impl(ctx):
         NeuronNeffInfo(config = ctx.attr.config, identity = toolchain.identity, kernel = kernel, neff = neff),
     ]
 
-neuron_neff = rule(
+_neuron_neff = rule(
     doc = "Compiles one kernel's HLO. The HLO and the compiler are the action's only inputs, so what leaves the HLO as it was compiles nothing.",
     implementation = _neuron_neff_impl,
     attrs = {
@@ -64,3 +65,29 @@ neuron_neff = rule(
     provides = [NeuronNeffInfo],
     toolchains = [_TOOLCHAIN],
 )
+
+def _routed(compiler, target):
+    """Returns the execution properties by which a cluster gives a compile to a worker that can do it."""
+    return {"neuron-compiler": compiler, "neuron-target": target}
+
+def neuron_neff(name, config, exec_properties = {}, **kwargs):
+    """Compiles one kernel's HLO; see the rule.
+
+    Args:
+        name: the NEFF.
+        config: compile settings as JSON; see CompileConfig.
+        exec_properties: as of every rule. With `--@neuron_kernelgen//rules:route_compiles` the compiler and the target are added.
+        **kwargs: as of the rule.
+    """
+    target = json.decode(config)["target"]
+    _neuron_neff(
+        name = name,
+        config = config,
+        exec_properties = exec_properties | select({
+            Label("//rules:routed_to_auto"): _routed(IDENTITY or "simulator", target),
+            Label("//rules:routed_to_neuronx-cc"): _routed(IDENTITY, target),
+            Label("//rules:routed_to_simulator"): _routed("simulator", target),
+            "//conditions:default": {},
+        }),
+        **kwargs
+    )

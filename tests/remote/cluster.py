@@ -1,0 +1,392 @@
+"""A remote-execution cluster and an HTTP cache on loopback, from packages: BuildGrid, PostgreSQL, buildbox, nginx.
+
+Everything is started by the test that uses it, listens on 127.0.0.1 only, keeps its files in one scratch folder and ends with it. What is
+not on the machine is installed where that is possible (as root on Debian; PyPI); `Missing` says what could not be had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PYTHON_ENV = HERE.parents[1] / "rules" / "private" / "repositories" / "python_env.py"
+
+START_SECONDS = 60
+"""How long a server may take to listen."""
+
+
+class Missing(Exception):
+    """Something that the cluster needs is not on this machine and can't be installed."""
+
+
+# --- what is needed ---------------------------------------------------------------------------------------------------------
+
+
+def _program(name: str, *folders: str) -> Path | None:
+    for folder in folders:
+        for found in sorted(Path("/").glob(folder.lstrip("/")), reverse=True):
+            if (found / name).exists():
+                return found / name
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin")
+    return Path(found) if found else None
+
+
+def _install(package: str) -> None:
+    """Installs one of Debian's packages, from the next release where this one has none.
+
+    Raises:
+        Missing: it can't be.
+    """
+    if os.geteuid() or not shutil.which("apt-get"):
+        raise Missing(f"{package} is not installed, and only root on Debian could install it")
+    options = ["-y", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold"]
+    # A server package would start its server; the tests start their own.
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    last = ""
+    for suite in ([], ["-t", "forky"]):
+        done = subprocess.run(
+            ["apt-get", "install", *options, *suite, package],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        if done.returncode == 0:
+            return
+        last = "\n".join(done.stdout.splitlines()[-5:])
+    raise Missing(f"apt-get can't install {package}:\n{last}")
+
+
+def _need(name: str, package: str, *folders: str) -> Path:
+    found = _program(name, *folders)
+    if not found:
+        _install(package)
+        found = _program(name, *folders)
+    if not found:
+        raise Missing(f"the package {package} brings no {name}")
+    return found
+
+
+def nginx() -> Path:
+    """Returns nginx, with WebDAV."""
+    return _need("nginx", "nginx")
+
+
+def _postgres() -> Path:
+    """Returns the folder of PostgreSQL's programs."""
+    return _need("initdb", "postgresql", "/usr/lib/postgresql/*/bin").parent
+
+
+def _buildgrid() -> list[Path]:
+    """Returns the command `bgd`, in an environment of its own that is kept in the user's cache folder."""
+    done = subprocess.run(
+        [sys.executable, str(PYTHON_ENV), "--lock", str(HERE / "requirements.txt")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Missing(f"BuildGrid can't be installed:\n{done.stderr[-2000:]}")
+    programs = Path(json.loads(done.stdout)["path"]) / "bin"
+    return [programs / "python", programs / "bgd"]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """Returns a port of 127.0.0.1 that nothing listens on now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """A process in a session of its own, and where it writes its log."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self, with_signal: int = signal.SIGKILL) -> None:
+        """Ends the process and everything it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, with_signal)
+        self.process.wait(timeout=30)
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+def start(name: str, command: Sequence[object], folder: Path, *, user: str | None = None) -> Server:
+    """Starts a server that logs into `folder`; `user` is one to run it as."""
+    log = folder / f"{name}.log"
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            user=user,
+            group=pwd.getpwnam(user).pw_gid if user else None,
+            extra_groups=[] if user else None,
+            cwd=folder,
+        )
+    return Server(name, process, log)
+
+
+def wait_for(server: Server, port: int) -> None:
+    """Waits until something listens on the port.
+
+    Raises:
+        RuntimeError: the server ended, or took too long.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            raise RuntimeError(f"{server.name} ended with status {server.process.returncode}:\n{server.tail()}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"{server.name} does not listen on port {port}:\n{server.tail()}")
+
+
+# --- an HTTP cache ----------------------------------------------------------------------------------------------------------
+
+_NGINX = """\
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+worker_processes 1;
+{user}
+events {{ worker_connections 256; }}
+http {{
+    access_log {folder}/access.log;
+    client_max_body_size 0;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    server {{
+        listen 127.0.0.1:{port};
+        root {folder}/files;
+        location / {{
+            dav_methods PUT;
+            create_full_put_path on;
+        }}
+    }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def http_cache(folder: Path) -> Iterator[str]:
+    """Yields the URL of an nginx that stores what is PUT and serves what is there."""
+    program = nginx()
+    port = free_port()
+    (folder / "files").mkdir(parents=True)
+    user = "user root;" if os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=port, user=user))
+    server = start("nginx", [program, "-c", folder / "nginx.conf", "-p", folder, "-e", folder / "error.log"], folder)
+    try:
+        wait_for(server, port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill(signal.SIGTERM)
+
+
+# --- remote execution -------------------------------------------------------------------------------------------------------
+
+_BUILDGRID = """\
+server:
+  - !channel
+    address: "127.0.0.1:{port}"
+    insecure-mode: true
+
+authorization:
+  method: none
+
+connections:
+  - !sql-connection &sql
+    connection-string: {database}
+    pool-size: 10
+    max-overflow: 20
+
+storages:
+  - !disk-storage &storage
+    path: {folder}/cas
+
+caches:
+  - !lru-action-cache &actions
+    storage: *storage
+    max-cached-refs: 100000
+    allow-updates: true
+    cache-failed-actions: false
+
+schedulers:
+  - !sql-scheduler &scheduler
+    sql: *sql
+    action-cache: *actions
+    storage: *storage
+    property-set: !dynamic-property-set
+      match-property-keys: [neuron-compiler, neuron-target]
+    bot-session-keepalive-timeout: 10
+    assigners:
+      - !priority-age-assigner
+        count: 2
+        interval: 0.1
+
+instances:
+  - name: ""
+    services:
+      - !action-cache
+        cache: *actions
+      - !execution
+        scheduler: *scheduler
+      - !cas
+        storage: *storage
+      - !bytestream
+        storage: *storage
+
+thread-pool-size: 60
+"""
+
+
+@dataclass
+class Cluster:
+    """A BuildGrid with workers.
+
+    Attributes:
+        url: what `--remote_executor` takes.
+        folder: where everything is kept.
+        server: the scheduler and store.
+        workers: by name.
+    """
+
+    url: str
+    folder: Path
+    server: Server
+    casd: Server
+    workers: dict[str, Server] = field(default_factory=dict)
+    casd_port: int = 0
+
+    def worker(self, name: str, properties: Mapping[str, Sequence[str]], *, prefix: Sequence[object] = ()) -> Server:
+        """Starts a worker.
+
+        Args:
+            name: its name; its log is `<name>.log` in the cluster's folder.
+            properties: what it says it has: the values of each execution property.
+            prefix: what to start it with, as `unshare --mount`.
+        """
+        words = [f"--platform={key}={value}" for key, values in properties.items() for value in values]
+        self.workers[name] = start(
+            name,
+            [
+                *prefix,
+                "buildbox-worker",
+                f"--remote=http://127.0.0.1:{self.casd_port}",
+                f"--bots-remote={self.url.replace('grpc:', 'http:')}",
+                "--buildbox-run=buildbox-run-hosttools",
+                "--platform=OSFamily=linux",
+                *words,
+                "--concurrent-jobs=1",
+                "--bots-request-timeout=30",
+                name,
+            ],
+            self.folder,
+        )
+        return self.workers[name]
+
+
+@contextlib.contextmanager
+def _database(folder: Path) -> Iterator[str]:
+    """Yields the address of an empty PostgreSQL database."""
+    programs = _postgres()
+    # PostgreSQL does not run as root.
+    user = "nobody" if os.geteuid() == 0 else None
+    data = folder / "postgres"
+    data.mkdir()
+    if user:
+        shutil.chown(data, user)
+        folder.chmod(0o755)
+    port = free_port()
+    made = subprocess.run(
+        [programs / "initdb", "--auth=trust", "--username=bgd", "--no-sync", "-E", "UTF8", "--locale=C", data / "db"],
+        user=user,
+        cwd=data,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise RuntimeError(f"initdb failed:\n{made.stdout}{made.stderr}")
+    settings = {
+        "listen_addresses": "127.0.0.1",
+        "port": port,
+        "unix_socket_directories": data,
+        "fsync": "off",
+        "max_connections": 200,
+    }
+    options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+    (folder / "postgres.log").touch()
+    if user:
+        shutil.chown(folder / "postgres.log", user)
+    server = start("postgres", [programs / "postgres", "-D", data / "db", *options], folder, user=user)
+    try:
+        wait_for(server, port)
+        yield f"postgresql+psycopg2://bgd@127.0.0.1:{port}/postgres"
+    finally:
+        server.kill(signal.SIGQUIT)
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """Yields a cluster that has no worker yet.
+
+    Raises:
+        Missing: the machine lacks a program that can't be installed.
+    """
+    _need("buildbox-worker", "buildbox")
+    bgd = _buildgrid()
+    with _database(folder) as database, contextlib.ExitStack() as stack:
+        # Tables first: the server and the workers die when they are missing.
+        migrated = subprocess.run([*bgd, "migrate", "apply", database], capture_output=True, text=True, check=False)
+        if migrated.returncode:
+            raise RuntimeError(f"bgd migrate failed:\n{migrated.stdout}{migrated.stderr}")
+        port, casd_port = free_port(), free_port()
+        (folder / "buildgrid.yml").write_text(_BUILDGRID.format(port=port, database=database, folder=folder))
+        server = start("buildgrid", [*bgd, "server", "start", "-v", folder / "buildgrid.yml"], folder)
+        stack.callback(server.kill)
+        wait_for(server, port)
+        remote = f"http://127.0.0.1:{port}"
+        casd = start(
+            "casd",
+            ["buildbox-casd", f"--cas-remote={remote}", f"--bind=127.0.0.1:{casd_port}", folder / "casd"],
+            folder,
+        )
+        stack.callback(casd.kill)
+        wait_for(casd, casd_port)
+        made = Cluster(f"grpc://127.0.0.1:{port}", folder, server, casd, casd_port=casd_port)
+        try:
+            yield made
+        finally:
+            for worker in made.workers.values():
+                worker.kill()

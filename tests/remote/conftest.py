@@ -1,0 +1,10 @@
+"""Makes benchmarks/scratch.py importable: the tests build in its scratch checkouts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# When Bazel runs a test, this file is a link into the checkout; the scratch copies are made of the checkout itself.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -1,0 +1,163 @@
+"""Bazel with a shared cache and on a cluster, as a team uses them: real servers on loopback, real builds in scratch checkouts.
+
+Where the servers' packages can't be installed these tests are skipped and say why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cluster as clusters
+import pytest
+
+import scratch
+
+SIMULATOR = {"neuron-compiler": ["simulator"], "neuron-target": ["trn1", "inf2", "trn2"]}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A scratch folder that a server which does not run as root may enter; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-servers-", ignore_cleanup_errors=True) as text:
+        Path(text).chmod(0o755)
+        yield Path(text)
+
+
+@pytest.fixture
+def cluster(folder: Path) -> Iterator[clusters.Cluster]:
+    try:
+        with clusters.cluster(folder) as made:
+            yield made
+    except clusters.Missing as missing:
+        pytest.skip(f"no cluster here: {missing}")
+
+
+def packs(checkout: scratch.Checkout, target: str) -> str:
+    """Returns the digest of a bundle's pack."""
+    lines = checkout.bazel("cquery", "--output=files", target + ".pack").output.splitlines()
+    path = next(line for line in lines if line.endswith("kernels.gguf"))
+    return hashlib.sha256((checkout.path / path).read_bytes()).hexdigest()
+
+
+def ran_where(checkout: scratch.Checkout) -> Counter[tuple[str, str]]:
+    """Returns how many actions of the last build ran, by mnemonic and where."""
+    spawns = scratch.spawns(checkout.output_root / "execution.json")
+    return Counter((str(spawn["mnemonic"]), str(spawn["runner"])) for spawn in spawns)
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.1)
+
+
+def jobs(worker: clusters.Server) -> int:
+    """Returns how many actions a worker has run, as its log says."""
+    return worker.log.read_text(errors="replace").count("Runner exited with code 0")
+
+
+def test_two_checkouts_share_an_http_cache(folder: Path) -> None:
+    try:
+        with clusters.http_cache(folder / "cache") as url, scratch.checkout() as first, scratch.checkout() as second:
+            flags = ["--config=remote-cache", f"--remote_cache={url}"]
+            cold = first.bazel("build", "//manifests:basic_trn1", flags=flags)
+            assert (cold.emits, cold.compiles) == (10, 10)
+            assert first.path != second.path
+            warm = second.bazel("build", "//manifests:basic_trn1", flags=flags)
+            assert (warm.emits, warm.compiles) == (0, 0)
+            assert warm.cached["NeuronCompile"] == 10
+            assert packs(first, "//manifests:basic_trn1") == packs(second, "//manifests:basic_trn1")
+    except clusters.Missing as missing:
+        pytest.skip(f"no HTTP cache here: {missing}")
+
+
+def test_a_model_is_built_by_two_workers(cluster: clusters.Cluster) -> None:
+    workers = [cluster.worker(name, SIMULATOR) for name in ("one", "two")]
+    with scratch.checkout() as checkout:
+        flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
+        target = "//manifests:llama3_trn1"
+        cold = checkout.bazel("build", target, flags=flags)
+        ran = ran_where(checkout)
+        assert {where for (_, where), count in ran.items() if count} == {"remote"}
+        assert cold.emits == cold.compiles == ran["NeuronEmit", "remote"] > 100
+        assert all(jobs(worker) > 20 for worker in workers), [jobs(worker) for worker in workers]
+        built = packs(checkout, target)
+        checkout.bazel("clean")
+        warm = checkout.bazel("build", target, flags=flags)
+        assert (warm.emits, warm.compiles) == (0, 0)
+        assert warm.cached["NeuronEmit"] == warm.cached["NeuronCompile"] == cold.emits
+        # What the cluster made is what this machine makes.
+        assert built == packs(checkout, target)
+        checkout.bazel("clean")
+        checkout.bazel("build", target)
+        assert built == packs(checkout, target)
+
+
+def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster) -> None:
+    victim = cluster.worker("victim", SIMULATOR)
+    cluster.worker("survivor", SIMULATOR)
+    with scratch.checkout() as checkout:
+        flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
+
+        def kill() -> None:
+            wait_until(lambda: jobs(victim) >= 3, 300, "the worker's third action")
+            # It has its next action by then.
+            time.sleep(0.5)
+            victim.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        result = checkout.bazel("build", "//manifests:basic_trn1", flags=flags)
+        killer.join()
+        assert victim.process.returncode not in (None, 0)
+        assert (result.emits, result.compiles) == (10, 10)
+        built = packs(checkout, "//manifests:basic_trn1")
+        checkout.bazel("clean")
+        checkout.bazel("build", "//manifests:basic_trn1")
+        assert built == packs(checkout, "//manifests:basic_trn1")
+
+
+def test_a_worker_without_the_compiler_is_never_given_a_compile(cluster: clusters.Cluster) -> None:
+    """It emits, and holds another version of the compiler; compiles wait for the worker that has the right one."""
+    other = cluster.worker("other", {"neuron-compiler": ["neuronx-cc 2.10.0.34+6c8792c6f"], "neuron-target": ["trn1"]})
+    with scratch.checkout() as checkout:
+        flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
+        results: list[scratch.Result] = []
+        building = threading.Thread(
+            target=lambda: results.append(checkout.bazel("build", "//manifests:basic_trn1", flags=flags))
+        )
+        building.start()
+        wait_until(lambda: jobs(other) >= 10, 300, "ten emits")
+        # Time enough for the scheduler to make a mistake: it assigns ten times a second.
+        time.sleep(10)
+        assert jobs(other) == 10
+        right = cluster.worker("right", SIMULATOR)
+        building.join(timeout=300)
+        assert results and (results[0].emits, results[0].compiles) == (10, 10)
+        # The bundle may be made by either.
+        assert jobs(right) >= 10
+        assert jobs(other) - 10 + jobs(right) - 10 <= 2
+
+
+def test_a_preset_that_was_not_filled_in_says_so(tmp_path: Path) -> None:
+    with scratch.checkout() as checkout:
+        output = checkout.bazel("build", "--config=rbe", "//manifests:basic_trn1", expect=None).output
+        assert "name-your-cluster-in.user.bazelrc.invalid" in output
+
+
+def test_nothing_is_left_running(folder: Path) -> None:
+    try:
+        with clusters.cluster(folder) as made:
+            made.worker("one", SIMULATOR)
+    except clusters.Missing as missing:
+        pytest.skip(f"no cluster here: {missing}")
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(folder) not in processes
