@@ -1,4 +1,4 @@
-"""Makes benchmarks/scratch.py and benchmarks/incremental.py importable: the tests build in their scratch checkouts."""
+"""Makes benchmarks/ and tools/reproduce/ importable: the tests build in their scratch checkouts."""
 
 from __future__ import annotations
 
@@ -6,4 +6,5 @@ import sys
 from pathlib import Path
 
 # When Bazel runs a test, this file is a link into the checkout; the scratch copies are made of the checkout itself.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+for folder in ("benchmarks", "tools/reproduce"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / folder))
