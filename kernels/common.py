@@ -65,11 +65,19 @@ def prefix_sum(x: Array) -> Array:
     Doubles the reach of the sums with each step, so that rounding errors grow with log(n) and an infinity reaches no element
     before it.
     """
-    reach = 1
-    while reach < x.shape[-1]:
-        x = x + lax.pad(x, x.dtype.type(0), [(0, 0, 0)] * (x.ndim - 1) + [(reach, -reach, 0)])
-        reach *= 2
-    return x
+    n, axis = x.shape[-1], x.ndim - 1
+    steps = (n - 1).bit_length()
+    if steps == 0:
+        return x
+    most = 2 ** (steps - 1)
+    before = [(0, 0, 0)] * axis + [(most, 0, 0)]
+
+    def step(i, x):
+        start = np.int32(most) - lax.shift_left(np.int32(1), i)
+        return x + lax.dynamic_slice_in_dim(lax.pad(x, x.dtype.type(0), before), start, n, axis)
+
+    # A loop rather than its steps: XLA would fuse these, and compute each of them again for every one that follows.
+    return lax.fori_loop(0, steps, step, x)
 
 
 def per_row(x: Array, like: Array) -> Array:
