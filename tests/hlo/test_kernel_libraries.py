@@ -104,8 +104,8 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
             "m.py:3:1: error: ggml's rms_norm has the inputs (src0); emitter 'f' takes (x, y)",
         ),
         (
-            "@emitter('mul_mat')\ndef f(a, b=None, *, prec: int, hint: int): ...\n",
-            "m.py:3:1: error: ggml's mul_mat has the inputs (src0, src1); emitter 'f' takes (a, b=None)",
+            "@emitter('silu_back')\ndef f(a, b=None): ...\n",
+            "m.py:3:1: error: ggml's silu_back has the inputs (grad, src1); emitter 'f' takes (a, b=None)",
         ),
         (
             "@emitter('rms_norm')\ndef f(x, *, eps: float, epz: float): ...\n",
@@ -118,6 +118,14 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
         (
             "@emitter('rms_norm')\ndef f(x): ...\n",
             "m.py:3:1: error: emitter 'f' lacks parameters of ggml's rms_norm: eps",
+        ),
+        (
+            "@emitter('my_op', refused={'NCC_EVRF035': 'trn2 inf3'})\ndef f(x): ...\n",
+            "m.py:2:27: error: unknown target 'inf3': did you mean 'inf2'? in refused",
+        ),
+        (
+            "@emitter('my_op', refused='trn2')\ndef f(x): ...\n",
+            'm.py:2:27: error: refused is a literal such as {"NCC_EVRF035": "trn2 trn3"}, not \'trn2\'',
         ),
     ],
 )

@@ -5,12 +5,14 @@ Views are laid into storage by NumPy's byte strides, so a wrong view in the HLO 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
-from reference import DTYPES, compute
+from reference import DTYPES, EXAMPLES, compute
 
 from kernelgen import hlo, library
+from kernelgen.ggml import ops, shapes
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute
 from kernelgen.plan import KernelSpec, TensorDesc
@@ -36,8 +38,37 @@ def spec(op: str, inputs: list[str | None], output: str, /, *, alias: int | None
     return KernelSpec.make(op, [t and tensor(t) for t in inputs], tensor(output), params, alias)
 
 
+@functools.cache
 def emit(kernel: KernelSpec) -> bytes:
     return hlo.emit(kernel, library.load_function(*library.find(kernel.op, [LIBRARY])))
+
+
+def combinations(op: str) -> list[tuple[str, ...]]:
+    """Returns types of the inputs: each that is registered for an input at least once, the others at their first."""
+    found: dict[tuple[str, ...], None] = {}
+    for row in LIBRARY.scan()[op].types:
+        if not row:
+            found[()] = None
+        firsts = [column[0] for column in row]
+        for i, column in enumerate(row):
+            for t in column:
+                found[(*firsts[:i], t, *firsts[i + 1 :])] = None
+    # Neuron devices have no f64.
+    return [types for types in found if "f64" not in types]
+
+
+def example_kernel(op: str, types: tuple[str, ...]) -> KernelSpec:
+    """Returns the kernel of an op's example with inputs of these types."""
+    example = EXAMPLES[op]
+    inputs = [ne and f"{ne}/{t}" for ne, t in zip(example.inputs, types, strict=False)]
+    known = ops.OPS[op]
+    if example.output is None:
+        descriptions = [t and tensor(t) for t in inputs]
+        # Where there is no rule, or the example breaks it, the first input's: a check of the kernel tells which.
+        output = str(shapes.result(op, descriptions, known.with_defaults(example.params)) or descriptions[0])
+    else:
+        output = f"{example.output}/{types[0] if example.dtype == 'same' else example.dtype}"
+    return spec(op, inputs, output, alias=known.alias, **example.params)
 
 
 def view(storage: Array, t: TensorDesc) -> Array:

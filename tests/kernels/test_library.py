@@ -7,26 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import LIBRARY, check, spec
+from harness import LIBRARY, check, combinations, emit, example_kernel
 from reference import EXAMPLES, REFERENCES
 
 from kernelgen.ggml import ops, shapes
-from kernelgen.plan import TensorDesc
+from kernelgen.hlo import lint
+from kernelgen.targets import TARGETS
 
 SCAN = LIBRARY.scan()
-
-
-def combinations(op: str) -> list[tuple[str, ...]]:
-    """Returns types of the inputs: each that is registered for an input at least once, the others at their first."""
-    found: dict[tuple[str, ...], None] = {}
-    for row in SCAN[op].types:
-        if not row:
-            found[()] = None
-        firsts = [column[0] for column in row]
-        for i, column in enumerate(row):
-            for t in column:
-                found[(*firsts[:i], t, *firsts[i + 1 :])] = None
-    return list(found)
 
 
 def test_every_op_that_a_manifest_can_name_has_an_emitter() -> None:
@@ -43,24 +31,26 @@ def test_every_emitter_has_a_reference_an_example_and_types() -> None:
 def test_types(op: str, types: tuple[str, ...]) -> None:
     """The emitter agrees with the reference in the types it is registered for, and ggml's own rules allow them."""
     example = EXAMPLES[op]
-    if "f64" in types:
-        pytest.skip("Neuron devices have no such type")
-    inputs = [ne and f"{ne}/{t}" for ne, t in zip(example.inputs, types, strict=False)]
-    descriptions = [TensorDesc.parse(t) if t else None for t in inputs]
-    known = ops.OPS[op]
-    params = known.with_defaults(example.params)
-    if example.output is None:
-        # Where there is no rule, or the example breaks it, the first input's: the check below tells which.
-        output = str(shapes.result(op, descriptions, params) or descriptions[0])
-    else:
-        output = f"{example.output}/{types[0] if example.dtype == 'same' else example.dtype}"
+    kernel = example_kernel(op, types)
     rng = np.random.default_rng(1)
-    given = {f"src{i}": make(rng, descriptions[i].shape) for i, make in example.values.items()}
-    kernel = spec(op, inputs, output, alias=known.alias, **example.params)
+    given = {f"src{i}": make(rng, kernel.inputs[i].shape) for i, make in example.values.items()}
     assert shapes.check(op, kernel.inputs, kernel.output, dict(kernel.params), kernel.alias) == []
     # A step of the result's own type may round the other way.
     floor = {"f16": 1e-6, "bf16": 1e-4}.get(kernel.output.dtype, 0.0)
     check(kernel, max(example.limit, floor), **given)
+
+
+@pytest.mark.parametrize("op", list(SCAN))
+def test_targets_take_what_is_emitted_unless_it_is_registered_as_refused(op: str) -> None:
+    """Where a rule of the lint forbids what an emitter makes, its registration says so, and says it only then."""
+    found: dict[str, set[str]] = {}
+    for types in combinations(op):
+        module = emit(example_kernel(op, types))
+        for target in TARGETS.values():
+            for finding in lint(module, target):
+                found.setdefault(target.name, set()).add(finding.rule)
+    assert found == {target: {rule} for target, rule in SCAN[op].refused}
+    assert SCAN[op].targets, "no target is left"
 
 
 def test_every_reference_is_used() -> None:

@@ -50,7 +50,7 @@ def command(ops: bool, targets: bool, dtypes: bool, libraries: tuple[Library, ..
         return
     blocks = []
     if "ops" in parts:
-        blocks.append(_table("op  inputs  emitter  parameters", (_op_row(op) for op in parts["ops"])))
+        blocks.append(_table("op  inputs  emitter  targets  parameters", (_op_row(op) for op in parts["ops"])))
     if "targets" in parts:
         blocks.append(_table("target  NeuronCore  cores per chip  --lnc  note", map(_target_row, parts["targets"])))
     if "dtypes" in parts:
@@ -81,6 +81,8 @@ def _ops(libraries: Sequence[Library]) -> list[dict[str, Any]]:
                 "inputs": [{"name": text, "optional": i >= required} for i, text in enumerate(inputs)],
                 "params": [{"name": p.name, "kind": p.kind.__name__, "default": p.default} for p in params],
                 "emitter": f"{emitter[0].name}/{emitter[1].module}.py" if emitter else None,
+                "targets": list(registration.targets) if registration else [],
+                "refused": dict(registration.refused) if registration else {},
             }
         )
     return found
@@ -89,7 +91,8 @@ def _ops(libraries: Sequence[Library]) -> list[dict[str, Any]]:
 def _op_row(op: dict[str, Any]) -> tuple[str, ...]:
     inputs = " ".join(f"[{i['name']}]" if i["optional"] else i["name"] for i in op["inputs"])
     params = " ".join(p["name"] if p["default"] is None else f"{p['name']}={p['default']:g}" for p in op["params"])
-    return op["name"], inputs, op["emitter"] or "-", params
+    targets = "all" if not op["refused"] else " ".join(op["targets"])
+    return op["name"], inputs, op["emitter"] or "-", targets if op["emitter"] else "-", params
 
 
 def _target_row(target: dict[str, Any]) -> tuple[str, ...]:
