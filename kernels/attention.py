@@ -45,17 +45,17 @@ def flash_attn_ext(
         scores = scores * np.float32(scale)
     if mask is not None:
         scores = add_mask(scores, mask, max_bias)
-    top = lax.reduce_max(scores, (3,))
+    # The maximum of a query that sees nothing is -inf, and -inf - -inf would be no number: it is held at the least finite one, so that
+    # the weights are zeros. Of any other query the weights sum to one at least, for that of the maximum is one.
+    top = lax.reduce(scores, np.finfo(np.float32).min, lax.max, (3,))
     if sinks is not None:
         sinks = per_head(sinks, scores)
         top = lax.max(top, sinks)
-    # Where all is masked the maximum is -inf, and -inf - -inf would be no number; the weights are zeros then, and so is the sum.
-    top = lax.select(top == -np.inf, lax.full_like(top, 0), top)
     weights = lax.exp(scores - per_row(top, scores))
     total = lax.reduce_sum(weights, (3,))
     if sinks is not None:
         total = total + lax.exp(sinks - top)
-    total = lax.select(total == 0, lax.full_like(total, 1), total)
+    total = lax.max(total, np.float32(1))
     if prec == PREC_F32:
         v = f32(v)
     y = grouped_dot(v, lax.convert_element_type(weights, v.dtype), 2)  # [B, H, n, DV]
