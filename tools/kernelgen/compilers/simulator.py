@@ -55,7 +55,8 @@ class Simulator:
 
         refuse_unsupported(hlo, config, kernel)
         try:
-            compile_for_cpu(hlo)
+            # What comes out is not kept: the HLO is what runs, compiled for the machine that it runs on.
+            compile_for_cpu(hlo, optimize=False)
         except ValueError as error:
             raise KernelgenError(
                 f"kernel {kernel} for {config.target}: the simulator cannot compile it: {error}", exit_code=EXIT_FAILED
