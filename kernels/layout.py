@@ -28,7 +28,7 @@ def transpose(x, *, out):
 def cpy(x, dst, *, inputs):
     """The elements of `x`, in order, written to `dst` in its shape and type; in place.
 
-    x: f32, f16, bf16, i32 or quantized; dst: as many elements, f32, f16, bf16, i32 or quantized.
+    x, dst: as many elements each, of any type when it is the same, otherwise numbers or quantized.
     """
     if inputs[0].dtype == inputs[1].dtype:
         return lax.reshape(x, dst.shape)

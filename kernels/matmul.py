@@ -114,8 +114,6 @@ def _number(shape: tuple[int, ...], axis: int) -> Array:
 def _blocks(ids: Array, n_experts: int, size: int) -> tuple[Array, Array, int]:
     """Returns how rows are sorted into blocks of `size` rows of one expert: (place of each row, expert of each block, blocks).
 
-    Everything is counted by comparing all with all, which costs less than one row of a product; there is no sort.
-
     Args:
         ids: the expert of each row, [n] i32, more than `n_experts`.
         n_experts: how many experts there are.
@@ -126,8 +124,8 @@ def _blocks(ids: Array, n_experts: int, size: int) -> tuple[Array, Array, int]:
     """
     n = ids.shape[0]
     n_blocks = n_experts + (n - n_experts) // size
-    rank = _count((ids[None, :] == ids[:, None]) & (_number((n, n), 1) < _number((n, n), 0)))
-    blocks = (_count(ids[None, :] == _number((n_experts, n), 0)) + np.int32(size - 1)) // np.int32(size)
+    rank, rows = _ranks(ids, n_experts)
+    blocks = lax.div(rows + np.int32(size - 1), np.int32(size))
     # Blocks of experts up to and with each.
     square = (n_experts, n_experts)
     upto = lax.select(
@@ -136,8 +134,33 @@ def _blocks(ids: Array, n_experts: int, size: int) -> tuple[Array, Array, int]:
         lax.full(square, 0, jnp.int32),
     )
     ends = lax.reduce_sum(upto, (1,))
-    expert_of = lax.min(_count(ends[None, :] <= _number((n_blocks, n_experts), 0)), np.int32(n_experts - 1))
-    return _take(ends - blocks, ids) * np.int32(size) + rank, expert_of, n_blocks
+    expert_of = _count(ends[None, :] <= _number((n_blocks, n_experts), 0))
+    return _take(ends - blocks, ids) * np.int32(size) + rank, lax.min(expert_of, np.int32(n_experts - 1)), n_blocks
+
+
+def _ranks(ids: Array, n_experts: int) -> tuple[Array, Array]:
+    """Returns how many rows before each have its expert, [n] i32, and how many rows each expert has, [n_experts] i32.
+
+    Running sums as products with triangles of ones, which need neither a sort nor a table of all rows by all rows. Operands are
+    small integers, so that not even bfloat16 rounds them.
+    """
+    n = ids.shape[0]
+    chunks = -(-n // MAX_BLOCK)
+    # What fills up the last chunk has no expert.
+    ids = lax.pad(ids, np.int32(-1), [(0, chunks * MAX_BLOCK - n, 0)])
+    own = f32(ids[:, None] == _number((chunks * MAX_BLOCK, n_experts), 1))
+    own = lax.reshape(own, (chunks, MAX_BLOCK, n_experts))
+    rows = lax.reduce_sum(own, (1,))
+    chunks_before = lax.dot(_below(chunks), rows)
+    before = lax.dot_general(own, _below(MAX_BLOCK), (((1,), (1,)), ((), ())))  # [chunks, experts, rows of a chunk]
+    before = lax.transpose(before, (0, 2, 1)) + chunks_before[:, None, :]
+    rank = lax.slice_in_dim(lax.reshape(lax.reduce_sum(before * own, (2,)), (chunks * MAX_BLOCK,)), 0, n)
+    return lax.convert_element_type(rank, jnp.int32), lax.convert_element_type(lax.reduce_sum(rows, (0,)), jnp.int32)
+
+
+def _below(n: int) -> Array:
+    """Returns ones where the column is less than the row, [n, n] f32."""
+    return f32(_number((n, n), 1) < _number((n, n), 0))
 
 
 def _count(flags: Array) -> Array:
