@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from kernelgen.cli.list import architectures
 from kernelgen.ggml.ops import OPS
 from kernelgen.ggml.types import TYPES
 from kernelgen.targets import TARGETS
@@ -39,6 +40,20 @@ def test_json_says_what_an_op_takes(kernelgen: Run) -> None:
     assert rope["emitter"] == "kernels/rope.py"
 
 
+def test_an_op_says_its_types_and_which_model_families_need_it(kernelgen: Run) -> None:
+    ops = {op["name"]: op for op in json.loads(kernelgen("list", "--ops", "--json").out)["ops"]}
+    assert ops["relu"]["types"] == [[["f32", "f16", "bf16"]]]
+    assert [["f16"], ["f32", "f16"]] in ops["add"]["types"]
+    assert "llama" in ops["rms_norm"]["families"] and "mamba" in ops["ssm_scan"]["families"]
+    assert "llama" not in ops["ssm_scan"]["families"]
+    rows = {line.split()[0]: line for line in kernelgen("list", "--ops").out.splitlines()}
+    assert " float|quantized " in rows["mul_mat"] and " all " in rows["mul_mat"]
+
+
+def test_every_op_that_a_model_family_needs_is_known() -> None:
+    assert set(architectures()) <= set(OPS)
+
+
 def test_a_users_emitters_are_listed_and_win(kernelgen: Run, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -59,6 +74,8 @@ def test_a_users_emitters_are_listed_and_win(kernelgen: Run, tmp_path: Path) -> 
         "emitter": "mine/own.py",
         "targets": list(TARGETS),
         "refused": {},
+        "types": [],
+        "families": [],
     }
 
 

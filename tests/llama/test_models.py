@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import random_llama
 
+from kernelgen.cli.list import architectures
+
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
 
 ALL_LAYERS = 99
@@ -42,6 +44,12 @@ def test_architecture_agrees_with_the_cpu(found: dict[str, models.Model], archit
     assert model.ran > 0
     assert set(model.cpu) <= (ON_THE_CPU | EXPERTS if architecture == "llama" else ON_THE_CPU)
     assert model.share >= 0.9
+
+
+def test_kernelgen_lists_what_the_architectures_need(found: dict[str, models.Model]) -> None:
+    table = architectures()
+    for name, model in found.items():
+        assert model.needs == sorted(op for op, names in table.items() if name in names), name
 
 
 def test_a_result_is_kept_until_something_changes(programs: harness.Programs, tmp_path: Path) -> None:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kernelgen.cli import options
 from kernelgen.ggml import ops as ggml_ops
-from kernelgen.ggml.types import TYPES
+from kernelgen.ggml.types import GROUPS, TYPES
 from kernelgen.library import Library, Registration
 from kernelgen.targets import TARGETS
 
+ARCHITECTURES = Path(ggml_ops.__file__).with_name("architectures.json")
+
 
 @click.command("list", short_help="Print the ops, targets and dtypes that kernelgen knows.")
-@click.option("--ops", is_flag=True, help="The ops: inputs, parameters and which emitter computes them.")
+@click.option(
+    "--ops", is_flag=True, help="The ops: inputs, types, parameters, emitter, and the model families that need them."
+)
 @click.option("--targets", is_flag=True, help="The Neuron targets.")
 @click.option("--dtypes", is_flag=True, help="ggml's tensor types.")
 @options.kernels_option
+@click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(ops: bool, targets: bool, dtypes: bool, libraries: tuple[Library, ...], form: str) -> None:
     """Print the ops, targets and dtypes that kernelgen knows; all three unless one is asked for."""
@@ -50,7 +56,9 @@ def command(ops: bool, targets: bool, dtypes: bool, libraries: tuple[Library, ..
         return
     blocks = []
     if "ops" in parts:
-        blocks.append(_table("op  inputs  emitter  targets  parameters", (_op_row(op) for op in parts["ops"])))
+        total = len({name for names in architectures().values() for name in names})
+        header = "op  inputs  dtypes  emitter  targets  families  parameters"
+        blocks.append(_table(header, (_op_row(op, total) for op in parts["ops"])))
     if "targets" in parts:
         blocks.append(_table("target  NeuronCore  cores per chip  --lnc  note", map(_target_row, parts["targets"])))
     if "dtypes" in parts:
@@ -64,6 +72,7 @@ def _ops(libraries: Sequence[Library]) -> list[dict[str, Any]]:
     for library in libraries:
         for name, found_here in library.scan().items():
             emitters.setdefault(name, (library, found_here))
+    needed = architectures()
     found = []
     for name in sorted({*ggml_ops.OPS, *emitters}):
         known = ggml_ops.OPS.get(name)
@@ -83,16 +92,55 @@ def _ops(libraries: Sequence[Library]) -> list[dict[str, Any]]:
                 "emitter": f"{emitter[0].name}/{emitter[1].module}.py" if emitter else None,
                 "targets": list(registration.targets) if registration else [],
                 "refused": dict(registration.refused) if registration else {},
+                "types": [[list(names) for names in row] for row in registration.types] if registration else [],
+                "families": needed.get(name, []),
             }
         )
     return found
 
 
-def _op_row(op: dict[str, Any]) -> tuple[str, ...]:
+def architectures() -> dict[str, list[str]]:
+    """Returns llama.cpp's model architectures that need an op, by op.
+
+    They are recorded by running them (`tests/llama/models.py --write-table`).
+    """
+    found: dict[str, list[str]] = json.loads(ARCHITECTURES.read_text(encoding="utf-8"))
+    return found
+
+
+def _types(rows: Sequence[Sequence[Sequence[str]]]) -> str:
+    """Returns what each input may be, in all rows together: groups of types by their name."""
+    columns: list[dict[str, None]] = []
+    for row in rows:
+        for i, names in enumerate(row):
+            if i == len(columns):
+                columns.append({})
+            columns[i].update(dict.fromkeys(names))
+    return " ".join(_short(column) for column in columns)
+
+
+def _short(names: Iterable[str]) -> str:
+    left = dict.fromkeys(names)
+    parts = []
+    for group in ("any", "number", "float", "quantized", "quantizable"):
+        if all(name in left for name in GROUPS[group]):
+            parts.append(group)
+            left = {name: None for name in left if name not in GROUPS[group]}
+    return "|".join([*parts, *left])
+
+
+def _families(names: Sequence[str], total: int) -> str:
+    if len(names) <= 4:
+        return " ".join(names) or "-"
+    return "all" if len(names) == total else f"{' '.join(names[:3])} and {len(names) - 3} more"
+
+
+def _op_row(op: dict[str, Any], total: int) -> tuple[str, ...]:
     inputs = " ".join(f"[{i['name']}]" if i["optional"] else i["name"] for i in op["inputs"])
     params = " ".join(p["name"] if p["default"] is None else f"{p['name']}={p['default']:g}" for p in op["params"])
-    targets = "all" if not op["refused"] else " ".join(op["targets"])
-    return op["name"], inputs, op["emitter"] or "-", targets if op["emitter"] else "-", params
+    targets = ("all" if not op["refused"] else " ".join(op["targets"])) if op["emitter"] else "-"
+    families = _families(op["families"], total)
+    return op["name"], inputs, _types(op["types"]) or "-", op["emitter"] or "-", targets, families, params
 
 
 def _target_row(target: dict[str, Any]) -> tuple[str, ...]:
