@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from kernelgen.hlo import proto
 from kernelgen.plan import CompileConfig
 
 Install = Callable[..., Path]
+
+TOOLS = str(Path(compilers.__file__).parents[2])
 
 
 def env(tmp_path: Path, **values: Any) -> dict[str, str]:
@@ -94,6 +99,27 @@ def broken(module: bytes) -> bytes:
             if i.opcode == "multiply":
                 i.shape.dimensions[-1] = 7
     return proto.serialize(message)
+
+
+_COMPILES_TWICE = """
+import sys
+from pathlib import Path
+from kernelgen.hlo.cpu import check_compiles
+
+hlo = Path(sys.argv[1]).read_bytes()
+for _ in range(2):
+    check_compiles(hlo)
+print("jax" in sys.modules)
+"""
+
+
+def test_compiling_needs_no_jax(module: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "k.pb"
+    path.write_bytes(module)
+    command = [sys.executable, "-c", _COMPILES_TWICE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": TOOLS})
+    assert done.stdout == "False\n"
+    assert done.stderr == ""
 
 
 def test_simulator_refuses_what_does_not_compile(module: bytes, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from kernelgen import neff
 from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.errors import EXIT_FAILED, KernelgenError
+from kernelgen.hlo.cpu import check_compiles
 from kernelgen.plan import CompileConfig
 
 VERSION = "1"
@@ -51,12 +52,10 @@ class Simulator:
 
         It works in this process: `timeout` and `memory_mb` do not apply, and the error holds all there is to know.
         """
-        from kernelgen.hlo.execute import compile_for_cpu  # imports NumPy, and JAX when called
-
         refuse_unsupported(hlo, config, kernel)
         try:
             # What comes out is not kept: the HLO is what runs, compiled for the machine that it runs on.
-            compile_for_cpu(hlo, optimize=False)
+            check_compiles(hlo)
         except ValueError as error:
             raise KernelgenError(
                 f"kernel {kernel} for {config.target}: the simulator cannot compile it: {error}", exit_code=EXIT_FAILED

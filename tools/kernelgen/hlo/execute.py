@@ -1,4 +1,4 @@
-"""Runs HLO with XLA on the CPU: the simulator's compiler uses the first half, tests and the simulator's runtime both.
+"""Runs HLO with XLA on the CPU, for tests and the simulator's runtime.
 
 Not a device and not a model of one: results are what the HLO means, computed as XLA for the CPU rounds.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernelgen.hlo import proto
-from kernelgen.hlo.cpu import import_jax
+from kernelgen.hlo.cpu import import_jax, xla_compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +66,18 @@ _NUMPY = {
 }
 
 
-def compile_for_cpu(hlo: bytes, *, optimize: bool = True) -> Executable:
+def compile_for_cpu(hlo: bytes) -> Executable:
     """Compiles a serialized `HloModuleProto` for this machine's CPU.
-
-    Args:
-        hlo: the module.
-        optimize: whether the machine code is optimized; without, it compiles in about two thirds of the time and runs several times
-            slower, and results may round differently.
 
     Raises:
         ValueError: `hlo` is no module, or XLA does not compile it (its message).
     """
-    jax = import_jax()
-    from jaxlib import _jax
-
     module = proto.parse(hlo)
     parameters = tuple(
         (i.name, _NUMPY[proto.ELEMENT_TYPES[i.shape.element_type]], tuple(i.shape.dimensions))
         for i in proto.parameters(proto.entry(module))
     )
-    device = jax.devices("cpu")[0]
-    options = _jax.CompileOptions()
-    if not optimize:
-        options.executable_build_options.debug_options.xla_backend_optimization_level = 0
-    try:
-        program = _jax.mlir.hlo_to_stablehlo(hlo)
-        loaded = device.client.compile_and_load(program, _jax.DeviceList((device,)), options)
-    except Exception as error:  # jaxlib raises its own error types, and not only for the program's mistakes
-        raise ValueError(f"XLA does not compile the HLO: {str(error).strip()}") from error
+    loaded = xla_compile(hlo, import_jax().devices("cpu")[0].client)
     return Executable(loaded, parameters)
 
 
