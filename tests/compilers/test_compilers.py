@@ -102,23 +102,25 @@ def broken(module: bytes) -> bytes:
 
 
 _COMPILES_TWICE = """
-import sys
+import os, sys
 from pathlib import Path
 from kernelgen.hlo.cpu import check_compiles
 
 hlo = Path(sys.argv[1]).read_bytes()
 for _ in range(2):
     check_compiles(hlo)
-print("jax" in sys.modules)
+threads = [int(t) for t in os.listdir("/proc/self/task")]
+print("jax" in sys.modules, all(os.sched_getaffinity(t) == os.sched_getaffinity(0) for t in threads))
+print(len(os.sched_getaffinity(0)))
 """
 
 
-def test_compiling_needs_no_jax(module: bytes, tmp_path: Path) -> None:
+def test_compiling_needs_no_jax_and_leaves_the_process_all_cores(module: bytes, tmp_path: Path) -> None:
     path = tmp_path / "k.pb"
     path.write_bytes(module)
     command = [sys.executable, "-c", _COMPILES_TWICE, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": TOOLS})
-    assert done.stdout == "False\n"
+    assert done.stdout.split() == ["False", "True", str(len(os.sched_getaffinity(0)))]
     assert done.stderr == ""
 
 
