@@ -24,8 +24,9 @@ hand writes the three steps as targets:
 """
 
 load("//rules/private:providers.bzl", _NeuronBundleInfo = "NeuronBundleInfo", _NeuronHloInfo = "NeuronHloInfo", _NeuronNeffInfo = "NeuronNeffInfo", _NeuronToolchainInfo = "NeuronToolchainInfo")
+load("//rules/private/rules:neuron_bundle_cc.bzl", "neuron_bundle_cc")
 load("//rules/private/rules:neuron_hlo.bzl", _neuron_hlo = "neuron_hlo")
-load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_bundle_cc", "neuron_kernel_bundle_rule")
+load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_kernel_bundle_rule")
 load("//rules/private/rules:neuron_neff.bzl", _neuron_neff = "neuron_neff")
 load("//rules/private/rules:neuron_toolchain.bzl", _neuron_toolchain = "neuron_toolchain")
 

@@ -22,6 +22,7 @@ NeuronNeffInfo = provider(
 NeuronBundleInfo = provider(
     doc = "The kernels of one manifest for one target.",
     fields = {
+        "name": "string: the bundle's, `<manifest>_<target>`.",
         "pack": "File: the GGUF pack.",
         "tree": "File: the tree, a directory.",
         "lookups": "File: a text table of every kernel's description, for tests.",
