@@ -23,41 +23,42 @@ package(default_visibility = ["//visibility:public"])
 exports_files(["python"])
 """
 
-def find_python(rctx):
-    """Finds a Python 3.11 or later with venv.
+# The script's exit status when the Python that runs it will not do.
+_UNFIT = 3
 
-    Args:
-        rctx: the repository context. NEURON_KERNELGEN_PYTHON names the interpreter; else PATH is searched, the system's own `python3`
-            first.
-
-    Returns:
-        its path.
-    """
+def _pythons(rctx):
+    """Returns the interpreters to try: the one that NEURON_KERNELGEN_PYTHON names, or those on PATH, the system's `python3` first."""
     named = rctx.getenv("NEURON_KERNELGEN_PYTHON")
     if named:
         path = rctx.which(named) if "/" not in named else rctx.path(named)
         if not path or not path.exists:
             fail("NEURON_KERNELGEN_PYTHON names '{}', which is not there".format(named))
-        return path
-    for name in ["python3", "python3.14", "python3.13", "python3.12", "python3.11"]:
-        path = rctx.which(name)
-        if path and rctx.execute([path, "-c", "import sys, venv; sys.exit(sys.version_info < (3, 11))"]).return_code == 0:
-            return path
-    fail("""\
-no Python 3.11 or later with the venv module on PATH. One of these mends it:
-    apt-get install python3-venv                    on Debian 12 and Ubuntu 24.04 or later
-    export NEURON_KERNELGEN_PYTHON=<interpreter>    when it is elsewhere""")
+        return [path]
+    found = [rctx.which(name) for name in ["python3", "python3.14", "python3.13", "python3.12", "python3.11"]]
+    return [path for path in found if path]
 
 def _python_env_impl(rctx):
     for name in ["HOME", "XDG_CACHE_HOME", "NEURON_KERNELGEN_CACHE", "PIP_INDEX_URL", "PIP_CONFIG_FILE"]:
         rctx.getenv(name)
     lock = rctx.path(rctx.attr.lock)
     rctx.watch(lock)
-    command = [find_python(rctx), rctx.path(rctx.attr._script), "--lock", lock]
+    arguments = [rctx.path(rctx.attr._script), "--lock", lock]
     if rctx.attr.base:
-        command += ["--base", rctx.path(rctx.attr.base).dirname.get_child("env")]
+        arguments += ["--base", rctx.path(rctx.attr.base).dirname.get_child("env")]
     rctx.report_progress("installing the packages of {} (once per machine)".format(rctx.attr.lock.name))
-    done = rctx.execute(command, timeout = 1800, environment = {"PYTHONDONTWRITEBYTECODE": "1"})
+    done, unfit = None, True
+    for python in _pythons(rctx):
+        done = rctx.execute([python] + arguments, timeout = 1800, environment = {"PYTHONDONTWRITEBYTECODE": "1"})
+
+        # A Python much older does not even parse the script.
+        unfit = done.return_code == _UNFIT or "SyntaxError" in done.stderr
+        if not unfit:
+            break
+    if unfit:
+        fail("""\
+no Python 3.11 or later with the venv module on PATH. One of these mends it:
+    apt-get install python3-venv                    on Debian 12 and Ubuntu 24.04 or later
+    export NEURON_KERNELGEN_PYTHON=<interpreter>    when it is elsewhere{}""".format("\n" + done.stderr if done else ""))
     if done.return_code:
         fail("the Python environment of {} could not be made:\n{}".format(rctx.attr.lock, done.stderr))
     env = json.decode(done.stdout)

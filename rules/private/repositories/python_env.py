@@ -8,13 +8,15 @@ processes may make the same environment at once: each works in a folder of its o
 
 With `--base`, packages of that environment are importable too, so that development tools do not bring a second JAX.
 
-Prints one line of JSON: {"key", "path", "version"}. Uses the standard library alone, since it runs before anything is installed.
+Prints one line of JSON: {"key", "path", "version"}; exits with 3 when this Python is older than 3.11 or has no venv.
+Uses the standard library alone, since it runs before anything is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -26,6 +28,9 @@ import tempfile
 from pathlib import Path
 
 MINIMUM = (3, 11)
+
+UNFIT = 3
+"""The exit status when the Python that runs this is too old or has no venv: the caller tries another."""
 
 
 def cache_root() -> Path:
@@ -83,8 +88,9 @@ def run(command: list[str], what: str) -> None:
 
 
 def main() -> None:
-    if sys.version_info < MINIMUM:
-        raise SystemExit(f"Python {MINIMUM[0]}.{MINIMUM[1]} or later is needed, this is {platform.python_version()}")
+    if sys.version_info < MINIMUM or importlib.util.find_spec("venv") is None:
+        print(f"{sys.executable} is Python {platform.python_version()}, or has no venv module", file=sys.stderr)
+        sys.exit(UNFIT)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--lock", type=Path, required=True)
     parser.add_argument("--base", type=Path)
