@@ -71,8 +71,17 @@ class Checkout:
     folder: str = "."
     """The workspace inside the copy (`e2e/smoke`)."""
 
-    def bazel(self, command: str, *arguments: str, expect: int | None = 0, flags: Sequence[str] = ()) -> Result:
+    def bazel(
+        self, command: str, *arguments: str, expect: int | None = 0, flags: Sequence[str] = (), count: bool = True
+    ) -> Result:
         """Runs a Bazel command and counts what it executed.
+
+        Args:
+            command: `build` and the like.
+            *arguments: what follows it.
+            expect: its exit status; None: any will do.
+            flags: more options.
+            count: whether to have Bazel write what it executed, which takes it a part of a second in a large build.
 
         Raises:
             BuildFailed: the exit status is not `expect` (None: any will do).
@@ -82,7 +91,8 @@ class Checkout:
         log.unlink(missing_ok=True)
         words = [str(self.path / "bazelw"), f"--output_user_root={self.output_root}", "--max_idle_secs=60", command]
         if command in ("build", "test", "run"):
-            words += [f"--execution_log_json_file={log}", "--color=no", "--curses=no", *self.flags, *flags]
+            words += [f"--execution_log_json_file={log}"] if count else []
+            words += ["--color=no", "--curses=no", *self.flags, *flags]
         env = {
             k: v for k, v in os.environ.items() if not k.startswith(("TEST_", "RUNFILES", "BUILD_", "PYTHON", "BAZEL"))
         }
