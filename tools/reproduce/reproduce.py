@@ -1,8 +1,8 @@
 """Builds everything twice under different conditions and compares it byte by byte: `./bazelw run //tools/reproduce`.
 
-The two builds differ in the folder of the checkout, the output folder, the number of jobs, the user's name, the time zone, the locale,
-the umask and Python's hash seed. With Bazel, both execution logs are compared too: an action whose command, environment or inputs
-differ would not be shared by a cache even when its outputs agree.
+The two builds differ in the folder of the checkout, the output folder, the number of jobs, the user name, the time zone, the
+locale, the umask and the hash seed of Python. With Bazel, both execution logs are compared too: an action whose command,
+environment or inputs differ would not be shared by a cache even when its outputs agree.
 
 Three pairs are compared: Bazel with Bazel, `kernelgen build` with itself, and `kernelgen build` with Bazel. Exit status 1 when
 anything differs, with the first differing files and actions; 2 when a build fails.
