@@ -116,11 +116,15 @@ def test_a_repository_with_bazel(tmp_path: Path) -> None:
         (checkout.path / "manifests/llama3.yaml").write_text(MANIFEST)
         first, second = (Runner(tmp_path / name, checkout.path) for name in ("first", "second"))
         provide_python(first)
+        # Bazel takes ~ from the user's entry in the system, not from HOME.
+        rc = "build:disk-cache --disk_cache={}/.cache/neuron-kernelgen/bazel\n"
         try:
+            (checkout.path / ".user.bazelrc").write_text(rc.format(first.home))
             assert rows(first.run("bazel.yml"))[:2] == [["emitted", "2", "0", "0"], ["compiled", "2", "0", "0"]]
             assert len(list((first.temp / "packs").glob("*.kernels.gguf"))) == 1
             first.hand_over("bazel.yml", second)
             (checkout.path / "manifests/llama3.yaml").write_text(MANIFEST + ONE_MORE)
+            (checkout.path / ".user.bazelrc").write_text(rc.format(second.home))
             assert rows(second.run("bazel.yml"))[:2] == [["emitted", "1", "2", "0"], ["compiled", "1", "2", "0"]]
         finally:
             for runner in (first, second):
