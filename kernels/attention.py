@@ -45,8 +45,8 @@ def flash_attn_ext(
         scores = scores * np.float32(scale)
     if mask is not None:
         scores = add_mask(scores, mask, max_bias)
-    # The maximum of a query that sees nothing is -inf, and -inf - -inf would be no number: it is held at the least finite one, so that
-    # the weights are zeros. Of any other query the weights sum to one at least, for that of the maximum is one.
+    # The maximum of a query that sees nothing is -inf, and -inf - -inf would be no number: it is held at the least finite one, so
+    # that the weights are zeros. Of any other query they sum to one at least, for that of the maximum is one.
     top = lax.reduce(scores, np.finfo(np.float32).min, lax.max, (3,))
     if sinks is not None:
         sinks = per_head(sinks, scores)
