@@ -106,7 +106,7 @@ struct neuron_resolved {
     int           index;                     // in cgraph->nodes
     ggml_tensor * node;
     const void *  data;                      // node->data, to see that the graph was not allocated anew
-    neuron_step * step;                      // NULL: computed on the CPU
+    neuron_step * step;                      // NULL: computed on the CPU, unless the result is 0
 
     std::vector<neuron_upload>   uploads;    // from host tensors
     std::vector<neuron_move>     before;     // within the device
@@ -438,7 +438,7 @@ static enum ggml_status ggml_backend_neuron_resolve(ggml_backend_neuron_context 
                 return GGML_STATUS_FAILED;
             }
             scratch_size = std::max(scratch_size, c.placement.scratch);
-        } else {
+        } else if (!neuron_is_zero(node)) {
             neuron_note_missing(node);
         }
         candidates.push_back(std::move(c));
@@ -640,7 +640,24 @@ static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, g
 }
 
 // locked
+static enum ggml_status ggml_backend_neuron_set_zero(const neuron_core & core, const ggml_tensor * node) {
+    neuron_operand result;
+    if (!ggml_backend_neuron_locate(&core, node, result)) {
+        return GGML_STATUS_FAILED;
+    }
+    if (!result.memory) {
+        memset(node->data, 0, result.size);
+        return GGML_STATUS_SUCCESS;
+    }
+    const NRT_STATUS status = result.memory->set_locked(0, result.offset, result.size);
+    return status == NRT_SUCCESS ? GGML_STATUS_SUCCESS : ggml_backend_neuron_status(status);
+}
+
+// locked
 static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_resolved & r) {
+    if (!r.step && neuron_is_zero(r.node)) {
+        return ggml_backend_neuron_set_zero(core, r.node);
+    }
     if (!r.step) {
         return ggml_backend_neuron_compute_on_cpu(core, r.node);
     }
@@ -847,7 +864,7 @@ static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_cont
 }
 
 static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    if (ggml_backend_neuron_is_view_op(op->op) || neuron_is_noop(op)) {
+    if (ggml_backend_neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
         return true;
     }
     auto & shared = ggml_backend_neuron_shared();

@@ -31,6 +31,12 @@ bool neuron_is_noop(const ggml_tensor * op) {
     return (op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY) && op->src[0] && ggml_is_empty(op->src[0]);
 }
 
+bool neuron_is_zero(const ggml_tensor * op) {
+    // other ops either have no elements then, or can't be made
+    return (op->op == GGML_OP_CONV_2D || op->op == GGML_OP_CONV_3D) && !ggml_is_empty(op) && ggml_is_contiguous(op) &&
+           (ggml_is_empty(op->src[0]) || ggml_is_empty(op->src[1]));
+}
+
 int neuron_alias_of(const ggml_tensor * op) {
     switch (op->op) {
         case GGML_OP_SET_ROWS:

@@ -88,3 +88,7 @@ int neuron_n_src(const ggml_tensor * op);
 
 // Returns whether a node has nothing to compute: no elements, or none to write to its destination.
 bool neuron_is_noop(const ggml_tensor * op);
+
+// Returns whether a node's result is 0 in all its elements, because each sums products over a source without elements. A
+// kernel has no such inputs.
+bool neuron_is_zero(const ggml_tensor * op);

@@ -399,22 +399,29 @@ static void probes() {
     weight->buffer = other->buffer = nullptr;
 }
 
-// Nodes without elements, and writes of no rows.
+// Nodes without elements, writes of no rows, and sums over nothing.
 static void empty() {
     context       ctx;
     ggml_tensor * nothing = ggml_add(ctx.get(), f32(ctx.get(), 0), f32(ctx.get(), 0));
     ggml_tensor * cells   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 32, 16);
     ggml_tensor * none =
         ggml_set_rows(ctx.get(), cells, f32(ctx.get(), 32, 0), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 0));
+    ggml_tensor * filter = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, 0, 1, 1, 1);
+    ggml_tensor * volume = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, 4, 3, 2, 1);
+    ggml_tensor * zero   = ggml_conv_3d_direct(ctx.get(), filter, volume, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1);
     ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     ggml_cgraph *           graph  = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, nothing);
-    ggml_build_forward_expand(graph, none);
+    for (ggml_tensor * node : { nothing, none, zero }) {
+        check(ggml_backend_dev_supports_op(neuron, node), "refused, though there is nothing to compute");
+        ggml_build_forward_expand(graph, node);
+    }
     fill(cells, 2);
+    fill(zero, 3);
     const std::vector<float> before = read(cells);
     check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
     compare(read(cells), before);
+    compare(read(zero), std::vector<float>((size_t) ggml_nelements(zero), 0.0f));
 }
 
 // Nodes that write to memory of the device when there is no kernel for them: nobody else could.
