@@ -121,6 +121,10 @@ def put(name: str, value: int, code: str = "<I", element: int = 0) -> Callable[[
         (lambda data, made: struct.pack_into("<Q", data, 16, 2**63), "damaged kernel pack at byte"),
         (put("general.architecture", ord("x"), "<B", 8), "a GGUF file, but no kernel pack"),
         (put("kernelgen.kernel.ids", ord("z"), "<B", 8), "not ascending"),
+        # The files of an embedded bundle are named after these.
+        (put("kernelgen.name", ord("/"), "<B", 8), "'/iny' cannot be the name of a file"),
+        (put("kernelgen.name", ord("\n"), "<B", 9), "cannot be the name of a file"),
+        (put("kernelgen.target", ord("."), "<B", 8), "'.rn1' cannot be the name of a file"),
     ],
 )
 def test_corrupt(packed: Path, change: Callable[[bytearray, pack.Pack], None], reason: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import kernelgen
 from kernelgen import neff as neff_format
 from kernelgen.bundle import embed, pack, tree
-from kernelgen.bundle.contents import FORMAT, Contents, Origin, StoredFile
+from kernelgen.bundle.contents import FORMAT, Contents, Origin, StoredFile, file_name
 from kernelgen.bundle.index import Index
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.plan import Bundle, CompileConfig, KernelSpec
@@ -94,6 +94,8 @@ def gather(
         KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
     """
     mistakes: list[Diagnostic] = []
+    # Files are named after it.
+    file_name(bundle.id)
     if config.target != bundle.target:
         raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {config.target}")
     stored_hlos: list[StoredFile] = []

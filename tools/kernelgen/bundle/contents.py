@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.bundle.index import Index
+from kernelgen.errors import KernelgenError
 from kernelgen.plan import KernelSpec
 
 FORMAT = 1
 """Version of the bundle format (docs/bundle-format.md)."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+
+
+def file_name(text: str) -> str:
+    """Returns `text` if it can be one component of a path: nothing is written outside a folder, whatever an id or a name says.
+
+    Raises:
+        KernelgenError: it can't.
+    """
+    if not _NAME.fullmatch(text) or len(text) > 200:
+        raise KernelgenError(f"{text!r} cannot be the name of a file in a bundle")
+    return text
 
 
 @dataclass(frozen=True, slots=True)

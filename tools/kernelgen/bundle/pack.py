@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMAT, Contents, Origin
+from kernelgen.bundle.contents import FORMAT, Contents, Origin, file_name
 from kernelgen.bundle.index import MIN_SLOTS, Index
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import MAX_ID, spec_json
@@ -330,6 +330,11 @@ def _check(
             fail(f"damaged kernel pack: {name} is not a list of SHA-256 digests")
     if any(name != f"neff.{digest[:32]}" for (name, _, _), digest in zip(tensors, digests, strict=True)):
         fail("damaged kernel pack: tensors are not named after kernelgen.neff.sha256")
+    for name in ("kernelgen.name", "kernelgen.target"):
+        try:
+            file_name(get(name, _STRING))  # an embedded bundle's files are named after them
+        except KernelgenError as error:
+            fail(f"damaged kernel pack: {name}: {error.diagnostics[0].message}")
     origin = Origin(
         name=get("kernelgen.name", _STRING),
         target=get("kernelgen.target", _STRING),

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMAT, Contents
+from kernelgen.bundle.contents import FORMAT, Contents, file_name
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import canonical_json, spec_json
 
 INDEX = "index.json"
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 def hlo_path(kernel: str) -> str:
@@ -28,7 +25,7 @@ def hlo_path(kernel: str) -> str:
     Raises:
         KernelgenError: the id is no file name.
     """
-    return f"generic/hlo/{_name(kernel)}.hlo.pb"
+    return f"generic/hlo/{file_name(kernel)}.hlo.pb"
 
 
 def neff_path(kernel: str, target: str) -> str:
@@ -37,7 +34,7 @@ def neff_path(kernel: str, target: str) -> str:
     Raises:
         KernelgenError: the id or the target is no file name.
     """
-    return f"{_name(target)}/neff/{_name(kernel)}.neff"
+    return f"{file_name(target)}/neff/{file_name(kernel)}.neff"
 
 
 def write(path: str | Path, contents: Contents) -> None:
@@ -51,7 +48,7 @@ def write(path: str | Path, contents: Contents) -> None:
     lines = []
     with fileio.replacing_folder(path) as folder:
         (folder / "generic/hlo").mkdir(parents=True)
-        (folder / _name(origin.target) / "neff").mkdir(parents=True)
+        (folder / file_name(origin.target) / "neff").mkdir(parents=True)
         first: dict[int, Path] = {}
         for number, kernel in enumerate(contents.index.ids):
             hlo, neff = hlo_path(kernel), neff_path(kernel, origin.target)
@@ -132,13 +129,6 @@ def _fields(file: Path, value: dict[str, Any], expected: dict[str, type], where:
     for name, kind in expected.items():
         if not isinstance(value.get(name), kind) or (kind is int and isinstance(value[name], bool)):
             raise KernelgenError(f"{file}: {where}{name} is missing or not of type {kind.__name__}")
-
-
-def _name(text: str) -> str:
-    """Returns `text` if it can be one component of a path: nothing is written outside the tree, whatever an id says."""
-    if not _NAME.fullmatch(text) or len(text) > 200:
-        raise KernelgenError(f"{text!r} cannot be the name of a file in a bundle")
-    return text
 
 
 def _link(source: Path, destination: Path) -> bool:
