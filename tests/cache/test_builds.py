@@ -1,0 +1,410 @@
+"""Builds that share a cache, as processes of their own: nothing is compiled twice, and whatever goes wrong, nothing wrong comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernelgen.cache import Folder, entry
+
+from . import faults
+from .conftest import ROOT, compiles, environment, install, manifest
+from .store import Store
+
+Kernelgen = Callable[..., subprocess.CompletedProcess[str]]
+
+OPS = ("relu", "silu", "sqr")
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """Where the double of neuronx-cc writes down its calls."""
+    return tmp_path / "record"
+
+
+@pytest.fixture
+def build(tmp_path: Path, record: Path, kernelgen: Kernelgen) -> Kernelgen:
+    """Builds three kernels with the double of neuronx-cc into a folder."""
+    manifest(tmp_path, *OPS)
+    install(tmp_path / "sdk", record=str(record))
+
+    def build(output: str = "out", *more: str, **environment: object) -> subprocess.CompletedProcess[str]:
+        words = ["build", tmp_path / "small.yaml", "-o", tmp_path / output, "-j", "1", "--compiler", "neuronx-cc"]
+        return kernelgen(*words, *more, **{"NEURON_SDK": tmp_path / "sdk", **environment})
+
+    return build
+
+
+def pack(folder: Path) -> bytes:
+    return (folder / "small_trn1.kernels.gguf").read_bytes()
+
+
+def counts(done: subprocess.CompletedProcess[str]) -> tuple[int, int]:
+    """Returns how many were compiled and how many came from a cache, as the build says."""
+    assert done.returncode == 0, done.stderr
+    match = re.search(
+        r"^3 built \((\d+) compiled, (?:(\d+) from the cache, )?\d+ up to date\), 0 failed", done.stdout, re.M
+    )
+    assert match, done.stdout
+    return int(match[1]), int(match[2] or 0)
+
+
+def warnings(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+
+
+def entries(folder: Path) -> dict[str, bytes]:
+    """Returns the entries of a cache, all of which must be whole."""
+    found = {}
+    for stored in Folder(folder).entries():
+        data = Folder(folder).path(stored.name).read_bytes()
+        entry.unpack(data, stored.name)
+        found[stored.name] = data
+    return found
+
+
+# --- sharing --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_build_compiles_nothing_and_is_the_same(build: Kernelgen, tmp_path: Path, record: Path) -> None:
+    assert counts(build()) == (3, 0)
+    done = build("other")
+    assert counts(done) == (0, 3) and done.stderr.count("from the cache") == 3
+    assert pack(tmp_path / "other") == pack(tmp_path / "out")
+    # Another machine, with what both share.
+    shared = {"NEURON_KERNELGEN_SHARED_CACHE": tmp_path / "shared"}
+    shutil.rmtree(tmp_path / "cache")
+    assert counts(build("third", **shared)) == (3, 0)
+    assert counts(build("fourth", NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "another machine", **shared)) == (0, 3)
+    assert pack(tmp_path / "fourth") == pack(tmp_path / "out")
+    assert len(compiles(record)) == 6
+    assert entries(tmp_path / "shared") == entries(tmp_path / "cache") == entries(tmp_path / "another machine")
+
+
+def test_cmake_and_the_command_line_share_a_cache(build: Kernelgen, tmp_path: Path, record: Path) -> None:
+    assert counts(build(NEURON_KERNELGEN_SHARED_CACHE=tmp_path / "shared")) == (3, 0)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES NONE)\n"
+        f'include("{ROOT}/rules/cmake/NeuronKernels.cmake")\n'
+        f'add_neuron_kernels(k MANIFEST "{tmp_path}/small.yaml" FORM PACK)\n'
+    )
+    settings = {
+        "NEURON_SDK": tmp_path / "sdk",
+        "NEURON_KERNELGEN_NEFF_CACHE": tmp_path / "cmake's own",
+        "NEURON_KERNELGEN_SHARED_CACHE": tmp_path / "shared",
+        "NEURON_KERNELGEN_PYTHON": sys.executable,
+    }
+    flags = [f"-D{name}={value}" for name, value in settings.items()]
+    for words in (["-S", project, "-B", tmp_path / "build", "-G", "Ninja", *flags], ["--build", tmp_path / "build"]):
+        if shutil.which("cmake") is None or shutil.which("ninja") is None:
+            pytest.skip("CMake and Ninja are not installed")
+        done = subprocess.run(
+            ["cmake", *map(str, words)], env=environment(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "small_trn1: 3 kernels: 0 compiled, 3 from the cache, 0 as before" in done.stdout
+    assert len(compiles(record)) == 3
+    [made] = (tmp_path / "build").rglob("*.gguf")
+    assert made.read_bytes() == pack(tmp_path / "out")
+
+
+def test_ten_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record: Path) -> None:
+    manifest(tmp_path, *OPS, targets="trn1, inf2")
+    install(tmp_path / "sdk", record=str(record), seconds=0.3)
+    settings = {"NEURON_SDK": tmp_path / "sdk", "NEURON_KERNELGEN_NEFF_CACHE": tmp_path / "cache"}
+    words = ["build", str(tmp_path / "small.yaml"), "-j", "1", "--compiler", "neuronx-cc"]
+    builds = [
+        subprocess.Popen(
+            [sys.executable, "-m", "kernelgen", *words, "-o", str(tmp_path / f"out{n}")],
+            env=environment(**settings),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(10)
+    ]
+    total = 0
+    for process in builds:
+        out, err = process.communicate(timeout=280)
+        assert process.returncode == 0, err
+        match = re.search(r"^6 built \((\d+) compiled", out, re.MULTILINE)
+        assert match
+        total += int(match[1])
+    assert (total, sorted(compiles(record))) == (6, ["inf2"] * 3 + ["trn1"] * 3)
+    for bundle in ("small_trn1", "small_inf2"):
+        assert len({(tmp_path / f"out{n}" / f"{bundle}.kernels.gguf").read_bytes() for n in range(10)}) == 1
+    assert len(entries(tmp_path / "cache")) == 6
+
+
+# --- what the compiler does -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manners", [{"output": "half"}, {"output": "none"}, {"exit": 1}], ids=str)
+def test_what_the_compiler_did_not_finish_is_never_stored(
+    build: Kernelgen, tmp_path: Path, record: Path, manners: dict[str, object]
+) -> None:
+    install(tmp_path / "sdk", record=str(record), **manners)
+    done = build()
+    assert done.returncode == 1 and "3 failed" in done.stdout
+    assert entries(tmp_path / "cache") == {}
+    install(tmp_path / "sdk", record=str(record))
+    assert counts(build()) == (3, 0)
+    assert len(entries(tmp_path / "cache")) == 3
+
+
+# --- what happens to the cache --------------------------------------------------------------------------------------------
+
+
+def test_damaged_entries_are_made_again(build: Kernelgen, tmp_path: Path) -> None:
+    build()
+    whole = entries(tmp_path / "cache")
+    first, second, _ = (tmp_path / "cache" / entry.file_name(name) for name in sorted(whole))
+    data = bytearray(second.read_bytes())
+    data[-100] ^= 0x10
+    first.write_bytes(first.read_bytes()[:-1])
+    second.write_bytes(data)
+    done = build("other")
+    assert counts(done) == (2, 1)
+    assert len(warnings(done)) == 1 and "damaged entries" in warnings(done)[0]
+    assert pack(tmp_path / "other") == pack(tmp_path / "out") and entries(tmp_path / "cache") == whole
+
+
+def test_a_clock_that_was_set_back_changes_nothing(build: Kernelgen, tmp_path: Path, record: Path) -> None:
+    build()
+    # For a clock that was set back, all that is there is of the future.
+    future = time.time() + 10 * 365 * 86400
+    for folder in ("out", "cache", "sdk"):
+        for path in (tmp_path / folder).rglob("*"):
+            os.utime(path, (future, future))
+    assert counts(build()) == (0, 0)
+    assert counts(build("other")) == (0, 3)
+    # What is other now is compiled, and not what was left behind taken for it.
+    install(tmp_path / "sdk", record=str(record), version="NeuronX Compiler version 9.9.9+abc\n")
+    before = pack(tmp_path / "out")
+    done = build()
+    assert counts(done) == (3, 0) and warnings(done) == []
+    assert len(entries(tmp_path / "cache")) == 6
+    assert b"9.9.9+abc" in pack(tmp_path / "out") and b"9.9.9+abc" not in before
+
+
+def in_a_mount(script: str, build: list[str], **more: object) -> subprocess.CompletedProcess[str]:
+    """Runs a script as root in a name space whose mounts are gone when it ends; `"$@"` in it is a build."""
+    for unshare in (["unshare", "-m"], ["unshare", "-rm"]):
+        command = [*unshare, "sh", "-ec"]
+        if shutil.which("unshare") and not subprocess.call(
+            [*command, "mount -t tmpfs tmpfs /mnt"], stderr=subprocess.DEVNULL
+        ):
+            return subprocess.run(
+                [*command, script, "sh", sys.executable, "-m", "kernelgen", *build],
+                env=environment(**more),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+            )
+    pytest.skip("mounting is not permitted here")
+
+
+def test_a_full_disk_under_the_cache_costs_the_cache_only(build: Kernelgen, tmp_path: Path, record: Path) -> None:
+    build()
+    whole = entries(tmp_path / "cache")
+    record.unlink()
+    (tmp_path / "small disk").mkdir()
+    # 8 KiB: room for one entry, and not for two.
+    done = in_a_mount(
+        f"""
+        cd '{tmp_path}'; mount -t tmpfs -o size=8k tmpfs 'small disk'
+        "$@" -o full; ls -A 'small disk' 'small disk/tmp'; cp 'small disk'/*.entry kept/
+        """.replace("cp ", "mkdir kept; cp "),
+        ["build", str(tmp_path / "small.yaml"), "-j", "1", "--compiler", "neuronx-cc"],
+        NEURON_SDK=tmp_path / "sdk",
+        NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "small disk",
+    )
+    assert counts(done) == (3, 0)
+    assert pack(tmp_path / "full") == pack(tmp_path / "out")
+    assert len(warnings(done)) == 1 and "No space left on device" in warnings(done)[0]
+    # What fitted is whole, and nothing half-written is beside it.
+    kept = entries(tmp_path / "kept")
+    assert 1 <= len(kept) < 3 and kept.items() <= whole.items()
+    assert done.stdout.rstrip().endswith("small disk/tmp:")
+
+
+def test_a_full_disk_under_the_output_is_an_error_and_leaves_nothing_half_written(
+    build: Kernelgen, tmp_path: Path
+) -> None:
+    build()
+    done = in_a_mount(
+        f"""
+        cd '{tmp_path}'; mkdir -p small; mount -t tmpfs -o size=48k tmpfs small
+        "$@" -o small || echo "exit $?"; ls -A small; mount -o remount,size=1m small; "$@" -o small; cp -r small kept
+        """,
+        ["build", str(tmp_path / "small.yaml"), "-j", "1", "--compiler", "neuronx-cc"],
+        NEURON_SDK=tmp_path / "sdk",
+        NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "cache",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exit 1" in done.stdout and "No space left on device" in done.stdout + done.stderr
+    first = done.stdout.partition("exit 1\n")[2].partition("/")[0]
+    assert ".tmp" not in first and "Traceback" not in done.stderr
+    assert pack(tmp_path / "kept") == pack(tmp_path / "out")
+
+
+def test_a_read_only_cache_is_read(build: Kernelgen, tmp_path: Path, record: Path) -> None:
+    build()
+    [dropped, *_] = entries(tmp_path / "cache")
+    Folder(tmp_path / "cache").drop(dropped)
+    record.unlink()
+    done = in_a_mount(
+        f"""
+        cd '{tmp_path}'; mount --bind cache cache; mount -o remount,bind,ro cache
+        if touch cache/x 2>/dev/null; then echo "it can be written"; exit 9; fi
+        "$@" -o one
+        """,
+        ["build", str(tmp_path / "small.yaml"), "-j", "1", "--compiler", "neuronx-cc"],
+        NEURON_SDK=tmp_path / "sdk",
+        NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "cache",
+    )
+    assert counts(done) == (1, 2)
+    assert len(warnings(done)) == 1 and "Read-only file system" in warnings(done)[0]
+    assert pack(tmp_path / "one") == pack(tmp_path / "out")
+    assert len(entries(tmp_path / "cache")) == 2
+
+
+@pytest.mark.parametrize("how", ["gone", "slow", "errors", "wrong"])
+def test_a_shared_cache_that_fails_costs_time_only(build: Kernelgen, tmp_path: Path, store: Store, how: str) -> None:
+    with Store() as other:
+        gone = other.url
+    url = gone if how == "gone" else store.url
+    if how == "slow":
+        store.delay = 60
+    elif how == "errors":
+        store.status = {"GET": 500, "PUT": 500}
+    shared = {"NEURON_KERNELGEN_SHARED_CACHE": url, "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT": 2}
+    if how == "wrong":
+        assert counts(build("first", NEURON_KERNELGEN_NEFF_CACHE="off", **shared)) == (3, 0)
+        store.objects = {path: b"<html>please log in</html>" for path in store.objects}
+    done = build(**shared)
+    assert counts(done) == (3, 0)
+    assert len(warnings(done)) == 1 and url in warnings(done)[0], done.stderr
+    assert len(entries(tmp_path / "cache")) == 3
+    if how in ("slow", "errors"):
+        assert len(store.requests) == 1
+
+
+def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Store, record: Path) -> None:
+    shared = {"NEURON_KERNELGEN_SHARED_CACHE": store.url}
+    assert counts(build("one", NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "first", **shared)) == (3, 0)
+    done = build("two", NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "second", **shared)
+    assert counts(done) == (0, 3) and warnings(done) == []
+    assert pack(tmp_path / "one") == pack(tmp_path / "two") and len(compiles(record)) == 3
+
+
+# --- killing and stopping -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
+    # `python3 tests/cache/faults.py` runs 200 rounds; these are what fits into a minute and a half, and two at least.
+    killed = [
+        victim for _, victim in faults.run(tmp_path.resolve(), rounds=25, seed=int(time.time()), limit=90) if victim
+    ]
+    print(f"{len(killed)} killed: {killed}")
+    assert killed
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_build_that_is_stopped_leaves_nothing_half_written_in_the_cache(
+    build: Kernelgen, tmp_path: Path, record: Path, number: signal.Signals, code: int
+) -> None:
+    install(tmp_path / "sdk", record=str(record), seconds=0.5)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "kernelgen",
+            "build",
+            str(tmp_path / "small.yaml"),
+            "-o",
+            str(tmp_path / "out"),
+            "-j",
+            "1",
+        ],
+        env=environment(NEURON_SDK=tmp_path / "sdk", NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "cache"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while len(compiles(record)) < 2:  # the first is done, the second at work
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in err
+    assert 1 <= len(entries(tmp_path / "cache")) < 3
+    assert not any((tmp_path / "cache/tmp").iterdir())
+    install(tmp_path / "sdk", record=str(record))
+    compiled, cached = counts(build())
+    assert (compiled + cached, len(compiles(record))) <= (3, 4)
+
+
+# --- nothing is written outside -------------------------------------------------------------------------------------------
+
+
+def outside(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else b"" for p in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/b", "..", ".hidden", "a\\nb"])
+def test_a_manifest_can_not_name_a_place_outside(kernelgen: Kernelgen, tmp_path: Path, name: str) -> None:
+    path = manifest(tmp_path, "relu")
+    path.write_text(path.read_text().replace("name: small", f'name: "{name}"'))
+    before = outside(tmp_path)
+    done = kernelgen("build", path, "-o", tmp_path / "deep" / "out", "--compiler", "simulator")
+    assert done.returncode == 2 and f"{path}:2:7: error" in done.stderr
+    assert outside(tmp_path) == before
+
+
+def test_a_plan_can_not_name_a_place_outside(kernelgen: Kernelgen, build: Kernelgen, tmp_path: Path) -> None:
+    build()
+    (tmp_path / "neff").mkdir()
+    plan = json.loads(kernelgen("plan", tmp_path / "small.yaml", "--format", "json").stdout)
+    kernels = plan["bundles"][0]["kernels"]
+    [tree] = (tmp_path / "out").glob("small_trn1")
+    for kernel in kernels:
+        shutil.copy(tree / "trn1/neff" / f"{kernel}.neff", tmp_path / "neff" / f"{kernel}.trn1.neff")
+    for name in ("../../evil", "/tmp/evil", "a\nb"):
+        plan["bundles"][0]["name"] = name
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        before = outside(tmp_path)
+        words = ["--hlo-dir", tree / "generic/hlo", "--neff-dir", tmp_path / "neff", "-o", tmp_path / "deep/out"]
+        done = kernelgen("bundle", "--plan", tmp_path / "plan.json", *words, "--form", "embed")
+        assert done.returncode == 2 and "cannot be the name of a file" in done.stderr
+        assert outside(tmp_path) == before
+
+
+@pytest.mark.parametrize("form", ["small_trn1", "small_trn1.kernels.gguf", ".kernelgen"])
+def test_a_link_in_the_output_folder_is_not_written_through(build: Kernelgen, tmp_path: Path, form: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / form).symlink_to(victim if form != "small_trn1.kernels.gguf" else victim / "file")
+    done = build()
+    if form == ".kernelgen":
+        # The state may be kept elsewhere; what is there already is let alone.
+        assert counts(done) == (3, 0)
+    assert (victim / "file").read_text() == "precious"
+    assert form == ".kernelgen" or [p.name for p in victim.iterdir()] == ["file"]
+    assert "Traceback" not in done.stderr
