@@ -21,7 +21,7 @@ from typing import Any
 STEPS = {"NeuronEmit": "emitted", "NeuronCompile": "compiled", "NeuronBundle": "bundled"}
 
 _CMAKE = re.compile(r"(\S+): (\d+) kernels: (\d+) compiled, (\d+) from the cache, (\d+) as before")
-_KERNELGEN = re.compile(r"(\d+) built \((\d+) compiled, (\d+) from the cache, (\d+) up to date\), (\d+) failed")
+_KERNELGEN = re.compile(r"(\d+) built \((\d+) compiled, (?:(\d+) from the cache, )?(\d+) up to date\), (\d+) failed")
 
 
 def spawns(text: str) -> Iterator[dict[str, Any]]:
@@ -52,7 +52,7 @@ def of_bazel(text: str) -> list[str]:
 def of_log(text: str) -> list[str]:
     """Returns a table of what CMake's packing, or kernelgen's last line, says."""
     rows = [f"| {m[1]} | {m[3]} | {m[4]} | {m[5]} | |" for m in _CMAKE.finditer(text)]
-    rows += [f"| all | {m[2]} | {m[3]} | {m[4]} | {m[5]} |" for m in _KERNELGEN.finditer(text)]
+    rows += [f"| all | {m[2]} | {m[3] or 0} | {m[4]} | {m[5]} |" for m in _KERNELGEN.finditer(text)]
     if not rows:
         return []
     return ["| kernels | compiled | from the cache | as before | failed |", "|---|---|---|---|---|", *rows]
