@@ -27,7 +27,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,11 @@ from kernelgen import fileio
 
 SAMPLE = Path(__file__).with_name("sample.txt")
 
-SAMPLE_SIZE = 1600
+SAMPLE_SIZE = 1650
 """Cases in the sample, about."""
 
-DEAREST = 2.0
-"""Seconds that a case of the sample may take, when its op has cheaper ones."""
+DEAREST = 1_000_000
+"""Elements of all tensors that a case of the sample may have, when its op has smaller ones."""
 
 _HEADER = "# Cases of test-backend-ops, some for each op; written by `backend_ops.py --write-sample`."
 
@@ -67,11 +67,16 @@ def sample() -> list[str]:
     return [line for line in SAMPLE.read_text().splitlines() if line and not line.startswith("#")]
 
 
-def choose(passed: Iterable[cases.Result], size: int = SAMPLE_SIZE) -> list[str]:
-    """Returns about so many cases: of each op some, of ops with many more, spread evenly over them, in each place the cheapest."""
-    by_op: dict[str, dict[str, float]] = {}
-    for result in passed:
-        by_op.setdefault(cases.op_of(result.case), {})[result.case] = result.seconds
+def choose(costs: Mapping[str, int], size: int = SAMPLE_SIZE) -> list[str]:
+    """Returns about so many cases: of each op some, of ops with many more, spread evenly over them, in each stretch the cheapest.
+
+    Args:
+        costs: of each case that may be chosen, in the program's order.
+        size: how many.
+    """
+    by_op: dict[str, list[str]] = {}
+    for case in costs:
+        by_op.setdefault(cases.op_of(case), []).append(case)
     # The same share of each op's square root of cases: no op fills the sample and none is left out.
     low, high = 0.0, float(size)
     for _ in range(50):
@@ -82,11 +87,11 @@ def choose(passed: Iterable[cases.Result], size: int = SAMPLE_SIZE) -> list[str]
             high = share
     chosen: list[str] = []
     for of_op in by_op.values():
-        cheap = [case for case, seconds in of_op.items() if seconds <= DEAREST] or [min(of_op, key=of_op.__getitem__)]
+        cheap = [case for case in of_op if costs[case] <= DEAREST] or [min(of_op, key=costs.__getitem__)]
         count = min(_quota(len(of_op), high), len(cheap))
         for i in range(count):
-            stratum = cheap[i * len(cheap) // count : (i + 1) * len(cheap) // count]
-            chosen.append(min(stratum, key=of_op.__getitem__))
+            stretch = cheap[i * len(cheap) // count : (i + 1) * len(cheap) // count]
+            chosen.append(min(stretch, key=costs.__getitem__))
     return chosen
 
 
@@ -103,11 +108,13 @@ class Summary:
 
     Attributes:
         outcome: of all cases.
+        costs: elements of each case's tensors, in the program's order.
         groups: what became of each group, by its name.
         seconds: how long it took.
     """
 
     outcome: cases.Outcome = field(default_factory=cases.Outcome)
+    costs: dict[str, int] = field(default_factory=dict)
     groups: dict[str, lane.Done] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -209,7 +216,7 @@ def run(
     rows = _wanted(rows, chosen)
     groups = cases.group(rows)
     show = Show(len(rows), len(groups), terminal=terminal)
-    summary = Summary()
+    summary = Summary(costs={row.case: row.elements for row in rows})
     by_name = {group.name: group for group in groups}
 
     def done(request: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -217,8 +224,7 @@ def run(
         summary.groups[request["name"]] = found
         show.done(by_name[request["name"]], found)
 
-    # What took longest is begun first, so that it is not waited for at the end.
-    order = sorted(groups, key=lambda group: -_expected(work, group))
+    order = sorted(groups, key=lambda group: _expected(work, group))
     try:
         lane.share_out(
             Path(lane.__file__),
@@ -253,13 +259,13 @@ def _wanted(rows: Sequence[cases.Row], chosen: Sequence[str]) -> list[cases.Row]
     return [row for row in rows if row.case in wanted or row.op in wanted]
 
 
-def _expected(work: Path, group: cases.Group) -> float:
-    """Returns the seconds that a group took before, or a guess."""
+def _expected(work: Path, group: cases.Group) -> tuple[bool, float]:
+    """Returns what sorts a group: first what was done before, since most of that is unchanged, then the longest."""
     try:
-        seconds: float = json.loads((work / group.name / "result.json").read_text())["done"]["seconds"]
+        seconds = json.loads((work / group.name / "result.json").read_text())["done"]["seconds"]
     except (OSError, ValueError, KeyError):
-        return group.size * 1.0
-    return seconds
+        return True, -group.size
+    return False, -seconds
 
 
 def ask(
@@ -358,7 +364,8 @@ def main() -> int:
     write_results(work, summary, asked)
     print(f"in the mode support: {sum(row.supported for row in asked):,} of {len(asked):,} cases")
     if args.write_sample:
-        lines = choose(summary.outcome.of(cases.PASSED))
+        passed = {result.case for result in summary.outcome.of(cases.PASSED)}
+        lines = choose({case: cost for case, cost in summary.costs.items() if case in passed})
         args.write_sample.write_text("\n".join([_HEADER, *lines, ""]))
     print(f"{summary.seconds:.0f} s; {work}/support.csv, results.csv, kernels.csv")
     return 0 if summary.ok else 1

@@ -7,6 +7,7 @@ the backend says which ops it has no kernel for (`GGML_NEURON_LOG=2`) just befor
 from __future__ import annotations
 
 import csv
+import math
 import re
 import subprocess
 import threading
@@ -28,6 +29,8 @@ _ROW = re.compile(r'^(?P<note>[^"]*)(?P<row>"[^"]*",".*)$')
 MISSING = re.compile(r"ggml-neuron: no kernel for (?P<node>\{.*\})(?: \((?P<reason>.*)\))?$")
 
 _OWN = ("ggml-neuron:", "load_backend:")
+
+_SHAPE = re.compile(r"\((\d+),(\d+),(\d+),(\d+)\)/")
 
 # Tables that ggml makes when a type is first quantized to take it seconds in each process.
 _SLOW_TYPES = re.compile(r"iq[123]_")
@@ -58,6 +61,12 @@ class Row:
     @property
     def op(self) -> str:
         return op_of(self.case)
+
+    @property
+    def elements(self) -> int:
+        """Of all tensors of the nodes that it asks for: about what the case costs."""
+        shapes = [shape for node, _ in self.nodes for shape in _SHAPE.findall(node)]
+        return sum(math.prod(map(int, shape)) for shape in shapes)
 
     @property
     def status(self) -> str:
@@ -271,18 +280,18 @@ def group(rows: Iterable[Row]) -> list[Group]:
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
     groups: list[list[Row]] = []
-    small: list[Row] = []
+    small: dict[bool, list[Row]] = {False: [], True: []}
     for of_op in by_op.values():
-        if len(of_op) < MOST_CASES // 2:
-            if len(small) + len(of_op) > MOST_CASES or _bytes(small) + _bytes(of_op) > MOST_BYTES:
-                groups.append(small)
-                small = []
-            small += of_op
+        if len(of_op) >= MOST_CASES // 2:
+            groups += _cut(sorted(of_op, key=_is_slow))
             continue
-        of_op = sorted(of_op, key=lambda row: bool(_SLOW_TYPES.search(row.case)))
-        groups += _cut(of_op)
-    if small:
-        groups.append(small)
+        for slow, rest in small.items():
+            own = [row for row in of_op if _is_slow(row) == slow]
+            if len(rest) + len(own) > MOST_CASES or _bytes(rest) + _bytes(own) > MOST_BYTES:
+                groups.append(rest)
+                rest = []
+            small[slow] = rest + own
+    groups += [rest for rest in small.values() if rest]
     numbers: Counter[str] = Counter()
     found = []
     for members in groups:
@@ -291,6 +300,10 @@ def group(rows: Iterable[Row]) -> list[Group]:
         # In the program's order, by which the case is known that ended it.
         found.append(_made(f"{name}-{numbers[name]}", sorted(members, key=lambda row: position[id(row)])))
     return found
+
+
+def _is_slow(row: Row) -> bool:
+    return bool(_SLOW_TYPES.search(row.case))
 
 
 def _bytes(rows: Iterable[Row]) -> int:

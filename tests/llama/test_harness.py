@@ -97,17 +97,22 @@ def test_an_outcome_without_a_passed_case_is_no_success() -> None:
 
 
 def test_the_sample_has_some_of_every_op_and_the_cheap_ones() -> None:
-    results = [cases.Result(f"BIG({n})", cases.PASSED, 5.0 if n % 2 else 0.01) for n in range(5000)]
-    results += [cases.Result(f"SMALL{op}({n})", cases.PASSED, 9.0) for op in range(10) for n in range(12)]
-    results.append(cases.Result("DEAR(1)", cases.PASSED, 99.0))
-    chosen = backend_ops.choose(results, 200)
+    costs = {f"BIG({n})": 5_000_000 if n % 2 else 100 + n % 7 for n in range(5000)}
+    costs |= {f"SMALL{op}({n})": 9 for op in range(10) for n in range(12)}
+    costs["DEAR(1)"] = 99_000_000
+    chosen = backend_ops.choose(costs, 200)
     ops = Counter(cases.op_of(case) for case in chosen)
     assert set(ops) == {"BIG", "DEAR", *(f"SMALL{op}" for op in range(10))}
-    assert ops["BIG"] > ops["SMALL0"] >= 1
-    assert all(int(case[4:-1]) % 2 == 0 for case in chosen if case.startswith("BIG"))
-    numbers = sorted(int(case[4:-1]) for case in chosen if case.startswith("BIG"))
-    assert numbers[0] < 500 and numbers[-1] > 4500
-    assert len(set(chosen)) == len(chosen)
+    assert ops["BIG"] > ops["SMALL0"] >= 4
+    assert len(set(chosen)) == len(chosen) >= 190
+    numbers = [int(case[4:-1]) for case in chosen if case.startswith("BIG")]
+    assert all(n % 14 == 0 for n in numbers)
+    assert numbers == sorted(numbers) and numbers[0] < 200 and numbers[-1] > 4800
+
+
+def test_a_case_costs_what_its_tensors_hold() -> None:
+    node = '{op: "add", inputs: ["(4,2,1,1)/f32", "(4,1,1,1)/f16/(2,64,64,64)"], output: "(4,2,1,1)/f32"}'
+    assert row("ADD(1)", nodes=((node, None), (node, "why"))).elements == 2 * (8 + 4 + 8)
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
