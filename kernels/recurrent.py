@@ -2,8 +2,9 @@
 
 Each has one way through its tokens, `_run`: a loop whose body sees one token, with the state as its carried value, and no loop for
 a single token. All that does not depend on the state (decays, softplus, the token's own share) is computed for all tokens at once
-before it, and matrix products of the body are those of the state alone. A state is heads of matrices of some KiB, which stay in
-on-chip memory from one step to the next; a prompt costs as many steps as it has tokens.
+before it, and the matrix products of the body are those with the state. A prompt so costs as many steps as it has tokens, each of
+which reads and writes the state: heads of matrices of some KiB, a few MiB in the largest models, which on-chip memory can hold.
+Forms that take tokens by chunks would need fewer and larger products; they are exact for a decay per head alone.
 
 ggml's results are the tokens' results and the states after them, one after the other in one tensor.
 """
