@@ -217,7 +217,7 @@ def test_kernels_of_a_manifest_are_explained_by_id_op_or_glob(run: Run, tmp_path
 def test_a_store_that_can_not_be_listed_or_read_is_said(run: Run, tmp_path: Path, hlo: Path, store: Store) -> None:
     words = ["cache", "explain", hlo, "--target", "trn1", "--compiler", "simulator", "--shared-cache", store.url]
     done = run(*words)
-    assert done.code == 1 and "miss" in done.out
+    assert done.code == 1 and "miss" in done.out and "does not list" in done.err
     store.status = {"GET": 500}
     done = run(*words)
     assert done.code == 1 and "can't be read" in done.err and "does not list" in done.err

@@ -119,6 +119,8 @@ class Shared:
             try:
                 paths = fs.ls(root, detail=False)
             except FileNotFoundError:
+                if self._protocol in ("http", "https"):
+                    raise  # a server that shows no folders says the same
                 return []
             found = (entry.name_of(str(path).rstrip("/").rpartition("/")[2]) for path in paths)
             return sorted({name for name in found if name})
