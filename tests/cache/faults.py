@@ -298,8 +298,9 @@ def main() -> int:
             for number, victim in run(Path(folder).resolve(), arguments.rounds, arguments.seed):
                 if victim:
                     killed[victim] += 1
-                if sys.stderr.isatty():
-                    print(f"\rround {number}, {killed.total()} killed", end="", file=sys.stderr, flush=True)
+                if sys.stderr.isatty() or (victim and killed.total() % 20 == 0):
+                    end = "\r" if sys.stderr.isatty() else "\n"
+                    print(f"round {number}, {killed.total()} killed", end=end, file=sys.stderr, flush=True)
         except Wrong as wrong:
             print(f"seed {arguments.seed}: {wrong}", file=sys.stderr)
             return 1

@@ -91,33 +91,98 @@ def test_a_second_build_compiles_nothing_and_is_the_same(build: Kernelgen, tmp_p
     assert entries(tmp_path / "shared") == entries(tmp_path / "cache") == entries(tmp_path / "another machine")
 
 
+class CMake:
+    """A project with the three kernels, configured once; its build folder is `build`."""
+
+    def __init__(self, folder: Path, generator: str, *arguments: str, **settings: object) -> None:
+        if shutil.which("cmake") is None or shutil.which("ninja" if generator == "Ninja" else "make") is None:
+            pytest.skip(f"CMake with {generator} is not installed")
+        self.build = folder / "build"
+        self.source = folder / "project"
+        self.source.mkdir()
+        (self.source / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES NONE)\n"
+            f'include("{ROOT}/rules/cmake/NeuronKernels.cmake")\n'
+            f'add_neuron_kernels(k MANIFEST "{folder}/small.yaml" FORM PACK {" ".join(arguments)})\n'
+        )
+        flags = [f"-D{name}={value}" for name, value in {"NEURON_KERNELGEN_PYTHON": sys.executable, **settings}.items()]
+        assert self._run("-S", self.source, "-B", self.build, "-G", generator, *flags).returncode == 0
+
+    def make(self, expect: int = 0) -> str:
+        """Builds and returns what was printed."""
+        done = self._run("--build", self.build, "-j", "2")
+        assert (done.returncode != 0) == expect, done.stdout
+        return done.stdout
+
+    def _run(self, *words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["cmake", *map(str, words)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+
 def test_cmake_and_the_command_line_share_a_cache(build: Kernelgen, tmp_path: Path, record: Path) -> None:
     assert counts(build(NEURON_KERNELGEN_SHARED_CACHE=tmp_path / "shared")) == (3, 0)
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES NONE)\n"
-        f'include("{ROOT}/rules/cmake/NeuronKernels.cmake")\n'
-        f'add_neuron_kernels(k MANIFEST "{tmp_path}/small.yaml" FORM PACK)\n'
+    project = CMake(
+        tmp_path,
+        "Ninja",
+        NEURON_SDK=tmp_path / "sdk",
+        NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "cmake's own",
+        NEURON_KERNELGEN_SHARED_CACHE=tmp_path / "shared",
     )
-    settings = {
-        "NEURON_SDK": tmp_path / "sdk",
-        "NEURON_KERNELGEN_NEFF_CACHE": tmp_path / "cmake's own",
-        "NEURON_KERNELGEN_SHARED_CACHE": tmp_path / "shared",
-        "NEURON_KERNELGEN_PYTHON": sys.executable,
-    }
-    flags = [f"-D{name}={value}" for name, value in settings.items()]
-    for words in (["-S", project, "-B", tmp_path / "build", "-G", "Ninja", *flags], ["--build", tmp_path / "build"]):
-        if shutil.which("cmake") is None or shutil.which("ninja") is None:
-            pytest.skip("CMake and Ninja are not installed")
-        done = subprocess.run(
-            ["cmake", *map(str, words)], env=environment(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "small_trn1: 3 kernels: 0 compiled, 3 from the cache, 0 as before" in done.stdout
+    assert "small_trn1: 3 kernels: 0 compiled, 3 from the cache, 0 as before" in project.make()
     assert len(compiles(record)) == 3
-    [made] = (tmp_path / "build").rglob("*.gguf")
+    [made] = project.build.rglob("*.gguf")
     assert made.read_bytes() == pack(tmp_path / "out")
+
+
+@pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
+def test_a_shared_cache_that_fails_is_said_once_by_cmake(
+    build: Kernelgen, tmp_path: Path, store: Store, record: Path, generator: str
+) -> None:
+    store.status = {"GET": 500}
+    project = CMake(
+        tmp_path,
+        generator,
+        NEURON_SDK=tmp_path / "sdk",
+        NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "cmake's own",
+        NEURON_KERNELGEN_SHARED_CACHE=store.url,
+    )
+    for number in (1, 2):
+        said = project.make()
+        assert "small_trn1: 3 kernels: 3 compiled, 0 from the cache" in said
+        assert said.count("warning: the shared cache") == 1 and "it answered 500" in said
+        # Two compiles may run at once.
+        assert number <= store.count("GET") <= 2 * number and store.count("PUT") == 0
+        for path in [*(tmp_path / "cmake's own").glob("*.entry"), *project.build.rglob("*.neff")]:
+            path.unlink()
+
+
+def test_cmake_takes_no_neff_of_an_earlier_hlo_when_the_clock_was_set_back(tmp_path: Path, record: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    emitter = 'from kernelgen.emitter import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    return {}\n'
+    (tmp_path / "mine" / "own.py").write_text(emitter.format("x * 2"))
+    manifest(tmp_path, "relu")
+    install(tmp_path / "sdk", record=str(record))
+    settings = {"NEURON_SDK": tmp_path / "sdk", "NEURON_KERNELGEN_NEFF_CACHE": tmp_path / "cache"}
+    # make goes by times alone; Ninja remembers them.
+    project = CMake(tmp_path, "Unix Makefiles", f'KERNELS "{tmp_path}/mine"', **settings)
+    project.make()
+    [made] = project.build.rglob("*.gguf")
+    first = made.read_bytes()
+    # It was compiled before the clock was set back, and is emitted anew after.
+    [neff] = project.build.rglob("*.neff")
+    os.utime(neff, (time.time() + 86400, time.time() + 86400))
+    (tmp_path / "mine" / "own.py").write_text(emitter.format("x * 3"))
+    said = project.make(expect=1)
+    assert "is not of the HLO that there is now" in said and "build again" in said
+    assert made.read_bytes() == first
+    assert "1 kernels: 1 compiled" in project.make()
+    assert made.read_bytes() != first and len(compiles(record)) == 2
 
 
 def test_ten_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record: Path) -> None:
