@@ -5,7 +5,8 @@ emitter or part of kernelgen changed since, and a result when the pack, the prog
 digests, whatever the files' times say.
 
 Kernels are not compiled when they are built, as `kernelgen build` does to find what XLA refuses: the run compiles the same HLO when
-it loads them, and a kernel that does not load fails its case.
+it loads them, and a kernel that does not load fails its case. The simulator keeps what it compiled, so that another run of the same
+kernels with another plug-in need not.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ FORMAT = 1
 
 TIMEOUT = 3600.0
 """Seconds for the cases of a group."""
+
+COMPILED = "xla"
+"""The folder beside the work folder in which the simulator keeps what XLA compiled."""
 
 MOST_CRASHES = 8
 """How often a group is begun again after a case that ended the program."""
@@ -322,6 +326,7 @@ class Lane:
     def run(self, group: cases.Group, kernels: Path, progress: Progress) -> cases.Outcome:
         """Runs the cases; after one that ends the program it goes on with the next."""
         environment = self.programs.environment(kernels=kernels, log=True) | {
+            "NEURON_SIMULATOR_CACHE": str(self.work.parent / COMPILED),
             "NEURON_SIMULATOR_THREADS": str(self.threads),
             "OMP_THREAD_LIMIT": str(self.threads),
         }

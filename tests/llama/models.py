@@ -235,6 +235,7 @@ class Lane:
                 environment = self.programs.environment(kernels=folder / "kernels", log=True) | {
                     "GGML_NEURON_RECORD": str(folder / "recorded.yaml"),
                     "GGML_SCHED_DEBUG": "2",
+                    "NEURON_SIMULATOR_CACHE": str(self.work.parent / lane.COMPILED),
                     "NEURON_SIMULATOR_THREADS": str(self.threads),
                     "OMP_THREAD_LIMIT": str(self.threads),
                 }

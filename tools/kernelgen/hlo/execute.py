@@ -72,13 +72,19 @@ def compile_for_cpu(hlo: bytes) -> Executable:
     Raises:
         ValueError: `hlo` is no module, or XLA does not compile it (its message).
     """
-    module = proto.parse(hlo)
-    parameters = tuple(
+    return Executable(xla_compile(hlo, import_jax().devices("cpu")[0].client), parameters(hlo))
+
+
+def parameters(hlo: bytes) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Returns the parameters of a serialized `HloModuleProto`, as `Executable` has them.
+
+    Raises:
+        ValueError: `hlo` is no module.
+    """
+    return tuple(
         (i.name, _NUMPY[proto.ELEMENT_TYPES[i.shape.element_type]], tuple(i.shape.dimensions))
-        for i in proto.parameters(proto.entry(module))
+        for i in proto.parameters(proto.entry(proto.parse(hlo)))
     )
-    loaded = xla_compile(hlo, import_jax().devices("cpu")[0].client)
-    return Executable(loaded, parameters)
 
 
 def run(hlo: bytes, arrays: Sequence[np.ndarray[Any, Any]] | Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:

@@ -1,0 +1,96 @@
+"""Keeps what XLA compiled in a folder, for processes that load the same kernels one after another: `NEURON_SIMULATOR_CACHE`.
+
+A file's name is the digest of all that XLA's result depends on: the HLO, jaxlib, the CPU, how many threads it compiles for, and its
+flags. A file begins with the digest of the rest, and one that is damaged counts as missing. A folder that can't be used is done
+without. Nothing is ever removed: empty the folder when it grows too large.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernelgen import fileio
+from kernelgen.hlo.cpu import import_jax
+from kernelgen.hlo.execute import Executable, parameters
+
+VARIABLE = "NEURON_SIMULATOR_CACHE"
+
+_FORMAT = b"1"
+
+
+def compiled(hlo: bytes, compile_: Callable[[bytes], Executable]) -> Executable:
+    """Returns the executable of a serialized `HloModuleProto`: from the folder, else from `compile_`, and then it is kept.
+
+    Raises:
+        ValueError: as `compile_` does.
+    """
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return compile_(hlo)
+    name = hashlib.sha256(_machine() + hashlib.sha256(hlo).digest()).hexdigest()
+    file = Path(folder) / name[:2] / f"{name}.xla"
+    loaded = _load(file)
+    if loaded is not None:
+        return Executable(loaded, parameters(hlo))
+    executable = compile_(hlo)
+    _store(file, executable.loaded)
+    return executable
+
+
+def _load(file: Path) -> Any:
+    """Returns XLA's executable; None when there is none, or none that it takes."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[32:]).digest() != data[:32]:
+        return None
+    device = import_jax().devices("cpu")[0]
+    from jaxlib import _jax
+
+    try:
+        return device.client.deserialize_executable(data[32:], _jax.DeviceList((device,)), _jax.CompileOptions())
+    except Exception:  # jaxlib raises types of its own; whatever they say, the HLO can be compiled
+        return None
+
+
+def _store(file: Path, loaded: Any) -> None:
+    try:
+        data = loaded.serialize() if hasattr(loaded, "serialize") else loaded.client.serialize_executable(loaded)
+    except Exception:  # not everything that XLA compiles can be written down
+        return
+    try:
+        fileio.write_bytes(file, hashlib.sha256(data).digest() + data)
+    except OSError:
+        return
+
+
+@cache
+def _machine() -> bytes:
+    """Returns a digest of what XLA's result depends on besides the HLO."""
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "PJRT_"))}
+    parts = [
+        _FORMAT,
+        importlib.metadata.version("jaxlib").encode(),
+        platform.machine().encode(),
+        _cpu(),
+        str(len(os.sched_getaffinity(0))).encode(),
+        repr(sorted(environment.items())).encode(),
+    ]
+    return hashlib.sha256(b"\0".join(parts)).digest()
+
+
+def _cpu() -> bytes:
+    """Returns what the system says of the CPU: XLA generates code for exactly this one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return platform.processor().encode()
+    return b"\n".join(sorted({line for line in lines if line.startswith((b"model name", b"flags", b"Features"))}))
