@@ -10,9 +10,6 @@ import cases
 import harness
 import pytest
 
-# test-backend-ops has no case for these: inside its graphs they are views, or another op.
-WITHOUT_CASES = {"RESHAPE", "TRANSPOSE"}
-
 
 @pytest.fixture(scope="module")
 def summary(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) -> backend_ops.Summary:
@@ -36,9 +33,12 @@ def test_every_case_of_the_sample_runs(summary: backend_ops.Summary) -> None:
     assert summary.outcome.ran >= len(passed) * 0.9  # some cases have no elements and run nothing
 
 
-def test_every_op_with_an_emitter_is_in_the_sample() -> None:
-    ops = {cases.op_of(case) for case in backend_ops.sample()}
-    assert set(harness.emitted_ops()) - WITHOUT_CASES - ops == set()
+def test_the_sample_is_large_and_has_some_of_every_op(programs: harness.Programs, tmp_path: Path) -> None:
+    sample = backend_ops.sample()
+    assert len(sample) == len(set(sample)) >= 1500
+    listed = {row.op for row in cases.listing(programs, tmp_path)}
+    assert len(listed) > 100
+    assert listed == {cases.op_of(case) for case in sample}
 
 
 def test_an_absent_device_is_an_error(programs: harness.Programs, tmp_path: Path) -> None:
