@@ -177,8 +177,7 @@ def command_line(
     out.mkdir(parents=True)
     env = os.environ | dict(conditions.env) | {"PYTHONPATH": str(Path(kernelgen.__file__).parents[1])}
     # A cache would only show that a file equals itself.
-    env |= {"NEURON_KERNELGEN_CACHE": str(out / "cache")}
-    env.pop("NEURON_KERNELGEN_NEFF_CACHE", None)
+    env |= {"NEURON_KERNELGEN_NEFF_CACHE": "off", "NEURON_KERNELGEN_SHARED_CACHE": "off"}
     own = [f"--kernels={kernels}"] if kernels else []
     words = ["--target=trn1", "--compiler=simulator", f"-j{conditions.jobs}", "-o", "out", *own]
     done = subprocess.run(
