@@ -34,6 +34,9 @@ MODES = ("read-write", "read-only")
 TIMEOUT = 60.0
 """Seconds that one entry of a shared cache may take, unless the user says otherwise."""
 
+PATIENCE = 3600.0
+"""Seconds to wait for another process that makes the same NEFF: it may be suspended, and this build should not hang with it."""
+
 COMPILED, LOCAL, SHARED = "compiled", "local", "shared"
 """Where a NEFF came from."""
 
@@ -176,13 +179,13 @@ class Cache:
             key: what it depends on.
             kernel: the kernel's name, for people.
             make: compiles it; what it raises is passed on, and nothing is stored.
-            patience: seconds to wait for another process; None for as long as it takes.
+            patience: seconds to wait for another process; `PATIENCE` by default.
         """
         name = key.name
         found = self._local(name)
         if found is not None:
             return found, LOCAL
-        with self._held(name, patience):
+        with self._held(name, PATIENCE if patience is None else patience):
             # Who held the right to make it may have made it.
             found = self._local(name)
             if found is not None:
@@ -196,7 +199,7 @@ class Cache:
             self._publish(key, kernel, made)
             return made, COMPILED
 
-    def _held(self, name: str, patience: float | None) -> contextlib.AbstractContextManager[None]:
+    def _held(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
         for level in (self.folder, self.shared):
             if isinstance(level, Folder):
                 return level.held(name, patience)

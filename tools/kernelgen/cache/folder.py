@@ -28,6 +28,7 @@ from kernelgen.cache.entry import Damaged, Head
 _TMP = "tmp"
 _LOCK = "lock"
 _POLL = 0.25
+"""Seconds between two looks at a lock, at most. Waiting in the system has no time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +166,14 @@ class Folder:
                         os.close(file)
 
     @contextlib.contextmanager
-    def held(self, name: str, patience: float | None = None) -> Iterator[None]:
+    def held(self, name: str, patience: float) -> Iterator[None]:
         """Holds the right to make an entry against the other processes of this machine, waiting for who has it.
 
         Where files can't be locked, and when patience is at its end, the block runs without: then work may be done twice.
 
         Args:
             name: the entry's.
-            patience: seconds to wait; None for as long as it takes.
+            patience: seconds to wait.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -201,17 +202,14 @@ def _temporary(folder: Path, name: str) -> tuple[int, Path]:
         os.close(file)  # another's sweep came before the lock
 
 
-def _lock_byte(file: int, byte: int, patience: float | None) -> None:
+def _lock_byte(file: int, byte: int, patience: float) -> None:
     """Locks one byte of a file for this descriptor; the system unlocks it when the descriptor is closed or its process dies.
 
     Raises:
         OSError: the file system has no locks, or patience is at its end.
     """
     request = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    if patience is None:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLKW, request)
-        return
-    deadline = time.monotonic() + patience
+    deadline, pause = time.monotonic() + patience, 0.01
     while True:
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
@@ -220,4 +218,5 @@ def _lock_byte(file: int, byte: int, patience: float | None) -> None:
             left = deadline - time.monotonic()
             if error.errno not in (errno.EAGAIN, errno.EACCES) or left <= 0:
                 raise
-            time.sleep(min(_POLL, left))
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _POLL)
