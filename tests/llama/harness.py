@@ -325,11 +325,6 @@ def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
     raise RuntimeError(f"{recorded}: entries could not be told apart")
 
 
-def emitted_ops() -> list[str]:
-    """Returns the ops that have an emitter, named as test-backend-ops names them."""
-    return sorted(op.upper() for op in builtin_library().scan())
-
-
 def ran(log: str) -> dict[str, Counter[str]]:
     """Returns how many nodes of each op ran on the device, and on the CPU in its stead, as the backend's log says at its end."""
     found: dict[str, Counter[str]] = {"device": Counter(), "cpu": Counter()}
