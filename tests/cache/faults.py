@@ -12,8 +12,8 @@ away again, so that there is work to do. After each round:
 After the last one, builds in the disturbed folders and in a new one make the same bundles, the cache holds all entries and nothing
 else, and no process is left. Exit status 1 when any of this is not so. `./bazelw run //tests:cache_faults -- --rounds 200` is the same.
 
-It needs kernelgen's packages, and takes about three seconds a round on an idle machine. A round in which the process was gone before it
-could be killed does not count.
+It needs kernelgen's packages, and takes about two seconds of CPU time a round. A round in which the process was gone before it could
+be killed does not count.
 """
 
 from __future__ import annotations
