@@ -24,6 +24,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -185,7 +186,7 @@ class Show:
                 f"{c.cases:,} of {self.total:,} cases: {c.passed:,} passed, {c.failed} failed; "
                 f"{', '.join(self.at.values())}; {self._left()}"
             )
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+            columns = shutil.get_terminal_size().columns
             print("\r\x1b[K" + text[: columns - 1], end="", file=sys.stderr, flush=True)
 
 

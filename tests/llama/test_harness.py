@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import backend_ops
@@ -127,10 +133,32 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
     assert "\x1b" not in line
 
 
+def test_progress_is_a_line_that_changes_in_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    first, second = cases.group([row(f"{op}({n})") for op in "AB" for n in range(150)])
+    show = backend_ops.Show(300, 2, terminal=True)
+    show.stage(first, "running", 17)
+    passed = cases.Outcome([cases.Result(case, cases.PASSED) for case in first.cases])
+    show.done(first, lane.Done(lane.Built(), passed, 3.0))
+    show.stage(second, "building", 3)
+    failed = cases.Outcome([cases.Result(case, cases.FAILED) for case in second.cases])
+    show.done(second, lane.Done(lane.Built(), failed, 3.0))
+    show.close()
+    shown = capsys.readouterr().err
+    states = [part for part in shown.split("\r\x1b[K") if part]
+    assert states[0].startswith("0 of 300 cases: 0 passed, 0 failed; A-1 running 17")
+    assert states[1].startswith("150 of 300 cases: 150 passed")
+    assert sum("\n" in part for part in states) == 1, "only the group with a failed case has a line that stays"
+    assert all(len(part) < 60 for part in states if "\n" not in part)
+    assert shown.endswith("\r\x1b[K")
+
+
 # --- a program that behaves as test-backend-ops does -----------------------------------------------------------------------
 
 FAKE = """#!/usr/bin/env python3
-import os, sys
+import os, sys, time
 asked = sys.argv[sys.argv.index("-o") + 1] if "-o" in sys.argv else None
 print({header!r})
 for case in {cases!r}:
@@ -140,25 +168,33 @@ for case in {cases!r}:
     if os.path.exists({crash!r}) and case == open({crash!r}).read():
         sys.stdout.flush()
         os.abort()
+    if "hang" in os.environ.get("GGML_NEURON_KERNEL_DIR", "") and op == "B" and asked:
+        sys.stdout.flush()
+        time.sleep(600)
     print('"NEURON0","' + op + '","' + case[len(op) + 1:-1] + '","test","1","",""')
 """
+
+
+def fake_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: list[str]) -> harness.Programs:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "test-backend-ops").write_text(FAKE.format(header=HEADER, cases=listed, crash=str(folder / "crash")))
+    (folder / "test-backend-ops").chmod(0o755)
+    for name, variable in (
+        ("plugin", "GGML_NEURON_PLUGIN"),
+        ("libnrt", "GGML_NEURON_LIBNRT"),
+        ("load", "LLAMA_LOAD_BACKENDS"),
+    ):
+        (folder / name).touch()
+        monkeypatch.setenv(variable, str(folder / name))
+    monkeypatch.setenv("LLAMA_CPP_PROGRAMS", str(folder))
+    return harness.Programs.find()
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> harness.Programs:
     """Programs of which test-backend-ops says that it passes A(1), A(2), A(3) and A(2) again, and ends at what `crash` names."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    text = FAKE.format(header=HEADER, cases=["A(1)", "A(2)", "A(3)", "A(2)"], crash=str(folder / "crash"))
-    (folder / "test-backend-ops").write_text(text)
-    (folder / "test-backend-ops").chmod(0o755)
-    for name, variable in (("plugin", "GGML_NEURON_PLUGIN"), ("libnrt", "GGML_NEURON_LIBNRT")):
-        (folder / name).touch()
-        monkeypatch.setenv(variable, str(folder / name))
-    (folder / "load").touch()
-    monkeypatch.setenv("LLAMA_LOAD_BACKENDS", str(folder / "load"))
-    monkeypatch.setenv("LLAMA_CPP_PROGRAMS", str(folder))
-    return harness.Programs.find()
+    return fake_programs(tmp_path, monkeypatch, ["A(1)", "A(2)", "A(3)", "A(2)"])
 
 
 def test_a_result_is_taken_again_only_when_nothing_it_depends_on_changed(
@@ -193,6 +229,38 @@ def test_a_case_that_ends_the_program_fails_and_the_others_go_on(fake: harness.P
     assert became[("A(3)", cases.FAILED)] == 1
     assert sum(became.values()) == 4
     assert not outcome.ok
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = fake_programs(tmp_path, monkeypatch, [f"{op}({n})" for op in "AB" for n in range(150)])
+    work = tmp_path / "hang"
+    command = [sys.executable, backend_ops.__file__, "--work", work, "-j", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        wait_for(lambda: running(programs) and (work / "whole" / "A-1" / "result.json").exists())
+        process.kill()
+    wait_for(lambda: not running(programs))
+    (work / "whole").rename(tmp_path / "whole")
+    summary = backend_ops.run(programs, tmp_path / "whole", jobs=1, terminal=False)
+    assert summary.ok and len(summary.outcome.results) == 300
+    assert {name: done.reused for name, done in summary.groups.items()} == {"A-1": True, "B-1": False}
+
+
+def running(programs: harness.Programs) -> bool:
+    """Whether a program of this folder runs, or a lane: both have its path in their environment."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if environment.parent.name != str(os.getpid()) and bytes(programs.llama_cpp) in environment.read_bytes():
+                return True
+    return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_what_no_emitter_takes_is_left_out_with_the_reason(tmp_path: Path) -> None:
