@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import json
-import os
 import subprocess
 import sys
 import time
@@ -158,7 +157,7 @@ def test_progress_is_a_line_that_changes_in_a_terminal(
 # --- a program that behaves as test-backend-ops does -----------------------------------------------------------------------
 
 FAKE = """#!/usr/bin/env python3
-import os, sys, time
+import fcntl, os, sys, time
 asked = sys.argv[sys.argv.index("-o") + 1] if "-o" in sys.argv else None
 print({header!r})
 for case in {cases!r}:
@@ -170,6 +169,8 @@ for case in {cases!r}:
         os.abort()
     if "hang" in os.environ.get("GGML_NEURON_KERNEL_DIR", "") and op == "B" and asked:
         sys.stdout.flush()
+        lock = open(os.path.dirname(__file__) + "/lock", "a")
+        fcntl.flock(lock, fcntl.LOCK_EX)
         time.sleep(600)
     print('"NEURON0","' + op + '","' + case[len(op) + 1:-1] + '","test","1","",""')
 """
@@ -238,21 +239,25 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(
     work = tmp_path / "hang"
     command = [sys.executable, backend_ops.__file__, "--work", work, "-j", "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        wait_for(lambda: running(programs) and (work / "whole" / "A-1" / "result.json").exists())
+        wait_for((work / "whole" / "B-1" / "lock").exists)
+        # The lane holds its group's folder, and the program that it runs another lock.
+        locks = [work / "whole" / "B-1" / "lock", programs.llama_cpp / "lock"]
+        wait_for(lambda: all(held(lock) for lock in locks))
         process.kill()
-    wait_for(lambda: not running(programs))
+    wait_for(lambda: not any(held(lock) for lock in locks))
     (work / "whole").rename(tmp_path / "whole")
     summary = backend_ops.run(programs, tmp_path / "whole", jobs=1, terminal=False)
     assert summary.ok and len(summary.outcome.results) == 300
     assert {name: done.reused for name, done in summary.groups.items()} == {"A-1": True, "B-1": False}
 
 
-def running(programs: harness.Programs) -> bool:
-    """Whether a program of this folder runs, or a lane: both have its path in their environment."""
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if environment.parent.name != str(os.getpid()) and bytes(programs.llama_cpp) in environment.read_bytes():
-                return True
+def held(lock: Path) -> bool:
+    """Whether a process that lives has a file locked."""
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
