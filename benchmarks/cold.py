@@ -14,7 +14,6 @@ Exit status 1 when the loop is not at least 10 times as long as the build, or th
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -23,11 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import figures
 import scratch
 from kernelgen import compilers, hlo, library, manifest
 from kernelgen.plan import Kernel, Plan, canonical_json, spec_json
@@ -101,24 +102,44 @@ def floor(source: library.Library, plan: Plan) -> tuple[float, float]:
         return (time.perf_counter() - wall) / cores, (time.process_time() - cpu) / cores
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--loop-kernels", type=int, help="Run the loop on a sample of this size and scale the time.")
-    args = parser.parse_args()
+def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
+    """Yields the cold build against the loop and the floor, then what explains it.
+
+    Args:
+        loop_kernels: the loop runs on so many kernels, spread over the plan, and its time is scaled to all; None: all.
+    """
     source = library.builtin_library()
     plan = plan_of(source)
+    kernels = len(plan.kernels)
     least, least_cpu = floor(source, plan)
-    before, actions = build(len(plan.kernels))
+    before, actions = build(kernels)
     ours = before + actions
-    theirs = loop(source, plan, args.loop_kernels)
-    scaled = f" (scaled from {args.loop_kernels})" if args.loop_kernels else ""
-    print(f"{len(plan.kernels)} kernels: build {ours:.1f} s, shell loop {theirs:.1f} s{scaled}, floor {least:.1f} s")
-    print(
-        f"of the build {before:.1f} s before the first action, {actions:.1f} s after it; floor in CPU time {least_cpu:.1f} s"
+    floor_peer = figures.Peer("lowering and compiling alone, over the cores", least)
+    yield figures.Figure(
+        "cold build", ours, "s", kernels, floor_peer, "value / peer", figures.Limit("ratio", at_most=FLOOR_AT_MOST)
     )
-    print(f"loop / build {theirs / ours:.1f} (at least {LOOP_AT_LEAST:g})")
-    print(f"build / floor {ours / least:.2f} (at most {FLOOR_AT_MOST:g})")
-    return 0 if theirs / ours >= LOOP_AT_LEAST and ours / least <= FLOOR_AT_MOST else 1
+    theirs = loop(source, plan, loop_kernels)
+    scaled = f", scaled from {loop_kernels}" if loop_kernels else ""
+    yield figures.Figure(
+        "cold build",
+        ours,
+        "s",
+        kernels,
+        figures.Peer(f"shell loop{scaled}", theirs),
+        "peer / value",
+        figures.Limit("ratio", at_least=LOOP_AT_LEAST),
+    )
+    whole = figures.Peer("cold build", ours)
+    yield figures.Figure("of it before the first action", before, "s", kernels, whole)
+    yield figures.Figure("of it after that", actions, "s", kernels, whole)
+    yield figures.Figure("lowering and compiling alone in CPU time", least_cpu, "s", kernels, floor_peer)
+
+
+def main() -> int:
+    parser = figures.arguments(__doc__)
+    parser.add_argument("--loop-kernels", type=int, help="Run the loop on a sample of this size and scale the time.")
+    args = parser.parse_args()
+    return figures.report(args, lambda: measure(args.loop_kernels or (8 if args.quick else None)))
 
 
 if __name__ == "__main__":

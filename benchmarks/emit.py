@@ -6,15 +6,18 @@ ratio. Exit status 1 when it is below 8.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import figures
 from kernelgen import library, manifest
 from kernelgen.plan import Kernel, Plan, spec_json
 
@@ -65,21 +68,30 @@ def process_per_kernel(steps: list[list[str]]) -> float:
     return time.perf_counter() - start
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kernels", type=int, default=200)
-    args = parser.parse_args()
+def measure(kernels: int) -> Iterator[figures.Figure]:
     with tempfile.TemporaryDirectory() as folder:
         one, other = Path(folder) / "worker", Path(folder) / "processes"
-        worker = through_worker(requests(args.kernels, one))
-        processes = process_per_kernel(requests(args.kernels, other))
+        worker = through_worker(requests(kernels, one))
+        processes = process_per_kernel(requests(kernels, other))
         for file in one.iterdir():
             if file.read_bytes() != (other / file.name).read_bytes():
                 raise SystemExit(f"{file.name}: the worker and the process emitted different bytes")
-    ratio = processes / worker
-    print(f"{args.kernels} kernels: {worker:.1f} s through one worker, {processes:.1f} s with a process each")
-    print(f"ratio {ratio:.1f} (at least {AT_LEAST:g})")
-    return 0 if ratio >= AT_LEAST else 1
+    yield figures.Figure(
+        "emitting through one worker",
+        worker,
+        "s",
+        kernels,
+        figures.Peer("a process per kernel", processes),
+        "peer / value",
+        figures.Limit("ratio", at_least=AT_LEAST),
+    )
+
+
+def main() -> int:
+    parser = figures.arguments(__doc__)
+    parser.add_argument("--kernels", type=int, help="200 by default.")
+    args = parser.parse_args()
+    return figures.report(args, lambda: measure(args.kernels or (20 if args.quick else 200)))
 
 
 if __name__ == "__main__":

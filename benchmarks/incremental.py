@@ -6,7 +6,6 @@ it should have. Exit status 1 when a count is not as it should be.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import figures
 import scratch
 
 NUMERIC = ("np.float32(attn_factor)", "np.float32(1.5 * attn_factor)")
@@ -27,6 +27,31 @@ ADDED = """
     inputs: ["(96,5,1,1)/f32", "(96,1,1,1)/f32"]
     output: "(96,5,1,1)/f32"
 """
+
+
+SMALL = """
+format: 1
+name: llama3
+targets: [trn1, inf2]
+model:
+  family: llama
+  embedding_length: 64
+  head_count: 4
+  head_count_kv: 2
+  feed_forward_length: 96
+  vocab_size: 128
+  context_length: 256
+  layer_norm_rms_epsilon: 1e-5
+  rope:
+    freq_base: 10000
+  weights: f16
+  type_k: f16
+  type_v: f16
+  n_ctx: 256
+  n_tokens: [1, 16]
+  flash_attn: both
+"""
+"""A llama of toy size: every kind of kernel that the family has, few of each."""
 
 
 @dataclass(frozen=True)
@@ -136,17 +161,20 @@ def _second_manifest(checkout: scratch.Checkout) -> int:
     return len(shared)
 
 
+def measure(manifest: str | None) -> Iterator[figures.Figure]:
+    """Yields two counts and the seconds for each row; counts are held against the cold build's, seconds too."""
+    cold: Row | None = None
+    for r in run(manifest):
+        cold = cold or r
+        peers = [figures.Peer("cold build", n) for n in (cold.emits, cold.compiles, cold.seconds)]
+        yield figures.exactly(f"{r.change}: emits", r.emits, r.want_emits, peers[0])
+        yield figures.exactly(f"{r.change}: compiles", r.compiles, r.want_compiles, peers[1])
+        yield figures.Figure(f"{r.change}", r.seconds, "s", peer=peers[2])
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.parse_args()
-    print(f"{'change':52} {'emits':>6} {'compiles':>9} {'expected':>14} {'seconds':>8}")
-    wrong = 0
-    for r in run():
-        mark = "" if r.right else "  WRONG"
-        expected = f"{r.want_emits}, {r.want_compiles}"
-        print(f"{r.change:52} {r.emits:6} {r.compiles:9} {expected:>14} {r.seconds:8.1f}{mark}", flush=True)
-        wrong += not r.right
-    return 1 if wrong else 0
+    args = figures.arguments(__doc__).parse_args()
+    return figures.report(args, lambda: measure(SMALL if args.quick else None))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ when a count is not as it should be, or that takes more than 100 ms.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cmake_project
+import figures
 
 KERNELS = 128
 NULL_SECONDS = 0.1
@@ -117,27 +117,35 @@ def changes(root: Path, project: cmake_project.Project, count: int) -> Iterator[
     yield row("another target", 0, count + 1)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.parse_args()
-    wrong = 0
+def measure(kernels: int) -> Iterator[figures.Figure]:
+    """Yields two counts and the seconds for each change, held against the cold build's; then what a null build costs."""
+    cold: Row | None = None
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-") as folder:
-        root, project = prepare(Path(folder), KERNELS)
-        print(f"{'change':52} {'emits':>6} {'compiles':>9} {'expected':>14} {'seconds':>8}")
-        for r in changes(root, project, KERNELS):
-            emits = f"{r.want_emits.start}-{r.want_emits.stop - 1}" if isinstance(r.want_emits, range) else r.want_emits
-            expected = f"{emits}, {r.want_compiles}"
-            mark = "" if r.right else "  WRONG"
-            print(f"{r.change:52} {r.emits:6} {r.compiles:9} {expected:>14} {r.seconds:8.1f}{mark}", flush=True)
-            wrong += not r.right
+        root, project = prepare(Path(folder), kernels)
+        for r in changes(root, project, kernels):
+            cold = cold or r
+            peers = [figures.Peer("cold build", n) for n in (cold.emits, cold.compiles, cold.seconds)]
+            yield figures.exactly(f"{r.change}: emits", r.emits, r.want_emits, peers[0])
+            yield figures.exactly(f"{r.change}: compiles", r.compiles, r.want_compiles, peers[1])
+            yield figures.Figure(r.change, r.seconds, "s", peer=peers[2])
         runs = [project.ninja() for _ in range(10)]
-        idle = all("no work to do" in output for output, _ in runs)
+        if not all("no work to do" in output for output, _ in runs):
+            raise SystemExit(f"Ninja found something to do:\n{runs[0][0]}")
         # The machine's other work can only add to it.
         best = min(seconds for _, seconds in runs)
-        mark = "" if idle and best < NULL_SECONDS else "  WRONG"
-        print(f"{'Ninja with nothing to do, ms, best of 10':52} {best * 1000:6.0f} {'':9} {'< 100':>14}{mark}")
-        wrong += bool(mark)
-    return 1 if wrong else 0
+        yield figures.Figure(
+            "Ninja with nothing to do, best of 10",
+            best,
+            "s",
+            kernels,
+            figures.Peer("cold build", cold.seconds if cold else 0.0),
+            limit=figures.Limit("value", at_most=NULL_SECONDS),
+        )
+
+
+def main() -> int:
+    args = figures.arguments(__doc__).parse_args()
+    return figures.report(args, lambda: measure(16 if args.quick else KERNELS))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 // What the backend costs per op: the time of graph_compute above nrt_execute itself, on a device that does nothing.
 //
-//     dispatch <libggml-neuron.so> <libnrt that does nothing>
+//     dispatch <libggml-neuron.so> <libnrt that does nothing> [--json=FILE]
 //
 // Graphs of 100 ops are computed until 10,000 ops were dispatched, the kernels being found in a bundle of 10,000. Printed is
 // the median over rounds, per op; the program fails when a graph that is computed again costs more than LIMIT_US. That is the
@@ -121,6 +121,29 @@ static void compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
     }
 }
 
+static void write_text(const std::string & path, const char * mode, const std::string & text) {
+    FILE * file = fopen(path.c_str(), mode);
+    if (!file || fputs(text.c_str(), file) < 0 || fclose(file) != 0) {
+        perror(path.c_str());
+        exit(1);
+    }
+}
+
+// Adds a figure to a file, as benchmarks/figures.py reads them; a comma comes before each but the first.
+static void write_figure(const char * path, const char * what, double above, double bare, bool limited) {
+    char text[512];
+    snprintf(text, sizeof(text),
+             "%s{\"what\": \"above nrt_execute, %s\", \"value\": %.17g, \"unit\": \"µs\", \"peer\": {\"what\": "
+             "\"nrt_execute\", \"value\": %.17g}",
+             std::string(what) == "repeated" ? "" : ",\n", what, above, bare);
+    std::string figure = text;
+    if (limited) {
+        snprintf(text, sizeof(text), ", \"limit\": {\"of\": \"value\", \"at_most\": %.17g}", LIMIT_US);
+        figure += text;
+    }
+    write_text(path, "a", figure + "}");
+}
+
 // Measures in a process of its own kind of buffers; prints what was found and returns the time that is limited.
 static double measure(const char * plugin, const char * libnrt) {
     ggml_backend_reg_t reg = ggml_backend_load(plugin);
@@ -131,7 +154,11 @@ static double measure(const char * plugin, const char * libnrt) {
     ggml_backend_t backend = ggml_backend_dev_init(ggml_backend_reg_dev_get(reg, 0), nullptr);
     const double   bare    = bare_execute_us(libnrt);
     const bool     host    = std::string(getenv("GGML_NEURON_BUFFERS")) == "host";
-    const auto     print   = [bare](const char * what, double total) {
+    const char *   json    = getenv("DISPATCH_FIGURES");
+    const auto     print   = [bare, json](const char * what, double total, bool limited) {
+        if (json) {
+            write_figure(json, what, total - bare, bare, limited);
+        }
         printf("%-9s %7.3f us per op, %7.3f above nrt_execute (%.3f), ratio %.1f\n", what, total, total - bare, bare,
                      total / bare);
         return total - bare;
@@ -146,16 +173,16 @@ static double measure(const char * plugin, const char * libnrt) {
     }
     g.cgraph->uid = 1;
     compute(backend, g.cgraph);
-    const double repeated = print(host ? "host" : "repeated", median_us_per_op([&] { compute(backend, g.cgraph); }));
+    const double repeated = print(host ? "host" : "repeated", median_us_per_op([&] { compute(backend, g.cgraph); }), !host);
     if (!host) {
         g.cgraph->uid = 0;
         compute(backend, g.cgraph);
-        print("walked", median_us_per_op([&] { compute(backend, g.cgraph); }));
+        print("walked", median_us_per_op([&] { compute(backend, g.cgraph); }), false);
         uint64_t uid = 2;
         print("resolved", median_us_per_op([&] {
                   g.cgraph->uid = uid++;
                   compute(backend, g.cgraph);
-              }));
+              }), false);
     }
     ggml_backend_free(backend);
     return repeated;
@@ -163,11 +190,25 @@ static double measure(const char * plugin, const char * libnrt) {
 
 int main(int argc, char ** argv) {
     if (argc < 3) {
-        fprintf(stderr, "usage: dispatch <libggml-neuron.so> <no-op libnrt>\n");
+        fprintf(stderr, "usage: dispatch <libggml-neuron.so> <no-op libnrt> [--json=FILE]\n");
         return 2;
     }
-    if (argc == 4) {  // started by itself
+    if (argc == 4 && argv[3][0] != '-') {  // started by itself
         return measure(argv[1], argv[2]) <= LIMIT_US || std::string(argv[3]) == "host" ? 0 : 1;
+    }
+    std::string json;
+    for (int i = 3; i < argc; i++) {
+        const std::string argument = argv[i];
+        if (argument.rfind("--json=", 0) == 0) {
+            json = argument.substr(7);
+        } else if (argument != "--quick") {  // it never takes long
+            fprintf(stderr, "dispatch: unknown argument %s\n", argv[i]);
+            return 2;
+        }
+    }
+    if (!json.empty()) {
+        write_text(json, "w", "{\"figures\": [\n");
+        setenv("DISPATCH_FIGURES", json.c_str(), 1);
     }
     char folder[] = "/tmp/dispatch-XXXXXX";
     if (!mkdtemp(folder)) {
@@ -189,6 +230,9 @@ int main(int argc, char ** argv) {
     }
     unlink(pack.c_str());
     rmdir(folder);
+    if (!json.empty()) {
+        write_text(json, "a", "\n]}\n");
+    }
     printf("%s: the limit is %.1f us per op for a graph that is computed again\n", result ? "FAILED" : "ok", LIMIT_US);
     return result;
 }

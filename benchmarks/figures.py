@@ -1,0 +1,195 @@
+"""What a benchmark finds, as values: a figure, what it is held against, and its limit; and the table and JSON of them.
+
+Every benchmark yields `Figure`s; `report` is the `main` of each, and run.py collects what they write. Needs nothing of kernelgen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Direction = Literal["value / peer", "peer / value"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a figure is held against, measured in the same run.
+
+    Attributes:
+        what: what it is.
+        value: in the figure's unit.
+        kernels: how many kernels it is for, when that differs from the figure's.
+    """
+
+    what: str
+    value: float
+    kernels: int | None = None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a figure, or its ratio to the peer, must not pass."""
+
+    of: Literal["value", "ratio"]
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __str__(self) -> str:
+        if self.at_least == self.at_most:
+            return f"{self.at_least:g}"
+        words = [f"≥ {self.at_least:g}"] if self.at_least is not None else []
+        return " ".join([*words, *([f"≤ {self.at_most:g}"] if self.at_most is not None else [])])
+
+    def met(self, number: float) -> bool:
+        return (self.at_least is None or number >= self.at_least) and (self.at_most is None or number <= self.at_most)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing measured.
+
+    Attributes:
+        what: what it is.
+        value: in `unit`.
+        unit: `s`, `ms`, `µs`, `ns`, `MiB`, `kernels`, `1/s`.
+        kernels: how many kernels it is for; None when that is no part of it.
+        peer: what it is held against.
+        direction: how the ratio is taken. Where figure and peer are for different numbers of kernels it is that of the costs per
+            kernel.
+        limit: None when there is none.
+        series: figures of one series, for several numbers of kernels, are a line in the plot.
+    """
+
+    what: str
+    value: float
+    unit: str
+    kernels: int | None = None
+    peer: Peer | None = None
+    direction: Direction = "value / peer"
+    limit: Limit | None = None
+    series: str | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The ratio to the peer; None without one, or when it would be a division by 0."""
+        if self.peer is None:
+            return None
+        value, peer = self.value, self.peer.value
+        if self.kernels and self.peer.kernels and self.kernels != self.peer.kernels:
+            value, peer = value / self.kernels, peer / self.peer.kernels
+        above, below = (value, peer) if self.direction == "value / peer" else (peer, value)
+        return above / below if below else None
+
+    @property
+    def met(self) -> bool:
+        """Whether the limit is kept; a limit of a ratio that there is not is missed."""
+        if self.limit is None:
+            return True
+        number = self.value if self.limit.of == "value" else self.ratio
+        return number is not None and self.limit.met(number)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "value": self.value,
+            "unit": self.unit,
+            "kernels": self.kernels,
+            "peer": None if self.peer is None else vars(self.peer),
+            "ratio": self.ratio,
+            "ratio_is": self.direction if self.peer else None,
+            "limit": None if self.limit is None else vars(self.limit),
+            "met": self.met,
+            "series": self.series,
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Figure:
+        """Returns the figure that `to_json` described; `ratio` and `met` are worked out anew."""
+        peer, limit = value.get("peer"), value.get("limit")
+        return Figure(
+            value["what"],
+            value["value"],
+            value["unit"],
+            value.get("kernels"),
+            Peer(**peer) if peer else None,
+            value.get("ratio_is") or "value / peer",
+            Limit(**limit) if limit else None,
+            value.get("series"),
+        )
+
+
+HEADER = ("figure", "kernels", "value", "peer", "ratio", "limit", "")
+_WIDTHS = (50, 8, 14, 46, 8, 14, 0)
+
+
+def exactly(what: str, value: int, wanted: int | range, peer: Peer | None = None) -> Figure:
+    """Returns a count of kernels that must be a number, or in a range."""
+    low, high = (wanted.start, wanted.stop - 1) if isinstance(wanted, range) else (wanted, wanted)
+    return Figure(what, value, "kernels", peer=peer, limit=Limit("value", low, high))
+
+
+def number(value: float) -> str:
+    """Returns a number with three digits that say something."""
+    return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def row(figure: Figure) -> tuple[str, ...]:
+    """Returns a figure's cells, under `HEADER`."""
+    peer = figure.peer
+    of = f" of {peer.kernels}" if peer and peer.kernels and peer.kernels != figure.kernels else ""
+    limit = ""
+    if figure.limit:
+        limit = f"{figure.limit} {figure.unit}" if figure.limit.of == "value" else f"ratio {figure.limit}"
+    return (
+        figure.what,
+        "" if figure.kernels is None else str(figure.kernels),
+        f"{number(figure.value)} {figure.unit}",
+        f"{peer.what}{of}: {number(peer.value)} {figure.unit}" if peer else "",
+        "" if figure.ratio is None else number(figure.ratio),
+        limit,
+        "" if figure.met else "MISSED",
+    )
+
+
+def line(cells: Sequence[str]) -> str:
+    return "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with what every benchmark takes; the description is the first line of its docstring."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="Small sizes: whether it works, not what it costs.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the figures to a file.")
+    return parser
+
+
+def report(args: argparse.Namespace, measure: Callable[[], Iterable[Figure]]) -> int:
+    """Prints figures as they come, and writes them to `args.json`; returns the exit status, 1 when a limit is missed."""
+    print(line(HEADER))
+    found: list[Figure] = []
+    for figure in measure():
+        found.append(figure)
+        print(line(row(figure)), flush=True)
+    if args.json:
+        write(args.json, found)
+    return 0 if all(figure.met for figure in found) else 1
+
+
+def write(path: Path, found: Sequence[Figure]) -> None:
+    path.write_text(json.dumps({"figures": [f.to_json() for f in found]}, indent=1, ensure_ascii=False) + "\n")
+
+
+def read(path: Path) -> list[Figure]:
+    """Returns the figures that a benchmark wrote.
+
+    Raises:
+        ValueError: the file is not what a benchmark writes.
+    """
+    try:
+        return [Figure.from_json(value) for value in json.loads(path.read_text())["figures"]]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not the figures of a benchmark: {error!r}") from None
