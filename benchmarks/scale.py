@@ -1,43 +1,77 @@
-"""Planning, rendering and analysing 10,000 kernels: `./bazelw run //benchmarks:scale`.
+"""What 100, 1,000 and 10,000 kernels cost, and that it grows no faster than they do: `./bazelw run //benchmarks:scale`.
 
-The manifest lists every kernel by itself, the longest form there is. Printed are seconds and, so that machines can be compared,
-each step's cost per kernel against that of a tenth as many kernels: a ratio near 1 is linear.
+The manifest lists every kernel by itself, the longest form there is. Nothing real is emitted or compiled: for the bundles, kernels
+are made up from one real kernel, and in the builds the steps write that one's HLO and NEFF for all (`made_up.py`).
+
+For each step: seconds, CPU time, and the largest memory of one of its processes.
+
+* Seconds have limits at 10,000.
+* CPU time per kernel must not be more than `GROWTH` times that of the size before: CPU time, because what else the machine does
+  adds less to it. Of a step whose cost is quadratic it would be 10 times.
+* Every process but Bazel's server stays under `PEAK_MB`. CMake's peak is over CMake and the kernelgen that it runs.
+
 Exit status 1 when a limit is passed.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
 import json
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import cmake_project
+import figures
+import made_up
 import scratch
-from kernelgen import library, manifest
-from kernelgen.plan import Plan
-from kernelgen.render import bazel as renderer
+import usage
 
-LIMITS = {"plan": 2.0, "render": 3.0, "load and analyse": 20.0}
+SIZES = (100, 1_000, 10_000)
+QUICK = (20, 100)
+
+SECONDS = {"plan": 2.0, "render for Bazel": 3.0, "Bazel: load and analyse": 20.0}
+"""Limits at 10,000 kernels."""
+
+GROWTH = 1.5
+"""What a kernel may cost of its cost in a tenth as large a manifest: n log n gives 1.33, and the rest is for noise."""
+
+PEAK_MB = 1500.0
+MOST = 40_000
+"""As many different kernels as `text` has."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of each step for one number of kernels."""
+    """What one step took.
 
-    kernels: int
-    seconds: dict[str, float]
+    Attributes:
+        step: its name.
+        seconds: wall time.
+        cpu_seconds: CPU time.
+        peak_mb: the largest memory of one process, in MB.
+        own: whether that is a process of this project's, or of a tool that it calls; not Bazel's server.
+    """
+
+    step: str
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+    own: bool = True
+
+    @staticmethod
+    def of(step: str, used: usage.Usage) -> Cost:
+        return Cost(step, used.seconds, used.cpu_seconds, used.peak_mb)
 
 
 def text(count: int) -> str:
     """Returns a manifest `big` of `count` different kernels."""
+    if count > MOST:
+        raise ValueError(f"at most {MOST} kernels, not {count}")
     shapes = ((n, m) for n in range(1, 201) for m in range(1, 201))
     entries = [
         f'  - op: add\n    inputs: ["({n},{m},1,1)/f32", "({n},1,1,1)/f32"]\n    output: "({n},{m},1,1)/f32"\n'
@@ -46,50 +80,185 @@ def text(count: int) -> str:
     return "format: 1\nname: big\ntargets: [trn1]\nkernels:\n" + "".join(entries)
 
 
-def measure(count: int) -> Cost:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "big.yaml"
-        path.write_text(text(count))
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "kernelgen", "plan", "--format=json", str(path)],
-            check=True,
-            capture_output=True,
-        )
-        plan_seconds = time.perf_counter() - start
-        if len(json.loads(done.stdout)["kernels"]) != count:
-            raise SystemExit(f"the plan does not have {count} kernels")
+def by_itself(count: int, folder: Path, copy: Path, sample: made_up.Sample) -> Iterator[Cost]:
+    """Yields what kernelgen costs without a build tool: plan, render, and bundles written and opened.
 
-        source = library.builtin_library()
-        with contextlib.redirect_stdout(io.StringIO()):
-            plan = Plan.merge(manifest.load([path], libraries=[source]))
-        start = time.perf_counter()
-        renderer.generate(plan, [renderer.BazelLibrary(source, "@@//kernels")], "@@")
-        render_seconds = time.perf_counter() - start
+    Args:
+        count: kernels.
+        folder: scratch space.
+        copy: a copy of the checkout.
+        sample: the real kernel that the others are made from.
+    """
+    env = {**cmake_project.environment(), "PYTHONPATH": str(copy / "tools"), "PYTHONDONTWRITEBYTECODE": "1"}
+    kernelgen = [sys.executable, "-P", "-m", "kernelgen"]
+    manifest = folder / "big.yaml"
+    manifest.write_text(text(count))
+    planned = usage.run([*kernelgen, "plan", "--format=json", manifest], env=env)
+    if planned.output.count('"emitter"') != count:
+        raise SystemExit(f"the plan does not have {count} kernels")
+    yield Cost.of("plan", planned)
+    plan = folder / "plan.json"
+    plan.write_text(planned.output)
 
+    def child(what: str, *arguments: object) -> Cost:
+        """Runs one function of this file in a process of its own, which says how long the part that counts took."""
+        used = usage.run([sys.executable, "-P", __file__, "--child", what, *arguments], env=env)
+        seconds, cpu = json.loads(used.output)
+        return Cost(what, seconds, cpu, used.peak_mb)
+
+    yield child("render for Bazel", plan)
+    sample_file = folder / "sample.hlo.pb"
+    sample_file.write_bytes(sample.hlo)
+    child("make kernels up", plan, sample_file, folder / "made-up")
+    out = folder / "bundles"
+    made = folder / "made-up"
+    for form in ("pack", "tree"):
+        bundle = [*kernelgen, "bundle", "--plan", plan, "--hlo-dir", made / "hlo", "--neff-dir", made / "neff"]
+        yield Cost.of(f"write the {form}", usage.run([*bundle, "--form", form, "-o", out], env=env))
+    yield child("open the pack", out / "big_trn1.kernels.gguf", count)
+
+
+def with_bazel(count: int, sample: made_up.Sample) -> Iterator[Cost]:
+    """Yields what Bazel costs: its loading and analysis, and a build with nothing to do."""
     with scratch.checkout() as checkout:
+        made_up.stand_in(checkout.path, sample, checkout.path.parent)
         (checkout.path / "manifests/big.yaml").write_text(text(count))
         line = 'neuron.manifest(file = "//manifests:llama3.yaml")'
         checkout.edit("MODULE.bazel", line, f"{line}\n{line.replace('llama3', 'big')}")
-        # The kernels repository is fetched first: planning is counted above.
+        # The kernels repository is fetched first: planning is counted by itself.
         checkout.bazel("query", "@neuron_kernels//:plan.json")
-        analysis = checkout.bazel("build", "@neuron_kernels//bundles:big_trn1", flags=["--nobuild"])
-    return Cost(count, {"plan": plan_seconds, "render": render_seconds, "load and analyse": analysis.seconds})
+        pid = int(checkout.bazel("info", "server_pid").output.split()[-1])
+
+        def measured(step: str, *flags: str) -> Cost:
+            before = usage.process_cpu_seconds(pid)
+            # The made-up steps write nothing that a sandbox would keep from them, and it would take longer than they do.
+            result = checkout.bazel(
+                "build", "@neuron_kernels//bundles:big_trn1", flags=["--noworker_sandboxing", *flags], count=False
+            )
+            # The clock that CPU time is read off ticks 100 times a second.
+            cpu = max(usage.process_cpu_seconds(pid) - before, 0.01)
+            return Cost(step, result.seconds, cpu, usage.process_memory_mb(pid)[1], own=False)
+
+        yield measured("Bazel: load and analyse", "--nobuild")
+        measured("Bazel: everything")
+        measured("Bazel: the first null build")
+        yield measured("Bazel: null build")
+
+
+def with_ninja(count: int, sample: made_up.Sample, folder: Path, copy: Path) -> Iterator[Cost]:
+    """Yields what CMake and Ninja cost: configuring, and a build with nothing to do."""
+    project = cmake_project.Project(folder / "project", folder / "build")
+    cmake_project.write(
+        project.source,
+        [
+            f'include("{copy}/rules/cmake/NeuronKernels.cmake")',
+            "add_neuron_kernels(big MANIFEST big.yaml TARGETS trn1 COMPILER simulator FORM PACK)",
+        ],
+    )
+    (project.source / "big.yaml").write_text(text(count))
+    configure = ["cmake", "-G", "Ninja", "-S", project.source, "-B", project.build]
+    env = cmake_project.environment()
+    yield Cost.of("CMake: configure", usage.run([*configure, f"-DNEURON_KERNELGEN_PYTHON={sys.executable}"], env=env))
+    usage.run(["ninja", "-C", project.build], env=env)
+    usage.run(["ninja", "-C", project.build], env=env)  # it compacts its log of dependencies once
+    runs = [usage.run(["ninja", "-C", project.build], env=env) for _ in range(3)]
+    if not all("no work to do" in run.output for run in runs):
+        raise SystemExit(f"Ninja found something to do:\n{runs[0].output}")
+    yield Cost.of("Ninja: null build", min(runs, key=lambda run: run.seconds))
+
+
+def costs(count: int, *, bazel: bool = True, ninja: bool = True) -> Iterator[Cost]:
+    """Yields the cost of each step for `count` kernels."""
+    with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-") as name:
+        folder = Path(name)
+        copy = cmake_project.copy(folder / "kernelgen")
+        sample = made_up.sample(copy, folder / "sample")
+        yield from by_itself(count, folder, copy, sample)
+        if ninja:
+            made_up.stand_in(copy, sample, folder)
+            yield from with_ninja(count, sample, folder, copy)
+        if bazel:
+            yield from with_bazel(count, sample)
+
+
+def judge(count: int, cost: Cost, before: tuple[int, Cost] | None, largest: bool) -> Iterator[figures.Figure]:
+    """Yields a step's figures with their limits.
+
+    Args:
+        count: kernels.
+        cost: of the step.
+        before: the size before, and what the step cost there.
+        largest: whether this is the size that the limits on time are for.
+    """
+
+    def peer(attribute: str) -> figures.Peer | None:
+        return figures.Peer("the size before", getattr(before[1], attribute), before[0]) if before else None
+
+    step = cost.step
+    late = figures.Limit("value", at_most=SECONDS[step]) if largest and step in SECONDS else None
+    yield figures.Figure(step, cost.seconds, "s", count, peer("seconds"), limit=late, series=f"{step}, s")
+    growth = figures.Limit("ratio", at_most=GROWTH) if before else None
+    what = f"{step}: CPU time"
+    yield figures.Figure(what, cost.cpu_seconds, "s", count, peer("cpu_seconds"), limit=growth)
+    limit = figures.Limit("value", at_most=PEAK_MB) if cost.own else None
+    what = f"{step}: peak memory" + ("" if cost.own else " of the server")
+    yield figures.Figure(what, cost.peak_mb, "MB", count, peer("peak_mb"), limit=limit, series=f"{step}, MB")
+
+
+def measure(sizes: Sequence[int], *, bazel: bool = True, ninja: bool = True) -> Iterator[figures.Figure]:
+    before: dict[str, tuple[int, Cost]] = {}
+    for count in sizes:
+        for cost in costs(count, bazel=bazel, ninja=ninja):
+            yield from judge(count, cost, before.get(cost.step), count == SIZES[-1])
+            before[cost.step] = count, cost
+
+
+def _child(what: str, *arguments: str) -> None:
+    """Runs one function and prints its seconds and its CPU seconds; imports and the reading of the plan are not counted."""
+    begun = cpu = 0.0
+    sys.path.insert(0, str(scratch.CHECKOUT / "tools"))
+
+    def start() -> None:
+        nonlocal begun, cpu
+        begun, cpu = time.perf_counter(), time.process_time()
+
+    if what == "open the pack":
+        from kernelgen.bundle import pack
+
+        start()
+        opened = pack.read(arguments[0])
+        if len(opened.index.ids) != int(arguments[1]):
+            raise SystemExit(f"the pack does not have {arguments[1]} kernels")
+    else:
+        from kernelgen.plan import Plan
+
+        plan = Plan.from_json(Path(arguments[0]).read_text())
+        if what == "render for Bazel":
+            from kernelgen import library
+            from kernelgen.render import bazel as renderer
+
+            start()
+            renderer.generate(plan, [renderer.BazelLibrary(library.builtin_library(), "@@//kernels")], "@@")
+        else:
+            sample = made_up.Sample(Path(arguments[1]).read_bytes(), b"", "", "")
+            start()
+            made_up.files(plan, sample, Path(arguments[2]))
+    print(json.dumps([time.perf_counter() - begun, time.process_time() - cpu]))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kernels", type=int, default=10_000)
+    if sys.argv[1:2] == ["--child"]:
+        _child(*sys.argv[2:])
+        return 0
+    parser = figures.arguments(__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"By default {' '.join(map(str, SIZES))}.")
+    parser.add_argument("--without", action="append", default=[], choices=("bazel", "ninja"), help="Leave one out.")
     args = parser.parse_args()
-    small, large = measure(args.kernels // 10), measure(args.kernels)
-    print(f"{'step':20} {'kernels':>8} {'seconds':>8} {'limit':>6} {'growth':>7}")
-    late = 0
-    for step, limit in LIMITS.items():
-        seconds = large.seconds[step]
-        growth = seconds / large.kernels / (small.seconds[step] / small.kernels)
-        print(f"{step:20} {large.kernels:8} {seconds:8.2f} {limit:6g} {growth:7.2f}")
-        late += seconds > limit
-    return 1 if late else 0
+    sizes = sorted(args.sizes or (QUICK if args.quick else SIZES))
+    if sizes[0] < 1 or sizes[-1] > MOST:
+        parser.error(f"sizes are from 1 to {MOST}")
+    without = args.without
+    return figures.report(args, lambda: measure(sizes, bazel="bazel" not in without, ninja="ninja" not in without))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,179 @@
+"""Kernels that are made up, so that a build of 10,000 measures the build and not the kernels.
+
+Two kinds, both from the HLO of one real kernel:
+
+* `files`: an HLO and a simulated NEFF for each kernel of a plan, all different, for writing bundles;
+* `stand_in`: a scratch copy of this checkout whose emit and compile steps write that one kernel's HLO and NEFF for every kernel.
+  What Bazel, CMake and Ninja do around the steps, and the steps' command lines and outputs, stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SPEC = {"op": "add", "inputs": ["(8,4,1,1)/f32", "(8,1,1,1)/f32"], "output": "(8,4,1,1)/f32"}
+"""The one kernel that is real."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the real steps wrote for one kernel.
+
+    Attributes:
+        hlo: its HLO.
+        neff: its simulated NEFF.
+        origin: what CMake's compile step writes beside the NEFF.
+        dependencies: the sources that it says the NEFF depends on, as in a Makefile, each line but the last with its backslash.
+    """
+
+    hlo: bytes
+    neff: bytes
+    origin: str
+    dependencies: str
+
+
+def manifest(name: str, target: str = "trn1") -> dict[str, Any]:
+    """Returns a manifest of the one real kernel."""
+    return {"format": 1, "name": name, "targets": [target], "kernels": [SPEC]}
+
+
+def sample(copy: Path, folder: Path) -> Sample:
+    """Emits and compiles the one real kernel with a copy's own sources.
+
+    Args:
+        copy: a checkout, or a copy of one.
+        folder: scratch space.
+    """
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(copy / "tools"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(folder),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "one.json"
+    path.write_text(json.dumps(manifest("one")))
+    python = [sys.executable, "-P", "-m"]
+    planned = subprocess.run(
+        [*python, "kernelgen", "plan", "--format=json", str(path)], env=env, check=True, capture_output=True, text=True
+    )
+    plan = json.loads(planned.stdout)
+    (kernel,), (config,) = plan["kernels"], plan["configs"].values()
+    out = {name: folder / f"one.{name}" for name in ("hlo", "neff", "origin", "d")}
+    worker = [*python, "kernelgen.worker"]
+    spec = ["--spec=" + json.dumps(kernel["spec"]), "--library=kernels"]
+    emitter = f"--emitter={copy / 'kernels' / kernel['emitter']}.py"
+    subprocess.run([*worker, "emit", *spec, emitter, f"--output={out['hlo']}"], env=env, check=True)
+    compile_ = ["compile", "--compiler=simulator", "--config=" + json.dumps(config), f"--kernel={kernel['id']}"]
+    files = [f"--hlo={out['hlo']}", f"--output={out['neff']}", f"--origin={out['origin']}", f"--depfile={out['d']}"]
+    subprocess.run([*worker, *compile_, *files], env=env, check=True)
+    return Sample(
+        out["hlo"].read_bytes(),
+        out["neff"].read_bytes(),
+        out["origin"].read_text(),
+        out["d"].read_text().partition("\n")[2],
+    )
+
+
+_WORKER = """
+_MADE_UP = {{"hlo": bytes.fromhex("{hlo}"), "neff": bytes.fromhex("{neff}")}}
+
+
+def _made_up_emit(arguments: Arguments) -> None:
+    from kernelgen import fileio
+
+    fileio.write_bytes(one(arguments, "output"), _MADE_UP["hlo"])
+
+
+def _made_up_emit_batch(arguments: Arguments) -> None:
+    from kernelgen import fileio
+    from kernelgen.plan import KernelSpec
+
+    for text in arguments["spec"]:
+        spec = KernelSpec.from_json(json.loads(text))
+        fileio.write_if_changed(Path(one(arguments, "folder")) / f"{{spec.id}}.hlo.pb", _MADE_UP["hlo"])
+    write_depfile(arguments, one(arguments, "stamp"), [Path(one(arguments, "emitter"))])
+    fileio.write_bytes(one(arguments, "stamp"), b"")
+
+
+def _made_up_compile(arguments: Arguments) -> None:
+    from kernelgen import fileio
+
+    fileio.write_bytes(one(arguments, "output"), _MADE_UP["neff"])
+
+
+STEPS = {{**STEPS, "emit": _made_up_emit, "emit-batch": _made_up_emit_batch, "compile": _made_up_compile}}
+
+
+"""
+
+# CMake's compile step is a process per kernel; this one is a shell, which starts in a tenth of the time.
+_STEP = """\
+#!/bin/sh
+case "$4" in compile)
+for word; do
+    case $word in
+        --output=*) output=${word#*=} ;;
+        --origin=*) origin=${word#*=} ;;
+        --depfile=*) depfile=${word#*=} ;;
+    esac
+done
+cp '%(neff)s' "$output" && printf %%s '%(origin)s' > "$origin" && printf '%%s: \\\\\\n%%s' "$output" '%(dependencies)s' > "$depfile"
+exit ;;
+esac
+"""
+
+
+def stand_in(copy: Path, made: Sample, folder: Path) -> None:
+    """Makes the emit and compile steps of a scratch copy write one kernel's HLO and NEFF, whatever they are asked for."""
+    worker = copy / "tools/kernelgen/worker.py"
+    text = worker.read_text()
+    before, found, after = text.partition('if __name__ == "__main__":')
+    if not found:
+        raise ValueError(f"{worker} does not end as a program")
+    worker.write_text(f"{before}{_WORKER.format(hlo=made.hlo.hex(), neff=made.neff.hex())}{found}{after}")
+    step = copy / "rules/cmake/kernels/step.in"
+    neff = folder / "made-up.neff"
+    neff.write_bytes(made.neff)
+    values = {"neff": neff, "origin": made.origin, "dependencies": made.dependencies}
+    if any("'" in str(value) for value in values.values()):
+        raise ValueError("a path has an apostrophe in it")
+    first, _, rest = step.read_text().partition("\n")
+    if first != "#!/bin/sh":
+        raise ValueError(f"{step} is no shell script")
+    step.write_text(_STEP % values + rest)
+
+
+def files(plan: Any, made: Sample, folder: Path) -> tuple[Path, Path]:
+    """Writes an HLO and a simulated NEFF for each kernel of a plan, as `kernelgen bundle` takes them.
+
+    Each HLO is the real one with the kernel's id for its name, so that no two are equal.
+
+    Args:
+        plan: `kernelgen.plan.Plan` of one set of settings.
+        made: the real kernel.
+        folder: where to.
+
+    Returns:
+        the folder of the HLO and that of the NEFFs.
+    """
+    from kernelgen import compilers, neff
+    from kernelgen.hlo import proto
+
+    (config,) = plan.configs
+    identity = compilers.resolve("simulator").identity
+    hlo_folder, neff_folder = folder / "hlo", folder / "neff"
+    for path in (hlo_folder, neff_folder):
+        path.mkdir(parents=True)
+    module = proto.parse(made.hlo)
+    for kernel in plan.kernels:
+        module.name = kernel.spec.id
+        data = module.SerializeToString(deterministic=True)
+        (hlo_folder / f"{kernel.spec.id}.hlo.pb").write_bytes(data)
+        (neff_folder / f"{kernel.spec.id}.{config.key}.neff").write_bytes(neff.write_simulated(data, config, identity))
+    return hlo_folder, neff_folder
