@@ -1,0 +1,35 @@
+"""The generator that a first version of this project would have been: kernels emitted and compiled one after another, and no cache.
+
+    one_by_one.py KERNELS OUTPUT
+
+KERNELS is a file with a kernel a line, in JSON: `spec`, `library`, `emitter` (a file) and `config`. Used by today.py, with all
+kernels in one process, and with a process for each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from kernelgen import compilers, hlo, library
+from kernelgen.plan import CompileConfig, KernelSpec
+
+
+def main(kernels: Path, output: Path) -> None:
+    compiler = compilers.resolve("simulator")
+    output.mkdir(parents=True, exist_ok=True)
+    for line in kernels.read_text().splitlines():
+        kernel = json.loads(line)
+        spec, module = KernelSpec.from_json(kernel["spec"]), Path(kernel["emitter"])
+        function = library.load_function(
+            library.Library(kernel["library"], module.parent), library.registration(module, spec.op)
+        )
+        path = output / f"{spec.id}.hlo.pb"
+        path.write_bytes(hlo.emit(spec, function))
+        config = CompileConfig.from_json(kernel["config"])
+        compilers.compile_file(path, output / f"{spec.id}.neff", config, compiler, kernel=spec.id)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
