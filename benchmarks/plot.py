@@ -1,0 +1,106 @@
+"""Results as an SVG: what grows with the number of kernels, and builds against what people use today.
+
+The same results give the same bytes: no date, no random ids, and text as text.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from figures import Figure
+
+_UNITS = {"s": "seconds", "MB": "MB"}
+
+
+def svg(results: Mapping[str, Sequence[Figure]], machine: Mapping[str, Any]) -> bytes:
+    """Returns a picture of the figures that belong to a series.
+
+    Args:
+        results: figures by benchmark.
+        machine: as `machine.describe` gives it.
+    """
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    found = [figure for figures in results.values() for figure in figures if figure.series]
+    lines = {unit: _lines([f for f in found if f.unit == unit]) for unit in _UNITS}
+    drawn = [unit for unit, of_unit in lines.items() if of_unit]
+    bars = _bars([f for f in found if ": " in f.what and f.series == f.what.partition(": ")[0]])
+    panels = len(drawn) + bool(bars)
+    settings = {"svg.hashsalt": "neuron-kernelgen", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
+    with matplotlib.rc_context(settings):
+        picture, axes = pyplot.subplots(max(panels, 1), 1, figsize=(9, 5 * max(panels, 1)), squeeze=False)
+        at = iter(axes[:, 0])
+        for unit in drawn:
+            _draw_lines(next(at), unit, lines[unit])
+        if bars:
+            _draw_bars(next(at), bars)
+        if not panels:
+            axes[0, 0].set_axis_off()
+            axes[0, 0].text(0.5, 0.5, "no series was measured", ha="center")
+        load = ", ".join(map(str, machine["load"]))
+        picture.suptitle(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; load {load}", fontsize=9)
+        picture.tight_layout(rect=(0, 0, 1, 0.98))
+        out = io.BytesIO()
+        picture.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        pyplot.close(picture)
+    # matplotlib leaves blanks at the ends of lines.
+    return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
+
+
+def _lines(found: Sequence[Figure]) -> dict[str, list[tuple[int, float]]]:
+    """Returns (kernels, value) by series, for series that have several numbers of kernels."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for figure in found:
+        if figure.kernels and figure.value > 0:
+            series.setdefault(str(figure.series), []).append((figure.kernels, figure.value))
+    return {name: sorted(points) for name, points in series.items() if len({n for n, _ in points}) > 1}
+
+
+def _bars(found: Sequence[Figure]) -> dict[str, dict[str, float]]:
+    """Returns seconds by way and case, of figures that are called `way: case`."""
+    ways: dict[str, dict[str, float]] = {}
+    for figure in found:
+        way, _, case = figure.what.partition(": ")
+        ways.setdefault(way, {})[case] = figure.value
+    return ways
+
+
+def _draw_lines(axes: Any, unit: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    styles = ["-", "--", ":", "-."]
+    for number, (name, points) in enumerate(lines.items()):
+        axes.plot(
+            *zip(*points, strict=True),
+            marker="o",
+            color=f"C{number % 10}",
+            linestyle=styles[number // 10 % 4],
+            label=name.removesuffix(f", {unit}"),
+        )
+    sizes = sorted({n for points in lines.values() for n, _ in points})
+    low = min(value for points in lines.values() for _, value in points)
+    axes.plot(sizes, [low * n / sizes[0] for n in sizes], color="0.7", linewidth=0.8, label="linear")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("kernels")
+    axes.set_ylabel(_UNITS[unit])
+    axes.grid(True, which="major", color="0.9")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _draw_bars(axes: Any, ways: Mapping[str, Mapping[str, float]]) -> None:
+    cases = list(dict.fromkeys(case for of_way in ways.values() for case in of_way))
+    width = 0.8 / len(ways)
+    for number, (way, values) in enumerate(ways.items()):
+        places = [at + (number - (len(ways) - 1) / 2) * width for at in range(len(cases))]
+        axes.bar(places, [values.get(case, 0.0) for case in cases], width, label=way, color=f"C{number}")
+    axes.set_xticks(range(len(cases)), cases)
+    axes.set_yscale("log")
+    axes.set_ylabel("seconds")
+    axes.grid(True, axis="y", which="major", color="0.9")
+    axes.set_axisbelow(True)
+    axes.legend(fontsize=7)

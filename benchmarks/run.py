@@ -1,0 +1,184 @@
+"""Runs benchmarks and keeps what they find: `./bazelw run //benchmarks -- [--quick] [--only NAME]… [-o FOLDER]`.
+
+Each runs in a process of its own, one after another, and hands over its figures; what it prints passes through. Written are
+`results.json` (as results.schema.json says, with a description of the machine) and `results.svg`. Exit status 1 when a limit was
+missed or a benchmark failed; the others are run all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import figures
+import machine
+import plot
+
+HERE = Path(__file__).resolve().parent
+
+FORMAT = 1
+"""Version of results.json."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One of them.
+
+    Attributes:
+        what: what it measures.
+        command: what runs it; `--json FILE` and `--quick` are added. Those that need programs of this project are built when they
+            are run, so that nobody waits for llama.cpp who did not ask for it.
+        default: whether it is run when none is named.
+    """
+
+    what: str
+    command: Sequence[str]
+    default: bool = True
+
+
+def _script(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", str(HERE / f"{name}.py"))
+
+
+def _built(label: str, *flags: str) -> tuple[str, ...]:
+    return (str(HERE.parent / "bazelw"), "run", "--ui_event_filters=-info", "--noshow_progress", *flags, label, "--")
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "bazelw": Benchmark("what bazelw adds to a call of Bazel", _script("bazelw")),
+    "emit": Benchmark("emitting through a worker, against a process per kernel", _script("emit")),
+    "incremental": Benchmark("what Bazel does again after a change", _script("incremental")),
+    "ninja": Benchmark("what Ninja does again after a change", _script("ninja")),
+    "cold": Benchmark("a cold build, against a shell loop and against the least it could take", _script("cold")),
+    "today": Benchmark("five builds, against a shell loop and a generator without a cache", _script("today")),
+    "scale": Benchmark("100, 1,000 and 10,000 kernels", _script("scale")),
+    "lookup": Benchmark("finding a kernel in a bundle", _built("//benchmarks/lookup", "--compilation_mode=opt")),
+    "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
+    "library": Benchmark(
+        "every kernel that test-backend-ops asks for (builds llama.cpp)", _built("//benchmarks:library"), False
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one benchmark went.
+
+    Attributes:
+        seconds: how long it took.
+        found: its figures, as many as it wrote.
+        failure: why it has none, or None.
+    """
+
+    seconds: float
+    found: Sequence[figures.Figure]
+    failure: str | None = None
+
+    @property
+    def status(self) -> str:
+        return "failed" if self.failure else "met" if all(f.met for f in self.found) else "missed"
+
+
+def run(benchmark: Benchmark, *, quick: bool) -> Outcome:
+    """Runs one benchmark to its end."""
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "figures.json"
+        words = [*benchmark.command, f"--json={path}", *(["--quick"] if quick else [])]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("BUILD_", "RUNFILES"))}
+        # A call of Bazel is for the checkout, wherever the user stands.
+        done = subprocess.run(words, check=False, env=environment, cwd=HERE.parent)
+        seconds = time.perf_counter() - begun
+        try:
+            found = figures.read(path)
+        except (OSError, ValueError) as error:
+            return Outcome(seconds, [], f"exit status {done.returncode}: {error}")
+    missed = not all(figure.met for figure in found)
+    if done.returncode != int(missed):
+        # It says of itself that it failed, and its figures do not say why; or the other way round.
+        return Outcome(seconds, found, f"exit status {done.returncode}, expected {int(missed)} from its figures")
+    return Outcome(seconds, found)
+
+
+def to_json(outcomes: Mapping[str, Outcome], described: Mapping[str, Any], quick: bool) -> str:
+    """Returns results.json."""
+    benchmarks = [
+        {
+            "name": name,
+            "seconds": round(outcome.seconds, 3),
+            "status": outcome.status,
+            "failure": outcome.failure,
+            "figures": [figure.to_json() for figure in outcome.found],
+        }
+        for name, outcome in outcomes.items()
+    ]
+    value = {"format": FORMAT, "quick": quick, "machine": described, "benchmarks": benchmarks}
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def table(outcomes: Mapping[str, Outcome]) -> str:
+    """Returns the figures of all benchmarks as one table."""
+    width = max(len(name) for name in outcomes)
+    lines = [f"{'':{width}}  {figures.line(figures.HEADER)}"]
+    for name, outcome in outcomes.items():
+        lines += [f"{name:{width}}  {figures.line(figures.row(figure))}" for figure in outcome.found]
+        if outcome.failure:
+            lines.append(f"{name:{width}}  FAILED: {outcome.failure}")
+    return "\n".join(lines)
+
+
+def collect(
+    names: Sequence[str], output: Path, *, quick: bool, benchmarks: Mapping[str, Benchmark] = BENCHMARKS
+) -> int:
+    """Runs benchmarks, prints and writes what they found, and returns the exit status.
+
+    The files are written anew after each benchmark, so that one that is stopped does not take the others' figures with it.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    described = machine.describe()
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        print(f"\n== {name}: {benchmarks[name].what}", flush=True)
+        outcomes[name] = run(benchmarks[name], quick=quick)
+        (output / "results.json").write_text(to_json(outcomes, described, quick))
+        found = {name: outcome.found for name, outcome in outcomes.items()}
+        (output / "results.svg").write_bytes(plot.svg(found, described))
+    print(f"\n{table(outcomes)}\n")
+    counts = {status: sum(o.status == status for o in outcomes.values()) for status in ("met", "missed", "failed")}
+    print(", ".join(f"{count} {status}" for status, count in counts.items() if count), f"; {output}/results.json, .svg")
+    return 0 if counts["met"] == len(outcomes) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="\n".join(
+            f"  {name:12} {b.what}{'' if b.default else '; only when named'}" for name, b in BENCHMARKS.items()
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--only", action="append", choices=BENCHMARKS, metavar="NAME", help="Only this one; several times for several."
+    )
+    parser.add_argument("--quick", action="store_true", help="Small sizes: whether it works, not what it costs.")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("build/benchmarks"), help="Where results go; default: %(default)s."
+    )
+    args = parser.parse_args()
+    names = args.only or [name for name, benchmark in BENCHMARKS.items() if benchmark.default]
+    return collect(list(dict.fromkeys(names)), args.output, quick=args.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
