@@ -54,7 +54,7 @@ def specs() -> list[KernelSpec]:
              [T("(128,512,32,1)/f32/(4,16384,512,8388608)"), T("(128,4096,8,1)/f16/(2,2048,256,8388608)"),
               T("(128,4096,8,1)/f16/(2,2048,256,8388608)"), T("(4096,512,1,1)/f16")],
              T("(128,32,512,1)/f32"), {"scale": 0.08838834764831845}),
-        make("argsort", [f32], T("(64,4,1,1)/i32"), {"word0": -1}),
+        make("flash_attn_back", [f32], T("(64,4,1,1)/i32"), {"word0": -1}),
         # ggml has no such op: its parameters are a digest.
         make("my_scale", [f32], f32, {"factor": 0.5, "steps": 3, "wrap": True}),
         make("my_scale", [f32], f32),
