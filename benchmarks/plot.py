@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from figures import Figure
 
-_UNITS = {"s": "seconds", "MB": "MB"}
+_KINDS = {"s": "seconds", "CPU s": "seconds of CPU time", "MB": "peak memory of a process, MB"}
+"""What a series ends in, after a comma, and what its axis is called."""
 
 
 def svg(results: Mapping[str, Sequence[Figure]], machine: Mapping[str, Any]) -> bytes:
@@ -28,16 +30,16 @@ def svg(results: Mapping[str, Sequence[Figure]], machine: Mapping[str, Any]) -> 
     from matplotlib import pyplot
 
     found = [figure for figures in results.values() for figure in figures if figure.series]
-    lines = {unit: _lines([f for f in found if f.unit == unit]) for unit in _UNITS}
-    drawn = [unit for unit, of_unit in lines.items() if of_unit]
+    lines = {kind: _lines([f for f in found if str(f.series).endswith(f", {kind}")]) for kind in _KINDS}
+    drawn = [kind for kind, of_kind in lines.items() if of_kind]
     bars = _bars([f for f in found if ": " in f.what and f.series == f.what.partition(": ")[0]])
     panels = len(drawn) + bool(bars)
     settings = {"svg.hashsalt": "neuron-kernelgen", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
     with matplotlib.rc_context(settings):
         picture, axes = pyplot.subplots(max(panels, 1), 1, figsize=(9, 5 * max(panels, 1)), squeeze=False)
         at = iter(axes[:, 0])
-        for unit in drawn:
-            _draw_lines(next(at), unit, lines[unit])
+        for kind in drawn:
+            _draw_lines(next(at), kind, lines[kind])
         if bars:
             _draw_bars(next(at), bars)
         if not panels:
@@ -71,7 +73,7 @@ def _bars(found: Sequence[Figure]) -> dict[str, dict[str, float]]:
     return ways
 
 
-def _draw_lines(axes: Any, unit: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+def _draw_lines(axes: Any, kind: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> None:
     styles = ["-", "--", ":", "-."]
     for number, (name, points) in enumerate(lines.items()):
         axes.plot(
@@ -79,15 +81,18 @@ def _draw_lines(axes: Any, unit: str, lines: Mapping[str, Sequence[tuple[int, fl
             marker="o",
             color=f"C{number % 10}",
             linestyle=styles[number // 10 % 4],
-            label=name.removesuffix(f", {unit}"),
+            label=name.removesuffix(f", {kind}"),
         )
     sizes = sorted({n for points in lines.values() for n, _ in points})
-    low = min(value for points in lines.values() for _, value in points)
-    axes.plot(sizes, [low * n / sizes[0] for n in sizes], color="0.7", linewidth=0.8, label="linear")
+    # Through the dearest at the largest size: what is above it at smaller ones is the cost of starting.
+    high = max(value for points in lines.values() for _, value in points)
+    axes.plot(sizes, [high * n / sizes[-1] for n in sizes], color="0.7", linewidth=0.8, label="linear")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
+    axes.minorticks_off()
     axes.set_xlabel("kernels")
-    axes.set_ylabel(_UNITS[unit])
+    axes.set_ylabel(_KINDS[kind])
     axes.grid(True, which="major", color="0.9")
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
@@ -97,10 +102,10 @@ def _draw_bars(axes: Any, ways: Mapping[str, Mapping[str, float]]) -> None:
     width = 0.8 / len(ways)
     for number, (way, values) in enumerate(ways.items()):
         places = [at + (number - (len(ways) - 1) / 2) * width for at in range(len(cases))]
-        axes.bar(places, [values.get(case, 0.0) for case in cases], width, label=way, color=f"C{number}")
-    axes.set_xticks(range(len(cases)), cases)
-    axes.set_yscale("log")
+        bars = axes.bar(places, [values.get(case, 0.0) for case in cases], width, label=way, color=f"C{number}")
+        axes.bar_label(bars, fmt="%.3g", fontsize=6)
+    axes.set_xticks(range(len(cases)), [textwrap.fill(case, 16) for case in cases])
     axes.set_ylabel("seconds")
     axes.grid(True, axis="y", which="major", color="0.9")
     axes.set_axisbelow(True)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

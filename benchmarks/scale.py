@@ -199,7 +199,7 @@ def judge(count: int, cost: Cost, before: tuple[int, Cost] | None, largest: bool
     yield figures.Figure(step, cost.seconds, "s", count, peer("seconds"), limit=late, series=f"{step}, s")
     growth = figures.Limit("ratio", at_most=GROWTH) if before else None
     what = f"{step}: CPU time"
-    yield figures.Figure(what, cost.cpu_seconds, "s", count, peer("cpu_seconds"), limit=growth)
+    yield figures.Figure(what, cost.cpu_seconds, "s", count, peer("cpu_seconds"), limit=growth, series=f"{step}, CPU s")
     limit = figures.Limit("value", at_most=PEAK_MB) if cost.own else None
     what = f"{step}: peak memory" + ("" if cost.own else " of the server")
     yield figures.Figure(what, cost.peak_mb, "MB", count, peer("peak_mb"), limit=limit, series=f"{step}, MB")
