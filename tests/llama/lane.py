@@ -60,7 +60,7 @@ MOST_CRASHES = 8
 """How often a group is begun again after a case that ended the program."""
 
 # Parts of kernelgen that neither a kernel's bytes nor its execution depend on.
-_APART = {"building", "cli", "render"}
+_APART = {"building", "cache", "cli", "render"}
 
 _PACKAGES = ("jax", "jaxlib", "ml_dtypes", "numpy")
 
