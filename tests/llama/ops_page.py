@@ -30,7 +30,7 @@ import cases
 
 Table = list[dict[str, str]]
 
-SYMBOLS = {"full": "✅", "partial": "🟡", "none": "❌"}
+SYMBOLS = {"full": "✅", "partial": "🟡", "none": "❌", "no cases": "–"}
 
 DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs"
 
@@ -50,6 +50,7 @@ tree: what those backends' maintainers last put there, when the program had fewe
 - ✅ all cases of the op
 - 🟡 some
 - ❌ none
+- – the program has no cases of it any more
 """
 
 
@@ -147,7 +148,7 @@ def page(tables: Mapping[str, Table]) -> str:
     ]
     for op in sorted({op for op, row in neuron.items() if int(row["cases"])} | others.keys()):
         own = neuron.get(op)
-        status = _status(int(own["supported"]), int(own["cases"])) if own else "none"
+        status = _status(int(own["supported"]), int(own["cases"])) if own else "no cases"
         cells = [status, *(others[op][b] if op in others else "none" for b in backends)]
         lines.append(f"| {op} | " + " | ".join(SYMBOLS[cell] for cell in cells) + " |")
     lines += [
