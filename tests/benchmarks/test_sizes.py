@@ -44,16 +44,18 @@ def test_growth_is_judged_by_cpu_time_per_kernel() -> None:
 
 def test_scale_measures_every_step_and_exits_with_1_on_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f.json"
-    without = ["--without", "bazel", "--without", "ninja"]
-    monkeypatch.setattr(sys, "argv", ["scale", "--sizes", "3", "6", *without, "--json", str(path)])
+    arguments = ["scale", "--without", "bazel", "--json", str(path), "--sizes"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "3", "6"])
     monkeypatch.setattr(scale, "GROWTH", 1000.0)
     assert scale.main() == 0
     found = figures.read(path)
     steps = {"plan", "render for Bazel", "write the pack", "write the tree", "open the pack"}
+    steps |= {"CMake: configure", "Ninja: null build"}
     assert {f.what for f in found} == {s + what for s in steps for what in ("", ": CPU time", ": peak memory")}
     assert [f.kernels for f in found if f.what == "plan"] == [3, 6]
     assert all(f.value > 0 for f in found)
     monkeypatch.setattr(scale, "PEAK_MB", 1.0)
+    monkeypatch.setattr(sys, "argv", [*arguments, "3", "--without", "ninja"])
     assert scale.main() == 1
 
 
@@ -121,3 +123,11 @@ def test_cases_are_judged_against_the_run_that_they_stand_for() -> None:
     # A kernel that was compiled and need not have been.
     times[BAZEL] = [*ours[:3], Timed(3, 1, 0), ours[4]]
     assert [f.what for f in today.judge(times) if not f.met] == [f"{BAZEL}: a comment in every emitter: compiles"]
+
+
+def test_every_way_makes_the_same_neffs_and_ours_compiles_what_changed() -> None:
+    found = list(today.measure(2, bazel=False))
+    assert [f.what for f in found if not f.met] == []
+    compiles = [f.value for f in found if f.what.startswith(BUILD) and f.what.endswith("compiles")]
+    assert compiles == [2, 0, 1, 0, 0]
+    assert [f.value for f in found if "NEFFs equal" in f.what] == [2, 2, 2]
