@@ -266,7 +266,8 @@ instances:
       - !bytestream
         storage: *storage
 
-thread-pool-size: 60
+# Each action that waits for a worker holds a thread, and Bazel lets 100 wait.
+thread-pool-size: 300
 """
 
 
