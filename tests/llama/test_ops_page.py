@@ -9,6 +9,8 @@ import cases
 import ops_page
 import pytest
 
+DOCS = Path(__file__).parents[2] / "docs"
+
 SUPPORT = """\
 "backend_name","op_name","op_params","test_mode","supported","error_message","backend_reg_name"
 "NEURON0","ADD","a=1","support","1","yes","NEURON"
@@ -37,6 +39,22 @@ def tables(tmp_path: Path) -> dict[str, ops_page.Table]:
     (others / "CPU.csv").write_text(text)
     summaries = ops_page.summarize(tmp_path) | {"backends": ops_page.summarize_others(others)}
     return {name: ops_page.read(text) for name, text in summaries.items()}
+
+
+def test_the_page_is_what_the_command_makes_of_the_summaries() -> None:
+    assert (DOCS / "ops.md").read_text() == ops_page.page(ops_page.load(DOCS / "ops"))
+
+
+def test_the_summaries_add_up() -> None:
+    tables = ops_page.load(DOCS / "ops")
+    left_out: dict[str, int] = {}
+    for row in tables["left-out"]:
+        left_out[row["op"]] = left_out.get(row["op"], 0) + int(row["cases"])
+    for row in tables["neuron"]:
+        tested = int(row["tested_supported"])
+        assert int(row["tested_cases"]) - tested == left_out.get(row["op"], 0), row
+        assert int(row["uncompared"]) + int(row["passed"]) + int(row["failed"]) == tested, row
+        assert int(row["supported"]) <= int(row["cases"]) <= int(row["tested_cases"]), row
 
 
 def test_ops_are_counted(tables: dict[str, ops_page.Table]) -> None:
