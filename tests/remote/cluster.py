@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PYTHON_ENV = HERE.parents[1] / "rules" / "private" / "repositories" / "python_env.py"
 
-START_SECONDS = 60
+START_SECONDS = 120
 """How long a server may take to listen."""
 
 
@@ -51,7 +51,9 @@ def _install(package: str) -> None:
     """
     if os.geteuid() or not shutil.which("apt-get"):
         raise Missing(f"{package} is not installed, and only root on Debian could install it")
-    options = ["-y", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold"]
+    # Packages of two releases may have a file in common.
+    options = ["-y", "--no-install-recommends"]
+    options += [f"-oDpkg::Options::=--force-{what}" for what in ("confold", "overwrite")]
     # A server package would start its server; the tests start their own.
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     last = ""
