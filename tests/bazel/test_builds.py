@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,3 +143,45 @@ def test_a_new_emitter_is_found_without_being_named(checkout: scratch.Checkout) 
     checkout.append("manifests/basic.yaml", entry)
     result = checkout.bazel("build", "//manifests:basic_trn1")
     assert (result.emits, result.compiles) == (1, 1)
+
+
+STATED = "2.10.0.34+6c8792c6f"
+"""The version that the double prints."""
+
+
+@pytest.fixture
+def launcher(checkout: scratch.Checkout, tmp_path: Path) -> Path:
+    """What a worker gets for neuronx-cc when the version is stated and this machine has no SDK: a copy, with nothing beside it."""
+    checkout.env = {"NEURON_SDK_VERSION": STATED}
+    try:
+        output = checkout.bazel("build", "--config=release", "//manifests:basic_trn1", expect=1).output
+    finally:
+        checkout.env = {}
+    # This machine is no such worker: the compile says what it looked for and where.
+    assert f"neuronx-cc {STATED} is not on this machine" in output
+    (made,) = checkout.output_root.glob("*/external/*neuron_sdk/neuronx-cc")
+    return Path(shutil.copy(made, tmp_path / "launcher"))
+
+
+def test_a_stated_compiler_is_run_where_it_is_and_only_in_that_version(launcher: Path, sdk: Path) -> None:
+    def version() -> subprocess.CompletedProcess[str]:
+        env = {"PATH": os.environ["PATH"], "NEURON_SDK": str(sdk)}
+        return subprocess.run([launcher, "--version"], env=env, capture_output=True, text=True, check=False)
+
+    assert STATED in version().stdout
+    manners = sdk / "bin" / "neuronx-cc.json"
+    # A longer version that begins the same is another one.
+    for other in ("2.11.0.1+aaaaaaaaa", STATED + "0"):
+        manners.write_text(json.dumps({"version": f"NeuronX Compiler version {other}\n"}))
+        refused = version()
+        assert refused.returncode == 127
+        assert f"neuronx-cc {STATED} is not on this machine" in refused.stderr
+
+
+def test_a_stated_version_that_the_sdk_has_not_is_refused(checkout: scratch.Checkout, sdk: Path) -> None:
+    checkout.env = {"NEURON_SDK": str(sdk), "NEURON_SDK_VERSION": "9.9.9"}
+    try:
+        output = checkout.bazel("build", "//manifests:basic_trn1", expect=None).output
+    finally:
+        checkout.env = {}
+    assert f"NEURON_SDK_VERSION=9.9.9: {sdk}/bin/neuronx-cc is version {STATED}" in output
