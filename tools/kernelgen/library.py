@@ -259,12 +259,21 @@ def _parse(source: bytes, file: str) -> ast.Module:
         raise KernelgenError(Diagnostic(f"not valid Python: {error}", Location(file, 1, 1))) from None
 
 
-def _scan_module(file: Path, mistakes: list[Diagnostic]) -> Iterator[Registration]:
+def _scan_module(file: Path, mistakes: list[Diagnostic]) -> tuple[Registration, ...]:
+    found, wrong = _scan(file.read_bytes(), file)
+    mistakes.extend(wrong)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
+    """Returns a module's registrations and what is wrong with it. A worker asks for the same module with every kernel."""
     try:
-        tree = _parse(file.read_bytes(), str(file))
+        tree = _parse(source, str(file))
     except KernelgenError as error:
-        mistakes.extend(error.diagnostics)
-        return
+        return (), error.diagnostics
+    found: list[Registration] = []
+    mistakes: list[Diagnostic] = []
     top = set(map(id, tree.body))
     names = _decorator_names(tree)
     for node in ast.walk(tree):
@@ -279,7 +288,8 @@ def _scan_module(file: Path, mistakes: list[Diagnostic]) -> Iterator[Registratio
                     _at(file, node, f"emitter '{node.name}' is not a plain function at the module's top level")
                 )
             else:
-                yield from _registrations(file, node, decorator, mistakes)
+                found += _registrations(file, node, decorator, mistakes)
+    return tuple(found), tuple(mistakes)
 
 
 def _decorator_names(tree: ast.Module) -> set[str]:
