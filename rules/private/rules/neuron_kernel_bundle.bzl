@@ -27,7 +27,7 @@ def _neuron_kernel_bundle_impl(ctx):
             ctx,
             ctx.attr._tool[KernelgenToolInfo],
             args,
-            worker = False,
+            worker = True,
             inputs = inputs,
             mnemonic = "NeuronBundle",
             outputs = outputs,
