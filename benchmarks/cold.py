@@ -6,8 +6,12 @@ Three ways to get the NEFFs of //manifests:llama3_trn1, in one run, all with the
 * the shell loop: for each kernel a fresh process that emits and a fresh process that compiles, one after another;
 * the floor: lowering and compiling alone, measured in one process that has everything imported, divided by the number of cores.
 
-The limits are on these. What is printed besides explains a miss: how much of the build is starting the server and analysing, and
-the floor in CPU time, which is less than the floor when something else keeps the machine busy.
+The limits are on these. What is printed besides explains a miss:
+
+* how much of the build passes before the first action: starting the server, loading and analysing;
+* Bazel alone: the same cold build with emit and compile steps that compute nothing and import nothing;
+* the floor in a process per core at once, which share the machine's memory and caches as the build's processes do;
+* the floor in CPU time, which is less than the floor when something else keeps the machine busy.
 
 Exit status 1 when the loop is not at least 10 times as long as the build, or the build more than 2 times the floor.
 """
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -29,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
+import made_up
 import scratch
 from kernelgen import compilers, hlo, library, manifest
 from kernelgen.plan import Kernel, Plan, canonical_json, spec_json
@@ -41,13 +47,22 @@ def plan_of(source: library.Library) -> Plan:
     return Plan.merge(manifest.load([scratch.CHECKOUT / "manifests/llama3.yaml"], libraries=[source]))
 
 
-def build(kernels: int) -> tuple[float, float]:
-    """Returns the seconds of the cold build: those before the first action (server, repositories, analysis), and the rest."""
+def build(kernels: int, *, alone: bool = False) -> tuple[float, float]:
+    """Returns the seconds of the cold build: those before the first action (server, repositories, analysis), and the rest.
+
+    Args:
+        kernels: how many it has.
+        alone: whether its emit and compile steps compute nothing, so that it is Bazel alone.
+    """
     with scratch.checkout() as checkout:
+        if alone:
+            folder = checkout.path.parent
+            made_up.stand_in(checkout.path, made_up.sample(checkout.path, folder / "sample"), folder)
         result = checkout.bazel("build", "//manifests:llama3_trn1", count=False)
         ran = re.search(r"(\d+) worker", result.output)
-        if not ran or int(ran[1]) != 2 * kernels:
-            raise SystemExit(f"the build was not cold: expected {2 * kernels} actions in workers\n{result.output}")
+        steps = 2 * kernels + 1  # and the bundle's
+        if not ran or int(ran[1]) != steps:
+            raise SystemExit(f"the build was not cold: expected {steps} actions in workers\n{result.output}")
         (profile,) = checkout.output_root.glob("*/command.profile.gz")
         before = _before_actions(json.loads(gzip.decompress(profile.read_bytes()))["traceEvents"])
         return before, result.seconds - before
@@ -102,6 +117,18 @@ def floor(source: library.Library, plan: Plan) -> tuple[float, float]:
         return (time.perf_counter() - wall) / cores, (time.process_time() - cpu) / cores
 
 
+def _floor_here(_number: int) -> float:
+    source = library.builtin_library()
+    return floor(source, plan_of(source))[0]
+
+
+def floor_on_all_cores() -> float:
+    """Returns the seconds of the floor when a process per core takes it at once: the slowest's."""
+    cores = os.cpu_count() or 1
+    with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        return max(pool.map(_floor_here, range(cores), chunksize=1))
+
+
 def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
     """Yields the cold build against the loop and the floor, then what explains it.
 
@@ -112,6 +139,8 @@ def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
     plan = plan_of(source)
     kernels = len(plan.kernels)
     least, least_cpu = floor(source, plan)
+    at_once = floor_on_all_cores()
+    alone = sum(build(kernels, alone=True))
     before, actions = build(kernels)
     ours = before + actions
     floor_peer = figures.Peer("lowering and compiling alone, over the cores", least)
@@ -132,6 +161,8 @@ def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
     whole = figures.Peer("cold build", ours)
     yield figures.Figure("of it before the first action", before, "s", kernels, whole)
     yield figures.Figure("of it after that", actions, "s", kernels, whole)
+    yield figures.Figure("Bazel alone: as many steps that compute nothing", alone, "s", kernels, whole)
+    yield figures.Figure("lowering and compiling alone, on all cores at once", at_once, "s", kernels, floor_peer)
     yield figures.Figure("lowering and compiling alone in CPU time", least_cpu, "s", kernels, floor_peer)
 
 
