@@ -46,7 +46,7 @@ self=$(readlink -f "$0")
 if ! compiler=$(readlink "${{self%/*}}/compiler"); then
   # A machine that only got a copy of this file, a remote worker, has a compiler of its own: it must be the same one.
   for compiler in "${{NEURON_SDK:-/nowhere}}/bin/neuronx-cc" "$(command -v neuronx-cc)" /opt/aws_neuronx_venv*/bin/neuronx-cc; do
-    [ -x "$compiler" ] && case "$("$compiler" --version 2>&1)" in *"{banner}{version}"[!0-9.]*|*"{banner}{version}") break ;; esac
+    [ -x "$compiler" ] && case "$("$compiler" --version 2>&1)" in *"{banner}{version}"[[:space:]]*|*"{banner}{version}") break ;; esac
     compiler=
   done
   if [ -z "$compiler" ]; then
