@@ -17,6 +17,7 @@ import click
 
 from kernelgen.cli import options
 from kernelgen.cli.emit import select
+from kernelgen.cli.units import binary_size
 from kernelgen.errors import EXIT_FAILED, EXIT_OK
 from kernelgen.library import Library
 from kernelgen.plan import Plan
@@ -182,7 +183,7 @@ def _summarize(
     seconds: float,
 ) -> None:
     for path, size in written:
-        click.echo(f"{path}  {_bytes(size)}")
+        click.echo(f"{path}  {binary_size(size)}")
     compiled = sum(step.fresh for step in result.steps)
     cached = sum(step.cached for step in result.steps)
     done = len(result.steps) - len(failed)
@@ -199,15 +200,6 @@ def _summarize(
             count = sum((kernel, bundle.config) in broken for kernel in bundle.kernels)
             if count:
                 click.echo(f"{bundle.id} was not written: {count} of its {len(bundle.kernels)} kernels failed")
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 # --- progress -------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import click
 from kernelgen import cache as caches_of
 from kernelgen.cache import Folder, Settings
 from kernelgen.cli import options
+from kernelgen.cli.units import binary_size
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
 from kernelgen.library import Library
 
@@ -219,9 +220,9 @@ def info(caches: Settings, form: str) -> None:
             local = {"folder": str(folder), "entries": count, "bytes": size, "damaged": damaged, "parts": parts}
         click.echo(json.dumps({"local": local, "shared": shared}, indent=1))
         return
-    click.echo(f"{folder}: {_entries(count)}, {_bytes(size)}" if folder else "this machine's cache is off")
+    click.echo(f"{folder}: {_entries(count)}, {binary_size(size)}" if folder else "this machine's cache is off")
     for (target, compiler), sizes in sorted(groups.items()):
-        click.echo(f"  {target}  {compiler}: {_entries(len(sizes))}, {_bytes(sum(sizes))}")
+        click.echo(f"  {target}  {compiler}: {_entries(len(sizes))}, {binary_size(sum(sizes))}")
     if damaged:
         click.echo(f"  {_entries(damaged)} can't be read; kernelgen cache verify removes them")
     if shared:
@@ -268,7 +269,7 @@ def prune(max_size: str, folder: Folder) -> int:
             removed += 1
         else:
             kept += 1
-    click.echo(f"{folder}: {_entries(removed)} removed, {_entries(len(entries) - removed)} left, {_bytes(size)}")
+    click.echo(f"{folder}: {_entries(removed)} removed, {_entries(len(entries) - removed)} left, {binary_size(size)}")
     if kept:
         raise KernelgenError(f"{folder}: {_entries(kept)} can't be removed", exit_code=EXIT_FAILED)
     return EXIT_OK
@@ -314,7 +315,7 @@ def export(file: Path, folder: Folder) -> None:
     done = archive.write(file, folder)
     for name in done.left_out:
         click.echo(f"warning: {folder.path(name)} is damaged and left out", err=True)
-    click.echo(f"{file}: {_entries(done.entries)}, {_bytes(file.stat().st_size)}")
+    click.echo(f"{file}: {_entries(done.entries)}, {binary_size(file.stat().st_size)}")
 
 
 @command.command("import")
@@ -335,12 +336,3 @@ def import_(file: Path, folder: Folder) -> None:
 
 def _entries(count: int) -> str:
     return f"{count} {'entry' if count == 1 else 'entries'}"
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
