@@ -29,3 +29,29 @@ def pytest_folder(name, data = [], size = "medium", **kwargs):
         ),
         **kwargs
     )
+
+def pytest_folder_with_bazel(name, **kwargs):
+    """Like `pytest_folder`, for tests that run Bazel themselves, in scratch checkouts and one after another.
+
+    Args:
+        name: the folder's name.
+        **kwargs: as of `pytest_folder`.
+    """
+    pytest_folder(
+        name = name,
+        size = "large",
+        env_inherit = [
+            "HOME",
+            "NEURON_KERNELGEN_CACHE",
+            "NEURON_KERNELGEN_OFFLINE",
+            "NEURON_KERNELGEN_PYTHON",
+            "PATH",
+            "XDG_CACHE_HOME",
+        ],
+        tags = [
+            "exclusive",
+            "no-sandbox",
+            "requires-network",
+        ],
+        **kwargs
+    )
