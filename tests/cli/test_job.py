@@ -1,4 +1,4 @@
-"""How many compiles run at once: what the machine has memory and CPUs for, and never nothing."""
+"""What a build starts: what is not there already, and as much at once as the machine has memory and CPUs for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from kernelgen.building import job
 from kernelgen.building.pool import Answer
-from kernelgen.library import builtin_library
+from kernelgen.library import Library, builtin_library
 from kernelgen.plan import CompileConfig, Kernel, KernelSpec, Plan, Request, TensorDesc
 
 
@@ -70,13 +70,15 @@ def plan(count: int, *, memory_mb: int = 1000, cpus: int = 1, targets: Sequence[
     return Plan.merge([Request("m", kernels, configs, memory_mb, cpus)])
 
 
-def run(pool: FakePool, what: Plan, tmp_path: Path, **settings: Any) -> tuple[job.Result, Steps]:
+def run(
+    pool: FakePool, what: Plan, tmp_path: Path, libraries: Sequence[Library] = (), **settings: Any
+) -> tuple[job.Result, Steps]:
     given = {"compiler": "neuronx-cc", "identity": "neuronx-cc 2", "executable": Path("/x"), "memory_mb": 10**6}
     made = job.Settings(output=tmp_path, jobs=pool.size, **{**given, **settings})
     for folder in ("hlo", "neff"):
-        (tmp_path / job.STATE / folder).mkdir(parents=True)
+        (tmp_path / job.STATE / folder).mkdir(parents=True, exist_ok=True)
     steps = Steps()
-    result = job._Run(what, [builtin_library()], made, steps, pool).run()  # type: ignore[arg-type]
+    result = job._Run(what, libraries or [builtin_library()], made, steps, pool).run()  # type: ignore[arg-type]
     assert not pool.running
     return result, steps
 
@@ -155,3 +157,75 @@ def test_other_settings_another_compiler_or_target_compile_again(tmp_path: Path)
 
 def test_the_machines_memory_is_a_sensible_number() -> None:
     assert 100 < job.machine_memory_mb() < 10**8
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Library:
+    """A library whose emitter of relu has a helper."""
+    root = tmp_path / "mine"
+    root.mkdir()
+    emitter = "from kernelgen.emitter import emitter\n\nfrom .helper import f\n\n\n@emitter('relu')\ndef relu(x):\n    return f(x)\n"
+    (root / "unary.py").write_text(emitter)
+    (root / "helper.py").write_text("def f(x):\n    return x\n")
+    (root / "other.py").write_text("")
+    return Library("mine", root)
+
+
+def emitted(what: Plan, tmp_path: Path, libraries: Sequence[Library]) -> int:
+    """Returns how many kernels a build emits."""
+    result, _ = run(FakePool(2), what, tmp_path / "out", libraries)
+    assert len(result.hlos) == len(what.kernels)
+    return result.emitted
+
+
+def test_what_is_as_an_emit_would_make_it_is_not_emitted_again(
+    mine: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert emitted(plan(3), tmp_path, [mine]) == 3
+    assert emitted(plan(3), tmp_path, [mine]) == 0
+    assert emitted(plan(5), tmp_path, [mine]) == 2
+    (mine.root / "other.py").write_text("# not what relu imports\n")
+    assert emitted(plan(5), tmp_path, [Library("mine", mine.root)]) == 0
+    for file in ("unary.py", "helper.py"):
+        with (mine.root / file).open("a") as stream:
+            stream.write("# a comment\n")
+        assert emitted(plan(5), tmp_path, [Library("mine", mine.root)]) == 5
+        assert emitted(plan(5), tmp_path, [Library("mine", mine.root)]) == 0
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    assert emitted(plan(5), tmp_path, [mine]) == 5
+    monkeypatch.setattr("kernelgen.building.emits.version", lambda name: f"{name} of tomorrow")
+    assert emitted(plan(5), tmp_path, [mine]) == 5
+
+
+def test_hlo_that_is_not_what_was_emitted_is_emitted_again(mine: Library, tmp_path: Path) -> None:
+    assert emitted(plan(3), tmp_path, [mine]) == 3
+    folder = tmp_path / "out" / job.STATE / "hlo"
+    one, two, three = sorted(folder.glob("*.hlo.pb"))
+    whole = one.read_bytes()
+    one.write_bytes(whole[:5])
+    two.unlink()
+    three.with_name(three.name.replace(".hlo.pb", ".made")).write_bytes(b"\xff")
+    assert emitted(plan(3), tmp_path, [mine]) == 3
+    assert one.read_bytes() == whole
+
+
+def test_an_emitter_that_is_edited_while_it_runs_runs_again(mine: Library, tmp_path: Path) -> None:
+    helper = mine.root / "helper.py"
+    before = helper.read_text()
+
+    class Editing(FakePool):
+        def wait(self) -> list[Answer]:
+            helper.write_text("# an edit\n")
+            return super().wait()
+
+    run(Editing(1), plan(1), tmp_path / "out", [mine])
+    helper.write_text(before)  # as it was when the emit was started, and maybe not when it read the file
+    assert emitted(plan(1), tmp_path, [mine]) == 1
+    assert emitted(plan(1), tmp_path, [mine]) == 0
+
+
+def test_a_source_that_does_not_parse_any_more_is_left_to_the_emit(mine: Library, tmp_path: Path) -> None:
+    mine.scan()
+    (mine.root / "helper.py").write_text("def f(:\n")
+    assert emitted(plan(2), tmp_path, [mine]) == 2
+    assert emitted(plan(2), tmp_path, [mine]) == 2

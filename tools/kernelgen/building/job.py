@@ -2,7 +2,7 @@
 
 Everything between the manifests and the bundles lives in one folder, `<output>/.kernelgen`:
 
-    hlo/<kernel>.hlo.pb     what was emitted last
+    hlo/<kernel>.hlo.pb     what was emitted last; <kernel>.made beside it says from what, so that it is not emitted again
     neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else
     logs/  tmp/             logs of failed compiles; the workers' temporary files
 
@@ -26,6 +26,7 @@ from typing import Protocol
 from kernelgen import cache
 from kernelgen import neff as neff_format
 from kernelgen.building import origins
+from kernelgen.building.emits import Emits
 from kernelgen.building.pool import Answer, Pool
 from kernelgen.errors import KernelgenError
 from kernelgen.library import Library, find
@@ -107,7 +108,7 @@ class Result:
         hlos: path of each kernel's HLO, by kernel id.
         neffs: path of each NEFF, by `Neff.id`.
         steps: how each went, in the order in which they ended.
-        emitted: how many kernels were emitted.
+        emitted: how many kernels were emitted now.
     """
 
     hlos: dict[str, Path] = field(default_factory=dict)
@@ -169,6 +170,7 @@ def machine_memory_mb() -> int:
 @dataclass(frozen=True, slots=True)
 class _Emit:
     kernel: Kernel
+    inputs: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class _Run:
         for neff in plan.neffs:
             self.neffs_of[neff.kernel].append(neff)
         self.emits = deque(plan.kernels)
+        self.made = Emits(settings.state / "hlo", libraries)
         self.compiles: deque[_Compile] = deque()
         self.waiting: dict[Path, list[Neff]] = {}  # by the NEFF's file: who else needs what is being compiled
         self.ended: dict[Path, str | None] = {}  # why there is no such NEFF, or None when there is
@@ -208,7 +211,7 @@ class _Run:
             for answer in answers:
                 self.running -= 1
                 if isinstance(answer.task, _Emit):
-                    self._emitted(answer.task.kernel, answer)
+                    self._emitted(answer.task, answer)
                 else:
                     self._compiled(answer.task, answer)
 
@@ -228,8 +231,12 @@ class _Run:
                 return True
         if self.emits:
             kernel = self.emits.popleft()
-            self.running += 1
-            self.pool.start(_Emit(kernel), self._emit_arguments(kernel), self._limit())
+            emit = _Emit(kernel, self.made.inputs(kernel))
+            if self.made.is_current(kernel, emit.inputs):
+                self._ready(kernel)
+            else:
+                self.running += 1
+                self.pool.start(emit, self._emit_arguments(kernel), self._limit())
             return True
         return False
 
@@ -241,9 +248,6 @@ class _Run:
             return min(neff.memory_mb, SIMULATOR_MEMORY_MB), 1
         return neff.memory_mb, neff.cpus
 
-    def _hlo(self, kernel: str) -> Path:
-        return self.settings.state / "hlo" / f"{kernel}.hlo.pb"
-
     def _emit_arguments(self, kernel: Kernel) -> list[str]:
         library, registration = find(kernel.spec.op, self.libraries)
         return [
@@ -251,7 +255,7 @@ class _Run:
             f"--spec={spec_json(kernel.spec)}",
             f"--library={library.name}",
             f"--emitter={registration.file}",
-            f"--output={self._hlo(kernel.spec.id)}",
+            f"--output={self.made.hlo(kernel)}",
         ]
 
     def _compile_arguments(self, compile_: _Compile) -> list[str]:
@@ -261,7 +265,7 @@ class _Run:
             f"--compiler={s.compiler}",
             f"--config={canonical_json(self.configs[compile_.neff.config].to_json())}",
             f"--kernel={compile_.neff.kernel}",
-            f"--hlo={self._hlo(compile_.neff.kernel)}",
+            f"--hlo={self.result.hlos[compile_.neff.kernel]}",
             f"--output={compile_.path}",
             f"--log-dir={s.state / 'logs'}",
             f"--origin={self._origin(compile_)}",
@@ -278,17 +282,24 @@ class _Run:
     def _origin(self, compile_: _Compile) -> Path:
         return self.settings.state / "tmp" / f"{compile_.path.stem}.origin"
 
-    def _emitted(self, kernel: Kernel, answer: Answer) -> None:
-        neffs = self.neffs_of[kernel.spec.id]
+    def _emitted(self, emit: _Emit, answer: Answer) -> None:
+        kernel = emit.kernel
         if answer.exit_code:
-            for neff in neffs:
+            for neff in self.neffs_of[kernel.spec.id]:
                 self._report(Step(neff, answer.output or f"emit failed with exit status {answer.exit_code}"))
             return
-        path = self._hlo(kernel.spec.id)
         self.result.emitted += 1
+        # An emitter may be edited while it runs: nobody knows which of the two this HLO is of.
+        if emit.inputs is not None and self.made.inputs(kernel) == emit.inputs:
+            self.made.note(kernel, emit.inputs)
+        self._ready(kernel)
+
+    def _ready(self, kernel: Kernel) -> None:
+        """Goes on with the compiles of a kernel whose HLO is there."""
+        path = self.made.hlo(kernel)
         self.result.hlos[kernel.spec.id] = path
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        for neff in neffs:
+        for neff in self.neffs_of[kernel.spec.id]:
             key = cache.Key.of_digest(digest, self.settings.identity, self.configs[neff.config])
             target = self.settings.state / "neff" / f"{key.name[:40]}.neff"
             if target in self.waiting:
