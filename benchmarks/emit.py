@@ -47,7 +47,7 @@ def through_worker(steps: list[list[str]]) -> float:
     """Returns the seconds that one worker takes, its start included."""
     start = time.perf_counter()
     with subprocess.Popen(
-        [*WORKER, "--persistent_worker", "--singleplex"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*WORKER, "--persistent_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:
         assert worker.stdin and worker.stdout
         for step in steps:

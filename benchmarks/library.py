@@ -29,7 +29,7 @@ import figures  # noqa: E402
 import usage  # noqa: E402
 from kernelgen.plan import Kernel, spec_json  # noqa: E402
 
-WORKER = [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker", "--singleplex"]
+WORKER = [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker"]
 
 GROWTH = 1.15
 """What the worker's memory in the last fifth may be of that in the second: the first warms up."""

@@ -46,12 +46,7 @@ def run_kernelgen(ctx, tool, arguments, worker, **kwargs):
     startup.add_all(["-P", "-m", "kernelgen.worker"])
     requirements = dict(kwargs.pop("execution_requirements", {}))
     if worker:
-        requirements |= {
-            "requires-worker-protocol": "json",
-            "supports-multiplex-sandboxing": "1",
-            "supports-multiplex-workers": "1",
-            "supports-workers": "1",
-        }
+        requirements |= {"supports-workers": "1", "requires-worker-protocol": "json"}
     ctx.actions.run(
         executable = tool.python,
         arguments = [startup, arguments],

@@ -1,9 +1,7 @@
 """The build steps as Bazel and CMake call them: one step a process, or many in a persistent worker.
 
     python -m kernelgen.worker @ARGUMENTS                one step; ARGUMENTS is a file with an argument a line
-    python -m kernelgen.worker --persistent_worker       Bazel's JSON worker protocol on standard input and output, many steps at
-                                                         once in processes of their own (see `kernelgen.multiplex`)
-    python -m kernelgen.worker --persistent_worker --singleplex       the same, one step after another in this process
+    python -m kernelgen.worker --persistent_worker       Bazel's JSON worker protocol on standard input and output
 
 A step is `emit`, `emit-batch`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and writes only the
 files that it is given. With `--depfile` (a path) a step also writes, as a Makefile rule, which of kernelgen's own sources it
@@ -19,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import sys
 import traceback
 from collections import defaultdict
@@ -279,18 +276,12 @@ def expand(words: Sequence[str]) -> list[str]:
 
 
 def serve(requests: TextIO, responses: TextIO) -> None:
-    """Answers Bazel's work requests until standard input ends: a JSON object a line, each answered by one.
-
-    A request's paths are relative to its `sandboxDir`, if it has one.
-    """
-    here = Path.cwd()
+    """Answers Bazel's work requests until standard input ends: a JSON object a line, each answered by one."""
     for line in requests:
         if not line.strip():
             continue
         request: dict[str, Any] = json.loads(line)
-        os.chdir(request.get("sandboxDir") or here)
         code, output = run(request.get("arguments", []))
-        os.chdir(here)
         response = {"exitCode": code, "output": output, "requestId": request.get("requestId", 0)}
         responses.write(json.dumps(response) + "\n")
         responses.flush()
@@ -298,12 +289,7 @@ def serve(requests: TextIO, responses: TextIO) -> None:
 
 def main(argv: Sequence[str]) -> int:
     if "--persistent_worker" in argv:
-        if "--singleplex" in argv:
-            serve(sys.stdin, sys.stdout)
-        else:
-            from kernelgen import multiplex
-
-            multiplex.serve(sys.stdin.buffer, sys.stdout.buffer)
+        serve(sys.stdin, sys.stdout)
         return EXIT_OK
     if not argv:
         print(__doc__, file=sys.stderr)

@@ -4,7 +4,7 @@ Everything between the manifests and the bundles lives in one folder, `<output>/
 
     hlo/<kernel>.hlo.pb     what was emitted last; <kernel>.made beside it says from what, so that it is not emitted again
     neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else
-    logs/  tmp/             logs of failed compiles; the workers' temporary files
+    logs/  tmp/             of the workers
 
 So a NEFF that is there is up to date by its name, whichever kernel, manifest or earlier build it was made for. What is not there
 may be in a cache that other builds share (`kernelgen.cache`); a compile step looks there first.
@@ -154,7 +154,7 @@ def run(plan: Plan, libraries: Sequence[Library], settings: Settings, reporter: 
     scratch = settings.state / "tmp"
     for folder in (settings.state / "hlo", settings.state / "neff", scratch):
         folder.mkdir(parents=True, exist_ok=True)
-    with Pool(settings.jobs, {"TMPDIR": str(scratch.resolve())}) as pool:
+    with Pool(settings.jobs, settings.state / "logs", {"TMPDIR": str(scratch.resolve())}) as pool:
         return _Run(plan, libraries, settings, reporter, pool).run()
 
 

@@ -1,7 +1,7 @@
 """Worker processes that run build steps: each imports JAX once, and one that dies takes only its own step with it.
 
-A worker is `kernelgen.worker` with the protocol that Bazel speaks to it, one step at a time. It leads a process group of its own,
-so that Ctrl-C reaches nobody but us, and stopping it stops the compiler it may have started.
+A worker is `kernelgen.worker` with the protocol that Bazel speaks to it. It leads a process group of its own, so that Ctrl-C
+reaches nobody but us, and stopping it stops the compiler it may have started.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +24,8 @@ GRACE = 2.0
 """Seconds between asking a worker to stop and killing it."""
 
 _CHUNK = 1 << 16
-_TAIL, _TAIL_BYTES = 20, 8192
-"""Lines of a dead worker's log that are shown, and in how many of its last bytes."""
+_TAIL = 20
+"""Lines of a dead worker's log that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,16 @@ class Pool:
 
     Args:
         size: how many workers there may be.
+        logs: a folder for what workers print beside their answers (XLA does, before it aborts).
         environment: variables to set for the workers.
     """
 
-    def __init__(self, size: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, size: int, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         package = Path(__file__).resolve().parent.parent.parent
         path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._size = size
+        self._logs = logs
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
 
@@ -75,16 +76,13 @@ class Pool:
         """How many steps can be started now."""
         return self._size - sum(worker.busy for worker in self._workers)
 
-    def start(
-        self, task: Any, arguments: Sequence[str], timeout: float | None = None, folder: str | None = None
-    ) -> None:
+    def start(self, task: Any, arguments: Sequence[str], timeout: float | None = None) -> None:
         """Starts a step in an idle worker.
 
         Args:
             task: whatever names the step to the caller; it comes back in the `Answer`.
             arguments: as `kernelgen.worker` takes them.
             timeout: seconds after which the worker is killed.
-            folder: where the step runs, so that paths in its arguments are relative to it; None: where we do.
 
         Raises:
             ValueError: no worker is idle.
@@ -93,39 +91,24 @@ class Pool:
             raise ValueError("every worker is busy")
         worker = next((w for w in self._workers if not w.busy), None)
         if worker is None:
-            worker = _Worker.launch(self._environment)
+            used = {w.number for w in self._workers}
+            worker = _Worker.launch(min(set(range(self._size)) - used), self._logs, self._environment)
             self._workers.append(worker)
             self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
-        worker.begin(task, arguments, timeout, folder)
+        worker.begin(task, arguments, timeout)
 
-    def wait(self, until: IO[bytes] | None = None) -> list[Answer]:
-        """Returns the answers of the next steps that end; at least one, unless no step is running.
-
-        Args:
-            until: a file: also returns, without an answer maybe, as soon as it can be read.
-        """
-        if until is not None:
-            self._selector.register(until, selectors.EVENT_READ)
-        try:
-            return self._wait(until)
-        finally:
-            if until is not None:
-                self._selector.unregister(until)
-
-    def _wait(self, until: IO[bytes] | None) -> list[Answer]:
-        while until is not None or any(worker.busy for worker in self._workers):
+    def wait(self) -> list[Answer]:
+        """Returns the answers of the next steps that end; at least one, unless no step is running."""
+        while any(worker.busy for worker in self._workers):
             deadlines = [w.deadline for w in self._workers if w.busy and w.deadline is not None]
             pause = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-            answers, readable = [], False
+            answers = []
             for key, _ in self._selector.select(pause):
-                if key.fileobj is until:
-                    readable = True
-                else:
-                    answers += self._read(key.data)
+                answers += self._read(key.data)
             for worker in [w for w in self._workers if w.busy and w.deadline is not None]:
                 if time.monotonic() >= worker.deadline:  # type: ignore[operator]
                     answers.append(self._bury(worker, "it took longer than its time limit and was stopped"))
-            if answers or readable:
+            if answers:
                 return answers
         return []
 
@@ -173,46 +156,44 @@ class Pool:
                 reason = f"its worker was killed by {signal.Signals(-status).name}"
                 if -status == signal.SIGKILL:
                     reason += ": most likely the machine ran out of memory; fewer jobs (-j) need less"
-        return worker.end(1, "\n".join([f"error: {reason}", *(f"    {line}" for line in worker.last_words)]))
+        log = worker.log.read_bytes()[-8192:].decode(errors="replace").splitlines()[-_TAIL:]
+        return worker.end(1, "\n".join([f"error: {reason}", *(f"    {line}" for line in log)]))
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A process.
-
-    Attributes:
-        log: a nameless file of what it prints beside its answers: XLA does, before it aborts.
-        last_words: the last lines of it, once the process was killed.
-    """
-
+    number: int
     process: subprocess.Popen[bytes]
-    log: IO[bytes] = field(repr=False)
+    log: Path
     buffer: bytes = b""
     busy: bool = False
     task: Any = None
     begun: float = 0.0
     deadline: float | None = None
-    last_words: Sequence[str] = ()
+    log_file: IO[bytes] | None = field(default=None, repr=False)
 
     @staticmethod
-    def launch(environment: Mapping[str, str]) -> _Worker:
-        log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open as long as the process)
+    def launch(number: int, logs: Path, environment: Mapping[str, str]) -> _Worker:
+        logs.mkdir(parents=True, exist_ok=True)
+        log = logs / f"worker-{number}.log"
+        log_file = log.open("wb", buffering=0)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker", "--singleplex"],
+            [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=log_file,
             env=environment,
             start_new_session=True,
         )
-        return _Worker(process, log)
+        return _Worker(number, process, log, log_file=log_file)
 
-    def begin(self, task: Any, arguments: Sequence[str], timeout: float | None, folder: str | None) -> None:
+    def begin(self, task: Any, arguments: Sequence[str], timeout: float | None) -> None:
         self.busy, self.task, self.begun = True, task, time.monotonic()
         self.deadline = None if timeout is None else self.begun + timeout
-        self.log.seek(0)
-        self.log.truncate()  # so that its last lines are about this step
-        request = json.dumps({"arguments": list(arguments), "requestId": 0, "sandboxDir": folder or ""}) + "\n"
+        if self.log_file:
+            self.log_file.seek(0)
+            self.log_file.truncate()  # so that its last lines are about this step
+        request = json.dumps({"arguments": list(arguments), "requestId": 0}) + "\n"
         # A worker that is gone is found out about when its output ends.
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(request.encode())  # type: ignore[union-attr]
@@ -235,9 +216,7 @@ class _Worker:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
         self.process.wait()
-        self.log.seek(0)
-        self.last_words = self.log.read()[-_TAIL_BYTES:].decode(errors="replace").splitlines()[-_TAIL:]
-        for stream in (self.process.stdin, self.process.stdout, self.log):
+        for stream in (self.process.stdin, self.process.stdout, self.log_file):
             if stream:
                 with contextlib.suppress(OSError):
                     stream.close()
