@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -89,31 +90,37 @@ class Checkout:
         log = self.output_root / "execution.json"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
+        counting = command in ("build", "test", "run") and count
+        begin = time.perf_counter()
+        with self.start(
+            command, *arguments, flags=[f"--execution_log_json_file={log}", *flags] if counting else flags
+        ) as process:
+            output, _ = process.communicate()
+        seconds = time.perf_counter() - begin
+        if expect is not None and process.returncode != expect:
+            raise BuildFailed(f"exit status {process.returncode}: {shlex.join(map(str, process.args))}\n{output}")  # type: ignore[arg-type]
+        executed: Counter[str] = Counter()
+        cached: Counter[str] = Counter()
+        for spawn in spawns(log):
+            (cached if spawn.get("cacheHit") else executed)[spawn["mnemonic"]] += 1
+        return Result(seconds, executed, cached, output)
+
+    def start(self, command: str, *arguments: str, flags: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Starts a Bazel command; its standard output and error come through one pipe."""
         words = [str(self.path / "bazelw"), f"--output_user_root={self.output_root}", "--max_idle_secs=60", command]
         if command in ("build", "test", "run"):
-            words += [f"--execution_log_json_file={log}"] if count else []
             words += ["--color=no", "--curses=no", *self.flags, *flags]
         env = {
             k: v for k, v in os.environ.items() if not k.startswith(("TEST_", "RUNFILES", "BUILD_", "PYTHON", "BAZEL"))
         }
-        start = time.perf_counter()
-        done = subprocess.run(
+        return subprocess.Popen(
             [*words, *arguments],
             cwd=self.path / self.folder,
             env=env | dict(self.env),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
         )
-        seconds = time.perf_counter() - start
-        if expect is not None and done.returncode != expect:
-            raise BuildFailed(f"exit status {done.returncode}: {' '.join([*words, *arguments])}\n{done.stdout}")
-        executed: Counter[str] = Counter()
-        cached: Counter[str] = Counter()
-        for spawn in spawns(log):
-            (cached if spawn.get("cacheHit") else executed)[spawn["mnemonic"]] += 1
-        return Result(seconds, executed, cached, done.stdout)
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Replaces text that must be there."""

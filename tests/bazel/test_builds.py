@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +46,32 @@ def test_workspace_mode_builds_the_same_bytes(checkout: scratch.Checkout) -> Non
     execroot = next((checkout.output_root).glob("*/execroot/neuron_kernelgen"))
     packs = list(execroot.glob("bazel-out/*/bin/external/neuron_kernels/bundles/basic_trn1.kernels.gguf"))
     assert [hashlib.sha256(p.read_bytes()).hexdigest() for p in packs] == [bzlmod]
+
+
+def workers(checkout: scratch.Checkout) -> list[str]:
+    """Returns the command lines of a checkout's workers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(process.read_text().replace("\0", " "))
+    return [line for line in found if str(checkout.output_root) in line and "kernelgen.worker" in line]
+
+
+def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.Checkout) -> None:
+    checkout.bazel("build", "//manifests:basic_trn1")
+    whole = digest(checkout)
+    checkout.bazel("clean")
+    checkout.bazel("shutdown")
+    checkout.bazel("build", "--nobuild", "//manifests:basic_trn1")
+    with checkout.start("build", "//manifests:basic_trn1") as build:
+        # Its first steps have begun, and import JAX.
+        while not workers(checkout) and build.poll() is None:
+            time.sleep(0.01)
+        build.send_signal(signal.SIGINT)
+        build.communicate()
+    assert build.returncode == 8
+    checkout.bazel("build", "//manifests:basic_trn1")
+    assert digest(checkout) == whole
 
 
 def test_the_choice_of_the_simulator_is_said_once(checkout: scratch.Checkout) -> None:
