@@ -191,8 +191,23 @@ def test_dry_run_only_says_what_would_be_built(kernelgen: Run, basic: Path, tmp_
     assert done.code == 0
     first, last = done.out.splitlines()
     assert re.fullmatch(r"add-1024x64-f32-[0-9a-f]{12}  kernels/elementwise.py  inf2, trn1, trn2", first)
-    assert last == f"would emit 1 kernel, compile 3, and write to {tmp_path}/out: no bundles"
+    assert last == f"would emit 1 of 1 kernel, compile at most 3 of 3, and write to {tmp_path}/out: no bundles"
     assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_looks_at_what_is_there(kernelgen: Run, folder: Path) -> None:
+    def would() -> str:
+        return build(kernelgen, folder, path, "--dry-run").out.splitlines()[-1].partition(", and write")[0]
+
+    path = manifest(folder, "add", "twice")
+    assert would() == "would emit 2 of 2 kernels, compile at most 2 of 2"
+    assert build(kernelgen, folder, path).code == 0
+    assert would() == "would emit 0 of 2 kernels, compile 0 of 2"
+    (folder / "mine/own.py").write_text(EMITTERS.replace("return x + x", "# a comment\n    return x + x"))
+    assert would() == "would emit 1 of 2 kernels, compile at most 1 of 2"
+    for neff in (folder / "out/.kernelgen/neff").iterdir():
+        neff.write_bytes(b"")
+    assert would() == "would emit 1 of 2 kernels, compile at most 2 of 2"
 
 
 def test_forms(kernelgen: Run, folder: Path) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kernelgen import fileio
@@ -38,7 +38,7 @@ class Emits:
         self._common = {
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
             "kernelgen": {str(p.relative_to(_KERNELGEN)): _digest(p) for p in sorted(_KERNELGEN.rglob("*.py"))},
-            "packages": {name: version(name) for name in _PACKAGES},
+            "packages": {name: _version(name) for name in _PACKAGES},
             "python": platform.python_version(),
         }
 
@@ -80,6 +80,13 @@ class Emits:
 
     def _made(self, kernel: Kernel) -> Path:
         return self._folder / f"{kernel.spec.id}.made"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # the emit will say so
+        return "none"
 
 
 def _text(inputs: str, hlo: Path) -> str:

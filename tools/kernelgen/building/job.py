@@ -158,6 +158,24 @@ def run(plan: Plan, libraries: Sequence[Library], settings: Settings, reporter: 
         return _Run(plan, libraries, settings, reporter, pool).run()
 
 
+def preview(plan: Plan, libraries: Sequence[Library], settings: Settings) -> tuple[int, int]:
+    """Returns how many kernels a build would emit now, and how many NEFFs it would make at most.
+
+    A kernel that is emitted may have the HLO that it had, and a cache may have its NEFF: then it is not compiled.
+    """
+    configs = {config.key: config for config in plan.configs}
+    made = Emits(settings.state / "hlo", libraries)
+    current = {
+        kernel.spec.id: hashlib.sha256(made.hlo(kernel).read_bytes()).hexdigest()
+        for kernel in plan.kernels
+        if made.is_current(kernel, made.inputs(kernel))
+    }
+    there = sum(
+        n.kernel in current and _whole(_neff_file(settings, current[n.kernel], configs[n.config])) for n in plan.neffs
+    )
+    return len(plan.kernels) - len(current), len(plan.neffs) - there
+
+
 def machine_memory_mb() -> int:
     """Returns the memory that compiles may use together, in MiB: four fifths of the machine's or the container's."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -300,8 +318,7 @@ class _Run:
         self.result.hlos[kernel.spec.id] = path
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         for neff in self.neffs_of[kernel.spec.id]:
-            key = cache.Key.of_digest(digest, self.settings.identity, self.configs[neff.config])
-            target = self.settings.state / "neff" / f"{key.name[:40]}.neff"
+            target = _neff_file(self.settings, digest, self.configs[neff.config])
             if target in self.waiting:
                 self.waiting[target].append(neff)
             elif target in self.ended:
@@ -337,6 +354,11 @@ class _Run:
         if path is not None and step.failure is None:
             self.result.neffs[step.neff.id] = path
         self.reporter.step(step)
+
+
+def _neff_file(settings: Settings, hlo_digest: str, config: CompileConfig) -> Path:
+    key = cache.Key.of_digest(hlo_digest, settings.identity, config)
+    return settings.state / "neff" / f"{key.name[:40]}.neff"
 
 
 def _whole(path: Path) -> bool:

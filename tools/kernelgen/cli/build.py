@@ -86,9 +86,6 @@ def command(
 
     plan = Plan.merge(options.only_targets(manifest.load(manifests, libraries=libraries), targets))
     whole, plan = plan, _only(plan, only)
-    if dry_run:
-        _print_plan(plan, whole, output)
-        return EXIT_OK
 
     from kernelgen import compilers
     from kernelgen.building import job
@@ -104,6 +101,9 @@ def command(
         timeout=timeout,
         cache=caches,
     )
+    if dry_run:
+        _print_plan(plan, whole, job.preview(plan, libraries, settings), output)
+        return EXIT_OK
     begun = time.monotonic()
     with _terminated_as_interrupt(), job.locked(settings):
         with _reporter(len(plan.neffs)) as reporter:
@@ -124,13 +124,18 @@ def _only(plan: Plan, only: str | None) -> Plan:
     )
 
 
-def _print_plan(plan: Plan, whole: Plan, output: Path) -> None:
+def _print_plan(plan: Plan, whole: Plan, work: tuple[int, int], output: Path) -> None:
     for kernel in plan.kernels:
         configs = ", ".join(n.config for n in plan.neffs if n.kernel == kernel.spec.id)
         click.echo(f"{kernel.spec.id}  {kernel.library}/{kernel.emitter}.py  {configs}")
+    emits, compiles = work
     bundles = ", ".join(b.id for b in whole.bundles) if len(plan.kernels) == len(whole.kernels) else "no bundles"
     kernels = f"{len(plan.kernels)} {'kernel' if len(plan.kernels) == 1 else 'kernels'}"
-    click.echo(f"would emit {kernels}, compile {len(plan.neffs)}, and write to {output}: {bundles}")
+    at_most = "at most " if compiles else ""
+    click.echo(
+        f"would emit {emits} of {kernels}, compile {at_most}{compiles} of {len(plan.neffs)}, "
+        f"and write to {output}: {bundles}"
+    )
 
 
 def _write_bundles(
