@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen.building import job
+from kernelgen.building import emits, job
 from kernelgen.building.pool import Answer
 from kernelgen.library import Library, builtin_library
 from kernelgen.plan import CompileConfig, Kernel, KernelSpec, Plan, Request, TensorDesc
@@ -229,3 +229,54 @@ def test_a_source_that_does_not_parse_any_more_is_left_to_the_emit(mine: Library
     (mine.root / "helper.py").write_text("def f(:\n")
     assert emitted(plan(2), tmp_path, [mine]) == 2
     assert emitted(plan(2), tmp_path, [mine]) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "again"),
+    [
+        ("import elsewhere", 2),
+        ("from elsewhere.deep import g", 2),
+        ("from .folder import g", 2),
+        ("from . import folder", 2),
+        ("from .folder.deep import g", 2),
+        ("from .. import g", 2),
+        ("import math, jax.numpy, numpy as np", 0),
+        ("from kernelgen.kernels import common", 0),
+        ("from . import helper", 0),
+    ],
+)
+def test_what_imports_more_than_a_digest_covers_is_emitted_by_every_build(
+    mine: Library, tmp_path: Path, line: str, again: int
+) -> None:
+    (mine.root / "folder").mkdir()
+    with (mine.root / "helper.py").open("a") as stream:
+        stream.write(f"{line}\n")
+    assert emitted(plan(2), tmp_path, [mine]) == 2
+    assert emitted(plan(2), tmp_path, [mine]) == again
+
+
+def test_a_module_of_the_same_name_in_the_built_in_library_counts_too(
+    mine: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builtin = Library("kernels", tmp_path / "kernels")
+    builtin.root.mkdir()
+    (builtin.root / "helper.py").write_text("X = 1\n")
+    monkeypatch.setattr("kernelgen.library.builtin_library", lambda: builtin)
+    with (mine.root / "helper.py").open("a") as stream:
+        stream.write("from kernelgen.kernels import helper\n")
+    assert emitted(plan(2), tmp_path, [mine]) == 2
+    assert emitted(plan(2), tmp_path, [mine]) == 0
+    (builtin.root / "helper.py").write_text("X = 2\n")
+    assert emitted(plan(2), tmp_path, [mine]) == 2
+
+
+def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: Path) -> None:
+    source = builtin_library()
+    made = emits.Emits(tmp_path, [source])
+    relu = plan(1).kernels[0].spec
+    known = {
+        r.module: made.inputs(Kernel(KernelSpec.make(op, relu.inputs, relu.output), r.module))
+        for op, r in source.scan().items()
+    }
+    assert len(known) > 10
+    assert [module for module, inputs in known.items() if inputs is None] == []

@@ -2,15 +2,18 @@
 
 Beside a kernel's HLO lies `<kernel>.made`, with two digests: of all that the HLO was made from (the kernel, its emitter and the
 modules that this imports, kernelgen, Python, the packages that emitting uses and the environment variables that they read) and of
-the HLO. Both must be as they are now; times of files say nothing.
+the HLO. Both must be as they are now; times of files say nothing. What imports anything else is emitted by every build.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import platform
+import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,7 +22,10 @@ from kernelgen.errors import KernelgenError
 from kernelgen.library import Library, dependencies, find
 from kernelgen.plan import Kernel, canonical_json, spec_json
 
-_PACKAGES = ("jax", "jaxlib", "ml_dtypes", "numpy", "protobuf")
+_PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "numpy", "protobuf")
+_KNOWN = frozenset({*sys.stdlib_module_names, *_PACKAGES, "kernelgen"})
+"""What may be imported: the digest covers it."""
+
 _VARIABLES = ("JAX_", "XLA_")
 _KERNELGEN = Path(__file__).resolve().parent.parent
 
@@ -47,10 +53,16 @@ class Emits:
         return self._folder / f"{kernel.spec.id}.hlo.pb"
 
     def inputs(self, kernel: Kernel) -> str | None:
-        """Returns a digest of what the kernel's HLO is made from; None when a source is broken, which the emit will say."""
+        """Returns a digest of what the kernel's HLO is made from.
+
+        None when that is not known: a source imports what is none of the library's own, or it is broken, which the emit will say.
+        """
         library, registration = find(kernel.spec.op, self._libraries)
         try:
-            sources = {file.name: _digest(file) for file in dependencies(library, registration.module)}
+            files = dependencies(library, registration.module)
+            if any(_imports_others(file.read_bytes(), file.parent) for file in files):
+                return None
+            sources = [[file.parent == library.root, file.name, _digest(file)] for file in files]
         except (KernelgenError, OSError):
             return None
         own = {
@@ -80,6 +92,27 @@ class Emits:
 
     def _made(self, kernel: Kernel) -> Path:
         return self._folder / f"{kernel.spec.id}.made"
+
+
+@lru_cache(maxsize=1024)
+def _imports_others(source: bytes, folder: Path) -> bool:
+    """Returns whether a module imports what is neither one of `_KNOWN` nor a module beside it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        elif isinstance(node, ast.ImportFrom):
+            # `from . import x` and `from .x import …`: a folder's files, or those above this one, are not looked at.
+            beside = [node.module] if node.module else [alias.name for alias in node.names]
+            if node.level > 1 or any("." in name or (folder / name).is_dir() for name in beside):
+                return True
+            continue
+        else:
+            continue
+        if any(name.partition(".")[0] not in _KNOWN for name in names):
+            return True
+    return False
 
 
 def _version(package: str) -> str:
