@@ -126,7 +126,12 @@ def test_an_op_that_a_target_refuses_is_a_mistake_where_it_is_named(library: Lib
         KernelgenError, match=r"t\.yaml:6:10: error: op 'relu' can't be compiled for trn1 \(NCC_EVRF035\)"
     ):
         load(tmp_path, body + relu, mine, library)
+    # A mistake beside it is reported as one, too.
+    with pytest.raises(KernelgenError, match="can't be compiled for trn1") as wrong:
+        load(tmp_path, body + relu + "  - nonsense\n", mine, library)
+    assert len(wrong.value.diagnostics) == 2
     file = tmp_path / "t.yaml"
+    file.write_text(f"format: 1\nname: t\ntargets: [trn1]\n{body}{relu}", encoding="utf-8")
     file.write_text(file.read_text().replace("[trn1]", "[trn3]"), encoding="utf-8")
     assert manifest.load([file], libraries=[mine, library])
 

@@ -46,8 +46,8 @@ def run_kernelgen(ctx, tool, arguments, worker, **kwargs):
     startup.add_all(["-P", "-m", "kernelgen.worker"])
     requirements = dict(kwargs.pop("execution_requirements", {}))
     if worker:
-        # One request at a time: Bazel 7 takes a multiplex worker's late answer from before an interrupt for that to a request after it,
-        # which would be faster (Bazel looks for a single answer every 10 ms only).
+        # One request at a time. A multiplex worker would be faster (Bazel looks only every 10 ms for the answer of one that is not), but
+        # when a build follows an interrupted one, Bazel 7 takes the late answers of such a worker for those to the new requests.
         requirements |= {"supports-workers": "1", "requires-worker-protocol": "json"}
     ctx.actions.run(
         executable = tool.python,

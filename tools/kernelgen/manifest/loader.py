@@ -128,8 +128,9 @@ def _check_targets(
         if not refused:
             continue
         entries = root.get("kernels")
-        nodes = [entry.get("op") for entry in (entries.value if entries is not None else [])]
-        node = next((n for n in nodes if n is not None and n.text == op), None) or root.value["model"].node
+        listed = entries.value if entries is not None and entries.kind == "seq" else []
+        nodes = [entry.get("op") for entry in listed if entry.kind == "map"]
+        node = next((n for n in nodes if n is not None and n.text == op), None) or root.get("model") or root
         report.fail(
             node,
             f"op '{op}' can't be compiled for {', '.join(f'{name} ({rule})' for name, rule in refused)}",
