@@ -37,8 +37,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import figures
 import made_up
 import scratch
-from kernelgen import compilers, hlo, library, manifest
-from kernelgen.plan import Kernel, Plan, canonical_json, spec_json
+from kernelgen import hlo, library, manifest
+from kernelgen.canonical import canonical_json
+from kernelgen.compilers import choice
+from kernelgen.compilers.step import compile_file
+from kernelgen.kernel import spec_json
+from kernelgen.plan import Kernel, Plan
 
 LOOP_AT_LEAST, FLOOR_AT_MOST = 10.0, 2.0
 
@@ -100,7 +104,7 @@ def loop(source: library.Library, plan: Plan, count: int | None) -> float:
 def floor(source: library.Library, plan: Plan) -> tuple[float, float]:
     """Returns the wall seconds and the CPU seconds of lowering and compiling alone, each over the number of cores."""
     config = next(c for c in plan.configs if c.target == "trn1")
-    compiler = compilers.resolve("simulator")
+    compiler = choice.resolve("simulator")
     registrations = source.scan()
     functions = {op: library.load_function(source, registrations[op]) for op in {k.spec.op for k in plan.kernels}}
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +112,7 @@ def floor(source: library.Library, plan: Plan) -> tuple[float, float]:
 
         def once(k: Kernel) -> None:
             path.write_bytes(hlo.emit(k.spec, functions[k.spec.op]))
-            compilers.compile_file(path, neff, config, compiler, kernel=k.spec.id)
+            compile_file(path, neff, config, compiler, kernel=k.spec.id)
 
         once(plan.kernels[0])  # imports JAX and starts XLA
         wall, cpu = time.perf_counter(), time.process_time()

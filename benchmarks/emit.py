@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
 from kernelgen import library, manifest
-from kernelgen.plan import Kernel, Plan, spec_json
+from kernelgen.kernel import spec_json
+from kernelgen.plan import Kernel, Plan
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 WORKER = [sys.executable, "-P", "-m", "kernelgen.worker"]

@@ -27,7 +27,8 @@ import lane  # noqa: E402
 
 import figures  # noqa: E402
 import usage  # noqa: E402
-from kernelgen.plan import Kernel, spec_json  # noqa: E402
+from kernelgen.kernel import spec_json  # noqa: E402
+from kernelgen.plan import Kernel  # noqa: E402
 
 WORKER = [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker"]
 

@@ -92,7 +92,7 @@ def _made_up_emit(arguments: Arguments) -> None:
 
 def _made_up_emit_batch(arguments: Arguments) -> None:
     from kernelgen import fileio
-    from kernelgen.plan import KernelSpec
+    from kernelgen.kernel import KernelSpec
 
     for text in arguments["spec"]:
         spec = KernelSpec.from_json(json.loads(text))
@@ -162,11 +162,12 @@ def files(plan: Any, made: Sample, folder: Path) -> tuple[Path, Path]:
     Returns:
         the folder of the HLO and that of the NEFFs.
     """
-    from kernelgen import compilers, neff
+    from kernelgen import neff
+    from kernelgen.compilers import choice
     from kernelgen.hlo import proto
 
     (config,) = plan.configs
-    identity = compilers.resolve("simulator").identity
+    identity = choice.resolve("simulator").identity
     hlo_folder, neff_folder = folder / "hlo", folder / "neff"
     for path in (hlo_folder, neff_folder):
         path.mkdir(parents=True)

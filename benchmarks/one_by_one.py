@@ -12,12 +12,15 @@ import json
 import sys
 from pathlib import Path
 
-from kernelgen import compilers, hlo, library
-from kernelgen.plan import CompileConfig, KernelSpec
+from kernelgen import hlo, library
+from kernelgen.compilers import choice
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.compilers.step import compile_file
+from kernelgen.kernel import KernelSpec
 
 
 def main(kernels: Path, output: Path) -> None:
-    compiler = compilers.resolve("simulator")
+    compiler = choice.resolve("simulator")
     output.mkdir(parents=True, exist_ok=True)
     for line in kernels.read_text().splitlines():
         kernel = json.loads(line)
@@ -28,7 +31,7 @@ def main(kernels: Path, output: Path) -> None:
         path = output / f"{spec.id}.hlo.pb"
         path.write_bytes(hlo.emit(spec, function))
         config = CompileConfig.from_json(kernel["config"])
-        compilers.compile_file(path, output / f"{spec.id}.neff", config, compiler, kernel=spec.id)
+        compile_file(path, output / f"{spec.id}.neff", config, compiler, kernel=spec.id)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.plan import TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
 
 DTYPES = {
     "f32": jnp.float32,

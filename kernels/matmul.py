@@ -5,7 +5,7 @@ import numpy as np
 from jax import Array, lax
 
 from kernelgen.emitter import emitter
-from kernelgen.plan import TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
 
 from .common import f32, grouped_dot, result
 from .quants import floats

@@ -4,8 +4,8 @@ import numpy as np
 from jax import Array, lax
 
 from kernelgen.emitter import emitter
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.lower import Storage, storage, update, view
-from kernelgen.plan import TensorDesc
 
 from .common import DTYPES, repeat, result
 

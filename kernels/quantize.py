@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import TensorDesc
 
 from .common import DTYPES, Unsupported, f32
 from .quants import E2M1, IQ4_NL, e8m0, flat, split, ue4m3

@@ -16,8 +16,10 @@ from kernelgen.bundle.contents import Contents, Origin, StoredFile
 from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.bundle.lookups import lookups
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import CompileConfig, KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from kernelgen import neff
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.plan import Bundle, CompileConfig, KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
+from kernelgen.plan import Bundle
 
 COMPILER = "simulator 1 (jaxlib 1.2.3)"
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.bundle.key import key, key_hash
-from kernelgen.plan import KernelSpec, TensorDesc, spec_json
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec, spec_json
 
 PATH = Path(__file__).parents[1] / "data" / "bundle-keys.json"
 

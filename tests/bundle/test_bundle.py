@@ -15,8 +15,10 @@ import pytest
 
 from kernelgen import bundle, neff
 from kernelgen.bundle import pack, tree
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import CompileConfig, KernelSpec, TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 
 from .conftest import COMPILER, Kernels, make_hlo, unary
 
@@ -137,7 +139,10 @@ BUILD = """
 import sys
 from pathlib import Path
 from kernelgen import bundle, neff
-from kernelgen.plan import *
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
+from kernelgen.plan import Bundle
 source, out = map(Path, sys.argv[1:3])
 config = CompileConfig.make("trn1")
 specs = {s.id: s for s in (KernelSpec.make("relu", [t], t) for t in (TensorDesc.make((n, 1, 1, 1), "f32") for n in range(1, 7)))}

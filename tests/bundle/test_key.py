@@ -10,7 +10,8 @@ import pytest
 from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 
 from . import golden
 

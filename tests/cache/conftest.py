@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from kernelgen import cache, hlo, neff
-from kernelgen.plan import CompileConfig, KernelSpec, TensorDesc
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 
 from .store import Store
 

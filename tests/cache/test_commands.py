@@ -12,7 +12,7 @@ import pytest
 
 from kernelgen import cli
 from kernelgen.cache import Folder, Key, entry
-from kernelgen.plan import CompileConfig
+from kernelgen.compilers.settings import CompileConfig
 
 from .conftest import manifest
 from .store import Store
@@ -138,7 +138,7 @@ def put(folder: Folder, module: bytes, neff: bytes, kernel: str, compiler: str, 
 
 
 def identity() -> str:
-    from kernelgen.compilers import Simulator
+    from kernelgen.compilers.simulator import Simulator
 
     return Simulator().identity
 

@@ -6,7 +6,7 @@ import hashlib
 
 from kernelgen.cache import Key
 from kernelgen.cache.key import Difference, differences, nearest
-from kernelgen.plan import CompileConfig
+from kernelgen.compilers.settings import CompileConfig
 
 TRN1 = CompileConfig.make("trn1")
 KEY = Key.make(b"hlo", "neuronx-cc 2", TRN1)

@@ -11,8 +11,11 @@ import pytest
 
 from kernelgen.building import emits, job
 from kernelgen.building.pool import Answer
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 from kernelgen.library import Library, builtin_library
-from kernelgen.plan import CompileConfig, Kernel, KernelSpec, Plan, Request, TensorDesc
+from kernelgen.plan import Kernel, Plan, Request
 
 
 @dataclass

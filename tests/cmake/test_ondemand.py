@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from kernelgen.building import ondemand
-from kernelgen.plan import KernelSpec, TensorDesc, spec_json
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec, spec_json
 
 PROGRAM = Path(ondemand.__file__)
 TENSOR = TensorDesc.parse("(8,2,1,1)/f32")

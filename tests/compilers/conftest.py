@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from kernelgen import hlo
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 
 DOUBLE = Path(__file__).parent / "fake_neuronx_cc"
 

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from kernelgen import compilers, neff
-from kernelgen.compilers import NeuronxCC, Simulator
+from kernelgen.compilers.choice import resolve
+from kernelgen.compilers.neuronx_cc import NeuronxCC
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.compilers.simulator import Simulator
+from kernelgen.compilers.step import compile_file
 from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, KernelgenError
 from kernelgen.hlo import proto
-from kernelgen.plan import CompileConfig
 
 Install = Callable[..., Path]
 
@@ -28,60 +31,60 @@ def env(tmp_path: Path, **values: Any) -> dict[str, str]:
 
 def test_auto_takes_the_sdk_where_there_is_one(install: Install, tmp_path: Path) -> None:
     on_path = install("path")
-    compiler = compilers.resolve("auto", env=env(tmp_path, PATH=on_path.parent))
+    compiler = resolve("auto", env=env(tmp_path, PATH=on_path.parent))
     assert isinstance(compiler, NeuronxCC) and compiler.executable == on_path and compiler.note == ""
 
 
 def test_the_named_environment_wins_over_path(install: Install, tmp_path: Path) -> None:
     on_path, in_sdk = install("path"), install("venv")
-    compiler = compilers.resolve("neuronx-cc", env=env(tmp_path, PATH=on_path.parent, NEURON_SDK=in_sdk.parent.parent))
+    compiler = resolve("neuronx-cc", env=env(tmp_path, PATH=on_path.parent, NEURON_SDK=in_sdk.parent.parent))
     assert isinstance(compiler, NeuronxCC) and compiler.executable == in_sdk
 
 
 def test_a_given_program_wins_over_all(install: Install, tmp_path: Path) -> None:
     own, in_sdk = install("own"), install("venv")
-    compiler = compilers.resolve("auto", path=own, env=env(tmp_path, NEURON_SDK=in_sdk.parent.parent))
+    compiler = resolve("auto", path=own, env=env(tmp_path, NEURON_SDK=in_sdk.parent.parent))
     assert isinstance(compiler, NeuronxCC) and compiler.executable == own
 
 
 def test_auto_says_that_it_takes_the_simulator(tmp_path: Path) -> None:
-    compiler = compilers.resolve("auto", env=env(tmp_path))
+    compiler = resolve("auto", env=env(tmp_path))
     assert isinstance(compiler, Simulator)
     assert "neuronx-cc is not installed" in compiler.note and "load on no device" in compiler.note
-    assert compilers.resolve("simulator", env=env(tmp_path)).note == "", "who asks for it need not be told"
+    assert resolve("simulator", env=env(tmp_path)).note == "", "who asks for it need not be told"
 
 
 def test_the_sdk_is_demanded(tmp_path: Path) -> None:
     with pytest.raises(KernelgenError, match="neuronx-cc is not installed") as caught:
-        compilers.resolve("neuronx-cc", env=env(tmp_path))
+        resolve("neuronx-cc", env=env(tmp_path))
     assert caught.value.exit_code == EXIT_USAGE and "NEURON_SDK" in str(caught.value)
 
 
 @pytest.mark.parametrize("choice", ["auto", "neuronx-cc"])
 def test_a_named_environment_without_it_is_a_mistake(tmp_path: Path, choice: str) -> None:
     with pytest.raises(KernelgenError, match=r"NEURON_SDK is .*, which has no bin/neuronx-cc"):
-        compilers.resolve(choice, env=env(tmp_path, NEURON_SDK=tmp_path))
+        resolve(choice, env=env(tmp_path, NEURON_SDK=tmp_path))
 
 
 def test_the_empty_package_of_the_public_index_is_not_the_sdk(tmp_path: Path) -> None:
     (tmp_path / "lib/python3.11/site-packages/neuronx_cc-0.0.1.dist-info").mkdir(parents=True)
     with pytest.raises(KernelgenError, match="the public index's empty placeholder"):
-        compilers.resolve("auto", env=env(tmp_path, NEURON_SDK=tmp_path))
+        resolve("auto", env=env(tmp_path, NEURON_SDK=tmp_path))
 
 
 def test_choices(install: Install, tmp_path: Path) -> None:
     with pytest.raises(KernelgenError, match="unknown compiler 'simulater': did you mean 'simulator'"):
-        compilers.resolve("simulater")
+        resolve("simulater")
     with pytest.raises(KernelgenError, match="cannot be used for it"):
-        compilers.resolve("simulator", path=install())
+        resolve("simulator", path=install())
     (tmp_path / "text").write_text("no program")
     with pytest.raises(KernelgenError, match="not a program that can be run"):
-        compilers.resolve("neuronx-cc", path=tmp_path / "text")
+        resolve("neuronx-cc", path=tmp_path / "text")
 
 
 def test_simulator(module: bytes, tmp_path: Path) -> None:
     config = CompileConfig.make("trn2", optlevel=1)
-    simulator = compilers.resolve("simulator")
+    simulator = resolve("simulator")
     data = simulator.compile(module, config, kernel="k", log_dir=tmp_path)
     assert data == simulator.compile(module, config, kernel="other", log_dir=tmp_path), "the kernel's name is not in it"
     unpacked = neff.read_simulated(data)
@@ -155,7 +158,7 @@ def test_lint_comes_before_the_compiler(install: Install, module: bytes, tmp_pat
 def test_compile_file(module: bytes, tmp_path: Path) -> None:
     (tmp_path / "k.hlo.pb").write_bytes(module)
     out = tmp_path / "out" / "k.neff"
-    compilers.compile_file(tmp_path / "k.hlo.pb", out, CompileConfig.make("inf2"), Simulator())
+    compile_file(tmp_path / "k.hlo.pb", out, CompileConfig.make("inf2"), Simulator())
     assert neff.read_simulated(out.read_bytes()).info["config"]["target"] == "inf2"
     assert [p.name for p in out.parent.iterdir()] == ["k.neff"]
 
@@ -166,19 +169,19 @@ def test_compile_file_leaves_no_old_result(install: Install, module: bytes, tmp_
     out.parent.mkdir()
     out.write_text("of an earlier build")
     with pytest.raises(KernelgenError, match="kernel k for trn1"):
-        compilers.compile_file(
+        compile_file(
             tmp_path / "k.hlo.pb", out, CompileConfig.make("trn1"), NeuronxCC(install(exit=3, output="none"), "2")
         )
     assert [p.name for p in out.parent.iterdir()] == ["k.trn1.failed"], (
         "beside the output: only what explains the failure"
     )
     with pytest.raises(KernelgenError, match=r"missing\.hlo\.pb: No such file"):
-        compilers.compile_file(tmp_path / "missing.hlo.pb", out, CompileConfig.make("trn1"), Simulator())
+        compile_file(tmp_path / "missing.hlo.pb", out, CompileConfig.make("trn1"), Simulator())
 
 
 def test_compile_file_does_not_eat_its_input(module: bytes, tmp_path: Path) -> None:
     path = tmp_path / "k.hlo.pb"
     path.write_bytes(module)
     with pytest.raises(KernelgenError, match="the output is the input"):
-        compilers.compile_file(path, tmp_path / "." / "k.hlo.pb", CompileConfig.make("trn1"), Simulator())
+        compile_file(path, tmp_path / "." / "k.hlo.pb", CompileConfig.make("trn1"), Simulator())
     assert path.read_bytes() == module

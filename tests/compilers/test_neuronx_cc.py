@@ -17,8 +17,8 @@ import pytest
 
 from kernelgen import neff
 from kernelgen.compilers.neuronx_cc import NeuronxCC
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, KernelgenError
-from kernelgen.plan import CompileConfig
 
 TRN1 = CompileConfig.make("trn1")
 KERNEL = "sqr-64x4-f32-0123456789ab"
@@ -220,7 +220,7 @@ def test_dies_with_its_caller(install: Install, module: bytes, tmp_path: Path) -
     program = install(hang=True, record=str(record))
     (tmp_path / "hlo").write_bytes(module)
     code = (
-        "from pathlib import Path; from kernelgen.compilers import *; from kernelgen.plan import CompileConfig\n"
+        "from pathlib import Path; from kernelgen.compilers.neuronx_cc import *; from kernelgen.compilers.step import *; from kernelgen.compilers.settings import CompileConfig\n"
         f"compile_file({str(tmp_path / 'hlo')!r}, {str(tmp_path / 'out')!r}, CompileConfig.make('trn1'), "
         f"NeuronxCC(Path({str(program)!r}), '2.0'))"
     )

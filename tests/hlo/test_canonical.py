@@ -10,9 +10,10 @@ from toys import canonical, raw, spec, wire, wire_ids
 
 from kernelgen import hlo, library
 from kernelgen.errors import KernelgenError
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 F = "float32"
 LIBRARY = library.builtin_library()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from kernelgen import hlo, library
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import lower
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 SPECS = [
     ("rms_norm", ["(64,5,1,1)/f32"], "(64,5,1,1)/f32", {"eps": 1e-5}),
@@ -34,7 +35,8 @@ PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
 from kernelgen import hlo, library
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 lib = library.Library("kernels", Path(sys.argv[1]))
 made = {}
 for op, inputs, output, params in json.loads(sys.argv[2]):

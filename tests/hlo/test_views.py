@@ -12,9 +12,9 @@ from toys import spec
 
 from kernelgen import hlo
 from kernelgen.errors import KernelgenError
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.lower import storage, storage_shape
-from kernelgen.plan import TensorDesc
 
 
 def opcodes(text: str) -> set[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.cpu import import_jax
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 
 def spec(inputs: list[str | None], output: str, alias: int | None = None, op: str = "toy", **params: Any) -> KernelSpec:

@@ -13,9 +13,10 @@ from reference import DTYPES, EXAMPLES, compute
 
 from kernelgen import hlo, library
 from kernelgen.ggml import ops, shapes
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
 LIBRARY = library.builtin_library()

@@ -10,7 +10,7 @@ from harness import check, spec
 
 from kernelgen.ggml import shapes
 from kernelgen.ggml.ops import OPS
-from kernelgen.plan import TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
 
 STEPS = [
     {},

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from harness import check, emit
 
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import lint
+from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import graph_ops
-from kernelgen.plan import KernelSpec, TensorDesc
 from kernelgen.targets import TARGETS
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"

@@ -8,7 +8,7 @@ from harness import check, spec
 
 from kernelgen.ggml import shapes
 from kernelgen.ggml.ops import OPS
-from kernelgen.plan import TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
 
 NEAREST, BILINEAR, BICUBIC, ALIGN_CORNERS, ANTIALIAS = 0, 1, 2, 256, 512
 

@@ -7,7 +7,7 @@ import pytest
 from harness import check, spec
 
 from kernelgen.ggml import shapes
-from kernelgen.plan import TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i8", "i16", "i32", "i64", "q4_0", "q6_K", "iq2_xxs"])

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import kernelgen
 from kernelgen import bundle as bundles
-from kernelgen import compilers, manifest
+from kernelgen import manifest
 from kernelgen.building import job
+from kernelgen.compilers import choice
 from kernelgen.errors import KernelgenError
 from kernelgen.library import builtin_library
 from kernelgen.plan import Plan, Request
@@ -195,7 +196,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
     libraries = (builtin_library(),)
     request = replace(request, configs=tuple(c for c in request.configs if c.target == TARGET))
     plan = Plan.merge([request])
-    compiler = compilers.resolve("simulator")
+    compiler = choice.resolve("simulator")
     settings = job.Settings(
         output=output,
         compiler=compiler.name,

@@ -42,10 +42,12 @@ from kernelgen import bundle as bundles
 from kernelgen import fileio, hlo, neff
 from kernelgen import library as libraries
 from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulator import Simulator
 from kernelgen.errors import KernelgenError
+from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, kernels, schema, settings
-from kernelgen.plan import Bundle, CompileConfig, Kernel, KernelSpec
+from kernelgen.plan import Bundle, Kernel
 
 FORMAT = 1
 """Raised when results of before are not what this would write."""

@@ -37,7 +37,7 @@ import harness
 import lane
 
 from kernelgen import fileio
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 LIMIT = 1e-4
 """Normalised mean squared error of the logits against the CPU's; test-llama-archs' own."""

@@ -10,9 +10,10 @@ import pytest
 from kernelgen import cli
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import ENUM
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 from kernelgen.library import Library
 from kernelgen.manifest import coverage, graph_ops
-from kernelgen.plan import KernelSpec, TensorDesc
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "graph-ops"

@@ -11,10 +11,12 @@ from kernelgen import manifest
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml import shapes
 from kernelgen.ggml.ops import OPS
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 from kernelgen.library import Library
 from kernelgen.manifest import graph_ops
 from kernelgen.manifest.template import Template
-from kernelgen.plan import KernelSpec, Request, TensorDesc
+from kernelgen.plan import Request
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kernelgen import manifest
 from kernelgen.ggml import shapes
+from kernelgen.kernel import KernelSpec
 from kernelgen.library import Library
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.manifest.families import llama
-from kernelgen.plan import KernelSpec
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"
 LLAMA3 = Path(__file__).parents[2] / "manifests" / "llama3.yaml"

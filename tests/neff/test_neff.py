@@ -13,9 +13,11 @@ import tarfile
 import pytest
 
 from kernelgen import hlo, neff
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.plan import CompileConfig, KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 T = TensorDesc.parse
 CONFIG = CompileConfig.make("trn2")

@@ -13,8 +13,9 @@ import pytest
 
 from kernelgen import manifest
 from kernelgen.cache import OFF, Settings
+from kernelgen.kernel import spec_json
 from kernelgen.library import Library, builtin_library
-from kernelgen.plan import Plan, spec_json
+from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
 
 MANIFEST = """

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from kernelgen import hlo, neff
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 from kernelgen.library import builtin_library, find, load_function
-from kernelgen.plan import CompileConfig, KernelSpec, TensorDesc
 
 ROOT = Path(__file__).parents[2]
 

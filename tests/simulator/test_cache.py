@@ -19,7 +19,8 @@ ARRAYS = [np.arange(8, dtype=np.float32), np.full(8, 3, np.float32)]
 @pytest.fixture
 def hlo() -> Hlo:
     from kernelgen import hlo, library
-    from kernelgen.plan import KernelSpec, TensorDesc
+    from kernelgen.ggml.tensor import TensorDesc
+    from kernelgen.kernel import KernelSpec
 
     def make(op: str) -> bytes:
         source = library.builtin_library()

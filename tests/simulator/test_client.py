@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[..., Path]

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 from kernelgen.simulator import device as module
 from kernelgen.simulator.device import Arena, Device, DeviceError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import neff
-from kernelgen.plan import CompileConfig
+from kernelgen.compilers.settings import CompileConfig
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kernelgen.canonical import canonical_json
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
-from kernelgen.plan import CompileConfig, canonical_json
 
 HEADER_SIZE = 1024
 

@@ -36,7 +36,7 @@ def emit(arguments: Arguments) -> None:
     """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`."""
     from kernelgen import fileio, hlo
     from kernelgen import library as libraries
-    from kernelgen.plan import KernelSpec
+    from kernelgen.kernel import KernelSpec
 
     spec = KernelSpec.from_json(json.loads(one(arguments, "spec")))
     module = Path(one(arguments, "emitter"))
@@ -53,7 +53,7 @@ def emit_batch(arguments: Arguments) -> None:
     """
     from kernelgen import fileio, hlo
     from kernelgen import library as libraries
-    from kernelgen.plan import KernelSpec
+    from kernelgen.kernel import KernelSpec
 
     module, folder = Path(one(arguments, "emitter")), Path(one(arguments, "folder"))
     source = libraries.Library(one(arguments, "library"), module.parent)
@@ -83,17 +83,18 @@ def compile_(arguments: Arguments) -> None:
     the one that machines share; `--notices` (a folder) and `--build` (any word) keep their warnings from being printed by every
     step. What the NEFF was made of, and whether it was compiled now, is written to `--origin` (`kernelgen.building.origins`).
     """
-    from kernelgen import compilers
-    from kernelgen.plan import CompileConfig
+    from kernelgen.compilers import choice
+    from kernelgen.compilers.settings import CompileConfig
+    from kernelgen.compilers.step import compile_file
 
     executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
     timeout = maybe(arguments, "timeout")
-    compiler = compilers.resolve(one(arguments, "compiler"), path=executable)
+    compiler = choice.resolve(one(arguments, "compiler"), path=executable)
     planned = maybe(arguments, "identity")
     if planned and compiler.identity != planned:
         # The NEFF would be stored under the name of a compiler that did not make it.
         raise KernelgenError(f"the build is for {planned}, and this machine has {compiler.identity} ({executable})")
-    source = compilers.compile_file(
+    source = compile_file(
         Path(one(arguments, "hlo")),
         Path(one(arguments, "output")),
         CompileConfig.from_json(json.loads(one(arguments, "config"))),
@@ -137,7 +138,9 @@ def bundle(arguments: Arguments) -> None:
     from kernelgen import bundle as bundles
     from kernelgen import fileio
     from kernelgen.bundle.lookups import lookups
-    from kernelgen.plan import Bundle, CompileConfig, KernelSpec
+    from kernelgen.compilers.settings import CompileConfig
+    from kernelgen.kernel import KernelSpec
+    from kernelgen.plan import Bundle
 
     config = CompileConfig.from_json(json.loads(one(arguments, "config")))
     specs, hlos, neffs, made = {}, {}, {}, {}

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 from .core import Array, example, f32, out, reference
 

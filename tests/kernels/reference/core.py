@@ -10,8 +10,9 @@ import gguf
 import ml_dtypes
 import numpy as np
 
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 from .quantize import QUANTIZE
 

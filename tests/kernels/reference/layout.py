@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 from .core import Array, dequantize, example, out, reference, round_to
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 from .core import Array, example, out, reference
 

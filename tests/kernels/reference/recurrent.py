@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 from .core import Array, below, example, out, reference
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 from .core import Array, example, out, reference
 

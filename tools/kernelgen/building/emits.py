@@ -18,9 +18,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kernelgen import fileio
+from kernelgen.canonical import canonical_json
 from kernelgen.errors import KernelgenError
+from kernelgen.kernel import spec_json
 from kernelgen.library import Library, dependencies, find
-from kernelgen.plan import Kernel, canonical_json, spec_json
+from kernelgen.plan import Kernel
 
 _PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "numpy", "protobuf")
 _KNOWN = frozenset({*sys.stdlib_module_names, *_PACKAGES, "kernelgen"})

@@ -28,9 +28,12 @@ from kernelgen import neff as neff_format
 from kernelgen.building import origins
 from kernelgen.building.emits import Emits
 from kernelgen.building.pool import Answer, Pool
+from kernelgen.canonical import canonical_json
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
+from kernelgen.kernel import spec_json
 from kernelgen.library import Library, find
-from kernelgen.plan import CompileConfig, Kernel, Neff, Plan, canonical_json, spec_json
+from kernelgen.plan import Kernel, Neff, Plan
 
 STATE = ".kernelgen"
 """The folder in the output folder that holds what is between manifests and bundles."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen import fileio
+from kernelgen.canonical import canonical_json
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.plan import canonical_json
 
 
 @dataclass(frozen=True, slots=True)

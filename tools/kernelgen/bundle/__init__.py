@@ -15,8 +15,10 @@ from kernelgen import neff as neff_format
 from kernelgen.bundle import embed, pack, tree
 from kernelgen.bundle.contents import FORMAT, Contents, Origin, StoredFile, file_name
 from kernelgen.bundle.index import Index
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.plan import Bundle, CompileConfig, KernelSpec
+from kernelgen.kernel import KernelSpec
+from kernelgen.plan import Bundle
 
 __all__ = ["FORMAT", "Contents", "Origin", "StoredFile", "build", "gather", "pack_name"]
 

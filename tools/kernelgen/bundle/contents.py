@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kernelgen.bundle.index import Index
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 FORMAT = 1
 """Version of the bundle format (docs/bundle-format.md)."""

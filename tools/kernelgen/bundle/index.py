@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 MIN_SLOTS = 8
 

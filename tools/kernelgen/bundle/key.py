@@ -10,9 +10,11 @@ import hashlib
 import json
 from collections.abc import Iterable
 
+from kernelgen.canonical import canonical_json
 from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import KernelSpec, TensorDesc, canonical_json, spec_json
+from kernelgen.kernel import KernelSpec, spec_json
 
 MASK = 2**64 - 1
 ABSENT = MASK

@@ -17,8 +17,9 @@ from collections.abc import Iterable
 
 from kernelgen.bundle.key import key
 from kernelgen.ggml.ops import N_WORDS
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 
 def lookups(specs: Iterable[KernelSpec]) -> str:

@@ -23,7 +23,7 @@ from kernelgen import fileio
 from kernelgen.bundle.contents import FORMAT, Contents, Origin, file_name
 from kernelgen.bundle.index import MIN_SLOTS, Index
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import MAX_ID, spec_json
+from kernelgen.kernel import MAX_ID, spec_json
 
 ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64

@@ -13,8 +13,9 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.bundle.contents import FORMAT, Contents, file_name
+from kernelgen.canonical import canonical_json
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import canonical_json, spec_json
+from kernelgen.kernel import spec_json
 
 INDEX = "index.json"
 

@@ -16,8 +16,8 @@ import re
 from dataclasses import dataclass
 
 from kernelgen.cache.key import FORMAT, Key
+from kernelgen.canonical import canonical_json
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import canonical_json
 
 SUFFIX = ".entry"
 """What files of entries end with, after the key's name."""

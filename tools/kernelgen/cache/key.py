@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelgen.plan import CompileConfig, canonical_json
+from kernelgen.canonical import canonical_json
+from kernelgen.compilers.settings import CompileConfig
 
 FORMAT = 1
 """Version of the cache's format; part of every name, so that no version reads another's entries."""

@@ -87,10 +87,10 @@ def command(
     plan = Plan.merge(options.only_targets(manifest.load(manifests, libraries=libraries), targets))
     whole, plan = plan, _only(plan, only)
 
-    from kernelgen import compilers
     from kernelgen.building import job
+    from kernelgen.compilers import choice
 
-    chosen = compilers.resolve(compiler)
+    chosen = choice.resolve(compiler)
     settings = job.Settings(
         output=output,
         compiler=chosen.name,

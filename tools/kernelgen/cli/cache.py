@@ -21,7 +21,8 @@ from kernelgen.library import Library
 
 if TYPE_CHECKING:
     from kernelgen.cache.explain import Explanation, Wanted
-    from kernelgen.plan import CompileConfig, Plan
+    from kernelgen.compilers.settings import CompileConfig
+    from kernelgen.plan import Plan
 
 _format = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
@@ -81,13 +82,13 @@ def explain(
 
     Exits with 1 when a kernel is not there.
     """
-    from kernelgen import compilers
     from kernelgen.cache import explain as explaining
+    from kernelgen.compilers import choice
 
     if caches.folder is None and caches.shared is None:
         raise KernelgenError("the cache is off, and there is no shared one")
     file = Path(kernel)
-    chosen = compilers.resolve(compiler)
+    chosen = choice.resolve(compiler)
     if file.suffix == ".pb" or file.is_file():
         wanted = _of_file(file, manifests, targets, libraries, chosen.identity)
     else:
@@ -114,7 +115,7 @@ def _of_file(
 ) -> list[Wanted]:
     from kernelgen.cache import Key
     from kernelgen.cache.explain import Wanted
-    from kernelgen.plan import CompileConfig
+    from kernelgen.compilers.settings import CompileConfig
 
     try:
         hlo = file.read_bytes()

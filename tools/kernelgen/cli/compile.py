@@ -8,8 +8,8 @@ import click
 
 from kernelgen.cache import COMPILED, OFF, Cache, Notices, Settings
 from kernelgen.cli import options
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import CompileConfig
 from kernelgen.targets import TARGETS
 
 _DEFAULTS = CompileConfig("")
@@ -73,7 +73,8 @@ def command(
     It is not compiled when a cache has it (kernelgen cache --help). What explains a failure is kept in a folder beside the output,
     <kernel>.<settings>.failed.
     """
-    from kernelgen import compilers
+    from kernelgen.compilers import choice
+    from kernelgen.compilers.step import compile_file
 
     choices = TARGETS[target].lnc_choices
     if lnc is not None and lnc not in choices:
@@ -87,7 +88,7 @@ def command(
         model_type=model_type,
         extra_flags=flags,
     )
-    chosen = compilers.resolve(compiler, path=compiler_path)
+    chosen = choice.resolve(compiler, path=compiler_path)
     if chosen.note:
         click.echo(f"note: {chosen.note}", err=True)
 
@@ -95,6 +96,6 @@ def command(
         click.echo(f"warning: {text}", err=True)
 
     cache = Cache(caches, Notices(say)) if caches != OFF else None
-    source = compilers.compile_file(hlo, output, config, chosen, timeout=timeout, memory_mb=memory_mb, cache=cache)
+    source = compile_file(hlo, output, config, chosen, timeout=timeout, memory_mb=memory_mb, cache=cache)
     if source != COMPILED:
         click.echo("from the cache", err=True)

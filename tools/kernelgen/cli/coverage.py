@@ -12,10 +12,10 @@ import click
 from kernelgen import manifest
 from kernelgen.cli import options
 from kernelgen.errors import EXIT_FAILED, EXIT_OK
+from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.library import Library
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.manifest.coverage import Coverage, GraphOp
-from kernelgen.plan import KernelSpec, spec_json
 
 
 @click.command(short_help="Compare a manifest with the ops of a llama.cpp graph.")

@@ -121,10 +121,11 @@ def _neuronx_cc() -> Check:
     version = None
     try:
         # Needs packages that may be what is missing here.
-        from kernelgen import compilers
+        from kernelgen.compilers import choice
+        from kernelgen.compilers.neuronx_cc import NeuronxCC
 
-        if path := compilers.find_sdk():
-            version = compilers.NeuronxCC.open(path).identity
+        if path := choice.find_sdk():
+            version = NeuronxCC.open(path).identity
     except ImportError:
         where = "looked for once the packages above are installed"
     except KernelgenError as error:

@@ -12,8 +12,9 @@ import click
 from kernelgen import fileio
 from kernelgen.cli import options
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.kernel import KernelSpec
 from kernelgen.library import Library, find, load_function
-from kernelgen.plan import KernelSpec, Plan
+from kernelgen.plan import Plan
 
 
 @click.command(short_help="Write the HLO of kernels.")

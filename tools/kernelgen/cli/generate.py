@@ -89,8 +89,8 @@ def cmake(
     import os
     from dataclasses import replace
 
-    from kernelgen import compilers
     from kernelgen.building.job import machine_memory_mb
+    from kernelgen.compilers import choice
     from kernelgen.manifest.settings import megabytes
     from kernelgen.render import cmake as renderer
 
@@ -106,7 +106,7 @@ def cmake(
                 f"memory per compile is a number with a unit, such as 8G or 6144M, not '{memory_per_compile}'"
             ) from None
     plan = Plan.merge(requests)
-    chosen = compilers.resolve(compiler)
+    chosen = choice.resolve(compiler)
     build = renderer.Build(
         folder=output.resolve(),
         compiler=chosen.name,

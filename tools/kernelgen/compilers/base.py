@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.hlo.lint import lint
-from kernelgen.plan import CompileConfig
 from kernelgen.targets import TARGETS
 
 

@@ -29,8 +29,8 @@ from pathlib import Path
 
 from kernelgen import neff
 from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.plan import CompileConfig
 
 NAME = "neuronx-cc"
 

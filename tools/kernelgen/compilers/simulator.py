@@ -12,9 +12,9 @@ from pathlib import Path
 
 from kernelgen import neff
 from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.hlo.cpu import check_compiles
-from kernelgen.plan import CompileConfig
 
 VERSION = "1"
 """Raised when the simulator makes other NEFFs of the same HLO."""

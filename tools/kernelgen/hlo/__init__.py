@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.hlo.lint import Finding, lint
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 __all__ = ["Finding", "emit", "lint"]
 

@@ -23,9 +23,10 @@ from typing import Any
 
 from kernelgen.emitter import CONTEXT
 from kernelgen.errors import Diagnostic, KernelgenError, Location
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo.cpu import import_jax
-from kernelgen.plan import KernelSpec, TensorDesc
+from kernelgen.kernel import KernelSpec
 
 _ARRAY_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "i16": "int16", "i32": "int32"}
 

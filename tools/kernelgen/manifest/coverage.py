@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernelgen.plan import KernelSpec
+from kernelgen.kernel import KernelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.ops import N_WORDS
+from kernelgen.kernel import KernelSpec, spec_from_ggml
 from kernelgen.manifest.document import short
-from kernelgen.plan import KernelSpec, spec_from_ggml
 
 _MAX_INPUTS = 10  # GGML_MAX_SRC
 

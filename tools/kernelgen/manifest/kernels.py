@@ -14,11 +14,13 @@ from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
 from kernelgen.ggml import types as ggml_types
 from kernelgen.ggml.ops import Op, Param, ParamValue
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 from kernelgen.library import Library, Registration
 from kernelgen.manifest.document import Node, short
 from kernelgen.manifest.schema import Report
 from kernelgen.manifest.template import Template, TemplateError, Value
-from kernelgen.plan import Kernel, KernelSpec, TensorDesc
+from kernelgen.plan import Kernel
 
 MAX_KERNELS = 100_000
 """Kernels that one entry, and one manifest, may stand for."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernelgen.errors import Diagnostic, KernelgenError, nearest
+from kernelgen.kernel import KernelSpec
 from kernelgen.library import Library
 from kernelgen.manifest import document, kernels, schema, settings
 from kernelgen.manifest.document import Document, Node
 from kernelgen.manifest.families import FAMILIES
 from kernelgen.manifest.schema import Report
-from kernelgen.plan import Kernel, KernelSpec, Request
+from kernelgen.plan import Kernel, Request
 
 
 def load(paths: Sequence[str | Path], *, libraries: Sequence[Library]) -> list[Request]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.manifest.document import Node, short
 from kernelgen.manifest.schema import Report
-from kernelgen.plan import CompileConfig
 from kernelgen.targets import TARGETS, Target
 
 _SETTINGS = ("optlevel", "auto_cast", "auto_cast_type", "model_type", "lnc")

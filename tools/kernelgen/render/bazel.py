@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen import library as libraries
+from kernelgen.canonical import canonical_json
+from kernelgen.kernel import spec_json
 from kernelgen.library import Library
-from kernelgen.plan import Plan, canonical_json, spec_json
+from kernelgen.plan import Plan
 from kernelgen.render import render
 
 

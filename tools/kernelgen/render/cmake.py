@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.cache import Settings
+from kernelgen.canonical import canonical_json
+from kernelgen.kernel import spec_json
 from kernelgen.library import Library
-from kernelgen.plan import Kernel, Plan, canonical_json, spec_json
+from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 
 BATCH = 32

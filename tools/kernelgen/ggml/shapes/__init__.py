@@ -30,7 +30,7 @@ from kernelgen.ggml.shapes import (
     training,
 )
 from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Problem, Rule, text
-from kernelgen.plan import TensorDesc
+from kernelgen.ggml.tensor import TensorDesc
 
 __all__ = ["Problem", "check", "result"]
 

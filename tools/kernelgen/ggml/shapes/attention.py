@@ -16,8 +16,8 @@ from kernelgen.ggml.shapes.common import (
     want,
     want_type,
 )
+from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims, TensorDesc
 
 
 def max_bias(inputs: Inputs, mask: int, params: Mapping[str, ParamValue]) -> None:

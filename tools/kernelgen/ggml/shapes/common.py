@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims, TensorDesc
 
 Inputs = Sequence[TensorDesc | None]
 

@@ -18,8 +18,8 @@ from kernelgen.ggml.shapes.common import (
     want_type,
 )
 from kernelgen.ggml.shapes.common import dims as text_of
+from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims, TensorDesc
 
 _F32 = frozenset({"f32"})
 _F32_F16 = frozenset({"f32", "f16"})

@@ -20,8 +20,8 @@ from kernelgen.ggml.shapes.common import (
     want,
     want_type,
 )
+from kernelgen.ggml.tensor import Dims
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims
 
 
 def _unary(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:

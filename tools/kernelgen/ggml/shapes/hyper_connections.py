@@ -14,7 +14,7 @@ from kernelgen.ggml.shapes.common import (
     want,
     want_type,
 )
-from kernelgen.plan import Dims
+from kernelgen.ggml.tensor import Dims
 
 _F32 = frozenset({"f32"})
 _MIX = 24  # (2 + hc) * hc for the four streams that ggml has it for

@@ -17,8 +17,8 @@ from kernelgen.ggml.shapes.common import (
     want_output,
     want_type,
 )
+from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims, TensorDesc
 
 _F32 = frozenset({"f32"})
 

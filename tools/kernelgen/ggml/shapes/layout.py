@@ -13,8 +13,8 @@ from kernelgen.ggml.shapes.common import (
     want,
     want_output,
 )
+from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims, TensorDesc
 
 
 def _dup(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import Inputs, Rule, given, want, want_type
-from kernelgen.plan import Dims
+from kernelgen.ggml.tensor import Dims
 
 
 def _solve_tri(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:

@@ -14,8 +14,8 @@ from kernelgen.ggml.shapes.common import (
     want,
     want_type,
 )
+from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims, TensorDesc
 
 
 def matrix_product(a: TensorDesc, b: TensorDesc, i: int, names: tuple[str, str]) -> None:

@@ -13,7 +13,7 @@ from kernelgen.ggml.shapes.common import (
     given,
     want_type,
 )
-from kernelgen.plan import Dims
+from kernelgen.ggml.tensor import Dims
 
 
 def _sum_rows(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Rule, at_least, given, want, want_output, want_type
-from kernelgen.plan import Dims, TensorDesc
+from kernelgen.ggml.tensor import Dims, TensorDesc
 
 _F32_F16 = frozenset({"f32", "f16"})
 

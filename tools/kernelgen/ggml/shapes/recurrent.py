@@ -15,7 +15,7 @@ from kernelgen.ggml.shapes.common import (
     want,
     want_type,
 )
-from kernelgen.plan import Dims, TensorDesc
+from kernelgen.ggml.tensor import Dims, TensorDesc
 
 _F32 = frozenset({"f32"})
 

@@ -17,8 +17,8 @@ from kernelgen.ggml.shapes.common import (
     want_output,
     want_type,
 )
+from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims, TensorDesc
 
 
 # ggml's CPU backend, which is what a result is compared with, reads rows as if they were contiguous.

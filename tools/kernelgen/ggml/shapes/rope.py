@@ -15,7 +15,7 @@ from kernelgen.ggml.shapes.common import (
     want,
     want_type,
 )
-from kernelgen.plan import Dims
+from kernelgen.ggml.tensor import Dims
 
 _MROPE = 8  # the bit that MROPE, vision and IMROPE share
 

@@ -17,8 +17,8 @@ from kernelgen.ggml.shapes.common import (
     want_output,
     want_type,
 )
+from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims, TensorDesc
 
 
 def _get_rows(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Rule, dims, given, want, want_output, want_type
-from kernelgen.plan import Dims, TensorDesc
+from kernelgen.ggml.tensor import Dims, TensorDesc
 
 
 def _argsort(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:

@@ -15,8 +15,8 @@ from kernelgen.ggml.shapes.common import (
     want,
     want_type,
 )
+from kernelgen.ggml.tensor import Dims
 from kernelgen.ggml.types import TYPES
-from kernelgen.plan import Dims
 
 _F32 = frozenset({"f32"})
 

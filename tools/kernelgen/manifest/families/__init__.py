@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from kernelgen.kernel import KernelSpec
 from kernelgen.manifest.document import Node
 from kernelgen.manifest.families import llama
 from kernelgen.manifest.schema import Report
-from kernelgen.plan import KernelSpec
 
 Family = Callable[[Node, Report], list[KernelSpec]]
 """Takes a manifest's `model:` node, which the schema was checked against, and where to note mistakes; returns every kernel, in any

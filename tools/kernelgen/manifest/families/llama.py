@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
+from kernelgen.kernel import KernelSpec
 from kernelgen.manifest.document import Node
 from kernelgen.manifest.schema import Report
-from kernelgen.plan import KernelSpec, TensorDesc
 
 N_KV_UNIT = 256
 """llama.cpp pads the KV cache, and the part of it that a graph reads, to multiples of this."""

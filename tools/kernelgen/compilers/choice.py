@@ -1,0 +1,85 @@
+"""The choice of a compiler: neuronx-cc where it is installed, or the simulator."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from kernelgen.compilers.base import Compiler
+from kernelgen.compilers.neuronx_cc import NAME, NeuronxCC
+from kernelgen.compilers.simulator import Simulator
+from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
+
+CHOICES = ("auto", NAME, "simulator")
+
+SDK_VARIABLE = "NEURON_SDK"
+"""Names the virtual environment that the Neuron SDK's Python packages are installed in."""
+
+HOW_TO_INSTALL = (
+    "install neuronx-cc from AWS's package index (see the Neuron SDK's installation guide) and have it on PATH, "
+    f"or set {SDK_VARIABLE} to its virtual environment; or choose the simulator"
+)
+
+
+def resolve(choice: str = "auto", *, path: str | Path | None = None, env: Mapping[str, str] | None = None) -> Compiler:
+    """Returns the compiler of choice.
+
+    Args:
+        choice: `auto` takes neuronx-cc where it is installed and the simulator elsewhere; the compiler's `note` says so.
+        path: neuronx-cc itself, when it is not to be searched for; not for the simulator.
+        env: where NEURON_SDK and PATH are looked up; this process's environment by default.
+
+    Raises:
+        KernelgenError: there is no such choice, neuronx-cc is asked for and not there, or what is there is not neuronx-cc.
+    """
+    if choice not in CHOICES:
+        raise KernelgenError(f"unknown compiler '{choice}'{did_you_mean(choice.replace('-', '_'), CHOICES)}")
+    if choice == "simulator":
+        if path is not None:
+            raise KernelgenError(f"the simulator is part of kernelgen: {path} cannot be used for it")
+        return Simulator()
+    executable = Path(path) if path is not None else find_sdk(env)
+    if executable is not None:
+        return NeuronxCC.open(executable)
+    placeholder = _placeholder(Path(sys.prefix))
+    if choice == NAME:
+        message = "neuronx-cc is not installed: it is neither on PATH nor is NEURON_SDK set"
+        raise KernelgenError(Diagnostic(f"{message}{placeholder}", hint=HOW_TO_INSTALL))
+    return Simulator(
+        note="neuronx-cc is not installed: kernels are compiled by the simulator, and the NEFFs load on no device"
+        + placeholder
+    )
+
+
+def find_sdk(env: Mapping[str, str] | None = None) -> Path | None:
+    """Returns the neuronx-cc of the virtual environment that NEURON_SDK names, else the one on PATH, else None.
+
+    Raises:
+        KernelgenError: NEURON_SDK is set and no neuronx-cc is there: who sets it does not mean another one, or none.
+    """
+    env = os.environ if env is None else env
+    sdk = env.get(SDK_VARIABLE)
+    if sdk:
+        executable = Path(sdk) / "bin" / NAME
+        if not executable.is_file():
+            raise KernelgenError(
+                Diagnostic(
+                    f"{SDK_VARIABLE} is {sdk}, which has no bin/{NAME}{_placeholder(Path(sdk))}", hint=HOW_TO_INSTALL
+                )
+            )
+        return executable
+    found = shutil.which(NAME, path=env.get("PATH", os.defpath))
+    return Path(found) if found else None
+
+
+def _placeholder(prefix: Path) -> str:
+    """Returns a remark when a Python environment has the package neuronx-cc but not the program.
+
+    The public Python index has an empty package of that name, so `pip install neuronx-cc` succeeds and installs nothing.
+    """
+    if any(prefix.glob("lib/python*/site-packages/neuronx_cc-*.dist-info")) and not (prefix / "bin" / NAME).exists():
+        return f" (the package {NAME} in {prefix} is the public index's empty placeholder)"
+    return ""

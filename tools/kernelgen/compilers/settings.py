@@ -1,0 +1,83 @@
+"""How kernels are compiled: a target and the compiler's settings."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.canonical import canonical_json
+from kernelgen.targets import TARGETS
+
+
+@dataclass(frozen=True, slots=True)
+class CompileConfig:
+    """How kernels are compiled: a target and neuronx-cc's settings, by its own names.
+
+    Only these go into a NEFF's key (with the HLO's bytes and the compiler's identity). Defaults are neuronx-cc's own.
+
+    Attributes:
+        target: `--target`.
+        optlevel: `--optlevel`, 1 to 3.
+        auto_cast: `--auto-cast`: none, matmult or all.
+        auto_cast_type: `--auto-cast-type`: bf16, fp16, tf32 or fp8_e4m3.
+        model_type: `--model-type`: generic, transformer or unet-inference.
+        lnc: `--lnc`; the target's default when None was given to `make`.
+        extra_flags: further flags, in the order given.
+    """
+
+    target: str
+    optlevel: int = 2
+    auto_cast: str = "none"
+    auto_cast_type: str = "bf16"
+    model_type: str = "generic"
+    lnc: int = 1
+    extra_flags: tuple[str, ...] = ()
+
+    @staticmethod
+    def make(target: str, *, lnc: int | None = None, **settings: Any) -> CompileConfig:
+        """Returns the settings for `target`, with the target's own `--lnc` unless one is given."""
+        return CompileConfig(target, lnc=TARGETS[target].lnc if lnc is None else lnc, **settings)
+
+    def flags(self) -> list[str]:
+        """Returns neuronx-cc's arguments for these settings, in a fixed order, every one explicit."""
+        return [
+            "--framework",
+            "XLA",
+            "--target",
+            self.target,
+            "--optlevel",
+            str(self.optlevel),
+            "--model-type",
+            self.model_type,
+            "--auto-cast",
+            self.auto_cast,
+            "--auto-cast-type",
+            self.auto_cast_type,
+            "--lnc",
+            str(self.lnc),
+            *self.extra_flags,
+        ]
+
+    @property
+    def key(self) -> str:
+        """A short name for files and targets: `trn1`, or `trn1-3f9a2c` when settings differ from the defaults."""
+        if self == CompileConfig.make(self.target):
+            return self.target
+        return f"{self.target}-{hashlib.sha256(canonical_json(self.flags()).encode()).hexdigest()[:6]}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "optlevel": self.optlevel,
+            "auto_cast": self.auto_cast,
+            "auto_cast_type": self.auto_cast_type,
+            "model_type": self.model_type,
+            "lnc": self.lnc,
+            "extra_flags": list(self.extra_flags),
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> CompileConfig:
+        return CompileConfig(**{**value, "extra_flags": tuple(value["extra_flags"])})

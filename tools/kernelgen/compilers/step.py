@@ -1,0 +1,77 @@
+"""The build step from one HLO file to one NEFF file, which the ways to build without Bazel share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernelgen import fileio
+from kernelgen.compilers.base import Compiler
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.errors import KernelgenError
+
+if TYPE_CHECKING:
+    from kernelgen.cache import Cache
+
+
+def compile_file(
+    hlo: str | Path,
+    output: str | Path,
+    config: CompileConfig,
+    compiler: Compiler,
+    *,
+    kernel: str | None = None,
+    log_dir: str | Path | None = None,
+    timeout: float | None = None,
+    memory_mb: int | None = None,
+    cache: Cache | None = None,
+) -> str:
+    """Compiles one HLO file to a NEFF file, which appears by rename; on failure there is none.
+
+    Returns where the NEFF came from: `compiled`, or a level of the cache (`local`, `shared`).
+
+    Args:
+        hlo: the file to compile.
+        output: the NEFF to write.
+        config: target and settings.
+        compiler: what to compile with.
+        kernel: the kernel's name for errors; by default the HLO's file name without its endings.
+        log_dir: where the log of a failure is kept; by default beside the output.
+        timeout: seconds.
+        memory_mb: MiB the compiler may use.
+        cache: what it has is not compiled, and what it lacks is added. Time spent waiting for another process that compiles the
+            same is limited by `timeout` too, and counts apart.
+
+    Raises:
+        KernelgenError: `hlo` cannot be read, is the output too, or is refused; or the compiler failed.
+        OSError: the output cannot be written.
+    """
+    hlo, output = Path(hlo), Path(output)
+    if output.exists() and hlo.exists() and output.samefile(hlo):
+        raise KernelgenError(f"{output}: the output is the input")
+    # An old NEFF must not outlive a failed compile and be taken for its result.
+    output.unlink(missing_ok=True)
+    try:
+        data = hlo.read_bytes()
+    except OSError as error:
+        raise KernelgenError(f"{hlo}: {error.strerror}") from None
+    name = kernel or hlo.name.removesuffix(".pb").removesuffix(".hlo")
+
+    def compile_() -> bytes:
+        return compiler.compile(
+            data,
+            config,
+            kernel=name,
+            log_dir=Path(log_dir) if log_dir is not None else output.parent,
+            timeout=timeout,
+            memory_mb=memory_mb,
+        )
+
+    if cache is None:
+        fileio.write_bytes(output, compile_())
+        return "compiled"
+    from kernelgen.cache import Key
+
+    neff, source = cache.neff(Key.make(data, compiler.identity, config), name, compile_, timeout)
+    fileio.write_bytes(output, neff)
+    return source

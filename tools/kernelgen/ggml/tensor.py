@@ -1,0 +1,124 @@
+"""A GGML tensor as kernelgen describes it: shape, type and strides."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernelgen.ggml.types import TYPES
+
+_TENSOR = re.compile(
+    r"\s*\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\s*/\s*(\w+)"
+    r"\s*(?:/\s*\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\s*)?"
+)
+
+Dims = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDesc:
+    """A GGML tensor: `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`, dimension 0 fastest.
+
+    Attributes:
+        ne: elements per dimension.
+        dtype: ggml's type name.
+        nb: strides in bytes, always filled in and canonical: where ne is 1 the stride that density would give. nb[0] is the
+            distance between elements, or between blocks of a quantized type.
+    """
+
+    ne: Dims
+    dtype: str
+    nb: Dims
+
+    @staticmethod
+    def make(ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None) -> TensorDesc:
+        """Returns the canonical description.
+
+        Raises:
+            ValueError: not four dimensions, one is not positive, the type is unknown, or a row does not hold whole blocks.
+        """
+        if len(ne) != 4 or (nb is not None and len(nb) != 4):
+            raise ValueError(f"a tensor has four dimensions, not {len(ne if nb is None or len(ne) != 4 else nb)}")
+        return _desc(tuple(ne), dtype, None if nb is None else tuple(nb))
+
+    @staticmethod
+    def parse(text: str) -> TensorDesc:
+        """Returns the tensor that `text` describes.
+
+        Raises:
+            ValueError: `text` is not of the form, or describes no tensor.
+        """
+        match = _TENSOR.fullmatch(text)
+        if not match:
+            raise ValueError("expected (ne0,ne1,ne2,ne3)/dtype or (ne0,ne1,ne2,ne3)/dtype/(nb0,nb1,nb2,nb3)")
+        groups = match.groups()
+        ne = tuple(map(int, groups[:4]))
+        return TensorDesc.make(ne, groups[4], None if groups[5] is None else tuple(map(int, groups[5:])))
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether elements follow each other without gaps, in order."""
+        return self.nb == dense_strides(self.ne, self.dtype)
+
+    @property
+    def elements(self) -> int:
+        return self.ne[0] * self.ne[1] * self.ne[2] * self.ne[3]
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes from the first element to the end of the last one (`ggml_nbytes`)."""
+        t = TYPES[self.dtype]
+        rest = sum((self.ne[i] - 1) * self.nb[i] for i in (1, 2, 3))
+        if t.quantized:
+            return self.ne[0] // t.block * self.nb[0] + rest
+        return t.size + (self.ne[0] - 1) * self.nb[0] + rest
+
+    @property
+    def shape(self) -> Dims:
+        """The shape as JAX and NumPy see it: reversed."""
+        return self.ne[::-1]
+
+    def __str__(self) -> str:
+        text = f"({self.ne[0]},{self.ne[1]},{self.ne[2]},{self.ne[3]})/{self.dtype}"
+        return text if self.contiguous else f"{text}/({self.nb[0]},{self.nb[1]},{self.nb[2]},{self.nb[3]})"
+
+
+def dense_strides(ne: Dims, dtype: str) -> Dims:
+    """Returns the strides in bytes of a contiguous tensor."""
+    t = TYPES[dtype]
+    nb1 = t.size * (ne[0] // t.block)
+    return (t.size, nb1, nb1 * ne[1], nb1 * ne[1] * ne[2])
+
+
+@functools.lru_cache(maxsize=65536)
+def _desc(ne: Dims, dtype: str, nb: Dims | None) -> TensorDesc:
+    if dtype not in TYPES:
+        raise ValueError(f"unknown dtype '{dtype}'")
+    bad = next((n for n in ne if n <= 0), None)
+    if bad is not None:
+        raise ValueError(f"dimensions are positive, not {bad}")
+    t = TYPES[dtype]
+    if ne[0] % t.block:
+        raise ValueError(f"ne0 of a {dtype} tensor is a multiple of its block size {t.block}, not {ne[0]}")
+    if max(ne) >= 2**63 or ne[0] * ne[1] * ne[2] * ne[3] * t.size >= 2**63:
+        raise ValueError("the tensor is larger than 2^63 bytes")
+    if nb is None:
+        return TensorDesc(ne, dtype, dense_strides(ne, dtype))
+    # Strides that mean nothing may be anything; they are replaced below.
+    used = [b for b, n, least in zip(nb, ne, (t.block, 1, 1, 1), strict=True) if n > least]
+    bad = next((b for b in used if b < 0 or b >= 2**63), None)
+    if bad is not None:
+        raise ValueError(f"strides are not negative, not {bad}")
+    unit = 2 if t.size % 2 == 0 and t.quantized else 1 if t.quantized else t.size
+    bad = next((b for b in used if b % unit), None)
+    if bad is not None:
+        raise ValueError(f"strides of a {dtype} tensor are multiples of {unit} bytes, not {bad}")
+    # A dimension of one element is never stepped over, so its stride (which in llama.cpp carries n_ctx) means nothing.
+    out = [nb[0] if ne[0] > t.block else t.size]
+    if t.quantized and out[0] != t.size:
+        raise ValueError(f"blocks of a {dtype} row follow each other: nb0 is {t.size}, not {nb[0]}")
+    for i in (1, 2, 3):
+        out.append(nb[i] if ne[i] > 1 else out[i - 1] * (ne[i - 1] // (t.block if i == 1 else 1)))
+    return TensorDesc(ne, dtype, (out[0], out[1], out[2], out[3]))

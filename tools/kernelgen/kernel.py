@@ -1,0 +1,168 @@
+"""What a kernel is: the op that it computes, on tensors of which shape and type, and the id that follows from these.
+
+Nothing here says how a kernel is computed (`kernelgen.library`) or compiled (`kernelgen.compilers`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelgen.canonical import canonical_json
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES_BY_NUMBER
+
+MAX_ID = 63
+"""Longest kernel id in bytes: it must fit a file name with a suffix, a GGUF tensor name and a C symbol."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """What one kernel computes: the identity that manifests share, HLO is named by, and a backend looks up.
+
+    Attributes:
+        op: `ggml_op_desc` in lower case.
+        inputs: ggml's `src[0…]`; None for one that is absent before one that is there.
+        output: the result.
+        params: (name, value) sorted by name, all of them, floats rounded to binary32.
+        alias: the input whose memory the result is written to, or None.
+    """
+
+    op: str
+    inputs: tuple[TensorDesc | None, ...]
+    output: TensorDesc
+    params: tuple[tuple[str, ParamValue], ...] = ()
+    alias: int | None = None
+    id: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", _kernel_id(self))
+
+    @staticmethod
+    def make(
+        op: str,
+        inputs: Iterable[TensorDesc | None],
+        output: TensorDesc,
+        params: Mapping[str, ParamValue] | None = None,
+        alias: int | None = None,
+    ) -> KernelSpec:
+        """Returns the canonical spec: trailing absent inputs dropped, defaults filled in, the op's own aliasing applied.
+
+        Raises:
+            KeyError: ggml has no such op and it is not a custom one (`params` of a custom op are kept as they are).
+        """
+        srcs = list(inputs)
+        while srcs and srcs[-1] is None:
+            srcs.pop()
+        try:
+            known = ggml_ops.op(op)
+        except KeyError:
+            full: Mapping[str, ParamValue] = params or {}
+        else:
+            full = known.with_defaults(params or {})
+            alias = known.alias if alias is None else alias
+        return KernelSpec(op, tuple(srcs), output, tuple(sorted(full.items())), alias)
+
+    @property
+    def updates(self) -> tuple[int, ...]:
+        """The inputs that the kernel changes besides the one whose memory the result shares (an optimizer's momenta)."""
+        try:
+            return ggml_ops.op(self.op).updates
+        except KeyError:
+            return ()
+
+    @property
+    def op_params(self) -> tuple[int, ...]:
+        """ggml's 16 words of `op_params`; all 0 for an op that ggml does not have."""
+        try:
+            known = ggml_ops.op(self.op)
+        except KeyError:
+            return (0,) * ggml_ops.N_WORDS
+        return known.encode(dict(self.params))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the spec as plain values; `from_json` is its inverse."""
+        return {
+            "op": self.op,
+            "inputs": [None if t is None else str(t) for t in self.inputs],
+            "output": str(self.output),
+            "params": dict(self.params),
+            "alias": self.alias,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> KernelSpec:
+        """Returns the spec that `to_json` wrote.
+
+        Raises:
+            ValueError, KeyError: `value` is not such a spec.
+        """
+        return KernelSpec.make(
+            value["op"],
+            [None if t is None else TensorDesc.parse(t) for t in value["inputs"]],
+            TensorDesc.parse(value["output"]),
+            {name: _param_from_json(v) for name, v in value["params"].items()},
+            value["alias"],
+        )
+
+
+def _param_from_json(value: Any) -> ParamValue:
+    return float(value) if isinstance(value, str) else value  # "inf", "-inf" and "nan" have no JSON number
+
+
+def _param_to_json(value: ParamValue) -> ParamValue | str:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value
+
+
+def spec_json(spec: KernelSpec) -> str:
+    """Returns the spec's canonical JSON: what its id is the digest of, and what an emit step is given."""
+    value = spec.to_json()
+    value["params"] = {name: _param_to_json(v) for name, v in spec.params}
+    return canonical_json(value)
+
+
+def _kernel_id(spec: KernelSpec) -> str:
+    digest = hashlib.sha256(spec_json(spec).encode()).hexdigest()[:12]
+    ne = spec.output.ne
+    last = max((i for i in range(4) if ne[i] != 1), default=0)
+    head = f"{spec.op}-{'x'.join(map(str, ne[: last + 1]))}-{spec.output.dtype}"
+    return f"{head[: MAX_ID - 13]}-{digest}"
+
+
+def spec_from_ggml(
+    number: int,
+    words: Sequence[int],
+    inputs: Sequence[tuple[int, Sequence[int], Sequence[int]]],
+    output: tuple[int, Sequence[int]],
+) -> KernelSpec:
+    """Returns the spec of a graph node given by ggml's own numbers.
+
+    Args:
+        number: `enum ggml_op`.
+        words: `op_params`, 16 words.
+        inputs: (type number, ne, nb) of each source.
+        output: (type number, ne) of the result, which is dense.
+
+    Raises:
+        ValueError: an op or type number is unknown, or a tensor is not one.
+    """
+    name = ggml_ops.op_name(number, words)
+    op = ggml_ops.op(name)
+    return KernelSpec.make(
+        name,
+        [TensorDesc.make(ne, _type_name(t), nb) for t, ne, nb in inputs],
+        TensorDesc.make(output[1], _type_name(output[0])),
+        op.decode(words),
+    )
+
+
+def _type_name(number: int) -> str:
+    if number not in TYPES_BY_NUMBER:
+        raise ValueError(f"unknown ggml type number {number}")
+    return TYPES_BY_NUMBER[number].name
