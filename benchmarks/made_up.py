@@ -176,5 +176,7 @@ def files(plan: Any, made: Sample, folder: Path) -> tuple[Path, Path]:
         module.name = kernel.spec.id
         data = module.SerializeToString(deterministic=True)
         (hlo_folder / f"{kernel.spec.id}.hlo.pb").write_bytes(data)
-        (neff_folder / f"{kernel.spec.id}.{config.key}.neff").write_bytes(neff.write_simulated(data, config, identity))
+        (neff_folder / f"{kernel.spec.id}.{config.key}.neff").write_bytes(
+            neff.write_simulated(data, config.flags(), identity)
+        )
     return hlo_folder, neff_folder

@@ -4,22 +4,24 @@ Most users write none of these by hand: `neuron.manifest(...)` in MODULE.bazel m
 hand writes the three steps as targets:
 
     neuron_hlo(
-        name = "my_add.hlo",
-        emitter = "//my_kernels:add.py",
-        spec = '{"alias":null,"inputs":["(64,1,1,1)/f32","(64,1,1,1)/f32"],"op":"add","output":"(64,1,1,1)/f32","params":{}}',
+        name = "my_norm.hlo",
+        emitter = "//my_kernels:norm.py",
+        inputs = ["(64,1,1,1)/f32"],
+        op = "rms_norm",
+        output = "(64,1,1,1)/f32",
+        params = {"eps": "1e-05"},
     )
 
     neuron_neff(
-        name = "my_add.trn1.neff",
-        config = '{"auto_cast":"none",…,"target":"trn1"}',
-        hlo = ":my_add.hlo",
+        name = "my_norm.trn1.neff",
+        hlo = ":my_norm.hlo",
+        target = "trn1",
     )
 
     neuron_kernel_bundle(
         name = "mine_trn1",
-        config = '{"auto_cast":"none",…,"target":"trn1"}',
         manifest = "mine",
-        neffs = [":my_add.trn1.neff"],
+        neffs = [":my_norm.trn1.neff"],
     )
 """
 

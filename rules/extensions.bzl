@@ -43,7 +43,7 @@ neuron = module_extension(
 )
 
 def _toolchains_impl(_mctx):
-    python_env(name = "neuron_python", lock = Label("//:requirements.txt"))
+    python_env(name = "neuron_python", lock = Label("//:requirements.txt"), packages = ["jaxlib"])
     neuron_sdk(name = "neuron_sdk")
 
 toolchains = module_extension(

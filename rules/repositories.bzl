@@ -7,7 +7,7 @@ load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
 
 def neuron_kernelgen_dependencies():
     """Declares the Python environment of the build steps and the Neuron compiler found on this machine."""
-    python_env(name = "neuron_python", lock = Label("//:requirements.txt"))
+    python_env(name = "neuron_python", lock = Label("//:requirements.txt"), packages = ["jaxlib"])
     neuron_sdk(name = "neuron_sdk")
 
 # buildifier: disable=unnamed-macro

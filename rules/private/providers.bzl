@@ -4,7 +4,7 @@ NeuronHloInfo = provider(
     doc = "One kernel's canonical HLO.",
     fields = {
         "id": "string: the kernel's id.",
-        "spec": "string: the kernel's canonical JSON.",
+        "spec": "string: what the kernel computes, as JSON.",
         "hlo": "File: a serialized HloModuleProto.",
     },
 )
@@ -13,9 +13,10 @@ NeuronNeffInfo = provider(
     doc = "One kernel compiled for one target.",
     fields = {
         "kernel": "NeuronHloInfo of what was compiled.",
-        "config": "string: compile settings as JSON.",
+        "flags": "list of string: neuronx-cc's arguments, all of them but those for files.",
         "identity": "string: the compiler's name and version.",
         "neff": "File: the NEFF.",
+        "target": "string: what it is compiled for.",
     },
 )
 
@@ -34,8 +35,10 @@ NeuronToolchainInfo = provider(
     fields = {
         "compiler": "string: `neuronx-cc` or `simulator`.",
         "disabled": "string: why nothing can be compiled, or empty.",
+        "driver": "File: the program that runs neuronx-cc, or None.",
         "executable": "File: neuronx-cc, or None.",
         "identity": "string: name and version; part of every compile's key.",
-        "tool": "KernelgenToolInfo of the driver.",
+        "python": "File: the Python that runs the driver, or None.",
+        "simulator": "KernelgenToolInfo of the simulator, or None.",
     },
 )

@@ -63,7 +63,7 @@ def make_kernels(folder: Path, specs: Sequence[KernelSpec], name: str = "tiny") 
         made.hlos[spec.id] = folder / f"{spec.id}.hlo.pb"
         made.neffs[spec.id] = folder / f"{spec.id}.neff"
         made.hlos[spec.id].write_bytes(hlo)
-        made.neffs[spec.id].write_bytes(neff.write_simulated(hlo, config, COMPILER))
+        made.neffs[spec.id].write_bytes(neff.write_simulated(hlo, config.flags(), COMPILER))
     return made
 
 

@@ -151,7 +151,7 @@ neffs = {}
 for id in order:
     neffs[id] = out / f"{id}.neff"
     neffs[id].parent.mkdir(parents=True, exist_ok=True)
-    neffs[id].write_bytes(neff.write_simulated((source / f"{id}.hlo.pb").read_bytes(), config, "simulator x"))
+    neffs[id].write_bytes(neff.write_simulated((source / f"{id}.hlo.pb").read_bytes(), config.flags(), "simulator x"))
 bundle.build(Bundle("b", "trn1", config.key, tuple(order)), specs, {i: source / f"{i}.hlo.pb" for i in order}, neffs, config,
              tree_path=out / "tree", pack_path=out / "b_trn1.kernels.gguf", embed_folder=out)
 """

@@ -38,7 +38,7 @@ def modules() -> list[bytes]:
 def neffs(modules: list[bytes]) -> list[tuple[cache.Key, bytes]]:
     """Keys and NEFFs of `modules`."""
     return [
-        (cache.Key.make(module, "simulator 1", TRN1), neff.write_simulated(module, TRN1, "simulator 1"))
+        (cache.Key.make(module, "simulator 1", TRN1.flags()), neff.write_simulated(module, TRN1.flags(), "simulator 1"))
         for module in modules
     ]
 

@@ -132,7 +132,7 @@ def hlo(tmp_path: Path, modules: list[bytes]) -> Path:
 
 
 def put(folder: Folder, module: bytes, neff: bytes, kernel: str, compiler: str, config: CompileConfig) -> Key:
-    key = Key.make(module, compiler, config)
+    key = Key.make(module, compiler, config.flags())
     folder.write(key.name, entry.pack(key, kernel, neff))
     return key
 
@@ -182,7 +182,7 @@ def test_a_miss_says_which_part_differs(
         "--fast given; wanted: not given",
     ]
     [part] = differs(modules[1], "k", me, trn1)
-    there, wanted = (Key.make(module, me, trn1).hlo_sha256[:12] for module in modules[1::-1])
+    there, wanted = (Key.make(module, me, trn1.flags()).hlo_sha256[:12] for module in modules[1::-1])
     assert part == f"HLO {there}; wanted: {wanted}"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from kernelgen.building import emits, job
 from kernelgen.building.pool import Answer
+from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
@@ -159,7 +160,7 @@ def test_other_settings_another_compiler_or_target_compile_again(tmp_path: Path)
 
 
 def test_the_machines_memory_is_a_sensible_number() -> None:
-    assert 100 < job.machine_memory_mb() < 10**8
+    assert 100 < machine_memory_mb() < 10**8
 
 
 @pytest.fixture

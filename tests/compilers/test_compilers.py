@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from kernelgen import compilers, neff
+from kernelgen.cache import Cache, Key, Notices
+from kernelgen.cache import Settings as CacheSettings
 from kernelgen.compilers.choice import resolve
 from kernelgen.compilers.neuronx_cc import NeuronxCC
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.compilers.simulate import simulate
 from kernelgen.compilers.simulator import Simulator
 from kernelgen.compilers.step import compile_file
 from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, KernelgenError
@@ -90,7 +93,7 @@ def test_simulator(module: bytes, tmp_path: Path) -> None:
     unpacked = neff.read_simulated(data)
     assert unpacked.hlo == module
     assert unpacked.info["compiler"] == simulator.identity
-    assert unpacked.info["config"] == config.to_json()
+    assert unpacked.info["flags"] == config.flags()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -142,24 +145,35 @@ def double_precision(module: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("which", ["simulator", "neuronx-cc"])
-def test_lint_comes_before_the_compiler(install: Install, module: bytes, tmp_path: Path, which: str) -> None:
+def test_lint_comes_before_the_compiler_and_the_cache(
+    install: Install, module: bytes, tmp_path: Path, which: str
+) -> None:
     program = install(record=str(tmp_path / "record"))
     compiler = Simulator() if which == "simulator" else NeuronxCC(program, "2.0")
+    path, config = tmp_path / "k.hlo.pb", CompileConfig.make("trn1")
+    refused = double_precision(module)
+    cache = Cache(CacheSettings(tmp_path / "cache"), Notices(print))
+    cache.neff(Key.make(refused, compiler.identity, config.flags()), "k", lambda: simulate(module, config.flags()))
+
+    def compile_(hlo: bytes, config: CompileConfig) -> None:
+        path.write_bytes(hlo)
+        compile_file(path, tmp_path / "k.neff", config, compiler, cache=cache)
+
     with pytest.raises(KernelgenError, match=r"kernel k for trn1: \[kernelgen/f64\]") as caught:
-        compiler.compile(double_precision(module), CompileConfig.make("trn1"), kernel="k", log_dir=tmp_path)
+        compile_(refused, config)
     assert caught.value.exit_code == EXIT_FAILED
-    assert not (tmp_path / "record").exists()
+    assert not (tmp_path / "record").exists() and not (tmp_path / "k.neff").exists()
     with pytest.raises(KernelgenError, match="kernel k: not a serialized HloModuleProto"):
-        compiler.compile(b"junk", CompileConfig.make("trn1"), kernel="k", log_dir=tmp_path)
+        compile_(b"junk", config)
     with pytest.raises(KernelgenError, match="unknown target 'trn9'"):
-        compiler.compile(module, CompileConfig("trn9"), kernel="k", log_dir=tmp_path)
+        compile_(module, CompileConfig("trn9"))
 
 
 def test_compile_file(module: bytes, tmp_path: Path) -> None:
     (tmp_path / "k.hlo.pb").write_bytes(module)
     out = tmp_path / "out" / "k.neff"
     compile_file(tmp_path / "k.hlo.pb", out, CompileConfig.make("inf2"), Simulator())
-    assert neff.read_simulated(out.read_bytes()).info["config"]["target"] == "inf2"
+    assert neff.read_simulated(out.read_bytes()).info["flags"] == CompileConfig.make("inf2").flags()
     assert [p.name for p in out.parent.iterdir()] == ["k.neff"]
 
 

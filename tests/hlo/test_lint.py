@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 from toys import canonical, raw
 
-from kernelgen.hlo import lint, proto
-from kernelgen.hlo.lint import RULES, Finding
+from kernelgen.hlo import proto
+from kernelgen.hlo.lint import RULES, Finding, lint
 from kernelgen.targets import TARGETS
 
 FLOAT, INT = "float32", "int32"

@@ -9,7 +9,7 @@ import pytest
 from harness import check, emit
 
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo import lint
+from kernelgen.hlo.lint import lint
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import graph_ops
 from kernelgen.targets import TARGETS

@@ -11,7 +11,7 @@ from harness import LIBRARY, check, combinations, emit, example_kernel
 from reference import EXAMPLES, REFERENCES
 
 from kernelgen.ggml import ops, shapes
-from kernelgen.hlo import lint
+from kernelgen.hlo.lint import lint
 from kernelgen.targets import TARGETS
 
 SCAN = LIBRARY.scan()

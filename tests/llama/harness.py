@@ -22,6 +22,7 @@ from kernelgen import bundle as bundles
 from kernelgen import manifest
 from kernelgen.building import job
 from kernelgen.compilers import choice
+from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.errors import KernelgenError
 from kernelgen.library import builtin_library
 from kernelgen.plan import Plan, Request
@@ -203,7 +204,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
         identity=compiler.identity,
         executable=None,
         jobs=jobs or len(os.sched_getaffinity(0)),
-        memory_mb=job.machine_memory_mb(),
+        memory_mb=machine_memory_mb(),
     )
     refused: dict[str, int] = {}
     failed: dict[str, str] = {}

@@ -251,7 +251,7 @@ class Builder:
                 continue
             built.sizes[kernel_id] = len(module)
             (scratch / f"{kernel_id}.hlo.pb").write_bytes(module)
-            (scratch / f"{kernel_id}.neff").write_bytes(neff.write_simulated(module, config, self.identity))
+            (scratch / f"{kernel_id}.neff").write_bytes(neff.write_simulated(module, config.flags(), self.identity))
         if built.sizes:
             assert config
             bundles.build(

@@ -13,7 +13,7 @@ import pytest
 
 from kernelgen import manifest
 from kernelgen.cache import OFF, Settings
-from kernelgen.kernel import spec_json
+from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.library import Library, builtin_library
 from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
@@ -26,6 +26,18 @@ compiler: {optlevel: 1, extra_flags: ["--verbose=35"], memory_per_compile: 9G}
 kernels:
   - {op: add, inputs: ["(8,2,1,1)/f32", "(8,1,1,1)/f32"], output: "(8,2,1,1)/f32"}
   - {op: rms_norm, inputs: ["(8,2,1,1)/f32"], output: "(8,2,1,1)/f32", params: {eps: 1.0e-6}}
+"""
+
+
+KINDS = """
+format: 1
+name: kinds
+targets: [trn1]
+kernels:
+  - {op: clamp, inputs: ["(8,2,1,1)/f32"], output: "(8,2,1,1)/f32", params: {min: -1.0, max: .inf}}
+  - {op: swiglu, inputs: ["(8,2,1,1)/f32"], output: "(4,2,1,1)/f32", params: {swapped: true}}
+  - {op: concat, inputs: ["(8,2,1,1)/f32", "(8,1,1,1)/f32"], output: "(8,3,1,1)/f32", params: {dim: 1}}
+  - {op: soft_max, inputs: ["(8,2,1,1)/f32", null, "(1,1,1,1)/f32"], output: "(8,2,1,1)/f32"}
 """
 
 
@@ -43,14 +55,46 @@ def calls(text: str) -> list[tuple[str, dict[str, ast.expr]]]:
     return [(ast.unparse(c.func), {k.arg: k.value for k in c.keywords if k.arg}) for c in found]
 
 
+def spec_of(attributes: Mapping[str, ast.expr]) -> KernelSpec:
+    """Returns the spec that the attributes of a `neuron_hlo` describe, as the rule puts it together."""
+    values = {name: ast.literal_eval(value) for name, value in attributes.items() if name not in ("emitter", "helpers")}
+    return KernelSpec.from_json(
+        {
+            "op": values["op"],
+            "inputs": [text or None for text in values["inputs"]],
+            "output": values["output"],
+            "params": values.get("params", {}),
+            "alias": values.get("alias"),
+        }
+    )
+
+
+def test_every_kind_of_attribute_says_what_the_spec_says(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.yaml"
+    path.write_text(KINDS)
+    plan = Plan.merge(manifest.load([path], libraries=[builtin_library()]))
+    files = bazel.generate(plan, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
+    hlos = [a for rule, a in calls(files["kernels/BUILD.bazel"]) if rule == "neuron_hlo"]
+    assert [spec_of(a) for a in hlos] == [k.spec for k in plan.kernels]
+    params = {ast.literal_eval(a["op"]): ast.literal_eval(a["params"]) for a in hlos if "params" in a}
+    assert params["clamp"] == {"max": "inf", "min": "-1.0"}
+    assert params["swiglu"] == {"swapped": "true"}
+    assert params["concat"] == {"dim": "1"}
+    inputs = {ast.literal_eval(a["op"]): ast.literal_eval(a["inputs"]) for a in hlos}
+    assert inputs["soft_max"] == ["(8,2,1,1)/f32", "", "(1,1,1,1)/f32"]
+
+
 def test_bazel_has_a_target_for_every_hlo_neff_and_bundle(plan: Plan) -> None:
     files = bazel.generate(plan, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
     kernels = calls(files["kernels/BUILD.bazel"])
-    hlos = {ast.literal_eval(a["name"]): ast.literal_eval(a["spec"]) for rule, a in kernels if rule == "neuron_hlo"}
-    assert hlos == {f"{k.spec.id}.hlo": spec_json(k.spec) for k in plan.kernels}
+    hlos = {ast.literal_eval(a["name"]): spec_of(a) for rule, a in kernels if rule == "neuron_hlo"}
+    assert hlos == {f"{k.spec.id}.hlo": k.spec for k in plan.kernels}
     neffs = {ast.literal_eval(a["name"]): a for rule, a in kernels if rule == "neuron_neff"}
     assert set(neffs) == {f"{n.id}.neff" for n in plan.neffs}
     assert {ast.literal_eval(a["memory_mb"]) for a in neffs.values()} == {9 * 1024}
+    assert {ast.literal_eval(a["target"]) for a in neffs.values()} == {"trn1", "trn2"}
+    (flags,) = [s.value for s in ast.parse(files["kernels/BUILD.bazel"]).body if "_FLAGS" in ast.unparse(s)[:8]]
+    assert ast.literal_eval(flags) == {config.key: config.flags() for config in plan.configs}
     bundles = [a for rule, a in calls(files["bundles/BUILD.bazel"]) if rule == "neuron_kernel_bundle"]
     assert [ast.literal_eval(a["name"]) for a in bundles] == ["two_trn1", "two_trn2"]
     for bundle in bundles:

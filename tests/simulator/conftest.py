@@ -77,7 +77,9 @@ def make_neff(tmp_path_factory: pytest.TempPathFactory) -> Make:
         if not path.exists():
             if function is None:
                 function = load_function(*find(spec.op, [builtin_library()]))
-            path.write_bytes(neff.write_simulated(hlo.emit(spec, function), CompileConfig.make("trn1"), "simulator 1"))
+            path.write_bytes(
+                neff.write_simulated(hlo.emit(spec, function), CompileConfig.make("trn1").flags(), "simulator 1")
+            )
         return path
 
     return make

@@ -80,7 +80,7 @@ def test_refuses_hlo_that_does_not_compile(client: Run, add: Path, tmp_path: Pat
     root = next(i for i in proto.entry(module).instructions if i.opcode == "add")
     root.opcode = "no-such-thing"
     path = tmp_path / "bad.neff"
-    path.write_bytes(neff.write_simulated(proto.serialize(module), CompileConfig.make("trn1"), "simulator 1"))
+    path.write_bytes(neff.write_simulated(proto.serialize(module), CompileConfig.make("trn1").flags(), "simulator 1"))
     result = client("load", path)
     assert result.stdout.strip() == "NRT_FAILURE"
     assert "NRT simulator ERROR nrt_load: XLA does not compile the HLO: " in result.stderr

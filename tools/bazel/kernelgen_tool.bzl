@@ -3,20 +3,61 @@
 KernelgenToolInfo = provider(
     doc = "One step of kernelgen as a program: the environment's Python and the sources that this step imports.",
     fields = {
+        "module": "string: the module to run.",
         "python": "File: the launcher of the Python environment.",
         "sources": "depset of File: the step's Python sources.",
         "root": "string: the folder that holds the package `kernelgen`.",
     },
 )
 
+def without_comments(ctx, source, path):
+    """Declares a copy of a Python source without its lines of comment, so that an edit of one is no change to who has the copy.
+
+    Args:
+        ctx: the rule's context.
+        source: the File. No text in it has a line that begins with `#`; a test of kernelgen's holds every such file against this.
+        path: the copy's path in the rule's package.
+    """
+    copy = ctx.actions.declare_file(path)
+    ctx.actions.run_shell(
+        arguments = [source.path, copy.path],
+        command = "sed '/^[[:space:]]*#/d' \"$1\" >\"$2\"",
+        inputs = [source],
+        mnemonic = "NeuronDriver",
+        outputs = [copy],
+        progress_message = "Copying %{input} without its comments",
+    )
+    return copy
+
+def _driver_impl(ctx):
+    return [DefaultInfo(files = depset([without_comments(ctx, ctx.file.src, ctx.label.name + ".py")]))]
+
+driver = rule(
+    doc = "A program in one file, without its lines of comment.",
+    implementation = _driver_impl,
+    attrs = {"src": attr.label(mandatory = True, allow_single_file = [".py"])},
+)
+
 def _kernelgen_tool_impl(ctx):
     marker = ctx.file._marker
+    root = marker.path.removesuffix("/kernelgen/__init__.py")
+    if ctx.attr.without_comments:
+        # The package's own __init__.py has kernelgen's version, which is no part of what such a step makes.
+        package = marker.short_path.removesuffix("__init__.py")
+        sources = [
+            without_comments(ctx, file, "{}/kernelgen/{}".format(ctx.label.name, file.short_path.removeprefix(package)))
+            for file in ctx.files.srcs
+        ]
+        root = sources[0].path.partition("/{}/kernelgen/".format(ctx.label.name))[0] + "/" + ctx.label.name
+    else:
+        sources = ctx.files.srcs + [marker]
     return [
-        DefaultInfo(files = depset(ctx.files.srcs)),
+        DefaultInfo(files = depset(sources)),
         KernelgenToolInfo(
-            python = ctx.file._python,
-            root = marker.path.removesuffix("/kernelgen/__init__.py"),
-            sources = depset(ctx.files.srcs + [marker]),
+            module = ctx.attr.module,
+            python = ctx.file.python,
+            root = root,
+            sources = depset(sources),
         ),
     ]
 
@@ -24,9 +65,11 @@ kernelgen_tool = rule(
     doc = "A build step of kernelgen. `srcs` are the modules that the step imports and no others, so that a change elsewhere rebuilds nothing.",
     implementation = _kernelgen_tool_impl,
     attrs = {
+        "module": attr.string(default = "kernelgen.worker", doc = "The module to run."),
+        "python": attr.label(default = "@neuron_python//:python", allow_single_file = True, doc = "A launcher of the Python environment."),
         "srcs": attr.label_list(allow_files = True),
+        "without_comments": attr.bool(doc = "Whether lines of comment, and kernelgen's version, are no part of the step."),
         "_marker": attr.label(default = "//tools/kernelgen:__init__.py", allow_single_file = True),
-        "_python": attr.label(default = "@neuron_python//:python", allow_single_file = True),
     },
 )
 
@@ -43,7 +86,7 @@ def run_kernelgen(ctx, tool, arguments, worker, **kwargs):
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
     startup = ctx.actions.args()
-    startup.add_all(["-P", "-m", "kernelgen.worker"])
+    startup.add_all(["-P", "-m", tool.module])
     requirements = dict(kwargs.pop("execution_requirements", {}))
     if worker:
         # One request at a time. A multiplex worker would be faster (Bazel looks only every 10 ms for the answer of one that is not), but

@@ -14,6 +14,7 @@ from typing import Any
 from kernelgen import neff
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import Origin
+from kernelgen.compilers.identity import flag
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.hlo.describe import describe as describe_hlo
 from kernelgen.neff import HEADER_SIZE
@@ -229,7 +230,7 @@ def _neff(data: bytes, source: str) -> dict[str, Any]:
     if header.simulated:
         made = neff.read_simulated(data, source=source)
         what |= {
-            "target": made.info["config"]["target"],
+            "target": flag(made.info["flags"], "--target"),
             "compiler": made.info["compiler"],
             "flags": made.info["flags"],
             "hlo_sha256": made.info["hlo_sha256"],

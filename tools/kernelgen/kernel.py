@@ -111,7 +111,24 @@ class KernelSpec:
 
 
 def _param_from_json(value: Any) -> ParamValue:
-    return float(value) if isinstance(value, str) else value  # "inf", "-inf" and "nan" have no JSON number
+    # Infinities and "nan" have no JSON number; from Bazel's attributes every value comes as text.
+    return param_from_text(value) if isinstance(value, str) else value
+
+
+def param_text(value: ParamValue) -> str:
+    """Returns a parameter as text that tells its kind: `1` is an int, `1.0` a float, `true` a bool."""
+    return repr(value).lower()
+
+
+def param_from_text(text: str) -> ParamValue:
+    """Returns the parameter that `param_text` wrote.
+
+    Raises:
+        ValueError: `text` is not a number, `true` or `false`.
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
 
 
 def _param_to_json(value: ParamValue) -> ParamValue | str:

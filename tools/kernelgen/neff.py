@@ -20,13 +20,13 @@ import math
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from kernelgen.canonical import canonical_json
-from kernelgen.compilers.settings import CompileConfig
+from kernelgen.compilers.identity import flag
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
 
@@ -38,7 +38,7 @@ SIMULATED_BUILD = "kernelgen-simulator"
 SIMULATED_MAJOR = 0x4D4953
 """`neff_version` major of a simulated NEFF."""
 
-SIMULATED_FORMAT = 1
+SIMULATED_FORMAT = 2
 """Version of a simulated NEFF's payload; the minor `neff_version`."""
 
 HLO_MEMBER = "hlo_module.pb"
@@ -140,7 +140,7 @@ class Simulated:
         header: its header.
         hlo: the HLO it runs, a serialized HloModuleProto.
         tensors: inputs, then outputs, in order.
-        info: what made it (`info.json`): compiler, config, flags, hlo_sha256, format.
+        info: what made it (`info.json`): compiler, flags, hlo_sha256, format.
     """
 
     header: Header
@@ -273,12 +273,12 @@ def check_payload(data: bytes, *, source: str = "NEFF") -> Header:
     return header
 
 
-def write_simulated(hlo: bytes, config: CompileConfig, compiler_identity: str) -> bytes:
+def write_simulated(hlo: bytes, flags: Sequence[str], compiler_identity: str) -> bytes:
     """Returns a simulated NEFF. Its bytes depend on the arguments alone.
 
     Args:
         hlo: a serialized HloModuleProto with named inputs and outputs.
-        config: what it is compiled for.
+        flags: the arguments that neuronx-cc would be given (`CompileConfig.flags`).
         compiler_identity: the simulator's identity.
 
     Raises:
@@ -289,8 +289,7 @@ def write_simulated(hlo: bytes, config: CompileConfig, compiler_identity: str) -
         "format": SIMULATED_FORMAT,
         "simulated": True,
         "compiler": compiler_identity,
-        "config": config.to_json(),
-        "flags": config.flags(),
+        "flags": list(flags),
         "hlo_sha256": digest,
     }
     members = {
@@ -314,7 +313,7 @@ def write_simulated(hlo: bytes, config: CompileConfig, compiler_identity: str) -
         1,
         bytes(64),
         0,
-        config.lnc,
+        int(flag(flags, "--lnc") or 1),
         bytes(468),
     )
     return header + payload

@@ -55,3 +55,6 @@ TARGETS = MappingProxyType(
     }
 )
 """Every target by name, in the order in which documentation lists them."""
+
+SIMULATOR_MEMORY_MB = 1024
+"""What one simulated compile is counted for at most, in MiB: XLA:CPU needs a fraction of what neuronx-cc does."""

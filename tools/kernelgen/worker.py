@@ -1,35 +1,30 @@
-"""The build steps as Bazel and CMake call them: one step a process, or many in a persistent worker.
+"""The build steps as Bazel, CMake and `kernelgen build` call them (`kernelgen.step_protocol`).
 
-    python -m kernelgen.worker @ARGUMENTS                one step; ARGUMENTS is a file with an argument a line
-    python -m kernelgen.worker --persistent_worker       Bazel's JSON worker protocol on standard input and output
-
-A step is `emit`, `emit-batch`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and writes only the
-files that it is given. With `--depfile` (a path) a step also writes, as a Makefile rule, which of kernelgen's own sources it
-ran, for build tools that are not told so beforehand. With `--jax` (a version) it works with no other JAX than that.
+A step is `emit`, `emit-batch`, `lint`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and
+writes only the files that it is given. With `--depfile` (a path) a step also writes, as a Makefile rule, which of kernelgen's own
+sources it ran, for build tools that are not told so beforehand. With `--jax` (a version) it works with no other JAX than that.
 
 A worker imports JAX once; an emitter whose source changes is imported anew (see `kernelgen.library`), so an edit needs no restart.
 
-This is the narrow interface between the rules and kernelgen; people use `kernelgen` (`kernelgen.cli`).
+Bazel runs the compilers by programs of their own (`compilers.neuronx_cc_driver`, `compilers.simulate`), so that what changes here
+compiles nothing again. This is the narrow interface between the rules and kernelgen; people use `kernelgen` (`kernelgen.cli`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import sys
-import traceback
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
-from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Diagnostic, KernelgenError
+from kernelgen import step_protocol
+from kernelgen.errors import EXIT_OK, Diagnostic, KernelgenError
+from kernelgen.step_protocol import Arguments, Steps, maybe, one
 
 if TYPE_CHECKING:
     from kernelgen.cache import Cache
-
-Arguments = Mapping[str, list[str]]
+    from kernelgen.compilers.settings import CompileConfig
 
 
 def emit(arguments: Arguments) -> None:
@@ -38,6 +33,7 @@ def emit(arguments: Arguments) -> None:
     from kernelgen import library as libraries
     from kernelgen.kernel import KernelSpec
 
+    check_jax(arguments)
     spec = KernelSpec.from_json(json.loads(one(arguments, "spec")))
     module = Path(one(arguments, "emitter"))
     source = libraries.Library(one(arguments, "library"), module.parent)
@@ -55,6 +51,7 @@ def emit_batch(arguments: Arguments) -> None:
     from kernelgen import library as libraries
     from kernelgen.kernel import KernelSpec
 
+    check_jax(arguments)
     module, folder = Path(one(arguments, "emitter")), Path(one(arguments, "folder"))
     source = libraries.Library(one(arguments, "library"), module.parent)
     mistakes: dict[Diagnostic, None] = {}
@@ -75,16 +72,44 @@ def emit_batch(arguments: Arguments) -> None:
     fileio.write_bytes(one(arguments, "stamp"), b"")
 
 
+def lint(arguments: Arguments) -> None:
+    """Refuses what neuronx-cc is known to refuse for a `--target`: an `--hlo` a kernel. Writes the empty file `--stamp`.
+
+    Raises:
+        KernelgenError: all findings of all kernels.
+    """
+    from kernelgen import fileio
+
+    _refuse_unsupported(map(Path, arguments["hlo"]), one(arguments, "target"))
+    fileio.write_bytes(one(arguments, "stamp"), b"")
+
+
+def _refuse_unsupported(hlos: Iterable[Path], target: str) -> None:
+    from kernelgen.compilers.base import refuse_unsupported
+
+    mistakes: dict[Diagnostic, None] = {}
+    code = EXIT_OK
+    for path in hlos:
+        try:
+            refuse_unsupported(path.read_bytes(), target, path.name.removesuffix(".hlo.pb"))
+        except KernelgenError as error:
+            mistakes |= dict.fromkeys(error.diagnostics)
+            code = max(code, error.exit_code)
+    if mistakes:
+        raise KernelgenError(mistakes, exit_code=code)
+
+
 def compile_(arguments: Arguments) -> None:
-    """Compiles one HLO: `--compiler`, `--config` (JSON), `--kernel` (id), `--hlo`, `--output`; neuronx-cc also takes
-    `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a failure is kept.
+    """Compiles one HLO: `--compiler`, a `--flag` for each of neuronx-cc's arguments, `--kernel` (id), `--hlo`, `--output`.
+
+    neuronx-cc also takes `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a
+    failure is kept.
 
     `--cache` is a folder of NEFFs; `--shared-cache` (URL or folder), `--shared-cache-mode` and `--shared-cache-timeout` (seconds)
     the one that machines share; `--notices` (a folder) and `--build` (any word) keep their warnings from being printed by every
     step. What the NEFF was made of, and whether it was compiled now, is written to `--origin` (`kernelgen.building.origins`).
     """
     from kernelgen.compilers import choice
-    from kernelgen.compilers.settings import CompileConfig
     from kernelgen.compilers.step import compile_file
 
     executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
@@ -93,11 +118,13 @@ def compile_(arguments: Arguments) -> None:
     planned = maybe(arguments, "identity")
     if planned and compiler.identity != planned:
         # The NEFF would be stored under the name of a compiler that did not make it.
-        raise KernelgenError(f"the build is for {planned}, and this machine has {compiler.identity} ({executable})")
+        raise KernelgenError(
+            f"the build is for {planned}, and this machine has {compiler.identity} ({executable or sys.prefix})"
+        )
     source = compile_file(
         Path(one(arguments, "hlo")),
         Path(one(arguments, "output")),
-        CompileConfig.from_json(json.loads(one(arguments, "config"))),
+        _config(arguments),
         compiler,
         kernel=one(arguments, "kernel"),
         log_dir=maybe(arguments, "log-dir"),
@@ -109,7 +136,15 @@ def compile_(arguments: Arguments) -> None:
         from kernelgen.building import origins
 
         origins.write(origin, one(arguments, "hlo"), source)
-    write_depfile(arguments, one(arguments, "output"))
+
+
+def _config(arguments: Arguments) -> CompileConfig:
+    from kernelgen.compilers.settings import CompileConfig
+
+    try:
+        return CompileConfig.from_flags(arguments["flag"])
+    except ValueError as error:
+        raise KernelgenError(f"--flag: {error}") from None
 
 
 def _cache(arguments: Arguments) -> Cache | None:
@@ -126,9 +161,12 @@ def _cache(arguments: Arguments) -> Cache | None:
 
 
 def bundle(arguments: Arguments) -> None:
-    """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), `--config` (JSON), and an `--entry` a kernel:
+    """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), a `--flag` for each argument that neuronx-cc
+    was given, and an `--entry` a kernel:
     JSON with its `spec` and the paths `hlo` and `neff`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not
     given. With `--lookups` (a path) also the table that tests look kernels up by.
+
+    With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there.
 
     An entry's `origin` is what its compile step wrote about the NEFF: one of an earlier HLO is refused. With `--made` (a path, of
     this step's own) it says how many NEFFs were compiled since it ran last, and how many came from a cache.
@@ -138,11 +176,11 @@ def bundle(arguments: Arguments) -> None:
     from kernelgen import bundle as bundles
     from kernelgen import fileio
     from kernelgen.bundle.lookups import lookups
-    from kernelgen.compilers.settings import CompileConfig
     from kernelgen.kernel import KernelSpec
     from kernelgen.plan import Bundle
 
-    config = CompileConfig.from_json(json.loads(one(arguments, "config")))
+    check_jax(arguments)
+    config = _config(arguments)
     specs, hlos, neffs, made = {}, {}, {}, {}
     for text in arguments["entry"]:
         entry = json.loads(text)
@@ -154,6 +192,8 @@ def bundle(arguments: Arguments) -> None:
         from kernelgen.building import origins
 
         known = origins.check(made, hlos, neffs)
+    if maybe(arguments, "lint"):
+        _refuse_unsupported(hlos.values(), config.target)
     if table := maybe(arguments, "lookups"):
         fileio.write_bytes(table, lookups(specs.values()).encode())
     bundles.build(
@@ -185,9 +225,10 @@ def embed(arguments: Arguments) -> None:
     write_depfile(arguments, str(paths[0]))
 
 
-STEPS: Mapping[str, Callable[[Arguments], None]] = {
+STEPS: Steps = {
     "emit": emit,
     "emit-batch": emit_batch,
+    "lint": lint,
     "compile": compile_,
     "bundle": bundle,
     "embed": embed,
@@ -214,92 +255,28 @@ def _makefile(path: str) -> str:
     return path.replace("$", "$$").replace("#", "\\#").replace(" ", "\\ ")
 
 
-def check_jax(planned: str) -> None:
-    """Raises when JAX is another than the build was planned for.
+def check_jax(arguments: Arguments) -> None:
+    """Raises when JAX is another than the build was planned for (`--jax`).
 
     Raises:
         KernelgenError: it is.
     """
     from importlib.metadata import version
 
-    if version("jax") != planned:
+    planned = maybe(arguments, "jax")
+    if planned and version("jax") != planned:
         raise KernelgenError(
             f"the build is for jax {planned}, and {sys.prefix} has jax {version('jax')}: configure the build again"
         )
 
 
-def one(arguments: Arguments, name: str) -> str:
-    """Returns the value of an argument that must be given once."""
-    values = arguments.get(name, [])
-    if len(values) != 1:
-        raise KernelgenError(f"expected one --{name}=VALUE, not {len(values)}")
-    return values[0]
-
-
-def maybe(arguments: Arguments, name: str) -> str | None:
-    """Returns the value of an argument that may be left out."""
-    return one(arguments, name) if arguments.get(name) else None
-
-
 def run(words: Sequence[str]) -> tuple[int, str]:
-    """Runs one step and returns its exit status and what it has to say; nothing it prints reaches standard output."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            step, *rest = expand(words)
-            if step not in STEPS:
-                raise KernelgenError(f"unknown step '{step}': expected one of {', '.join(STEPS)}")
-            arguments: defaultdict[str, list[str]] = defaultdict(list)
-            for word in rest:
-                name, equals, value = word.partition("=")
-                if not name.startswith("--") or not equals:
-                    raise KernelgenError(f"expected --name=value, not '{word}'")
-                arguments[name[2:]].append(value)
-            if arguments.get("jax"):
-                check_jax(one(arguments, "jax"))
-            STEPS[step](arguments)
-        return EXIT_OK, said.getvalue()
-    except KernelgenError as error:
-        return error.exit_code, said.getvalue() + f"{error}\n"
-    except OSError as error:
-        # A full disk or a folder that can't be written to is no bug of ours.
-        return EXIT_FAILED, said.getvalue() + f"error: {error}\n"
-    except Exception:
-        return EXIT_FAILED, said.getvalue() + traceback.format_exc()
-
-
-def expand(words: Sequence[str]) -> list[str]:
-    """Returns the arguments with `@FILE` replaced by the file's lines."""
-    out: list[str] = []
-    for word in words:
-        out += Path(word[1:]).read_text().splitlines() if word.startswith("@") else [word]
-    if not out:
-        raise KernelgenError(f"expected a step: one of {', '.join(STEPS)}")
-    return out
-
-
-def serve(requests: TextIO, responses: TextIO) -> None:
-    """Answers Bazel's work requests until standard input ends: a JSON object a line, each answered by one."""
-    for line in requests:
-        if not line.strip():
-            continue
-        request: dict[str, Any] = json.loads(line)
-        code, output = run(request.get("arguments", []))
-        response = {"exitCode": code, "output": output, "requestId": request.get("requestId", 0)}
-        responses.write(json.dumps(response) + "\n")
-        responses.flush()
+    """Runs one step and returns its exit status and what it has to say."""
+    return step_protocol.run(STEPS, words)
 
 
 def main(argv: Sequence[str]) -> int:
-    if "--persistent_worker" in argv:
-        serve(sys.stdin, sys.stdout)
-        return EXIT_OK
-    if not argv:
-        print(__doc__, file=sys.stderr)
-        return EXIT_USAGE
-    code, output = run(argv)
-    sys.stderr.write(output)
-    return code
+    return step_protocol.main(STEPS, __doc__, argv)
 
 
 if __name__ == "__main__":

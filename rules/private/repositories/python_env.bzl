@@ -2,7 +2,8 @@
 
 The environment has some 7,000 files: too many to declare as inputs and stage into a sandbox for each action. It is kept in the
 user's cache folder under a key (see `python_env.py`), and actions depend on a launcher that names the key. So a changed lock file
-or interpreter changes every action that runs Python, a moved checkout changes none, and the launcher's bytes have no path in them.
+or interpreter changes every action that depends on that launcher, a moved checkout changes none, and the launcher's bytes have no path
+in them. The simulator's compiles depend on a launcher that names the version of jaxlib alone.
 """
 
 _LAUNCHER = """\
@@ -17,16 +18,30 @@ echo "error: the Python environment {key} is not on this machine; './bazelw fetc
 exit 2
 """
 
+# Of a package that alone decides what some steps make; those steps depend on its version and not on the rest of the environment.
+_PACKAGE_LAUNCHER = """\
+#!/bin/sh
+# Runs a Python that has {package} {version}: this build's, or on a machine that only got a copy any that it has.
+self=$(readlink -f "$0")
+for env in "${{self%/*}}/env" "${{NEURON_KERNELGEN_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-$(eval echo "~$(id -un)")}}/.cache}}/neuron-kernelgen}}/python"/*; do
+  for found in "$env"/lib/python3*/site-packages/{package}-{version}.dist-info; do
+    [ -d "$found" ] && [ -e "$env/complete" ] && exec "$env/bin/python" "$@"
+  done
+done
+echo "error: no Python environment with {package} {version} is on this machine; './bazelw fetch --force //...' makes it again" >&2
+exit 2
+"""
+
 _BUILD = """\
 package(default_visibility = ["//visibility:public"])
 
-exports_files(["python"])
+exports_files({launchers})
 """
 
 # The script's exit status when the Python that runs it will not do.
 _UNFIT = 3
 
-def _pythons(rctx):
+def pythons(rctx):
     """Returns the interpreters to try: the one that NEURON_KERNELGEN_PYTHON names, or those on PATH, the system's `python3` first."""
     named = rctx.getenv("NEURON_KERNELGEN_PYTHON")
     if named:
@@ -47,7 +62,7 @@ def _python_env_impl(rctx):
         arguments += ["--base", rctx.path(rctx.attr.base).dirname.get_child("env")]
     rctx.report_progress("installing the packages of {} (once per machine)".format(rctx.attr.lock.name))
     done, unfit = None, True
-    for python in _pythons(rctx):
+    for python in pythons(rctx):
         done = rctx.execute([python] + arguments, timeout = 1800, environment = {"PYTHONDONTWRITEBYTECODE": "1"})
 
         # A Python much older does not even parse the script.
@@ -67,13 +82,21 @@ no Python 3.11 or later with the venv module on PATH. One of these mends it:
     # An environment that is deleted is made again.
     rctx.watch(env["path"] + "/complete")
     rctx.file("python", _LAUNCHER.format(key = env["key"]), executable = True)
-    rctx.file("BUILD.bazel", _BUILD)
+    launchers = ["python"]
+    for package in rctx.attr.packages:
+        versions = [line.split("==")[1].split(" ")[0] for line in rctx.read(lock).split("\n") if line.startswith(package + "==")]
+        if len(versions) != 1:
+            fail("{} does not pin {}".format(rctx.attr.lock, package))
+        rctx.file(package, _PACKAGE_LAUNCHER.format(package = package, version = versions[0]), executable = True)
+        launchers.append(package)
+    rctx.file("BUILD.bazel", _BUILD.format(launchers = repr(launchers)))
 
 python_env = repository_rule(
-    doc = "A Python environment; `@name//:python` runs it.",
+    doc = "A Python environment; `@name//:python` runs it, and `@name//:<package>` any that has the same version of one package.",
     implementation = _python_env_impl,
     attrs = {
         "lock": attr.label(mandatory = True, allow_single_file = True, doc = "Requirements with hashes."),
+        "packages": attr.string_list(doc = "Packages to make launchers for."),
         "base": attr.label(doc = "`//:python` of an environment whose packages are importable too."),
         "_script": attr.label(default = "//rules/private/repositories:python_env.py"),
     },

@@ -1,8 +1,10 @@
 """Finds neuronx-cc on this machine and declares it as a toolchain.
 
 It is looked for in the virtual environment that NEURON_SDK names, then on PATH. Its identity is the version it prints; that, and no
-path, is what compile actions depend on. Where only remote workers have it, NEURON_SDK_VERSION states the version instead.
+path, is what compile actions depend on. The Python that runs its driver is no part of them either. Where only remote workers have it, NEURON_SDK_VERSION states the version instead.
 """
+
+load(":python_env.bzl", "pythons")
 
 # How the first line of `neuronx-cc --version` begins.
 _BANNER = "NeuronX Compiler version "
@@ -12,13 +14,17 @@ load("@{rules}//rules/private/rules:neuron_toolchain.bzl", "neuron_toolchain")
 
 package(default_visibility = ["//visibility:public"])
 
-exports_files(["neuronx-cc"])
+exports_files([
+    "neuronx-cc",
+    "python3",
+])
 
 neuron_toolchain(
     name = "neuronx-cc_toolchain",
     compiler = "neuronx-cc",
     executable = "neuronx-cc",
     identity = {identity},
+    python = "python3",
 )
 
 toolchain(
@@ -46,7 +52,8 @@ self=$(readlink -f "$0")
 if ! compiler=$(readlink "${{self%/*}}/compiler"); then
   # A machine that only got a copy of this file, a remote worker, has a compiler of its own: it must be the same one.
   for compiler in "${{NEURON_SDK:-/nowhere}}/bin/neuronx-cc" "$(command -v neuronx-cc)" /opt/aws_neuronx_venv*/bin/neuronx-cc; do
-    [ -x "$compiler" ] && case "$("$compiler" --version 2>&1)" in *"{banner}{version}"[[:space:]]*|*"{banner}{version}") break ;; esac
+    # The driver puts this file's folder on PATH.
+    [ -x "$compiler" ] && [ "$(readlink -f "$compiler")" != "$self" ] && case "$("$compiler" --version 2>&1)" in *"{banner}{version}"[[:space:]]*|*"{banner}{version}") break ;; esac
     compiler=
   done
   if [ -z "$compiler" ]; then
@@ -56,6 +63,63 @@ if ! compiler=$(readlink "${{self%/*}}/compiler"); then
 fi
 PATH=${{compiler%/*}}:$PATH exec "$compiler" "$@"
 """
+
+# Which interpreter runs the driver, and where kernelgen's cache is, stands in files beside the launchers, which are no part of any action.
+_PYTHON = """\
+#!/bin/sh
+# Runs a Python 3.8 or later, for neuronx-cc's driver, which needs its standard library alone.
+self=$(readlink -f "$0")
+for python in "${self%/*}/interpreter" python3 /usr/bin/python3 /usr/local/bin/python3; do
+  command -v "$python" >/dev/null && exec "$python" -I "$@"
+done
+echo "error: there is no python3 on this machine" >&2
+exit 127
+"""
+
+_INTERPRETER = """\
+#!/bin/sh
+exec '{python}' "$@"
+"""
+
+_CACHE = """\
+#!/bin/sh
+# Looks for a NEFF in kernelgen's cache, or runs the command that makes it: see kernelgen/cache/__main__.py.
+{settings}
+PYTHONPATH='{tools}' PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 exec '{python}' -P -m kernelgen.cache "$@"
+"""
+
+# What configures kernelgen's cache, beside the first two, one of which has to be set.
+_CACHE_VARIABLES = [
+    "NEURON_KERNELGEN_NEFF_CACHE",
+    "NEURON_KERNELGEN_SHARED_CACHE",
+    "NEURON_KERNELGEN_SHARED_CACHE_MODE",
+    "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT",
+]
+
+def _find_interpreter(rctx):
+    """Writes the file that names the Python for the driver, where one is found."""
+    for python in pythons(rctx):
+        # A shim that goes by its own name, as pyenv's, can't be linked to.
+        done = rctx.execute([python, "-c", "import os, sys; print(os.path.realpath(getattr(sys, '_base_executable', sys.executable)))"])
+        if done.return_code == 0:
+            rctx.file("interpreter", _INTERPRETER.format(python = done.stdout.strip()), executable = True)
+            return
+
+def _configure_cache(rctx):
+    """Writes the program that looks into kernelgen's cache, where the environment configures one."""
+
+    # Credentials are read from files in HOME: actions are given no variables of the user's.
+    values = {name: rctx.getenv(name) for name in _CACHE_VARIABLES + ["HOME"]}
+    if [v for v in [values[name] for name in _CACHE_VARIABLES[:2]] if v and v != "off"]:
+        rctx.file("neff-cache", executable = True, content = _CACHE.format(
+            python = rctx.path(rctx.attr._python),
+            settings = "\n".join([
+                "export {}='{}'".format(name, value.replace("'", "'\\''"))
+                for name, value in values.items()
+                if value
+            ]),
+            tools = rctx.path(rctx.attr._tool).dirname.dirname,
+        ))
 
 def _find(rctx):
     sdk = rctx.getenv("NEURON_SDK")
@@ -94,10 +158,17 @@ def _sdk_impl(rctx):
         rctx.symlink(path, "compiler")
     launcher = _LAUNCHER.format(banner = _BANNER, identity = identity, version = version)
     rctx.file("neuronx-cc", launcher, executable = True)
+    rctx.file("python3", _PYTHON, executable = True)
+    _find_interpreter(rctx)
+    _configure_cache(rctx)
     rctx.file("identity.bzl", _IDENTITY.format(identity = repr(identity)))
     rctx.file("BUILD.bazel", _BUILD.format(rules = rules, identity = repr(identity)))
 
 neuron_sdk = repository_rule(
     doc = "The Neuron SDK's compiler, when this machine or the remote workers have it.",
     implementation = _sdk_impl,
+    attrs = {
+        "_python": attr.label(default = "@neuron_python//:python"),
+        "_tool": attr.label(default = "//tools/kernelgen:__init__.py"),
+    },
 )

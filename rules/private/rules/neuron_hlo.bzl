@@ -6,9 +6,16 @@ load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 def _neuron_hlo_impl(ctx):
     kernel = ctx.label.name.removesuffix(".hlo")
     hlo = ctx.actions.declare_file(kernel + ".hlo.pb")
+    spec = json.encode({
+        "alias": None if ctx.attr.alias < 0 else ctx.attr.alias,
+        "inputs": [i or None for i in ctx.attr.inputs],
+        "op": ctx.attr.op,
+        "output": ctx.attr.output,
+        "params": ctx.attr.params,
+    })
     args = ctx.actions.args()
     args.add("emit")
-    args.add(ctx.attr.spec, format = "--spec=%s")
+    args.add(spec, format = "--spec=%s")
     args.add(ctx.attr.library, format = "--library=%s")
     args.add(ctx.file.emitter, format = "--emitter=%s")
     args.add(hlo, format = "--output=%s")
@@ -24,17 +31,23 @@ def _neuron_hlo_impl(ctx):
     )
     return [
         DefaultInfo(files = depset([hlo])),
-        NeuronHloInfo(hlo = hlo, id = kernel, spec = ctx.attr.spec),
+        NeuronHloInfo(hlo = hlo, id = kernel, spec = spec),
     ]
 
 neuron_hlo = rule(
-    doc = "Emits one kernel. The emitter's own module and the helpers it imports are the action's only sources.",
+    doc = """Emits one kernel: an op on tensors of exact shape and type (docs/manifest.md).
+
+The emitter's own module and the helpers it imports are the action's only sources.""",
     implementation = _neuron_hlo_impl,
     attrs = {
+        "alias": attr.int(default = -1, doc = "The input whose memory the result is written to; -1 as the op has it."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The module that registers the op."),
         "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own library."),
+        "inputs": attr.string_list(doc = "The inputs, each `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`; an empty one is absent."),
         "library": attr.string(default = "kernels", doc = "Name of the emitter's library."),
-        "spec": attr.string(mandatory = True, doc = "The KernelSpec as canonical JSON."),
+        "op": attr.string(mandatory = True, doc = "ggml's name of the op, in lower case."),
+        "output": attr.string(mandatory = True, doc = "The result, in the same form."),
+        "params": attr.string_dict(doc = "The op's parameters by ggml's names: `1` is a whole number, `1.0` a float, `true` a bool."),
         "_tool": attr.label(default = "//tools/kernelgen:emit", providers = [KernelgenToolInfo]),
     },
     provides = [NeuronHloInfo],

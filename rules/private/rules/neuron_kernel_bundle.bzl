@@ -9,6 +9,15 @@ def _entry(neff):
 def _neuron_kernel_bundle_impl(ctx):
     name = ctx.label.name
     neffs = [target[NeuronNeffInfo] for target in ctx.attr.neffs]
+    for neff in neffs:
+        if neff.flags != neffs[0].flags:
+            fail("{}: a bundle's kernels are compiled with the same flags; {} has {}, {} has {}".format(
+                ctx.label,
+                neffs[0].neff.basename,
+                " ".join(neffs[0].flags),
+                neff.neff.basename,
+                " ".join(neff.flags),
+            ))
     files = [n.neff for n in neffs]
     hlos = [n.kernel.hlo for n in neffs]
 
@@ -16,7 +25,7 @@ def _neuron_kernel_bundle_impl(ctx):
         args = ctx.actions.args()
         args.add("bundle")
         args.add(ctx.attr.manifest, format = "--name=%s")
-        args.add(ctx.attr.config, format = "--config=%s")
+        args.add_all(neffs[0].flags, format_each = "--flag=%s")
         if neffs[0].identity:
             args.add(neffs[0].identity, format = "--compiler=%s")
         args.add_all(neffs, map_each = _entry, format_each = "--entry=%s")
@@ -46,9 +55,28 @@ def _neuron_kernel_bundle_impl(ctx):
     args.add_all([tree], expand_directories = False, format_each = "--tree=%s")
     run(args, files + hlos, [tree], "Laying out")
 
+    # What neuronx-cc is known to refuse is refused at once, also when it was compiled before the lint knew; no compile depends on it.
+    linted = ctx.actions.declare_file(name + ".linted")
+    args = ctx.actions.args()
+    args.add("lint")
+    args.add(neffs[0].target, format = "--target=%s")
+    args.add_all(hlos, format_each = "--hlo=%s")
+    args.add(linted, format = "--stamp=%s")
+    run_kernelgen(
+        ctx,
+        ctx.attr._lint[KernelgenToolInfo],
+        args,
+        worker = True,
+        inputs = hlos,
+        mnemonic = "NeuronLint",
+        outputs = [linted],
+        progress_message = "Checking the kernels of " + name,
+    )
+
     return [
         DefaultInfo(files = depset([pack]), runfiles = ctx.runfiles([pack])),
         OutputGroupInfo(
+            _validation = depset([linted]),
             hlo = depset(hlos),
             lookups = depset([lookups]),
             neff = depset(files),
@@ -62,9 +90,9 @@ neuron_kernel_bundle_rule = rule(
     doc = "A bundle. Building it makes the pack, for which no C++ compiler is needed.",
     implementation = _neuron_kernel_bundle_impl,
     attrs = {
-        "config": attr.string(mandatory = True, doc = "Compile settings as JSON."),
         "manifest": attr.string(mandatory = True, doc = "The manifest's name."),
-        "neffs": attr.label_list(mandatory = True, providers = [NeuronNeffInfo]),
+        "neffs": attr.label_list(mandatory = True, providers = [NeuronNeffInfo], doc = "Its kernels, compiled for one target with the same flags."),
+        "_lint": attr.label(default = "//tools/kernelgen:lint", providers = [KernelgenToolInfo]),
         "_tool": attr.label(default = "//tools/kernelgen:bundle", providers = [KernelgenToolInfo]),
     },
     provides = [NeuronBundleInfo],

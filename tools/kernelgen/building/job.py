@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,21 +26,18 @@ from kernelgen import neff as neff_format
 from kernelgen.building import origins
 from kernelgen.building.emits import Emits
 from kernelgen.building.pool import Answer, Pool
-from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.kernel import spec_json
 from kernelgen.library import Library, find
 from kernelgen.plan import Kernel, Neff, Plan
+from kernelgen.targets import SIMULATOR_MEMORY_MB
 
 STATE = ".kernelgen"
 """The folder in the output folder that holds what is between manifests and bundles."""
 
 TIMEOUT_GRACE = 30.0
 """Seconds that a step may take beyond its time limit before its worker is killed: the compiler's driver stops it first."""
-
-SIMULATOR_MEMORY_MB = 1024
-"""What one simulated compile is counted for at most; the figures in plans are neuronx-cc's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +164,7 @@ def preview(plan: Plan, libraries: Sequence[Library], settings: Settings) -> tup
     configs = {config.key: config for config in plan.configs}
     made = Emits(settings.state / "hlo", libraries)
     current = {
-        kernel.spec.id: hashlib.sha256(made.hlo(kernel).read_bytes()).hexdigest()
+        kernel.spec.id: made.hlo(kernel).read_bytes()
         for kernel in plan.kernels
         if made.is_current(kernel, made.inputs(kernel))
     }
@@ -177,15 +172,6 @@ def preview(plan: Plan, libraries: Sequence[Library], settings: Settings) -> tup
         n.kernel in current and _whole(_neff_file(settings, current[n.kernel], configs[n.config])) for n in plan.neffs
     )
     return len(plan.kernels) - len(current), len(plan.neffs) - there
-
-
-def machine_memory_mb() -> int:
-    """Returns the memory that compiles may use together, in MiB: four fifths of the machine's or the container's."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(Path(file).read_text()))
-    return min(limits) * 4 // 5 // 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +240,7 @@ class _Run:
             kernel = self.emits.popleft()
             emit = _Emit(kernel, self.made.inputs(kernel))
             if self.made.is_current(kernel, emit.inputs):
-                self._ready(kernel)
+                self._ready(kernel, linted=True)
             else:
                 self.running += 1
                 self.pool.start(emit, self._emit_arguments(kernel), self._limit())
@@ -284,7 +270,7 @@ class _Run:
         arguments = [
             "compile",
             f"--compiler={s.compiler}",
-            f"--config={canonical_json(self.configs[compile_.neff.config].to_json())}",
+            *(f"--flag={word}" for word in self.configs[compile_.neff.config].flags()),
             f"--kernel={compile_.neff.kernel}",
             f"--hlo={self.result.hlos[compile_.neff.kernel]}",
             f"--output={compile_.path}",
@@ -313,21 +299,27 @@ class _Run:
         # An emitter may be edited while it runs: nobody knows which of the two this HLO is of.
         if emit.inputs is not None and self.made.inputs(kernel) == emit.inputs:
             self.made.note(kernel, emit.inputs)
-        self._ready(kernel)
+        self._ready(kernel, linted=False)
 
-    def _ready(self, kernel: Kernel) -> None:
-        """Goes on with the compiles of a kernel whose HLO is there."""
+    def _ready(self, kernel: Kernel, linted: bool) -> None:
+        """Goes on with the compiles of a kernel whose HLO is there.
+
+        Args:
+            kernel: the kernel.
+            linted: whether this version of kernelgen has checked the HLO before. Compile steps check it, too.
+        """
         path = self.made.hlo(kernel)
         self.result.hlos[kernel.spec.id] = path
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        hlo = path.read_bytes()
         for neff in self.neffs_of[kernel.spec.id]:
-            target = _neff_file(self.settings, digest, self.configs[neff.config])
+            target = _neff_file(self.settings, hlo, self.configs[neff.config])
             if target in self.waiting:
                 self.waiting[target].append(neff)
             elif target in self.ended:
                 self._report(Step(neff, self.ended[target]), target)
             elif _whole(target):
-                self._report(Step(neff), target)
+                refusal = None if linted else _refusal(hlo, self.configs[neff.config].target, neff.kernel)
+                self._report(Step(neff, refusal), target)
             else:
                 self.waiting[target] = []
                 self.compiles.append(_Compile(neff, target))
@@ -359,9 +351,20 @@ class _Run:
         self.reporter.step(step)
 
 
-def _neff_file(settings: Settings, hlo_digest: str, config: CompileConfig) -> Path:
-    key = cache.Key.of_digest(hlo_digest, settings.identity, config)
+def _neff_file(settings: Settings, hlo: bytes, config: CompileConfig) -> Path:
+    key = cache.Key.make(hlo, settings.identity, config.flags())
     return settings.state / "neff" / f"{key.name[:40]}.neff"
+
+
+def _refusal(hlo: bytes, target: str, kernel: str) -> str | None:
+    """Returns what the lint has against a kernel whose NEFF is there, or None."""
+    from kernelgen.compilers.base import refuse_unsupported
+
+    try:
+        refuse_unsupported(hlo, target, kernel)
+    except KernelgenError as error:
+        return str(error)
+    return None
 
 
 def _whole(path: Path) -> bool:

@@ -178,7 +178,7 @@ def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
         made = _Neff(len(known), file, False, header.build_version, None)
     else:
         info = neff_format.read_simulated(data, source=str(path)).info
-        if info["config"] != config.to_json():
+        if info["flags"] != config.flags():
             raise KernelgenError(
                 f"{path}: compiled with {' '.join(info['flags'])}, not with {' '.join(config.flags())}"
             )

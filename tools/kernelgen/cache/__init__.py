@@ -19,8 +19,8 @@ from pathlib import Path
 from kernelgen.cache import entry, shared
 from kernelgen.cache.entry import Damaged
 from kernelgen.cache.folder import Folder
-from kernelgen.cache.key import Key
 from kernelgen.cache.notices import Notices
+from kernelgen.compilers.identity import Key
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 
 __all__ = ["OFF", "Cache", "Folder", "Key", "Notices", "Settings"]

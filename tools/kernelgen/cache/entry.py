@@ -15,8 +15,8 @@ import json
 import re
 from dataclasses import dataclass
 
-from kernelgen.cache.key import FORMAT, Key
 from kernelgen.canonical import canonical_json
+from kernelgen.compilers.identity import FORMAT, Key
 from kernelgen.errors import KernelgenError
 
 SUFFIX = ".entry"

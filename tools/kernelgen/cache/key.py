@@ -1,76 +1,11 @@
-"""What a NEFF depends on, as a value: its digest is the name of a cache's entry, its parts explain a miss."""
+"""In what two keys of NEFFs differ, to explain why a cache lacks one."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kernelgen.canonical import canonical_json
-from kernelgen.compilers.settings import CompileConfig
-
-FORMAT = 1
-"""Version of the cache's format; part of every name, so that no version reads another's entries."""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """All that a NEFF depends on.
-
-    Attributes:
-        hlo_sha256: digest of the canonical HLO's bytes, in hex.
-        compiler: the compiler's identity: name and version.
-        target: the target.
-        flags: the compiler's arguments, every one explicit; the target is among them.
-    """
-
-    hlo_sha256: str
-    compiler: str
-    target: str
-    flags: tuple[str, ...]
-
-    @staticmethod
-    def make(hlo: bytes, compiler: str, config: CompileConfig) -> Key:
-        """Returns the key of a NEFF.
-
-        Args:
-            hlo: the serialized HLO.
-            compiler: the compiler's identity.
-            config: target and settings.
-        """
-        return Key.of_digest(hashlib.sha256(hlo).hexdigest(), compiler, config)
-
-    @staticmethod
-    def of_digest(hlo_sha256: str, compiler: str, config: CompileConfig) -> Key:
-        """Returns the key of a NEFF of the HLO with this digest; see `make`."""
-        return Key(hlo_sha256, compiler, config.target, tuple(config.flags()))
-
-    @property
-    def name(self) -> str:
-        """The digest of the parts: 64 hex digits."""
-        return hashlib.sha256(canonical_json([FORMAT, self.to_json()]).encode()).hexdigest()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "compiler": self.compiler,
-            "flags": list(self.flags),
-            "hlo_sha256": self.hlo_sha256,
-            "target": self.target,
-        }
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Key:
-        """Returns the key that `to_json` wrote.
-
-        Raises:
-            ValueError, KeyError, TypeError: `value` is no such key.
-        """
-        flags = value["flags"]
-        texts = [value["hlo_sha256"], value["compiler"], value["target"], *flags]
-        if not isinstance(flags, list) or not all(isinstance(text, str) for text in texts):
-            raise ValueError("its parts are not text")
-        return Key(value["hlo_sha256"], value["compiler"], value["target"], tuple(flags))
+from kernelgen.compilers.identity import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def command(
 
     from kernelgen.building import job
     from kernelgen.compilers import choice
+    from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 
     chosen = choice.resolve(compiler)
     settings = job.Settings(
@@ -97,7 +98,7 @@ def command(
         identity=chosen.identity,
         executable=getattr(chosen, "executable", None),
         jobs=jobs or len(os.sched_getaffinity(0)),
-        memory_mb=memory_mb or job.machine_memory_mb(),
+        memory_mb=memory_mb or machine_memory_mb(),
         timeout=timeout,
         cache=caches,
     )

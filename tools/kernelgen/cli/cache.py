@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -128,7 +127,7 @@ def _of_file(
     else:
         raise click.UsageError("an HLO file needs a --target, or a MANIFEST")
     id = file.name.removesuffix(".pb").removesuffix(".hlo")
-    return [Wanted(id, config.key, Key.make(hlo, identity, config)) for config in configs]
+    return [Wanted(id, config.key, Key.make(hlo, identity, config.flags())) for config in configs]
 
 
 def _of_manifests(
@@ -149,9 +148,9 @@ def _of_manifests(
     for kernel in plan.kernels:
         if kernel.spec.id in ids:
             library, registration = find(kernel.spec.op, libraries)
-            digest = hashlib.sha256(hlo.emit(kernel.spec, load_function(library, registration))).hexdigest()
+            data = hlo.emit(kernel.spec, load_function(library, registration))
             wanted += [
-                Wanted(kernel.spec.id, n.config, Key.of_digest(digest, identity, configs[n.config]))
+                Wanted(kernel.spec.id, n.config, Key.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs
                 if n.kernel == kernel.spec.id
             ]

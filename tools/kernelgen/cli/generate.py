@@ -89,8 +89,8 @@ def cmake(
     import os
     from dataclasses import replace
 
-    from kernelgen.building.job import machine_memory_mb
     from kernelgen.compilers import choice
+    from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
     from kernelgen.manifest.settings import megabytes
     from kernelgen.render import cmake as renderer
 

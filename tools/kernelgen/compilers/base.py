@@ -47,24 +47,24 @@ class Compiler(Protocol):
             memory_mb: MiB of memory that the compiler may use; None for no limit.
 
         Raises:
-            KernelgenError: the lint refuses the HLO or the compiler failed (exit code 1).
+            KernelgenError: the compiler failed (exit code 1).
         """
 
 
-def refuse_unsupported(hlo: bytes, config: CompileConfig, kernel: str) -> None:
+def refuse_unsupported(hlo: bytes, target: str, kernel: str) -> None:
     """Raises what neuronx-cc is known to refuse for the target, so that it is found with no SDK and before minutes pass.
 
     Raises:
         KernelgenError: one diagnostic for each finding, with the rule's name; or `hlo` is no HLO.
     """
-    if config.target not in TARGETS:
-        raise KernelgenError(f"unknown target '{config.target}' (known: {', '.join(TARGETS)})")
+    if target not in TARGETS:
+        raise KernelgenError(f"unknown target '{target}' (known: {', '.join(TARGETS)})")
     try:
-        findings = lint(hlo, TARGETS[config.target])
+        findings = lint(hlo, TARGETS[target])
     except ValueError as error:
         raise KernelgenError(f"kernel {kernel}: {error}") from None
     if findings:
         raise KernelgenError(
-            [Diagnostic(f"kernel {kernel} for {config.target}: {f}", hint=f.hint or None) for f in findings],
+            [Diagnostic(f"kernel {kernel} for {target}: {f}", hint=f.hint or None) for f in findings],
             exit_code=EXIT_FAILED,
         )

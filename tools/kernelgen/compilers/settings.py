@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,23 @@ class CompileConfig:
             str(self.lnc),
             *self.extra_flags,
         ]
+
+    @staticmethod
+    def from_flags(flags: Sequence[str]) -> CompileConfig:
+        """Returns the settings that `flags` gave these arguments.
+
+        Raises:
+            ValueError: they are not arguments as `flags` gives them.
+        """
+        if len(flags) >= 14:
+            target, optlevel, model_type, auto_cast, cast_type, lnc = flags[3:14:2]
+            if optlevel.isdecimal() and lnc.isdecimal():
+                config = CompileConfig(
+                    target, int(optlevel), auto_cast, cast_type, model_type, int(lnc), tuple(flags[14:])
+                )
+                if config.flags() == list(flags):
+                    return config
+        raise ValueError(f"not all of neuronx-cc's flags, in kernelgen's order: {' '.join(flags)}")
 
     @property
     def key(self) -> str:

@@ -1,23 +1,13 @@
-"""The simulator as a compiler: what is used where there is no Neuron SDK.
-
-It compiles the HLO with XLA for the CPU, so that a kernel that does not compile fails here too, throws the result away, and
-packs the HLO into a simulated NEFF (`kernelgen.neff`). Its NEFFs load on no device.
-"""
+"""The simulator as a `Compiler`: what is used where there is no Neuron SDK. `simulate` has what it does."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelgen import neff
-from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.compilers import simulate
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.errors import EXIT_FAILED, KernelgenError
-from kernelgen.hlo.cpu import check_compiles
-
-VERSION = "1"
-"""Raised when the simulator makes other NEFFs of the same HLO."""
+from kernelgen.errors import KernelgenError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +26,7 @@ class Simulator:
 
     @property
     def identity(self) -> str:
-        return f"simulator {VERSION} (jaxlib {importlib.metadata.version('jaxlib')})"
+        return simulate.identity()
 
     def compile(
         self,
@@ -52,12 +42,8 @@ class Simulator:
 
         It works in this process: `timeout` and `memory_mb` do not apply, and the error holds all there is to know.
         """
-        refuse_unsupported(hlo, config, kernel)
         try:
-            # What comes out is not kept: the HLO is what runs, compiled for the machine that it runs on.
-            check_compiles(hlo)
-        except ValueError as error:
-            raise KernelgenError(
-                f"kernel {kernel} for {config.target}: the simulator cannot compile it: {error}", exit_code=EXIT_FAILED
-            ) from None
-        return neff.write_simulated(hlo, config, self.identity)
+            return simulate.simulate(hlo, config.flags())
+        except KernelgenError as error:
+            message = error.diagnostics[0].message
+            raise KernelgenError(f"kernel {kernel} for {config.target}: {message}", exit_code=error.exit_code) from None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelgen import fileio
-from kernelgen.compilers.base import Compiler
+from kernelgen.compilers.base import Compiler, refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 
@@ -56,6 +56,8 @@ def compile_file(
     except OSError as error:
         raise KernelgenError(f"{hlo}: {error.strerror}") from None
     name = kernel or hlo.name.removesuffix(".pb").removesuffix(".hlo")
+    # Before the cache is asked: what an earlier version of the lint let pass may be there.
+    refuse_unsupported(data, config.target, name)
 
     def compile_() -> bytes:
         return compiler.compile(
@@ -72,6 +74,6 @@ def compile_file(
         return "compiled"
     from kernelgen.cache import Key
 
-    neff, source = cache.neff(Key.make(data, compiler.identity, config), name, compile_, timeout)
+    neff, source = cache.neff(Key.make(data, compiler.identity, config.flags()), name, compile_, timeout)
     fileio.write_bytes(output, neff)
     return source

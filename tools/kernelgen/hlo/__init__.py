@@ -7,13 +7,10 @@ with XLA on the CPU. Which compiler follows is not known here. JAX is imported b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.hlo.lint import Finding, lint
-from kernelgen.kernel import KernelSpec
-
-__all__ = ["Finding", "emit", "lint"]
+if TYPE_CHECKING:
+    from kernelgen.kernel import KernelSpec
 
 
 def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
@@ -26,8 +23,10 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
     Raises:
         KernelgenError: the emitter refuses the kernel or returns something else, or no target's compiler would take the HLO.
     """
-    # Imported here: the compile step only lints, and must not be redone when lowering changes.
+    # Imported here: other steps read HLO, and must not be redone when lowering changes.
+    from kernelgen.errors import Diagnostic, KernelgenError
     from kernelgen.hlo.canonicalize import canonicalize
+    from kernelgen.hlo.lint import lint
     from kernelgen.hlo.lower import lower, place
 
     lowered = lower(spec, function)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen import library as libraries
-from kernelgen.canonical import canonical_json
-from kernelgen.kernel import spec_json
+from kernelgen.kernel import param_text
 from kernelgen.library import Library
 from kernelgen.plan import Plan
 from kernelgen.render import render
@@ -55,9 +54,19 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
     values = {
         "rules": rules,
         "emitters": emitters,
-        "configs": {c.key: canonical_json(c.to_json()) for c in plan.configs},
+        "flags": {c.key: c.flags() for c in plan.configs},
+        "targets": {c.key: c.target for c in plan.configs},
         "kernels": [
-            {"id": k.spec.id, "emitter": f"{k.library}/{k.emitter}", "library": k.library, "spec": spec_json(k.spec)}
+            {
+                "id": k.spec.id,
+                "emitter": f"{k.library}/{k.emitter}",
+                "library": k.library,
+                "op": k.spec.op,
+                "inputs": ["" if t is None else str(t) for t in k.spec.inputs],
+                "output": str(k.spec.output),
+                "params": {name: param_text(value) for name, value in k.spec.params},
+                "alias": k.spec.alias,
+            }
             for k in plan.kernels
         ],
         "neffs": plan.neffs,

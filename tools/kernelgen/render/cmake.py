@@ -17,12 +17,10 @@ from kernelgen.kernel import spec_json
 from kernelgen.library import Library
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
+from kernelgen.targets import SIMULATOR_MEMORY_MB
 
 BATCH = 32
 """About how many kernels are emitted by one command. Fewer share the work better, more make fewer processes."""
-
-SIMULATOR_MEMORY_MB = 1024
-"""What one simulated compile is counted for at most; the figures in plans are neuronx-cc's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
     """
     by_name = {s.name: s for s in sources}
     specs = {k.spec.id: spec_json(k.spec) for k in plan.kernels}
-    configs = {c.key: canonical_json(c.to_json()) for c in plan.configs}
+    flags = {c.key: [f"--flag={word}" for word in c.flags()] for c in plan.configs}
     jax = f"--jax={build.jax_version}"
     # A simulated NEFF says itself what made it.
     made_by = [f"--compiler={build.identity}"] if build.executable else []
@@ -84,11 +82,11 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
             f"--folder={build.folder / 'hlo'}",
             *(f"--spec={specs[k.spec.id]}" for k in kernels),
         )
-    for key, config in configs.items():
+    for key, words in flags.items():
         files[f"steps/{key}.compile"] = _lines(
             f"--compiler={build.compiler}",
-            f"--config={config}",
-            *([f"--identity={build.identity}"] if build.executable else []),
+            *words,
+            f"--identity={build.identity}",
         )
     # Where the compiler is and what it may use change no NEFF: nothing is compiled again when this file changes.
     files["steps/compiler"] = _lines(
@@ -111,8 +109,9 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         files[f"steps/{bundle.id}.bundle"] = _lines(
             jax,
             f"--name={bundle.name}",
+            "--lint=yes",
             *made_by,
-            f"--config={configs[bundle.config]}",
+            *flags[bundle.config],
             *(f"--entry={canonical_json(entry)}" for entry in entries),
         )
     values = {

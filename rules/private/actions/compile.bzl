@@ -1,0 +1,66 @@
+"""The action that compiles: its inputs and arguments are the identity of a NEFF, and nothing else is among them."""
+
+load("//rules/private/actions:resources.bzl", "resource_set")
+load("//rules/private:targets.bzl", "SIMULATOR_MEMORY_MB")
+load("//tools/bazel:kernelgen_tool.bzl", "run_kernelgen")
+
+_MNEMONIC = "NeuronCompile"
+
+def compile(ctx, toolchain, hlo, flags, neff):
+    """Registers the compile of one HLO.
+
+    Args:
+        ctx: context of a rule with the attributes `cpus` and `memory_mb`.
+        toolchain: NeuronToolchainInfo.
+        hlo: File of the HLO.
+        flags: neuronx-cc's arguments.
+        neff: the File to make, named `<kernel>.<settings>.neff`.
+    """
+    message = "Compiling %s (%s)" % (neff.basename, toolchain.compiler)
+    if toolchain.disabled:
+        ctx.actions.run_shell(
+            arguments = [toolchain.disabled],
+            command = 'echo "error: $1" >&2; exit 1',
+            mnemonic = _MNEMONIC,
+            outputs = [neff],
+        )
+    elif toolchain.simulator:
+        args = ctx.actions.args()
+        args.add("compile")
+        args.add(hlo, format = "--hlo=%s")
+        args.add(neff, format = "--output=%s")
+        args.add_all(flags, format_each = "--flag=%s")
+        run_kernelgen(
+            ctx,
+            toolchain.simulator,
+            args,
+            # Only the simulator gains from a process that stays: it keeps XLA loaded.
+            worker = True,
+            inputs = [hlo],
+            mnemonic = _MNEMONIC,
+            outputs = [neff],
+            progress_message = message,
+            # XLA:CPU needs a fraction of what neuronx-cc does.
+            resource_set = resource_set(SIMULATOR_MEMORY_MB, 1),
+        )
+    else:
+        args = ctx.actions.args()
+        args.add(toolchain.driver)
+        args.add(toolchain.executable, format = "--compiler=%s")
+        args.add(toolchain.identity, format = "--identity=%s")
+        args.add(hlo, format = "--hlo=%s")
+        args.add(neff, format = "--output=%s")
+        args.add("--")
+        args.add_all(flags)
+        ctx.actions.run(
+            arguments = [args],
+            executable = toolchain.python,
+            # The driver gives the compiler a scratch folder and an environment of its own; a sandbox would hide the log of a failure.
+            execution_requirements = {"no-sandbox": "1"},
+            inputs = [hlo],
+            mnemonic = _MNEMONIC,
+            outputs = [neff],
+            progress_message = message,
+            resource_set = resource_set(ctx.attr.memory_mb, ctx.attr.cpus),
+            tools = [toolchain.driver, toolchain.executable],
+        )

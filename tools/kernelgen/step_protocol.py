@@ -1,0 +1,97 @@
+"""A build step as Bazel and CMake call it: arguments in a file, errors as text, one step a process or many in a persistent worker.
+
+    python -m MODULE @ARGUMENTS                one step; ARGUMENTS is a file with an argument a line
+    python -m MODULE --persistent_worker       Bazel's JSON worker protocol on standard input and output
+
+A step is a name followed by `--name=value` arguments. Which steps there are is for the module to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError
+
+Arguments = Mapping[str, list[str]]
+Steps = Mapping[str, Callable[[Arguments], None]]
+
+
+def one(arguments: Arguments, name: str) -> str:
+    """Returns the value of an argument that must be given once."""
+    values = arguments.get(name, [])
+    if len(values) != 1:
+        raise KernelgenError(f"expected one --{name}=VALUE, not {len(values)}")
+    return values[0]
+
+
+def maybe(arguments: Arguments, name: str) -> str | None:
+    """Returns the value of an argument that may be left out."""
+    return one(arguments, name) if arguments.get(name) else None
+
+
+def run(steps: Steps, words: Sequence[str]) -> tuple[int, str]:
+    """Runs one step and returns its exit status and what it has to say; nothing it prints reaches standard output."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            step, *rest = expand(steps, words)
+            if step not in steps:
+                raise KernelgenError(f"unknown step '{step}': expected one of {', '.join(steps)}")
+            arguments: defaultdict[str, list[str]] = defaultdict(list)
+            for word in rest:
+                name, equals, value = word.partition("=")
+                if not name.startswith("--") or not equals:
+                    raise KernelgenError(f"expected --name=value, not '{word}'")
+                arguments[name[2:]].append(value)
+            steps[step](arguments)
+        return EXIT_OK, said.getvalue()
+    except KernelgenError as error:
+        return error.exit_code, said.getvalue() + f"{error}\n"
+    except OSError as error:
+        # A full disk or a folder that can't be written to is no bug of ours.
+        return EXIT_FAILED, said.getvalue() + f"error: {error}\n"
+    except Exception:
+        return EXIT_FAILED, said.getvalue() + traceback.format_exc()
+
+
+def expand(steps: Steps, words: Sequence[str]) -> list[str]:
+    """Returns the arguments with `@FILE` replaced by the file's lines."""
+    out: list[str] = []
+    for word in words:
+        out += Path(word[1:]).read_text().splitlines() if word.startswith("@") else [word]
+    if not out:
+        raise KernelgenError(f"expected a step: one of {', '.join(steps)}")
+    return out
+
+
+def serve(steps: Steps, requests: TextIO, responses: TextIO) -> None:
+    """Answers Bazel's work requests until standard input ends: a JSON object a line, each answered by one."""
+    for line in requests:
+        if not line.strip():
+            continue
+        request: dict[str, Any] = json.loads(line)
+        code, output = run(steps, request.get("arguments", []))
+        response = {"exitCode": code, "output": output, "requestId": request.get("requestId", 0)}
+        responses.write(json.dumps(response) + "\n")
+        responses.flush()
+
+
+def main(steps: Steps, usage: str | None, argv: Sequence[str]) -> int:
+    """Runs what the command line asks for; returns the exit status."""
+    if "--persistent_worker" in argv:
+        serve(steps, sys.stdin, sys.stdout)
+        return EXIT_OK
+    if not argv:
+        print(usage, file=sys.stderr)
+        return EXIT_USAGE
+    code, output = run(steps, argv)
+    sys.stderr.write(output)
+    return code
