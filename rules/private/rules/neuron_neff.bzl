@@ -20,18 +20,30 @@ def _neuron_neff_impl(ctx):
         NeuronNeffInfo(flags = flags, identity = toolchain.identity, kernel = kernel, neff = neff, target = ctx.attr.target),
     ]
 
+# How C++ is compiled is no part of a kernel, nor of the folder that Bazel puts it in: `-c opt` builds no kernel again.
+def _any_compilation_mode_impl(_settings, _attr):
+    return {"//command_line_option:compilation_mode": "fastbuild"}
+
+_any_compilation_mode = transition(
+    implementation = _any_compilation_mode_impl,
+    inputs = [],
+    outputs = ["//command_line_option:compilation_mode"],
+)
+
 _neuron_neff = rule(
     doc = """Compiles one kernel's HLO.
 
 The HLO, the compiler, its flags and the driver that runs it are all that the action depends on: what leaves these as they were compiles
 nothing. How much memory and how many CPUs a compile is counted for is known to the scheduler alone.""",
     implementation = _neuron_neff_impl,
+    cfg = _any_compilation_mode,
     attrs = {
         "cpus": attr.int(default = 1, doc = "CPUs that one compile is counted for."),
         "flags": attr.string_list(doc = "neuronx-cc's arguments, all of them but those for files; by default the target's."),
         "hlo": attr.label(mandatory = True, providers = [NeuronHloInfo]),
         "memory_mb": attr.int(default = 4096, doc = "Memory that one compile is counted for, in MiB."),
         "target": attr.string(mandatory = True, values = TARGETS.keys(), doc = "neuronx-cc's `--target`."),
+        "_allowlist_function_transition": attr.label(default = "@bazel_tools//tools/allowlists/function_transition_allowlist"),
     },
     provides = [NeuronNeffInfo],
     toolchains = [_TOOLCHAIN],
