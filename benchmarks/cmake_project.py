@@ -11,9 +11,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from scratch import BuildFailed
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 _COPIED = (
@@ -21,10 +23,6 @@ _COPIED = (
     *("backend/bundle", "examples", "kernels", "manifests", "rules", "tools/kernelgen"),
 )
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "BUILD.bazel")
-
-
-class BuildFailed(Exception):
-    """A command exited with another status than expected; the message is its output."""
 
 
 @dataclass(frozen=True)
@@ -102,24 +100,29 @@ class Project:
         build: where it is built.
         generator: CMake's.
         cmake: the program.
+        variables: the environment's additions.
     """
 
     source: Path
     build: Path
     generator: str = "Ninja"
     cmake: str = "cmake"
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def configure(self, *arguments: str, expect: int | None = 0, python: str | None = sys.executable) -> str:
         """Runs CMake; `python` is the interpreter with kernelgen's packages, None leaves it to CMake to find one."""
         named = [f"-DNEURON_KERNELGEN_PYTHON={python}"] if python else []
         return run(
-            *(self.cmake, "-G", self.generator, "-S", self.source, "-B", self.build, *named, *arguments), expect=expect
+            *(self.cmake, "-G", self.generator, "-S", self.source, "-B", self.build, *named, *arguments),
+            expect=expect,
+            env=environment() | dict(self.variables),
         )
 
     def make(self, *arguments: str, expect: int | None = 0) -> Result:
         """Builds, and counts what was done."""
         begun = time.perf_counter()
-        output = run(self.cmake, "--build", self.build, "--parallel", "2", *arguments, expect=expect)
+        command = [self.cmake, "--build", self.build, "--parallel", "2", *arguments]
+        output = run(*command, expect=expect, env=environment() | dict(self.variables))
         seconds = time.perf_counter() - begun
         # Both tools print a command's description behind its number or share: "[3/17] Emitting …", "[ 42%] Emitting …".
         commands = tuple(re.findall(r"^\[[^\]]+\] ((?!Re-running|Built target).*)$", output, re.MULTILINE))

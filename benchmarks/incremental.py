@@ -1,7 +1,8 @@
 """Counts what a build does again after a change: `python3 benchmarks/incremental.py`.
 
-Works in a scratch copy of this checkout and prints, for each change, how many emit and compile actions Bazel executed and how many
-it should have. Exit status 1 when a count is not as it should be.
+Works in scratch copies of this checkout and prints, for each change, how many emit and compile actions Bazel executed and how many
+it should have; then, for Bazel, CMake and `kernelgen build`, with the double of neuronx-cc and with the simulator, how much was
+compiled after changes that leave HLO as it was (`unchanged.py`). Exit status 1 when a count is not as it should be.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
 import scratch
+import unchanged
 
 NUMERIC = ("np.float32(attn_factor)", "np.float32(1.5 * attn_factor)")
 """A change of what rope computes."""
@@ -162,7 +164,10 @@ def _second_manifest(checkout: scratch.Checkout) -> int:
 
 
 def measure(manifest: str | None) -> Iterator[figures.Figure]:
-    """Yields two counts and the seconds for each row; counts are held against the cold build's, seconds too."""
+    """Yields two counts and the seconds for each row; counts are held against the cold build's, seconds too.
+
+    Then how much each way to build compiled after each change that leaves HLO as it was.
+    """
     cold: Row | None = None
     for r in run(manifest):
         cold = cold or r
@@ -170,6 +175,14 @@ def measure(manifest: str | None) -> Iterator[figures.Figure]:
         yield figures.exactly(f"{r.change}: emits", r.emits, r.want_emits, peers[0])
         yield figures.exactly(f"{r.change}: compiles", r.compiles, r.want_compiles, peers[1])
         yield figures.Figure(f"{r.change}", r.seconds, "s", peer=peers[2])
+    for way in unchanged.WAYS:
+        for compiler in unchanged.COMPILERS:
+            for u in unchanged.run(way, compiler):
+                what = f"{way}, {compiler}: {u.change}"
+                peer = figures.Peer("kernels", unchanged.KERNELS)
+                yield figures.exactly(f"{what}: compiles", u.counts.compiles, u.want_compiles, peer)
+                if u.counts.runs is not None and u.want_runs != u.want_compiles:
+                    yield figures.exactly(f"{what}: runs of the compiler", u.counts.runs, u.want_runs, peer)
 
 
 def main() -> int:

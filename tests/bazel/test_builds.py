@@ -117,11 +117,12 @@ def test_a_failed_compile_names_the_kernel_and_keeps_its_log(checkout: scratch.C
     (sdk / "bin" / "neuronx-cc.json").write_text(json.dumps(failure))
     checkout.env = {"NEURON_SDK": str(sdk)}
     try:
-        output = checkout.bazel("build", "//manifests:basic_trn2", expect=1).output
+        # Bazel 7.7.1 may crash when a failure interrupts the start of another action that states what resources it needs.
+        output = checkout.bazel("build", "--keep_going", "//manifests:basic_trn2", expect=1).output
     finally:
         checkout.env = {}
     assert "[F134] no room in SBUF" in output
-    assert re.search(r"kernel \S+-[0-9a-f]{12} for trn2: neuronx-cc ended with status 70", output)
+    assert re.search(r"error: \S+-[0-9a-f]{12}\.trn2: neuronx-cc ended with status 70", output)
     assert "to run it again: cd " in output
     log = re.search(r"the whole log: (\S+)", output)
     assert log and "no room in SBUF" in Path(log[1]).read_text()

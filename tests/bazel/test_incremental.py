@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 import incremental
+import scratch
+import unchanged
 
 
 def test_every_change_runs_exactly_the_actions_it_must() -> None:
@@ -14,3 +20,32 @@ def test_every_change_runs_exactly_the_actions_it_must() -> None:
     cold, rope = rows[0], next(r for r in rows if "rope" in r.change)
     assert cold.want_emits > 20
     assert 0 < rope.want_emits < cold.want_emits
+
+
+@pytest.mark.parametrize("compiler", unchanged.COMPILERS)
+@pytest.mark.parametrize("way", list(unchanged.WAYS))
+def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str) -> None:
+    rows = list(unchanged.run(way, compiler))
+    counts = {r.change: (r.counts.compiles, r.counts.runs) for r in rows}
+    runs = [r.want_runs if compiler == "neuronx-cc" else None for r in rows]
+    assert counts == {r.change: (r.want_compiles, n) for r, n in zip(rows, runs, strict=True)}
+    assert counts["cold build"][0] == unchanged.KERNELS
+    changed = [r for r in rows if r.counts.emits and not r.counts.compiles]
+    # A change that reaches no step proves nothing: most have kernels emitted again.
+    assert len(changed) >= 4 or way == "kernelgen build"
+
+
+@pytest.mark.parametrize("way", list(unchanged.WAYS))
+def test_a_new_lint_rule_refuses_what_was_compiled_and_compiles_nothing(way: str) -> None:
+    with unchanged.prepared(way, "neuronx-cc") as (built, record):
+        built.build()
+        runs = record.read_text()
+        unchanged.add_lint_rule(built.tree, 'lambda m, target: [(None, "it is refused")]')
+        with pytest.raises(scratch.BuildFailed) as caught:
+            built.build()
+        kernels = set(
+            re.findall(r"error: kernel (\S+) for trn1: \[kernelgen/added\] module: it is refused", str(caught.value))
+        )
+        assert len(kernels) == unchanged.KERNELS
+        compiled = [line for line in record.read_text()[len(runs) :].splitlines() if '"compile"' in line]
+        assert compiled == []

@@ -21,7 +21,7 @@ def without_comments(ctx, source, path):
     copy = ctx.actions.declare_file(path)
     ctx.actions.run_shell(
         arguments = [source.path, copy.path],
-        command = "sed '/^[[:space:]]*#/d' \"$1\" >\"$2\"",
+        command = "sed -e '/^[[:space:]]*#/d' -e '/^[[:space:]]*$/d' \"$1\" >\"$2\"",
         inputs = [source],
         mnemonic = "NeuronDriver",
         outputs = [copy],

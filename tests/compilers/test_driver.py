@@ -1,0 +1,188 @@
+"""The driver of neuronx-cc as the program that Bazel runs: a system's Python, no packages, and what kernelgen's cache adds."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernelgen import neff
+from kernelgen.compilers import neuronx_cc_driver as driver
+from kernelgen.compilers import simulate
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.hlo import proto
+
+Install = Callable[..., Path]
+
+DRIVER = Path(driver.__file__)
+IDENTITY = "neuronx-cc 2.10.0.34+6c8792c6f"
+KERNEL = "sqr-64x4-f32-0123456789ab"
+
+# What the rules copy without its lines of comment: the driver, and the modules of the simulator's step (tools/kernelgen/BUILD.bazel).
+COPIED = [
+    *("canonical.py", "errors.py", "fileio.py", "neff.py", "step_protocol.py"),
+    *("compilers/__init__.py", "compilers/identity.py", "compilers/neuronx_cc_driver.py", "compilers/simulate.py"),
+    *("hlo/__init__.py", "hlo/cpu.py", "hlo/proto.py"),
+]
+
+
+def run(
+    program: Path, folder: Path, module: bytes, *more: str, identity: str = IDENTITY
+) -> subprocess.CompletedProcess[str]:
+    hlo = folder / f"{KERNEL}.hlo.pb"
+    hlo.write_bytes(module)
+    words = [f"--compiler={program}", f"--identity={identity}", f"--hlo={hlo}", f"--output={output(folder)}", *more]
+    # As Bazel calls it: isolated, in an environment with a PATH and nothing else.
+    return subprocess.run(
+        [sys.executable, "-I", "-S", DRIVER, *words, "--", *CompileConfig.make("trn1").flags()],
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def output(folder: Path) -> Path:
+    return folder / f"{KERNEL}.trn1.neff"
+
+
+def test_compiles_with_the_flags_as_given(install: Install, module: bytes, tmp_path: Path) -> None:
+    done = run(install(record=str(tmp_path / "record")), tmp_path, module)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert output(tmp_path).read_bytes()[:8] == (2).to_bytes(8, "little")
+    _, compiled = (json.loads(line) for line in (tmp_path / "record").read_text().splitlines())
+    assert compiled["arguments"][:2] == ["compile", "hlo_module.pb"]
+    assert compiled["arguments"][2:-4] == CompileConfig.make("trn1").flags()
+
+
+def test_a_failure_names_the_neff_and_keeps_the_log(install: Install, module: bytes, tmp_path: Path) -> None:
+    done = run(install(exit=70, output="none", print="[F134] out of registers"), tmp_path, module)
+    assert done.returncode == 1 and not output(tmp_path).exists()
+    assert done.stderr.startswith(f"error: {KERNEL}.trn1: neuronx-cc ended with status 70\n    the log's last lines:\n")
+    assert f"the whole log: {tmp_path}/{KERNEL}.trn1.failed/log.txt" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_another_version_of_the_compiler_is_refused(install: Install, module: bytes, tmp_path: Path) -> None:
+    done = run(install(), tmp_path, module, identity="neuronx-cc 9")
+    assert done.returncode == 1
+    assert f"the build is for neuronx-cc 9, and this machine has {IDENTITY}" in done.stderr
+    done = run(tmp_path / "missing", tmp_path, module)
+    assert done.returncode == 1 and "is not a program that can be run" in done.stderr
+
+
+def cache(program: Path, tmp_path: Path, **variables: str) -> None:
+    """Puts the program that looks into kernelgen's cache beside the compiler, as the rules do where one is configured."""
+    tools = DRIVER.parents[2]
+    text = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
+    script = program.with_name("neff-cache")
+    script.write_text(f'#!/bin/sh\n{text}PYTHONPATH={tools} exec {sys.executable} -P -m kernelgen.cache "$@"\n')
+    script.chmod(0o755)
+
+
+def runs(tmp_path: Path) -> int:
+    lines = (tmp_path / "record").read_text().splitlines()
+    return sum(json.loads(line)["arguments"][0] == "compile" for line in lines)
+
+
+def test_what_is_in_the_cache_is_not_compiled(install: Install, module: bytes, tmp_path: Path) -> None:
+    program = install(record=str(tmp_path / "record"))
+    cache(program, tmp_path, NEURON_KERNELGEN_NEFF_CACHE=str(tmp_path / "cache"))
+    assert run(program, tmp_path, module).returncode == 0
+    made = output(tmp_path).read_bytes()
+    output(tmp_path).unlink()
+    done = run(program, tmp_path, module)
+    assert (done.returncode, done.stderr, runs(tmp_path)) == (0, "", 1)
+    assert output(tmp_path).read_bytes() == made
+    # The launcher of another build may be a link to the same compiler; the cache belongs to the launcher.
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    (other / "neuronx-cc").symlink_to(program)
+    assert run(other / "neuronx-cc", tmp_path, module).returncode == 0
+    assert runs(tmp_path) == 1
+
+
+def test_a_failed_compile_is_not_cached(install: Install, module: bytes, tmp_path: Path) -> None:
+    program = install(exit=70, output="none")
+    cache(program, tmp_path, NEURON_KERNELGEN_NEFF_CACHE=str(tmp_path / "cache"))
+    done = run(program, tmp_path, module)
+    assert done.returncode == 1 and "ended with status 70" in done.stderr
+    assert not list((tmp_path / "cache").glob("*.entry"))
+
+
+@pytest.mark.parametrize("mode", ["read-only", "nonsense"])
+def test_a_cache_that_can_not_be_used_does_not_stop_a_compile(
+    install: Install, module: bytes, tmp_path: Path, mode: str
+) -> None:
+    program = install()
+    shared = {"NEURON_KERNELGEN_SHARED_CACHE": "/proc/nowhere", "NEURON_KERNELGEN_SHARED_CACHE_MODE": mode}
+    cache(program, tmp_path, NEURON_KERNELGEN_NEFF_CACHE="/proc/nowhere", **shared)
+    done = run(program, tmp_path, module)
+    assert done.returncode == 0 and output(tmp_path).exists()
+    assert done.stderr.startswith("warning: ")
+
+
+def without_comments(source: str) -> str:
+    """As the rules copy it (tools/bazel/kernelgen_tool.bzl)."""
+    command = ["sed", "-e", "/^[[:space:]]*#/d", "-e", "/^[[:space:]]*$/d"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+
+
+def meaning(source: str) -> str:
+    """Returns a module's syntax without docstrings, in which empty lines are no meaning."""
+    tree = ast.parse(source, feature_version=(3, 8))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0].value.value = ""
+    return ast.dump(tree)
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_a_copy_without_comments_means_the_same(name: str) -> None:
+    source = (DRIVER.parents[1] / name).read_text()
+    assert meaning(without_comments(source)) == meaning(source)
+
+
+def test_the_list_of_copies_is_the_build_files() -> None:
+    text = (DRIVER.parents[1] / "BUILD.bazel").read_text()
+    step = text.partition('name = "simulate"')[2].partition("module =")[0]
+    steps = text.partition("_STEP = [")[2].partition("]")[0]
+    listed = {word for word in (step + steps).split('"') if word.endswith(".py")}
+    assert {*listed, "compilers/neuronx_cc_driver.py"} == set(COPIED)
+
+
+def test_the_driver_needs_nothing_but_the_standard_library() -> None:
+    tree = ast.parse(DRIVER.read_text())
+    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+def test_a_simulated_neff_has_the_bytes_that_its_version_stands_for() -> None:
+    # The caches know a simulated NEFF by the simulator's version: raise it with this digest.
+    assert simulate.VERSION == "2"
+    made = neff.write_simulated(copy_module(), CompileConfig.make("trn1").flags(), "simulator 2 (jaxlib 0)")
+    assert hashlib.sha256(made).hexdigest() == ""
+
+
+def copy_module() -> bytes:
+    """Returns HLO that no version of JAX wrote: its one parameter, f32[4], is its result."""
+    message = proto.parse(b"\x1a\x00")
+    message.name = message.entry_computation_name = "k"
+    (computation,) = message.computations
+    instruction = computation.instructions.add(name="input0", opcode="parameter")
+    instruction.shape.element_type = 11
+    instruction.shape.dimensions.append(4)
+    return proto.serialize(message)
