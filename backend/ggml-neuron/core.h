@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "../bundle/src/hash.h"
 #include "kernels.h"
 #include "nrt.h"
 
@@ -143,12 +144,7 @@ struct neuron_core {
 
     struct key_hash {
         size_t operator()(const std::vector<uint64_t> & key) const {
-            uint64_t h = 0x9e3779b97f4a7c15ull;
-            for (const uint64_t word : key) {
-                h = (h ^ word) * 0xff51afd7ed558ccdull;
-                h ^= h >> 32;
-            }
-            return (size_t) h;
+            return (size_t) nk::hash_words(key.data(), key.size());
         }
     };
 

@@ -1,5 +1,7 @@
 #include "ggml-neuron.h"
 
+#include "../bundle/src/hash.h"
+#include "../bundle/src/key.h"
 #include "core.h"
 #include "cpu.h"
 #include "ggml-backend-impl.h"
@@ -514,43 +516,39 @@ static enum ggml_status ggml_backend_neuron_resolve(ggml_backend_neuron_context 
 
 // Returns a number that tells graphs without a uid apart: everything that resolving depends on goes into it.
 static uint64_t ggml_backend_neuron_fingerprint(const ggml_cgraph * cgraph) {
-    uint64_t   h   = 0x9e3779b97f4a7c15ull;
-    const auto mix = [&h](uint64_t word) {
-        h = (h ^ word) * 0xff51afd7ed558ccdull;
-        h ^= h >> 32;
-    };
-    const auto mix_tensor = [&mix](const ggml_tensor * t) {
-        mix((uint64_t) (uintptr_t) t);
-        mix((uint64_t) (uintptr_t) t->data);
-        mix((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
-        mix((uint64_t) t->type);
+    nk::word_hash h;
+    const auto    add_tensor = [&h](const ggml_tensor * t) {
+        h.add((uint64_t) (uintptr_t) t);
+        h.add((uint64_t) (uintptr_t) t->data);
+        h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
+        h.add((uint64_t) t->type);
         for (int i = 0; i < GGML_MAX_DIMS; i++) {
-            mix((uint64_t) t->ne[i]);
-            mix(t->nb[i]);
+            h.add((uint64_t) t->ne[i]);
+            h.add(t->nb[i]);
         }
     };
-    mix((uint64_t) cgraph->n_nodes);
+    h.add((uint64_t) cgraph->n_nodes);
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const ggml_tensor * node = cgraph->nodes[i];
         if (!ggml_backend_neuron_is_work(node)) {
-            mix(0);
+            h.add(0);
             continue;
         }
-        mix((uint64_t) node->op);
+        h.add((uint64_t) node->op);
         for (const int32_t param : node->op_params) {
-            mix((uint32_t) param);
+            h.add((uint32_t) param);
         }
-        mix((uint64_t) (uintptr_t) node->view_src);
-        mix_tensor(node);
+        h.add((uint64_t) (uintptr_t) node->view_src);
+        add_tensor(node);
         for (const ggml_tensor * src : node->src) {
             if (src) {
-                mix_tensor(src);
+                add_tensor(src);
             } else {
-                mix(~0ull);
+                h.add(nk::ABSENT_WORD);
             }
         }
     }
-    return h;
+    return h.value();
 }
 
 // Forgets the plans that were not used for longest, until half the room is free.

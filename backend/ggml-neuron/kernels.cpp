@@ -1,13 +1,11 @@
 #include "kernels.h"
 
+#include "../bundle/src/hash.h"
+#include "../bundle/src/key.h"
 #include "log.h"
 #include "tree.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cctype>
-#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
@@ -88,25 +86,8 @@ static neuron_kernels_tensor describe(const ggml_tensor * t) {
 // what a bundle holds regardless of shapes
 //
 
-static constexpr uint64_t FNV_OFFSET = 0xcbf29ce484222325ull;
-static constexpr uint64_t FNV_PRIME  = 0x100000001b3ull;
-
-// The first word of a kernel's key (docs/bundle-format.md).
-static uint64_t hash_op(const char * name) {
-    uint64_t h = FNV_OFFSET;
-    for (; *name; name++) {
-        h = (h ^ (unsigned char) std::tolower((unsigned char) *name)) * FNV_PRIME;
-    }
-    return h;
-}
-
-static uint64_t hash_type(uint64_t h, int64_t type) {
-    return (h ^ (uint64_t) type) * FNV_PRIME;
-}
-
 static void read_keys(neuron_bundle & bundle) {
-    constexpr uint64_t ABSENT = ~0ull;
-    const size_t       n      = neuron_kernels_count(bundle.handle);
+    const size_t n = neuron_kernels_count(bundle.handle);
     for (size_t k = 0; k < n; k++) {
         size_t           n_words;
         const uint64_t * words = neuron_kernels_key(bundle.handle, (int32_t) k, &n_words);
@@ -114,16 +95,16 @@ static void read_keys(neuron_bundle & bundle) {
         if (n_words < 2) {
             continue;
         }
-        uint64_t       h        = words[0];
         const uint32_t n_inputs = (uint32_t) words[1];
-        bundle.ops.insert(h);
+        nk::word_hash  signature;
+        signature.add(words[0]);
+        bundle.ops.insert(words[0]);
         words += 2;
         for (uint32_t i = 0; i < n_inputs && words < end; i++) {
-            const bool absent = *words == ABSENT;
-            h                 = hash_type(h, absent ? NEURON_KERNELS_ABSENT : (int64_t) *words);
-            words += absent ? 1 : 9;
+            signature.add(*words);
+            words += *words == nk::ABSENT_WORD ? 1 : nk::TENSOR_WORDS;
         }
-        bundle.signatures.insert(h);
+        bundle.signatures.insert(signature.value());
     }
 }
 
@@ -164,15 +145,17 @@ neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
 }
 
 bool neuron_kernel_store::has_signature(const ggml_tensor * op) const {
-    uint64_t h = hash_op(ggml_op_desc(op));
+    nk::word_hash signature;
+    signature.add(nk::hash_op(ggml_op_desc(op)));
     for (int i = 0; i < neuron_n_src(op); i++) {
-        h = hash_type(h, op->src[i] ? (int64_t) op->src[i]->type : NEURON_KERNELS_ABSENT);
+        signature.add(op->src[i] ? (uint64_t) op->src[i]->type : nk::ABSENT_WORD);
     }
+    const uint64_t h = signature.value();
     return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->signatures.count(h) != 0; });
 }
 
 bool neuron_kernel_store::has_op(const char * name) const {
-    const uint64_t h = hash_op(name);
+    const uint64_t h = nk::hash_op(name);
     return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->ops.count(h) != 0; });
 }
 

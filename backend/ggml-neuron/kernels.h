@@ -19,7 +19,7 @@ struct neuron_bundle {
     std::string      source;  // the pack's path, or "embedded NAME_TARGET"
     uint32_t         index = 0;
 
-    // What is in it regardless of shapes: FNV-1a of the ops' names, and of (op, input types).
+    // What is in it regardless of shapes: the first words of keys, and hashes of these and the input types.
     std::unordered_set<uint64_t> ops;
     std::unordered_set<uint64_t> signatures;
 

@@ -1,5 +1,8 @@
 #include "record.h"
 
+#include "../bundle/src/ascii.h"
+#include "../bundle/src/hash.h"
+#include "../bundle/src/key.h"
 #include "kernels.h"
 #include "log.h"
 
@@ -8,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cinttypes>
@@ -73,14 +75,6 @@ const neuron_op * find_op(const std::string & name) {
 //
 // a node as an entry of a manifest
 //
-
-std::string lower(const char * text) {
-    std::string result = text;
-    for (char & c : result) {
-        c = (char) std::tolower((unsigned char) c);
-    }
-    return result;
-}
 
 // Returns "(4096,512,1,1)/f32", with strides when the tensor has gaps or another order. Strides of dimensions of one
 // element mean nothing and are taken as density gives them, as in a kernel's key.
@@ -224,7 +218,7 @@ struct entry {
 };
 
 entry describe(const ggml_tensor * op) {
-    const std::string name   = lower(ggml_op_desc(op));
+    const std::string name   = nk::lower(ggml_op_desc(op));
     const neuron_op * known  = find_op(name);
     const int         alias  = neuron_alias_of(op);
     const char *      reason = why_not(op, known, alias);
@@ -246,32 +240,28 @@ entry describe(const ggml_tensor * op) {
 
 // Returns a number that tells nodes apart as their entries do.
 uint64_t fingerprint(const ggml_tensor * op) {
-    uint64_t   h   = 0x9e3779b97f4a7c15ull;
-    const auto mix = [&h](uint64_t word) {
-        h = (h ^ word) * 0xff51afd7ed558ccdull;
-        h ^= h >> 32;
-    };
-    const auto mix_tensor = [&mix](const ggml_tensor * t) {
-        mix((uint64_t) t->type);
+    nk::word_hash h;
+    const auto    add_tensor = [&h](const ggml_tensor * t) {
+        h.add((uint64_t) t->type);
         for (int i = 0; i < GGML_MAX_DIMS; i++) {
-            mix((uint64_t) t->ne[i]);
-            mix(t->ne[i] > 1 ? t->nb[i] : 0);
+            h.add((uint64_t) t->ne[i]);
+            h.add(t->ne[i] > 1 ? t->nb[i] : 0);
         }
     };
-    mix((uint64_t) op->op);
-    mix((uint64_t) (int64_t) neuron_alias_of(op));
+    h.add((uint64_t) op->op);
+    h.add((uint64_t) (int64_t) neuron_alias_of(op));
     for (const int32_t word : op->op_params) {
-        mix((uint32_t) word);
+        h.add((uint32_t) word);
     }
-    mix_tensor(op);
+    add_tensor(op);
     for (const ggml_tensor * src : op->src) {
         if (src) {
-            mix_tensor(src);
+            add_tensor(src);
         } else {
-            mix(~0ull);
+            h.add(nk::ABSENT_WORD);
         }
     }
-    return h;
+    return h.value();
 }
 
 //
@@ -303,13 +293,17 @@ line parse(const std::string & text) {
     return l;
 }
 
+bool is_letter(char c) {
+    return c >= 'a' && c <= 'z';
+}
+
 // A manifest's name is that of its file, as far as it can be.
 std::string manifest_name(const std::string & path) {
-    std::string name = std::filesystem::path(path).stem().string().substr(0, 40);
+    std::string name = nk::lower(std::filesystem::path(path).stem().string().substr(0, 40));
     for (char & c : name) {
-        c = std::isalnum((unsigned char) c) ? (char) std::tolower((unsigned char) c) : '_';
+        c = is_letter(c) || (c >= '0' && c <= '9') ? c : '_';
     }
-    return name.empty() || !std::isalpha((unsigned char) name[0]) ? "recorded" : name;
+    return name.empty() || !is_letter(name[0]) ? "recorded" : name;
 }
 
 struct recorder {
@@ -468,7 +462,7 @@ recorder & the_recorder() {
 }  // namespace
 
 bool neuron_can_be_built(const ggml_tensor * op) {
-    return why_not(op, find_op(lower(ggml_op_desc(op))), neuron_alias_of(op)) == nullptr;
+    return why_not(op, find_op(nk::lower(ggml_op_desc(op))), neuron_alias_of(op)) == nullptr;
 }
 
 bool neuron_recording() {

@@ -258,14 +258,9 @@ void read_kernels(const std::string & folder, const json & index, tree & t) {
     std::sort(kernels.begin(), kernels.end(),
               [](const json * a, const json * b) { return a->string("id") < b->string("id"); });
 
-    size_t n_slots = 8;
-    while (n_slots < 2 * kernels.size()) {
-        n_slots *= 2;
-    }
-    t.slots.resize(n_slots);
     std::map<std::string, uint32_t> neffs;  // by SHA-256
-    for (size_t k = 0; k < kernels.size(); k++) {
-        const json &      kernel = *kernels[k];
+    for (const json * kernel_pointer : kernels) {
+        const json &      kernel = *kernel_pointer;
         const std::string sha    = kernel.string("neff_sha256");
         const auto        found  = neffs.find(sha);
         if (found != neffs.end()) {
@@ -298,12 +293,8 @@ void read_kernels(const std::string & folder, const json & index, tree & t) {
         const std::vector<uint64_t> words = read_key(kernel.string("key"));
         t.key_words.insert(t.key_words.end(), words.begin(), words.end());
         t.key_offsets.push_back((uint32_t) t.key_words.size());
-        size_t slot = nk::hash_words(words.data(), words.size()) & (n_slots - 1);
-        while (t.slots[slot]) {
-            slot = (slot + 1) & (n_slots - 1);
-        }
-        t.slots[slot] = (uint32_t) k + 1;
     }
+    t.slots = nk::make_slots(t.key_words, t.key_offsets);
 }
 
 void read_index(const std::string & folder, tree & t) {

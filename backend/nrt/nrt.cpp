@@ -1,10 +1,9 @@
 #include "nrt.h"
 
+#include "../bundle/src/ascii.h"
+
 #include <dlfcn.h>
 
-#include <algorithm>
-#include <cctype>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -41,8 +40,7 @@ static std::string target_of(const neuron_nrt & nrt) {
     }
     char name[sizeof(info.arch_name) + 1] = {};
     memcpy(name, info.arch_name, sizeof(info.arch_name));
-    std::string arch = name;
-    std::transform(arch.begin(), arch.end(), arch.begin(), [](unsigned char c) { return (char) std::tolower(c); });
+    const std::string arch = nk::lower(name);
     for (const char * target : { "trn1n", "trn1", "inf2", "trn2", "trn3" }) {  // the longer name first
         if (arch.rfind(target, 0) == 0) {
             return target;

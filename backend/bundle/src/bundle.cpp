@@ -2,6 +2,7 @@
 
 #include "error.h"
 #include "gguf.h"
+#include "hash.h"
 #include "key.h"
 #include "neuron_kernels.h"
 
@@ -25,7 +26,6 @@ namespace {
 constexpr const char * ARCHITECTURE = "neuron-kernels";
 constexpr size_t       MAX_ID       = 63;
 constexpr size_t       DIGEST       = 64;  // hexadecimal digits of a SHA-256
-constexpr uint32_t     MIN_SLOTS    = 8;
 
 // A file in memory for as long as the object lives.
 class mapping {
@@ -339,10 +339,10 @@ void read_slots(const nk::gguf_file & file, neuron_kernels & bundle) {
     bundle.slots     = file.u32_array(KEY);
 
     const std::vector<uint32_t> & slots = bundle.slots;
-    if (slots.size() < std::max<uint64_t>(MIN_SLOTS, 2 * n) || slots.size() > UINT32_MAX ||
+    if (slots.size() < std::max<uint64_t>(nk::MIN_SLOTS, 2 * n) || slots.size() > UINT32_MAX ||
         (slots.size() & (slots.size() - 1)) != 0) {
         corrupt(KEY, "has " + std::to_string(slots.size()) + " items; expected a power of two, at least " +
-                         std::to_string(std::max<uint64_t>(MIN_SLOTS, 2 * n)));
+                         std::to_string(std::max<uint64_t>(nk::MIN_SLOTS, 2 * n)));
     }
     uint64_t taken = 0;
     for (size_t i = 0; i < slots.size(); i++) {

@@ -1,5 +1,8 @@
 #include "key.h"
 
+#include "ascii.h"
+#include "hash.h"
+
 #include <cstring>
 
 namespace nk {
@@ -53,16 +56,6 @@ constexpr type_traits TYPES[] = {
     { 128, 18  }, // 41 q1_0
     { 64,  18  }, // 42 q2_0
 };
-
-// FNV-1a of the name in lower-case ASCII.
-uint64_t hash_name(const char * name) {
-    uint64_t h = 0xCBF29CE484222325;
-    for (; *name; name++) {
-        const unsigned char c = static_cast<unsigned char>(*name);
-        h                     = (h ^ (c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c)) * 0x100000001B3;
-    }
-    return h;
-}
 
 bool add_tensor(const neuron_kernels_tensor & tensor, key & out) {
     const type_traits * type = find_type(tensor.type);
@@ -129,7 +122,7 @@ bool make_key(const char *                  op,
     if (n_inputs > NEURON_KERNELS_MAX_INPUTS || alias < NEURON_KERNELS_NO_ALIAS) {
         return false;
     }
-    out.words[0] = hash_name(op);
+    out.words[0] = hash_op(op);
     out.words[1] = n_inputs | static_cast<uint64_t>(alias + 1) << 32;
     out.n_words  = 2;
     for (size_t i = 0; i < n_inputs; i++) {
@@ -151,13 +144,29 @@ bool make_key(const char *                  op,
     return true;
 }
 
-uint64_t hash_words(const uint64_t * words, size_t n_words) {
-    uint64_t h = 0x9E3779B97F4A7C15;
-    for (size_t i = 0; i < n_words; i++) {
-        h = (h ^ words[i]) * 0xFF51AFD7ED558CCD;
-        h ^= h >> 32;
+uint64_t hash_op(std::string_view name) {
+    uint64_t h = 0xCBF29CE484222325;
+    for (const char c : name) {
+        h = (h ^ static_cast<unsigned char>(lower(c))) * 0x100000001B3;
     }
     return h;
+}
+
+std::vector<uint32_t> make_slots(const std::vector<uint64_t> & words, const std::vector<uint32_t> & offsets) {
+    const size_t n    = offsets.size() - 1;
+    size_t       size = MIN_SLOTS;
+    while (size < 2 * n) {
+        size *= 2;
+    }
+    std::vector<uint32_t> slots(size);
+    for (size_t i = 0; i < n; i++) {
+        size_t slot = hash_words(words.data() + offsets[i], offsets[i + 1] - offsets[i]) & (size - 1);
+        while (slots[slot] != 0) {
+            slot = (slot + 1) & (size - 1);
+        }
+        slots[slot] = static_cast<uint32_t>(i + 1);
+    }
+    return slots;
 }
 
 }  // namespace nk

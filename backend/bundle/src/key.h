@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 namespace nk {
 
@@ -14,6 +16,8 @@ constexpr size_t PARAM_WORDS  = NEURON_KERNELS_N_OP_PARAMS / 2;
 constexpr size_t MAX_WORDS    = 2 + TENSOR_WORDS * (NEURON_KERNELS_MAX_INPUTS + 1) + PARAM_WORDS;
 
 constexpr uint64_t ABSENT_WORD = 0xFFFFFFFFFFFFFFFF;
+
+constexpr size_t MIN_SLOTS = 8;  // of a hash table
 
 struct key {
     uint64_t words[MAX_WORDS];
@@ -41,6 +45,11 @@ bool make_key(const char *                  op,
               int32_t                       alias,
               key &                         out);
 
-uint64_t hash_words(const uint64_t * words, size_t n_words);
+// Returns the first word of the keys of an op: FNV-1a of its name in lower case.
+uint64_t hash_op(std::string_view name);
+
+// Returns the hash table of some keys, of which key i is the words from offsets[i] to offsets[i + 1]: in each slot the
+// number of a key + 1, or 0 where it is empty.
+std::vector<uint32_t> make_slots(const std::vector<uint64_t> & words, const std::vector<uint32_t> & offsets);
 
 }  // namespace nk

@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "lookups.h"
+#include "src/hash.h"
 
 #include <cinttypes>
 

@@ -255,7 +255,7 @@ static void test_unknown_things_are_ignored() {
     const std::vector<uint32_t> ends  = { 0, static_cast<uint32_t>(words.size()) };
     words[2]                          = 1000;
     later.set("kernelgen.key.words", test::ARRAY, test::array(test::U64, words));
-    later.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, test::make_slots(words, ends)));
+    later.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, nk::make_slots(words, ends)));
     CHECK_MSG(open_exactly(later.bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
 }
 

@@ -1,7 +1,7 @@
 // Makes packs in memory, right ones and wrong ones: every value and tensor can be bent before the bytes are written.
 //
-// It shares the key's computation with the library, so it can't show that this is right; key_test and the packs that
-// kernelgen writes do that.
+// It shares the computation of keys and of their hash table with the library, so it can't show that this is right; key_test
+// and the packs that kernelgen writes do that.
 
 #pragma once
 
@@ -131,24 +131,6 @@ struct pack {
     }
 };
 
-// Returns the slots for some keys, as kernelgen fills them.
-inline std::vector<uint32_t> make_slots(const std::vector<uint64_t> & words, const std::vector<uint32_t> & offsets) {
-    const size_t n    = offsets.size() - 1;
-    size_t       size = 8;
-    while (size < 2 * n) {
-        size *= 2;
-    }
-    std::vector<uint32_t> slots(size);
-    for (size_t i = 0; i < n; i++) {
-        size_t slot = nk::hash_words(&words[offsets[i]], offsets[i + 1] - offsets[i]) & (size - 1);
-        while (slots[slot] != 0) {
-            slot = (slot + 1) & (size - 1);
-        }
-        slots[slot] = static_cast<uint32_t>(i + 1);
-    }
-    return slots;
-}
-
 inline std::string kernel_id(size_t i) {
     char id[32];
     std::snprintf(id, sizeof(id), "kernel-%07zu", i);
@@ -211,7 +193,7 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
         { "kernelgen.neff.sha256", ARRAY, array(STRING, digests) },
         { "kernelgen.key.words", ARRAY, array(U64, words) },
         { "kernelgen.key.offsets", ARRAY, array(U32, offsets) },
-        { "kernelgen.key.slots", ARRAY, array(U32, make_slots(words, offsets)) },
+        { "kernelgen.key.slots", ARRAY, array(U32, nk::make_slots(words, offsets)) },
     };
     return out;
 }

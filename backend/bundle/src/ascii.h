@@ -1,0 +1,22 @@
+// Lower case as ASCII has it. The C library's tolower goes by the locale of the program, which a key must not depend on.
+
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace nk {
+
+constexpr char lower(char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
+}
+
+inline std::string lower(std::string_view text) {
+    std::string result(text);
+    for (char & c : result) {
+        c = lower(c);
+    }
+    return result;
+}
+
+}  // namespace nk
