@@ -2,6 +2,7 @@
 # ggml-neuron-hook.cmake (inside a llama.cpp tree).
 
 get_filename_component(GGML_NEURON_BACKEND_DIR "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
+include(${GGML_NEURON_BACKEND_DIR}/bundle/sources.cmake)
 
 set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml-neuron.cpp
@@ -11,10 +12,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/tree.cpp
     ${GGML_NEURON_BACKEND_DIR}/nrt/nrt.cpp
-    ${GGML_NEURON_BACKEND_DIR}/bundle/src/bundle.cpp
-    ${GGML_NEURON_BACKEND_DIR}/bundle/src/error.cpp
-    ${GGML_NEURON_BACKEND_DIR}/bundle/src/gguf.cpp
-    ${GGML_NEURON_BACKEND_DIR}/bundle/src/key.cpp
+    ${NEURON_KERNELS_SOURCES}
 )
 
 # Bundles to link in: targets made by add_neuron_kernels (with EMBED among their forms), or .c files that

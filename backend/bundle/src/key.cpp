@@ -76,6 +76,36 @@ bool add_tensor(const neuron_kernels_tensor & tensor, key & out) {
     return true;
 }
 
+// Returns what is wrong with a tensor's words in a key, or nullptr.
+const char * check_key_tensor(const uint64_t * words) {
+    int64_t  ne[4];
+    uint64_t nb[4];
+    for (int i = 0; i < 4; i++) {
+        ne[i] = static_cast<int64_t>(words[1 + i]);
+        nb[i] = words[5 + i];
+        if (ne[i] <= 0) {
+            return "a tensor has a dimension that is not positive";
+        }
+        if (nb[i] > INT64_MAX) {
+            return "a tensor has a stride of 2^63 or more";
+        }
+    }
+    if (words[0] > INT32_MAX) {
+        return "a tensor has an impossible type";
+    }
+    // A type this library is too old to know is not an error: nobody can ask for it here, and the other kernels are
+    // fine.
+    if (const type_traits * type = find_type(static_cast<int64_t>(words[0]))) {
+        if (!canonicalize(*type, ne, nb)) {
+            return "a tensor's rows are not whole blocks of its type";
+        }
+        if (memcmp(nb, words + 5, sizeof(nb)) != 0) {
+            return "a tensor's strides are not canonical, so it could not be found";
+        }
+    }
+    return nullptr;
+}
+
 }  // namespace
 
 const type_traits * find_type(int64_t number) {
@@ -142,6 +172,48 @@ bool make_key(const char *                  op,
     }
     out.n_words += PARAM_WORDS;
     return true;
+}
+
+const char * check_key(const uint64_t * words, size_t n_words) {
+    constexpr const char * LENGTH = "its length does not fit its inputs";
+
+    if (n_words < 2 + TENSOR_WORDS + PARAM_WORDS) {
+        return "it is too short";
+    }
+    const uint64_t n_inputs = words[1] & 0xFFFFFFFF;
+    const uint64_t alias    = words[1] >> 32;  // + 1
+    size_t         left     = n_words - 2 - TENSOR_WORDS - PARAM_WORDS;
+    bool           absent   = false;
+    words += 2;
+    for (uint64_t i = 0; i < n_inputs; i++) {
+        if (left == 0) {
+            return LENGTH;
+        }
+        absent             = words[0] == ABSENT_WORD;
+        const size_t width = absent ? 1 : TENSOR_WORDS;
+        if (left < width) {
+            return LENGTH;
+        }
+        if (absent) {
+            if (alias == i + 1) {
+                return "the result shares the memory of an input that is absent";
+            }
+        } else if (const char * problem = check_key_tensor(words)) {
+            return problem;
+        }
+        words += width;
+        left -= width;
+    }
+    if (left != 0) {
+        return LENGTH;
+    }
+    if (absent) {
+        return "its last input is absent";
+    }
+    if (alias > n_inputs) {
+        return "the result shares the memory of an input that it does not have";
+    }
+    return check_key_tensor(words);  // the result
 }
 
 uint64_t hash_op(std::string_view name) {

@@ -1,0 +1,11 @@
+# The library's sources, as a list that every way to build it uses: by itself, for its tests, and as part of ggml-neuron.
+
+set(NEURON_KERNELS_SOURCES
+    bundle.cpp
+    error.cpp
+    gguf.cpp
+    key.cpp
+    mapping.cpp
+    pack.cpp
+)
+list(TRANSFORM NEURON_KERNELS_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/src/")

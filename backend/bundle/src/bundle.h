@@ -1,0 +1,57 @@
+// An opened bundle, and how it is read from each of its forms.
+
+#pragma once
+
+#include "mapping.h"
+#include "neuron_kernels.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+// `table` is what every function reads. Of an embedded bundle it points into the program; of a pack into the members below
+// it and, for the NEFFs alone, into the file.
+struct neuron_kernels {
+    neuron_kernels_table table = {};
+
+    nk::mapping           file;
+    std::string           name;
+    std::string           target;
+    std::string           compiler;
+    std::string           flags;
+    std::string           version;
+    std::string           jax_version;
+    std::string           ids;
+    std::string           hlo_sha256;
+    std::vector<uint32_t> id_offsets;
+    std::vector<uint32_t> kernel_neff;
+    std::vector<uint64_t> key_words;
+    std::vector<uint32_t> key_offsets;
+    std::vector<uint32_t> slots;
+    std::vector<uint64_t> neff_offsets;
+    std::vector<uint64_t> neff_sizes;
+
+    // Makes the table of the members. What else is in it, it is given.
+    void make_table(bool simulated, uint32_t lnc, const uint8_t * neff_data);
+};
+
+namespace nk {
+
+constexpr size_t SHA256_DIGITS = 64;
+
+bool is_kernel_id(std::string_view text);
+
+// Returns whether a text is a SHA-256 in lower-case hexadecimal digits.
+bool is_sha256(std::string_view text);
+
+// Returns whether a kernel has this key.
+bool has_key(const neuron_kernels_table & table, uint32_t kernel, const uint64_t * words, size_t n_words);
+
+// Reads a pack whose bytes outlive the bundle.
+//
+// Throws `error`: NOT_A_PACK, VERSION or CORRUPT.
+void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle);
+
+}  // namespace nk

@@ -1,0 +1,37 @@
+// A file in memory, read-only.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace nk {
+
+// The file stays mapped for as long as the object lives.
+class mapping {
+  public:
+    mapping() = default;
+
+    // Throws `error`: IO.
+    explicit mapping(const char * path);
+
+    mapping(mapping && other) noexcept { *this = static_cast<mapping &&>(other); }
+
+    mapping & operator=(mapping && other) noexcept;
+
+    ~mapping();
+
+    // NULL for an empty file.
+    const uint8_t * data() const { return static_cast<const uint8_t *>(address); }
+
+    size_t size() const { return length; }
+
+    std::string_view text() const { return { static_cast<const char *>(address), length }; }
+
+  private:
+    void * address = nullptr;
+    size_t length  = 0;
+};
+
+}  // namespace nk

@@ -1,0 +1,237 @@
+// Packs: the index of one is copied and checked, and its NEFFs stay where they are.
+
+#include "bundle.h"
+#include "error.h"
+#include "gguf.h"
+#include "hash.h"
+#include "key.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+namespace nk {
+
+namespace {
+
+constexpr const char * ARCHITECTURE = "neuron-kernels";
+
+[[noreturn]] void corrupt(const char * key, const std::string & what) {
+    fail(NEURON_KERNELS_ERROR_CORRUPT, "metadata '%s': %s", key, what.c_str());
+}
+
+void check_count(const char * key, uint64_t count, uint64_t expected) {
+    if (count != expected) {
+        corrupt(key, "has " + std::to_string(count) + " items; expected " + std::to_string(expected));
+    }
+}
+
+std::string read_text(const gguf_file & file, const char * key) {
+    const std::string_view text = file.string(key);
+    if (text.find('\0') != std::string_view::npos) {
+        corrupt(key, "holds a NUL byte");
+    }
+    return std::string(text);
+}
+
+void read_ids(const gguf_file & file, neuron_kernels & bundle) {
+    constexpr const char * KEY = "kernelgen.kernel.ids";
+
+    const uint64_t count = file.get(KEY, GGUF_STRING, true).count;
+    if (count == 0) {
+        corrupt(KEY, "is empty; a pack holds at least one kernel");
+    }
+    if (count > INT32_MAX / 2) {
+        corrupt(KEY, "has " + std::to_string(count) + " items; the most a pack can hold is " +
+                         std::to_string(INT32_MAX / 2));
+    }
+    std::string_view previous;
+    file.strings(KEY, [&](std::string_view id, uint64_t i) {
+        if (!is_kernel_id(id)) {
+            corrupt(KEY, "item " + std::to_string(i) + " is " + quoted(id) + ", which is no kernel id");
+        }
+        if (i > 0 && id <= previous) {
+            corrupt(KEY, "item " + std::to_string(i) + ", " + quoted(id) + ", does not come after " + quoted(previous));
+        }
+        previous = id;
+        if (bundle.ids.size() > UINT32_MAX) {
+            corrupt(KEY, "takes more than 4 GiB");
+        }
+        bundle.id_offsets.push_back(static_cast<uint32_t>(bundle.ids.size()));
+        bundle.ids.append(id).push_back('\0');
+    });
+}
+
+void read_hlo_digests(const gguf_file & file, neuron_kernels & bundle) {
+    constexpr const char * KEY = "kernelgen.kernel.hlo_sha256";
+
+    check_count(KEY, file.get(KEY, GGUF_STRING, true).count, bundle.id_offsets.size());
+    file.strings(KEY, [&](std::string_view digest, uint64_t i) {
+        if (!is_sha256(digest)) {
+            corrupt(KEY, "item " + std::to_string(i) + " is " + quoted(digest) + "; expected 64 hexadecimal digits");
+        }
+        bundle.hlo_sha256.append(digest).push_back('\0');
+    });
+}
+
+// Fills in where NEFFs are; the reader has checked that their bytes are in the file.
+void read_neffs(const gguf_file & file, neuron_kernels & bundle) {
+    constexpr const char * KEY         = "kernelgen.kernel.neff";
+    constexpr const char * DIGESTS_KEY = "kernelgen.neff.sha256";
+
+    const std::vector<gguf_tensor> & tensors = file.tensors;
+    if (tensors.empty()) {
+        fail(NEURON_KERNELS_ERROR_CORRUPT, "no tensors; a pack holds at least one NEFF");
+    }
+    check_count(DIGESTS_KEY, file.get(DIGESTS_KEY, GGUF_STRING, true).count, tensors.size());
+    file.strings(DIGESTS_KEY, [&](std::string_view digest, uint64_t i) {
+        if (!is_sha256(digest)) {
+            corrupt(DIGESTS_KEY,
+                    "item " + std::to_string(i) + " is " + quoted(digest) + "; expected 64 hexadecimal digits");
+        }
+        const std::string name = "neff." + std::string(digest.substr(0, 32));
+        if (tensors[i].name != name) {
+            corrupt(DIGESTS_KEY, "item " + std::to_string(i) + " belongs to a tensor '" + name +
+                                     "', and the tensor there is " + quoted(tensors[i].name));
+        }
+    });
+    for (const gguf_tensor & tensor : tensors) {
+        bundle.neff_offsets.push_back(static_cast<uint64_t>(tensor.data - tensors[0].data));
+        bundle.neff_sizes.push_back(tensor.size);
+    }
+
+    bundle.kernel_neff = file.u32_array(KEY);
+    check_count(KEY, bundle.kernel_neff.size(), bundle.id_offsets.size());
+    for (size_t i = 0; i < bundle.kernel_neff.size(); i++) {
+        if (bundle.kernel_neff[i] >= tensors.size()) {
+            corrupt(KEY, "item " + std::to_string(i) + " is " + std::to_string(bundle.kernel_neff[i]) + "; there are " +
+                             std::to_string(tensors.size()) + " NEFFs");
+        }
+    }
+}
+
+void read_keys(const gguf_file & file, neuron_kernels & bundle) {
+    constexpr const char * KEY = "kernelgen.key.offsets";
+
+    const size_t n     = bundle.id_offsets.size();
+    bundle.key_words   = file.u64_array("kernelgen.key.words");
+    bundle.key_offsets = file.u32_array(KEY);
+
+    const std::vector<uint32_t> & offsets = bundle.key_offsets;
+    check_count(KEY, offsets.size(), n + 1);
+    if (offsets.front() != 0 || offsets.back() != bundle.key_words.size()) {
+        corrupt(KEY, "goes from " + std::to_string(offsets.front()) + " to " + std::to_string(offsets.back()) +
+                         "; expected 0 to " + std::to_string(bundle.key_words.size()) +
+                         ", the items of 'kernelgen.key.words'");
+    }
+    // All of them before any key: ascending offsets that end at the last word are in range.
+    for (size_t i = 0; i < n; i++) {
+        if (offsets[i] >= offsets[i + 1]) {
+            corrupt(KEY, "item " + std::to_string(i + 1) + " is " + std::to_string(offsets[i + 1]) +
+                             "; expected more than " + std::to_string(offsets[i]));
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (const char * problem = check_key(&bundle.key_words[offsets[i]], offsets[i + 1] - offsets[i])) {
+            corrupt("kernelgen.key.words", "key of kernel " + quoted(&bundle.ids[bundle.id_offsets[i]]) +
+                                               ", from item " + std::to_string(offsets[i]) + ": " + problem);
+        }
+    }
+}
+
+// Reads the hash table, in which a search ends and never leaves the arrays.
+void read_slots(const gguf_file & file, neuron_kernels & bundle) {
+    constexpr const char * KEY = "kernelgen.key.slots";
+
+    const uint64_t n = bundle.id_offsets.size();
+    bundle.slots     = file.u32_array(KEY);
+
+    const std::vector<uint32_t> & slots = bundle.slots;
+    if (slots.size() < std::max<uint64_t>(MIN_SLOTS, 2 * n) || slots.size() > UINT32_MAX ||
+        (slots.size() & (slots.size() - 1)) != 0) {
+        corrupt(KEY, "has " + std::to_string(slots.size()) + " items; expected a power of two, at least " +
+                         std::to_string(std::max<uint64_t>(MIN_SLOTS, 2 * n)));
+    }
+    uint64_t taken = 0;
+    for (size_t i = 0; i < slots.size(); i++) {
+        if (slots[i] > n) {
+            corrupt(KEY, "item " + std::to_string(i) + " is " + std::to_string(slots[i]) + "; there are " +
+                             std::to_string(n) + " kernels");
+        }
+        taken += slots[i] != 0;
+    }
+    if (taken != n) {
+        corrupt(KEY, "holds " + std::to_string(taken) + " kernels; expected " + std::to_string(n));
+    }
+}
+
+// Looks every kernel up in the hash table, so that a search finds each.
+void check_slots(const neuron_kernels_table & table) {
+    constexpr const char * KEY = "kernelgen.key.slots";
+
+    // Chains in a table that is at most half full have one or two steps. Without a limit a file made for it could keep
+    // this loop busy for hours.
+    uint64_t steps_left = 64 * static_cast<uint64_t>(table.n_kernels) + 4096;
+
+    const uint32_t * slots = table.slots;
+    const size_t     mask  = table.n_slots - 1;
+    for (uint32_t kernel = 0; kernel < table.n_kernels; kernel++) {
+        const uint64_t * words   = table.key_words + table.key_offsets[kernel];
+        const size_t     n_words = table.key_offsets[kernel + 1] - table.key_offsets[kernel];
+        for (size_t slot = hash_words(words, n_words) & mask; slots[slot] != kernel + 1; slot = (slot + 1) & mask) {
+            const char * id = table.ids + table.id_offsets[kernel];
+            if (slots[slot] == 0) {
+                corrupt(KEY, "kernel " + quoted(id) + " is not where its key's hash leads");
+            }
+            if (has_key(table, slots[slot] - 1, words, n_words)) {
+                corrupt("kernelgen.key.words", "kernel " + quoted(id) + " has the same key as " +
+                                                   quoted(table.ids + table.id_offsets[slots[slot] - 1]));
+            }
+            if (--steps_left == 0) {
+                corrupt(KEY, "its chains are longer than in any table that kernelgen writes");
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
+    const gguf_file file = gguf_read(data, size);
+
+    const gguf_value * architecture = file.find("general.architecture");
+    if (!architecture) {
+        fail(NEURON_KERNELS_ERROR_NOT_A_PACK, "a GGUF file without 'general.architecture'; expected '%s'",
+             ARCHITECTURE);
+    }
+    if (const std::string_view text = file.string("general.architecture"); text != ARCHITECTURE) {
+        fail(NEURON_KERNELS_ERROR_NOT_A_PACK, "a GGUF file of architecture %s; expected '%s'", quoted(text).c_str(),
+             ARCHITECTURE);
+    }
+    if (const uint32_t format = file.u32("kernelgen.format"); format != NEURON_KERNELS_FORMAT) {
+        fail(NEURON_KERNELS_ERROR_VERSION, "a kernel pack of format %" PRIu32 "; this library reads format %d", format,
+             NEURON_KERNELS_FORMAT);
+    }
+
+    bundle.name        = read_text(file, "kernelgen.name");
+    bundle.target      = read_text(file, "kernelgen.target");
+    bundle.compiler    = read_text(file, "kernelgen.compiler");
+    bundle.version     = read_text(file, "kernelgen.version");
+    bundle.jax_version = read_text(file, "kernelgen.jax_version");
+    file.strings("kernelgen.flags", [&](std::string_view flag, uint64_t) {
+        if (flag.find('\0') != std::string_view::npos) {
+            corrupt("kernelgen.flags", "holds a NUL byte");
+        }
+        bundle.flags.append(flag).push_back('\n');
+    });
+
+    read_ids(file, bundle);
+    read_hlo_digests(file, bundle);
+    read_neffs(file, bundle);
+    read_keys(file, bundle);
+    read_slots(file, bundle);
+
+    bundle.make_table(file.boolean("kernelgen.simulated"), file.u32("kernelgen.lnc"), file.tensors[0].data);
+    check_slots(bundle.table);
+}
+
+}  // namespace nk
