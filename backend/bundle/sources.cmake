@@ -4,8 +4,10 @@ set(NEURON_KERNELS_SOURCES
     bundle.cpp
     error.cpp
     gguf.cpp
+    json.cpp
     key.cpp
     mapping.cpp
     pack.cpp
+    tree.cpp
 )
 list(TRANSFORM NEURON_KERNELS_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/src/")

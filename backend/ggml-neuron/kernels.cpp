@@ -3,7 +3,6 @@
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
 #include "log.h"
-#include "tree.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -227,10 +226,11 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     bundles.push_back(std::move(bundle));
 }
 
-void neuron_kernel_store::open_pack(const neuron_nrt & nrt, const std::string & path) {
+void neuron_kernel_store::open_bundle(const neuron_nrt & nrt, const std::string & path, bool is_tree) {
+    const auto       open = is_tree ? neuron_kernels_open_tree : neuron_kernels_open_file;
     char             message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels * handle = nullptr;
-    if (neuron_kernels_open_file(path.c_str(), &handle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+    if (open(path.c_str(), &handle, message, sizeof(message)) != NEURON_KERNELS_OK) {
         NEURON_ERROR("kernels left out: %s\n", message);
         return;
     }
@@ -252,7 +252,7 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
         return;
     }
     if (status.type() != fs::file_type::directory) {
-        open_pack(nrt, path);
+        open_bundle(nrt, path, false);
         return;
     }
     std::vector<std::string> packs;
@@ -278,20 +278,14 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
     std::sort(packs.begin(), packs.end());
     std::sort(trees.begin(), trees.end());
     for (const std::string & pack : packs) {
-        open_pack(nrt, pack);
+        open_bundle(nrt, pack, false);
     }
     for (const std::string & tree : trees) {
         // kernelgen writes both beside each other, and they hold the same
         if (std::find(packs.begin(), packs.end(), tree + ".kernels.gguf") != packs.end()) {
             continue;
         }
-        std::string      message;
-        neuron_kernels * handle = neuron_tree_open(tree, message);
-        if (handle) {
-            add(nrt, handle, tree);
-        } else {
-            NEURON_ERROR("kernels left out: %s\n", message.c_str());
-        }
+        open_bundle(nrt, tree, true);
     }
     if (packs.empty() && trees.empty()) {
         NEURON_WARN("GGML_NEURON_KERNEL_DIR: %s holds neither packs (*.kernels.gguf) nor trees (index.json)\n",

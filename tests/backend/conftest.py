@@ -18,7 +18,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Returns a function that runs a test program of backend/bundle with some arguments."""
     folder = ROOT / "backend" / "bundle"
-    if not (folder / "pack_test").exists():
+    if not (folder / "bundle_test").exists():
         source, folder = folder, tmp_path_factory.mktemp("programs")
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         subprocess.run(["cmake", *generator, "-S", source, "-B", folder], check=True, stdout=subprocess.DEVNULL)

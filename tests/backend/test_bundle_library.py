@@ -1,4 +1,4 @@
-"""The C++ library agrees with `kernelgen.bundle`: the same keys, and it finds in a pack what was put into it."""
+"""The C++ library agrees with `kernelgen.bundle`: the same keys, and it finds in a bundle what was put into it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import random
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from kernelgen.bundle import pack
+from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import Contents, Origin, StoredFile
 from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import key, key_hash
@@ -49,9 +50,23 @@ def specs() -> list[KernelSpec]:
     return out
 
 
+@dataclass(frozen=True)
+class Bundle:
+    """One bundle in two forms.
+
+    Attributes:
+        pack: a file.
+        tree: a folder.
+        table: what is in them, as `kernelgen.bundle.lookups` writes it.
+    """
+
+    pack: Path
+    tree: Path
+    table: Path
+
+
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Returns a pack and the table of what is in it."""
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("bundle")
     index = Index.build(specs())
     by_id = {spec.id: spec for spec in specs()}
@@ -70,43 +85,45 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         neffs=tuple(neffs),
         kernel_neff=tuple(number % len(neffs) for number in range(len(index.ids))),
     )
-    path, table = folder / "test_trn1.kernels.gguf", folder / "lookups.txt"
-    pack.write(path, contents)
-    table.write_text(lookups(by_id.values()))
-    return path, table
+    written = Bundle(folder / "test_trn1.kernels.gguf", folder / "test_trn1", folder / "lookups.txt")
+    pack.write(written.pack, contents)
+    tree.write(written.tree, contents)
+    written.table.write_text(lookups(by_id.values()))
+    return written
 
 
-def test_finds_every_kernel_of_a_pack_and_no_other(run: Run, bundle: tuple[Path, Path]) -> None:
-    result = run("pack_test", *bundle)
+@pytest.mark.parametrize("form", ["pack", "tree"])
+def test_finds_every_kernel_of_a_bundle_and_no_other(run: Run, bundle: Bundle, form: str) -> None:
+    result = run("bundle_test", getattr(bundle, form), bundle.table)
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"test for trn1: {len(specs())} kernels, 7 NEFFs\n"
 
 
-def test_a_kernel_that_is_not_in_the_pack_is_noticed(run: Run, bundle: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_kernel_that_is_not_in_the_pack_is_noticed(run: Run, bundle: Bundle, tmp_path: Path) -> None:
     """The test program itself can fail."""
     other = KernelSpec.make("sub", [T("(4096,512,1,1)/f32")] * 2, T("(4096,512,1,1)/f32"))
     table = tmp_path / "lookups.txt"
     table.write_text(lookups([other, *specs()[1:]]))
-    result = run("pack_test", bundle[0], table)
+    result = run("bundle_test", bundle.pack, table)
     assert result.returncode == 1
     assert other.id in result.stderr
 
 
-def test_survives_damaged_packs(run: Run, bundle: tuple[Path, Path]) -> None:
-    result = run("mutation_test", "--rounds=2000", "--seed=20", bundle[0])
+def test_survives_damaged_packs(run: Run, bundle: Bundle) -> None:
+    result = run("mutation_test", "--rounds=2000", "--seed=20", bundle.pack)
     assert result.returncode == 0, result.stderr
 
 
-def test_an_error_names_the_file(run: Run, bundle: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_error_names_the_file(run: Run, bundle: Bundle, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(bundle[0].read_bytes()[:1000])
+    broken.write_bytes(bundle.pack.read_bytes()[:1000])
     result = run("example", broken)
     assert result.returncode == 1
     assert result.stderr.startswith(f"{broken}: truncated or corrupt: metadata '")
 
 
-def test_the_example_finds_its_kernel(run: Run, bundle: tuple[Path, Path]) -> None:
-    result = run("example", bundle[0])
+def test_the_example_finds_its_kernel(run: Run, bundle: Bundle) -> None:
+    result = run("example", bundle.pack)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "test for trn1, made by neuronx-cc 2.0"

@@ -1,7 +1,7 @@
 // Ahead-of-time compiled NeuronCore kernels: open a bundle of them and find the one for a ggml node.
 //
 // A bundle holds the NEFFs (the executables of AWS Neuron) of one manifest for one target. It is a file, the GGUF pack
-// `<name>_<target>.kernels.gguf`, or it is linked into the program. Both are used alike:
+// `<name>_<target>.kernels.gguf`; a folder, the tree `<name>_<target>`; or it is linked into the program. All are used alike:
 //
 //     char             message[NEURON_KERNELS_MESSAGE_SIZE];
 //     neuron_kernels * bundle;
@@ -43,9 +43,9 @@ extern "C" {
 #endif
 
 // Version of the functions below. Functions are added, never changed; each addition raises it by one.
-#define NEURON_KERNELS_API_VERSION 1
+#define NEURON_KERNELS_API_VERSION 2
 
-// Version of the pack's and the table's contents that this library reads: keys, hash and metadata
+// Version of what is in a pack, a tree and a table that this library reads: keys, hash and metadata
 // (docs/bundle-format.md).
 #define NEURON_KERNELS_FORMAT 1
 
@@ -65,9 +65,9 @@ typedef struct neuron_kernels neuron_kernels;
 typedef enum neuron_kernels_status {
     NEURON_KERNELS_OK               = 0,
     NEURON_KERNELS_ERROR_ARGUMENT   = 1,  // a null pointer where none may be
-    NEURON_KERNELS_ERROR_IO         = 2,  // the file can't be opened, is no regular file, or can't be mapped
+    NEURON_KERNELS_ERROR_IO         = 2,  // a file can't be opened, is no regular file, or can't be mapped
     NEURON_KERNELS_ERROR_NOT_A_PACK = 3,  // the bytes are not GGUF, or GGUF that holds something else (a model)
-    NEURON_KERNELS_ERROR_VERSION    = 4,  // a version of GGUF, of the pack or of the table that is not read here
+    NEURON_KERNELS_ERROR_VERSION    = 4,  // a version of GGUF, of the pack, the tree or the table that is not read here
     NEURON_KERNELS_ERROR_CORRUPT    = 5,  // truncated, or its parts contradict each other
     NEURON_KERNELS_ERROR_MEMORY     = 6,  // out of memory
 } neuron_kernels_status;
@@ -133,6 +133,18 @@ NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_memory(const void *
                                                                     neuron_kernels ** bundle,
                                                                     char *            message,
                                                                     size_t            message_size);
+
+// Opens a tree: the folder that holds its index.json.
+//
+// The index is checked as that of a pack is, and the NEFFs, which are files of their own, are read into memory. Later
+// changes to the tree make no difference to the bundle. A tree is for people to look into: a pack opens faster, takes no
+// memory for NEFFs, and shares them with other processes.
+//
+// On error the message says which file and where (byte offset in index.json). Since API version 2.
+NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_tree(const char *      path,
+                                                                  neuron_kernels ** bundle,
+                                                                  char *            message,
+                                                                  size_t            message_size);
 
 // Opens an embedded bundle in constant time: nothing is copied, and the table, being part of the program, is trusted
 // once its versions are right.

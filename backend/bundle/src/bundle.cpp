@@ -60,6 +60,18 @@ bool has_key(const neuron_kernels_table & table, uint32_t kernel, const uint64_t
            memcmp(table.key_words + begin, words, n_words * sizeof(words[0])) == 0;
 }
 
+int32_t find_key(const neuron_kernels_table & table, const uint64_t * words, size_t n_words) {
+    const uint64_t mask = table.n_slots - 1;
+    uint64_t       slot = hash_words(words, n_words) & mask;
+    while (const uint32_t entry = table.slots[slot]) {
+        if (has_key(table, entry - 1, words, n_words)) {
+            return static_cast<int32_t>(entry - 1);
+        }
+        slot = (slot + 1) & mask;
+    }
+    return NEURON_KERNELS_NOT_FOUND;
+}
+
 }  // namespace nk
 
 namespace {
@@ -68,9 +80,11 @@ namespace {
 // the edge of the C API
 //
 
-// Makes a bundle, lets `fill` open it, and turns what that throws into a status and a message that starts with `what`.
+// Makes a bundle, lets `fill` open it, and turns what that throws into a status and a message that starts with `what` and,
+// of a folder, the name of the file in it.
 template <typename F>
 neuron_kernels_status open_bundle(const char *      what,
+                                  const char *      file,
                                   const void *      source,
                                   neuron_kernels ** bundle,
                                   char *            message,
@@ -78,7 +92,7 @@ neuron_kernels_status open_bundle(const char *      what,
                                   F                 fill) noexcept {
     const auto report = [&](neuron_kernels_status status, const char * text) {
         if (message && message_size > 0) {
-            snprintf(message, message_size, "%s%s%s", what, *text ? ": " : "", text);
+            snprintf(message, message_size, "%s%s%s%s", what, file, *text ? ": " : "", text);
         }
         return status;
     };
@@ -113,10 +127,18 @@ neuron_kernels_status neuron_kernels_open_file(const char *      path,
                                                neuron_kernels ** bundle,
                                                char *            message,
                                                size_t            message_size) {
-    return open_bundle(path ? path : "path", path, bundle, message, message_size, [&](neuron_kernels & opened) {
+    return open_bundle(path ? path : "path", "", path, bundle, message, message_size, [&](neuron_kernels & opened) {
         opened.file = nk::mapping(path);
         nk::read_pack(opened.file.data(), opened.file.size(), opened);
     });
+}
+
+neuron_kernels_status neuron_kernels_open_tree(const char *      path,
+                                               neuron_kernels ** bundle,
+                                               char *            message,
+                                               size_t            message_size) {
+    return open_bundle(path ? path : "path", path ? "/index.json" : "", path, bundle, message, message_size,
+                       [&](neuron_kernels & opened) { nk::read_tree(path, opened); });
 }
 
 neuron_kernels_status neuron_kernels_open_memory(const void *      data,
@@ -124,7 +146,7 @@ neuron_kernels_status neuron_kernels_open_memory(const void *      data,
                                                  neuron_kernels ** bundle,
                                                  char *            message,
                                                  size_t            message_size) {
-    return open_bundle("pack in memory", data, bundle, message, message_size, [&](neuron_kernels & opened) {
+    return open_bundle("pack in memory", "", data, bundle, message, message_size, [&](neuron_kernels & opened) {
         nk::read_pack(static_cast<const uint8_t *>(data), size, opened);
     });
 }
@@ -133,7 +155,7 @@ neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * 
                                                    neuron_kernels **            bundle,
                                                    char *                       message,
                                                    size_t                       message_size) {
-    return open_bundle("embedded bundle", table, bundle, message, message_size, [&](neuron_kernels & opened) {
+    return open_bundle("embedded bundle", "", table, bundle, message, message_size, [&](neuron_kernels & opened) {
         if (table->struct_size < sizeof(neuron_kernels_table)) {
             nk::fail(NEURON_KERNELS_ERROR_VERSION, "its table has %" PRIu32 " bytes; this library reads %zu or more",
                      table->struct_size, sizeof(neuron_kernels_table));
@@ -192,16 +214,7 @@ int32_t neuron_kernels_find(const neuron_kernels *        bundle,
     if (!nk::make_key(op, op_params, inputs, n_inputs, *output, alias, key)) {
         return NEURON_KERNELS_NOT_FOUND;
     }
-    const neuron_kernels_table & table = bundle->table;
-    const uint64_t               mask  = table.n_slots - 1;
-    uint64_t                     slot  = nk::hash_words(key.words, key.n_words) & mask;
-    while (const uint32_t entry = table.slots[slot]) {
-        if (nk::has_key(table, entry - 1, key.words, key.n_words)) {
-            return static_cast<int32_t>(entry - 1);
-        }
-        slot = (slot + 1) & mask;
-    }
-    return NEURON_KERNELS_NOT_FOUND;
+    return nk::find_key(bundle->table, key.words, key.n_words);
 }
 
 int32_t neuron_kernels_find_id(const neuron_kernels * bundle, const char * id) {

@@ -11,12 +11,12 @@
 #include <string_view>
 #include <vector>
 
-// `table` is what every function reads. Of an embedded bundle it points into the program; of a pack into the members below
-// it and, for the NEFFs alone, into the file.
+// `table` is what every function reads. Of an embedded bundle it points into the program; of a pack or a tree into the
+// members below it, but for a pack's NEFFs, which are in the file.
 struct neuron_kernels {
     neuron_kernels_table table = {};
 
-    nk::mapping           file;
+    nk::mapping           file;  // a pack
     std::string           name;
     std::string           target;
     std::string           compiler;
@@ -32,6 +32,7 @@ struct neuron_kernels {
     std::vector<uint32_t> slots;
     std::vector<uint64_t> neff_offsets;
     std::vector<uint64_t> neff_sizes;
+    std::vector<uint8_t>  neff_data;  // of a tree
 
     // Makes the table of the members. What else is in it, it is given.
     void make_table(bool simulated, uint32_t lnc, const uint8_t * neff_data);
@@ -49,9 +50,17 @@ bool is_sha256(std::string_view text);
 // Returns whether a kernel has this key.
 bool has_key(const neuron_kernels_table & table, uint32_t kernel, const uint64_t * words, size_t n_words);
 
+// Returns the kernel with this key, or NEURON_KERNELS_NOT_FOUND.
+int32_t find_key(const neuron_kernels_table & table, const uint64_t * words, size_t n_words);
+
 // Reads a pack whose bytes outlive the bundle.
 //
 // Throws `error`: NOT_A_PACK, VERSION or CORRUPT.
 void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle);
+
+// Reads a tree.
+//
+// Throws `error`: IO, VERSION or CORRUPT.
+void read_tree(const std::string & folder, neuron_kernels & bundle);
 
 }  // namespace nk

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "neuron_kernels.h"
 #include "pack_builder.h"
+#include "read_everything.h"
 
 #include <cinttypes>
 #include <cstdlib>
@@ -20,47 +21,6 @@
 static uint64_t n_opened  = 0;
 static uint64_t n_refused = 0;
 
-// Where what was read goes, so that the reading is not optimized away.
-static volatile uint64_t sink;
-
-// Reads all that a bundle gives, and checks what must be true of any that opens.
-static void read_everything(const neuron_kernels * bundle) {
-    uint64_t   sum  = 0;
-    const auto read = [&](const void * data, size_t size) {
-        const uint8_t * bytes = static_cast<const uint8_t *>(data);
-        for (size_t i = 0; i < size; i++) {
-            sum += bytes[i];
-        }
-    };
-    const auto read_text = [&](const char * text) {
-        CHECK(text != nullptr);
-        read(text, strlen(text));
-    };
-    for (const char * name : { "name", "target", "compiler", "flags", "version", "jax_version" }) {
-        read_text(neuron_kernels_metadata(bundle, name));
-    }
-    const size_t n = neuron_kernels_count(bundle);
-    CHECK(n > 0 && neuron_kernels_neff_count(bundle) > 0);
-    for (size_t i = 0; i < n; i++) {
-        const int32_t kernel = static_cast<int32_t>(i);
-        size_t        size;
-        const void *  neff = neuron_kernels_neff(bundle, kernel, &size);
-        CHECK(neff && size > 0);
-        read(neff, size);
-        const uint64_t * words = neuron_kernels_key(bundle, kernel, &size);
-        CHECK(words && size > 0);
-        read(words, size * sizeof(words[0]));
-        read_text(neuron_kernels_id(bundle, kernel));
-        read_text(neuron_kernels_hlo_sha256(bundle, kernel));
-        CHECK(static_cast<size_t>(neuron_kernels_neff_index(bundle, kernel)) < neuron_kernels_neff_count(bundle));
-        CHECK(neuron_kernels_find_id(bundle, neuron_kernels_id(bundle, kernel)) == kernel);
-    }
-    for (const test::kernel & kernel : test::sample_kernels()) {
-        sum += static_cast<uint64_t>(test::find(bundle, kernel));
-    }
-    sink = sum;
-}
-
 // Opens bytes that are in a heap block of exactly their size, where the sanitizer sees a read of one byte more.
 static neuron_kernels_status try_pack(const std::string & bytes) {
     const std::unique_ptr<char[]> block(new char[bytes.size()]);
@@ -72,7 +32,7 @@ static neuron_kernels_status try_pack(const std::string & bytes) {
     if (status == NEURON_KERNELS_OK) {
         n_opened++;
         CHECK(bundle != nullptr);
-        read_everything(bundle);
+        test::read_everything(bundle);
     } else {
         n_refused++;
         CHECK(bundle == nullptr);

@@ -1,0 +1,167 @@
+// Trees: the index is JSON, and NEFFs are files, which are read into memory.
+
+#include "bundle.h"
+#include "error.h"
+#include "json.h"
+#include "key.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cinttypes>
+#include <map>
+
+namespace nk {
+
+namespace {
+
+constexpr size_t DIGITS_PER_WORD = 16;
+
+[[noreturn]] void corrupt(const json & kernel, const std::string & what) {
+    fail(NEURON_KERNELS_ERROR_CORRUPT, "the kernel at byte %zu: %s", kernel.at, what.c_str());
+}
+
+std::vector<uint64_t> read_key(const json & kernel) {
+    const std::string &   digits = kernel.string("key");
+    std::vector<uint64_t> words(digits.size() / DIGITS_PER_WORD);
+    bool                  good = digits.size() % DIGITS_PER_WORD == 0;
+    for (size_t i = 0; i < words.size() && good; i++) {
+        const char * const first = digits.data() + i * DIGITS_PER_WORD;
+        good = std::from_chars(first, first + DIGITS_PER_WORD, words[i], 16).ptr == first + DIGITS_PER_WORD;
+    }
+    if (!good) {
+        corrupt(kernel, "its key is no sequence of words of 16 hexadecimal digits");
+    }
+    if (const char * problem = check_key(words.data(), words.size())) {
+        corrupt(kernel, std::string("its key: ") + problem);
+    }
+    return words;
+}
+
+const std::string & read_sha256(const json & kernel, const char * name) {
+    const std::string & digest = kernel.string(name);
+    if (!is_sha256(digest)) {
+        corrupt(kernel, std::string("'") + name + "' is " + quoted(digest) + "; expected 64 hexadecimal digits");
+    }
+    return digest;
+}
+
+// Returns where a kernel's NEFF is, which must be inside the tree.
+const std::string & read_path(const json & kernel) {
+    const std::string & path = kernel.string("neff");
+    if (path.empty() || path[0] == '/' || ("/" + path + "/").find("/../") != std::string::npos) {
+        corrupt(kernel, "'neff' is " + quoted(path) + ", which leads out of the tree");
+    }
+    return path;
+}
+
+void read_neff(const std::string & folder, const json & kernel, neuron_kernels & bundle) {
+    constexpr size_t ALIGNMENT = 64;  // as in a pack
+
+    const std::string & path = read_path(kernel);
+    mapping             file;
+    try {
+        file = mapping((folder + "/" + path).c_str());
+    } catch (const error & e) {
+        fail(e.status, "%s: %s", path.c_str(), e.message.c_str());
+    }
+    const uint64_t size = kernel.count("neff_size", UINT64_MAX);
+    if (file.size() != size || size == 0) {
+        corrupt(kernel, "its NEFF " + quoted(path) + " has " + std::to_string(file.size()) +
+                            " bytes, and 'neff_size' is " + std::to_string(size));
+    }
+    std::vector<uint8_t> & data = bundle.neff_data;
+    data.resize((data.size() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    bundle.neff_offsets.push_back(data.size());
+    bundle.neff_sizes.push_back(size);
+    data.insert(data.end(), file.data(), file.data() + file.size());
+}
+
+// Returns the kernels in the order of their ids, which is not that of a file that somebody edited.
+std::vector<const json *> sorted_kernels(const json & index) {
+    std::vector<const json *> kernels;
+    for (const json & kernel : index.get("kernels", json::ARRAY).items) {
+        if (!is_kernel_id(kernel.string("id"))) {
+            corrupt(kernel, quoted(kernel.string("id")) + " is no kernel id");
+        }
+        kernels.push_back(&kernel);
+    }
+    if (kernels.empty()) {
+        fail(NEURON_KERNELS_ERROR_CORRUPT, "'kernels' is empty; a tree holds at least one kernel");
+    }
+    const auto id_of = [](const json * kernel) -> const std::string & {
+        return kernel->string("id");
+    };
+    std::sort(kernels.begin(), kernels.end(), [&](const json * a, const json * b) { return id_of(a) < id_of(b); });
+    for (size_t i = 1; i < kernels.size(); i++) {
+        if (id_of(kernels[i - 1]) == id_of(kernels[i])) {
+            corrupt(*kernels[i], "its id " + quoted(id_of(kernels[i])) + " was there before");
+        }
+    }
+    return kernels;
+}
+
+void read_kernels(const std::string & folder, const json & index, neuron_kernels & bundle) {
+    std::map<std::string, uint32_t> neffs;  // the numbers of those that were read, by SHA-256
+    bundle.key_offsets = { 0 };
+    for (const json * kernel : sorted_kernels(index)) {
+        bundle.id_offsets.push_back(static_cast<uint32_t>(bundle.ids.size()));
+        bundle.ids.append(kernel->string("id")).push_back('\0');
+        bundle.hlo_sha256.append(read_sha256(*kernel, "hlo_sha256")).push_back('\0');
+
+        const std::vector<uint64_t> words = read_key(*kernel);
+        bundle.key_words.insert(bundle.key_words.end(), words.begin(), words.end());
+        bundle.key_offsets.push_back(static_cast<uint32_t>(bundle.key_words.size()));
+
+        const auto [neff, fresh] =
+            neffs.emplace(read_sha256(*kernel, "neff_sha256"), static_cast<uint32_t>(neffs.size()));
+        if (fresh) {
+            read_neff(folder, *kernel, bundle);
+        }
+        bundle.kernel_neff.push_back(neff->second);
+    }
+    bundle.slots = make_slots(bundle.key_words, bundle.key_offsets);
+}
+
+void check_keys_differ(const neuron_kernels_table & table) {
+    for (uint32_t kernel = 0; kernel < table.n_kernels; kernel++) {
+        const uint32_t begin = table.key_offsets[kernel];
+        const int32_t  found = find_key(table, table.key_words + begin, table.key_offsets[kernel + 1] - begin);
+        if (static_cast<uint32_t>(found) != kernel) {
+            fail(NEURON_KERNELS_ERROR_CORRUPT, "kernel '%s' has the same key as '%s'",
+                 table.ids + table.id_offsets[kernel], table.ids + table.id_offsets[found]);
+        }
+    }
+}
+
+}  // namespace
+
+void read_tree(const std::string & folder, neuron_kernels & bundle) {
+    const mapping file((folder + "/index.json").c_str());
+    // Offsets in the bundle's arrays have 32 bits, and each array is smaller than the file.
+    if (file.size() > UINT32_MAX) {
+        fail(NEURON_KERNELS_ERROR_CORRUPT, "takes more than 4 GiB");
+    }
+    const json     index  = json_read(file.text());
+    const uint64_t format = index.count("format", UINT64_MAX);
+    if (format != NEURON_KERNELS_FORMAT) {
+        fail(NEURON_KERNELS_ERROR_VERSION, "a tree of format %" PRIu64 "; this library reads format %d", format,
+             NEURON_KERNELS_FORMAT);
+    }
+    bundle.name        = index.string("name");
+    bundle.target      = index.string("target");
+    bundle.compiler    = index.string("compiler");
+    bundle.version     = index.string("version");
+    bundle.jax_version = index.string("jax_version");
+    for (const json & flag : index.get("flags", json::ARRAY).items) {
+        if (flag.kind != json::STRING) {
+            fail(NEURON_KERNELS_ERROR_CORRUPT, "the flag at byte %zu is no string", flag.at);
+        }
+        bundle.flags.append(flag.text).push_back('\n');
+    }
+    const uint32_t lnc = static_cast<uint32_t>(index.count("lnc", UINT32_MAX));
+    read_kernels(folder, index, bundle);
+    bundle.make_table(index.boolean("simulated"), lnc, bundle.neff_data.data());
+    check_keys_differ(bundle.table);
+}
+
+}  // namespace nk

@@ -1,0 +1,269 @@
+// What a tree gives, and what is refused when one is opened.
+
+#include "check.h"
+#include "neuron_kernels.h"
+#include "pack_builder.h"
+#include "read_everything.h"
+
+#include <unistd.h>
+
+#include <cinttypes>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+namespace fs = std::filesystem;
+
+static constexpr neuron_kernels_status IO      = NEURON_KERNELS_ERROR_IO;
+static constexpr neuron_kernels_status VERSION = NEURON_KERNELS_ERROR_VERSION;
+static constexpr neuron_kernels_status CORRUPT = NEURON_KERNELS_ERROR_CORRUPT;
+
+static const std::string DIGEST(64, 'a');
+
+static void write(const fs::path & path, const std::string & bytes) {
+    std::ofstream file(path, std::ios::binary);
+    file << bytes;
+    CHECK_MSG(file.flush().good(), "%s", path.c_str());
+}
+
+static std::string neff_name(size_t i) {
+    return "trn1/neff/" + std::to_string(i) + ".neff";
+}
+
+// One kernel of an index; the last two share a NEFF, as in `make_pack`.
+static std::string entry(const std::vector<test::kernel> & kernels, size_t i) {
+    const size_t neff = i + 1 < kernels.size() ? i : i - 1;
+    char         part[17];
+    std::string  key;
+    for (const uint64_t word : test::key_words(kernels[i])) {
+        std::snprintf(part, sizeof(part), "%016" PRIx64, word);
+        key += part;
+    }
+    std::snprintf(part, sizeof(part), "%016zx", neff);
+    return "{\"id\":\"" + test::kernel_id(i) + "\",\"spec\":{\"params\":{\"eps\":1e-05,\"scale\":-0.125}},\"key\":\"" +
+           key + "\",\"hlo_sha256\":\"" + DIGEST + "\",\"neff\":\"" + neff_name(neff) + "\",\"neff_sha256\":\"" +
+           std::string(48, '0') + part + "\",\"neff_size\":" + std::to_string(test::neff_bytes(neff).size()) + "}";
+}
+
+// Returns the index of a tree without mistakes.
+static std::string make_index(const std::vector<test::kernel> & kernels) {
+    std::string text = "{\"compiler\":\"simulator "
+                       "\\u00b5\\ud83d\\ude00\",\"flags\":[\"-O\",\"2\"],\"format\":1,\"jax_version\":\"0.10.2\","
+                       "\"lnc\":1,\"name\":\"test\",\"simulated\":true,\"target\":\"trn1\",\"version\":\"0.1.0\","
+                       "\"later\":[null,{}],\n"
+                       "\"kernels\":[\n";
+    for (size_t i = 0; i < kernels.size(); i++) {
+        text += entry(kernels, i) + (i + 1 < kernels.size() ? ",\n" : "\n");
+    }
+    return text + "]}\n";
+}
+
+static void write_tree(const fs::path & folder, const std::vector<test::kernel> & kernels) {
+    fs::create_directories(folder / "trn1/neff");
+    for (size_t i = 0; i + 1 < kernels.size(); i++) {
+        write(folder / neff_name(i), test::neff_bytes(i));
+    }
+    write(folder / "index.json", make_index(kernels));
+}
+
+static neuron_kernels_status open_tree(const fs::path & folder, neuron_kernels ** bundle, std::string & message) {
+    char                        buffer[NEURON_KERNELS_MESSAGE_SIZE] = "untouched";
+    const neuron_kernels_status status = neuron_kernels_open_tree(folder.c_str(), bundle, buffer, sizeof(buffer));
+    message                            = buffer;
+    CHECK((status == NEURON_KERNELS_OK) == (*bundle != nullptr));
+    CHECK((status == NEURON_KERNELS_OK) == message.empty());
+    CHECK(message.empty() || message.rfind(folder.string() + "/index.json: ", 0) == 0);
+    return status;
+}
+
+static std::string replaced(std::string text, const std::string & part, const std::string & with) {
+    const size_t at = text.find(part);
+    CHECK_MSG(at != std::string::npos, "'%s' is not in the index", part.c_str());
+    return at == std::string::npos ? text : text.replace(at, part.size(), with);
+}
+
+static void test_every_kernel_is_found(const fs::path & folder, const std::vector<test::kernel> & kernels) {
+    neuron_kernels * bundle;
+    std::string      message;
+    CHECK_MSG(open_tree(folder, &bundle, message) == NEURON_KERNELS_OK, "%s", message.c_str());
+    CHECK(neuron_kernels_count(bundle) == kernels.size());
+    CHECK(neuron_kernels_neff_count(bundle) == kernels.size() - 1);
+    for (size_t i = 0; i < kernels.size(); i++) {
+        const int32_t     number   = static_cast<int32_t>(i);
+        const size_t      neff     = i + 1 < kernels.size() ? i : i - 1;
+        const std::string expected = test::neff_bytes(neff);
+        size_t            size     = 0;
+        const void *      data     = neuron_kernels_neff(bundle, number, &size);
+        CHECK_MSG(test::find(bundle, kernels[i]) == number, "kernel %zu", i);
+        CHECK(neuron_kernels_find_id(bundle, test::kernel_id(i).c_str()) == number);
+        CHECK(size == expected.size() && memcmp(data, expected.data(), size) == 0);
+        CHECK(neuron_kernels_neff_index(bundle, number) == static_cast<int32_t>(neff));
+        CHECK(neuron_kernels_hlo_sha256(bundle, number) == DIGEST);
+    }
+    CHECK(strcmp(neuron_kernels_metadata(bundle, "name"), "test") == 0);
+    CHECK(strcmp(neuron_kernels_metadata(bundle, "compiler"), "simulator \u00b5\U0001F600") == 0);
+    CHECK(strcmp(neuron_kernels_metadata(bundle, "flags"), "-O\n2\n") == 0);
+    CHECK(neuron_kernels_simulated(bundle) == 1 && neuron_kernels_lnc(bundle) == 1);
+    neuron_kernels_close(bundle);
+}
+
+// Kernels are numbered by their ids, wherever they stand in the file.
+static void test_the_order_in_the_index_means_nothing(const fs::path &                  folder,
+                                                      const std::vector<test::kernel> & kernels) {
+    const std::string first = entry(kernels, 0) + ",\n";
+    const std::string end   = "\n]}\n";
+    std::string       text  = replaced(make_index(kernels), first, "");
+    write(folder / "index.json", replaced(text, end, ",\n" + entry(kernels, 0) + end));
+    test_every_kernel_is_found(folder, kernels);
+}
+
+static void test_wrong_trees(const fs::path & folder, const std::vector<test::kernel> & kernels) {
+    const std::string right   = make_index(kernels);
+    const auto        refuses = [&](const std::string & text, neuron_kernels_status expected, const char * part) {
+        write(folder / "index.json", text);
+        neuron_kernels *            bundle;
+        std::string                 message;
+        const neuron_kernels_status status = open_tree(folder, &bundle, message);
+        CHECK_MSG(status == expected, "%s: %s", neuron_kernels_status_name(status), message.c_str());
+        CHECK_MSG(message.find(part) != std::string::npos, "'%s' is not in '%s'", part, message.c_str());
+        neuron_kernels_close(bundle);
+    };
+    const auto wrong = [&](const std::string & old, const std::string & changed, const char * part,
+                           neuron_kernels_status status = CORRUPT) {
+        refuses(replaced(right, old, changed), status, part);
+    };
+
+    // JSON
+    refuses("", CORRUPT, "a value expected at byte 0");
+    refuses("{", CORRUPT, "a string expected at byte 1");
+    refuses("[]", CORRUPT, "'format' is missing in an array at byte 0");
+    refuses("{\"format\": 1} x", CORRUPT, "more after the end at byte 14");
+    refuses(std::string(1000, '['), CORRUPT, "nested too deep");
+    refuses("{\"a\" 1}", CORRUPT, "':' expected at byte 5");
+    refuses("{\"a\":1 \"b\":1}", CORRUPT, "',' or '}' expected");
+    refuses("[1 2]", CORRUPT, "',' or ']' expected");
+    refuses("[1,]", CORRUPT, "a value expected at byte 3");
+    for (const char * number : { "-", "1.", "1e", ".5", "+1", "NaN" }) {
+        refuses(std::string("[") + number, CORRUPT, "a value expected");
+    }
+    refuses("[01]", CORRUPT, "',' or ']' expected");
+    refuses("[\"\\x\"]", CORRUPT, "an unknown escape");
+    refuses("[\"\\u00g0\"]", CORRUPT, "four hexadecimal digits expected");
+    refuses("[\"\\u12", CORRUPT, "four hexadecimal digits expected");
+    refuses("[\"\\ud83d\"]", CORRUPT, "half a character");
+    refuses("[\"\\ude00\"]", CORRUPT, "half a character");
+    refuses("[\"\\u0000\"]", CORRUPT, "a NUL");
+    refuses(std::string("[\"a\0b\"]", 7), CORRUPT, "a control character");
+    refuses("[\"abc", CORRUPT, "a string without an end at byte 5");
+
+    // what it is
+    wrong("\"format\":1", "\"format\":2", "a tree of format 2; this library reads format 1", VERSION);
+    for (const char * format : { "1e400", "-1", "1.5", "18446744073709551616" }) {
+        wrong("\"format\":1", std::string("\"format\":") + format, "expected a count");
+    }
+    wrong("\"lnc\":1", "\"lnc\":4294967296", "expected a count");
+    wrong("\"format\":1", "\"format\":\"1\"", "is a string; expected a number");
+    wrong("\"simulated\":true", "\"simulated\":1", "is a number; expected true or false");
+    wrong("\"2\"]", "2]", "is no string");
+    for (const char * name : { "name", "target", "compiler", "version", "jax_version", "flags", "lnc", "kernels" }) {
+        wrong(std::string("\"") + name + "\"", "\"other\"", (std::string("'") + name + "' is missing").c_str());
+    }
+    refuses(right.substr(0, right.find("\"kernels\":[") + 11) + "]}", CORRUPT, "'kernels' is empty");
+
+    // kernels
+    for (const char * name : { "id", "key", "hlo_sha256", "neff", "neff_sha256", "neff_size" }) {
+        wrong(std::string("\"") + name + "\":", "\"other\":", (std::string("'") + name + "' is missing").c_str());
+    }
+    wrong(test::kernel_id(0), "", "'' is no kernel id");
+    wrong(test::kernel_id(0), std::string(64, 'z'), "is no kernel id");
+    wrong(test::kernel_id(1), test::kernel_id(0), "its id 'kernel-0000000' was there before");
+    wrong(DIGEST, DIGEST.substr(1), "'hlo_sha256' is 'aaa");
+    wrong("\"neff_sha256\":\"00", "\"neff_sha256\":\"0G", "expected 64 hexadecimal digits");
+    wrong("\"key\":\"", "\"key\":\"0", "no sequence of words");
+    wrong("\"key\":\"", "\"key\":\"000000000000000g", "no sequence of words");
+    wrong("\"key\":\"", "\"key\":\"0000000000000000", "its key: ");
+    wrong("\"key\":\"", "\"key\":\"\",\"old\":\"", "its key: it is too short");
+    const std::string line = entry(kernels, 2);
+    wrong(entry(kernels, 1), replaced(line, test::kernel_id(2), test::kernel_id(1)),
+          "kernel 'kernel-0000002' has the same key as 'kernel-0000001'");
+
+    // NEFFs
+    for (const char * path : { "", "/etc/passwd", "..", "trn1/../../x", "../x" }) {
+        wrong(neff_name(0), path, "leads out of the tree");
+    }
+    wrong(neff_name(0), "trn1/neff/missing.neff", "trn1/neff/missing.neff: can't be opened", IO);
+    wrong(neff_name(0), "trn1/neff", "trn1/neff: a directory; expected a regular file", IO);
+    wrong("\"neff_size\":2", "\"neff_size\":3", "has 2 bytes, and 'neff_size' is 3");
+    write(folder / "trn1/neff/empty.neff", "");
+    wrong(neff_name(0) + "\",\"neff_sha256\":\"" + std::string(64, '0') + "\",\"neff_size\":2",
+          "trn1/neff/empty.neff\",\"neff_sha256\":\"" + std::string(64, '0') + "\",\"neff_size\":0", "has 0 bytes");
+}
+
+// An index of which only a part was written.
+static void test_truncation(const fs::path & folder, const std::vector<test::kernel> & kernels) {
+    const std::string right = make_index(kernels);
+    neuron_kernels *  bundle;
+    std::string       message;
+    for (size_t size = 0; size < right.size() - 1; size++) {  // the last byte is a newline
+        write(folder / "index.json", right.substr(0, size));
+        CHECK_MSG(open_tree(folder, &bundle, message) == NEURON_KERNELS_ERROR_CORRUPT, "%zu bytes", size);
+    }
+}
+
+// What opens of a damaged tree can be read.
+static void test_random_damage(const fs::path & folder, const std::vector<test::kernel> & kernels) {
+    const std::string right = make_index(kernels);
+    std::mt19937_64   random(1);
+    size_t            n_opened = 0;
+    for (int round = 0; round < 4000; round++) {
+        std::string changed = right;
+        for (uint64_t i = random() % 3 + 1; i > 0; i--) {
+            changed[random() % changed.size()] = static_cast<char>(random() % 128);
+        }
+        write(folder / "index.json", changed);
+        neuron_kernels * bundle;
+        std::string      message;
+        if (open_tree(folder, &bundle, message) == NEURON_KERNELS_OK) {
+            n_opened++;
+            test::read_everything(bundle);
+        }
+        neuron_kernels_close(bundle);
+    }
+    CHECK(n_opened > 0 && n_opened < 4000);
+}
+
+static void test_arguments_and_missing_files(const fs::path & folder) {
+    neuron_kernels * bundle = reinterpret_cast<neuron_kernels *>(1);
+    char             message[NEURON_KERNELS_MESSAGE_SIZE];
+    CHECK(neuron_kernels_open_tree(nullptr, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_ARGUMENT);
+    CHECK(!bundle && strstr(message, "path: NULL"));
+    CHECK(neuron_kernels_open_tree("x", nullptr, nullptr, 0) == NEURON_KERNELS_ERROR_ARGUMENT);
+    std::string text;
+    CHECK(open_tree(folder / "missing", &bundle, text) == NEURON_KERNELS_ERROR_IO);
+    CHECK_MSG(text.find(strerror(ENOENT)) != std::string::npos, "%s", text.c_str());
+    fs::create_directories(folder / "odd/index.json");
+    CHECK(open_tree(folder / "odd", &bundle, text) == NEURON_KERNELS_ERROR_IO);
+    CHECK_MSG(text.find("a directory; expected a regular file") != std::string::npos, "%s", text.c_str());
+}
+
+int main() {
+    const char * given  = getenv("TEST_TMPDIR");
+    std::string  made   = ((given ? fs::path(given) : fs::temp_directory_path()) / "tree_test_XXXXXX").string();
+    const char * folder = mkdtemp(made.data());
+    if (!folder) {
+        perror(made.c_str());
+        return 1;
+    }
+    const std::vector<test::kernel> kernels = test::sample_kernels();
+    write_tree(folder, kernels);
+    test_every_kernel_is_found(folder, kernels);
+    test_the_order_in_the_index_means_nothing(folder, kernels);
+    test_wrong_trees(folder, kernels);
+    test_truncation(folder, kernels);
+    test_random_damage(folder, kernels);
+    test_arguments_and_missing_files(folder);
+    fs::remove_all(folder);
+    return test_result();
+}
