@@ -117,7 +117,7 @@ neuron_memory * neuron_core::allocate(size_t size) {
 }
 
 void neuron_core::free_locked(neuron_memory * memory) {
-    // a step's key holds the id of every memory that it is bound to: see bind
+    // a step's key holds the id of every memory that it is bound to: see step_key
     const uint64_t id = memory->id;
     destroy_steps([id](const std::vector<uint64_t> & key) {
         for (size_t i = 2; i < key.size(); i += 3) {
@@ -361,12 +361,19 @@ template <typename F> void neuron_core::destroy_steps(F which) {
     epoch += any;
 }
 
-neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
-                                const neuron_operand * operands,
-                                size_t                 n_src,
-                                std::string &          message) {
-    // The key: the NEFF, the number of sources, and of each operand memory, offset and size. The NEFF stands for the
-    // kernel, since equal NEFFs compute the same.
+void neuron_core::destroy_steps_and_slices() {
+    destroy_steps([](const std::vector<uint64_t> &) { return true; });
+    for (auto & entry : memories) {
+        for (auto & slice : entry.second->slices) {
+            nrt.nrt_tensor_free(&slice.second);
+        }
+        entry.second->slices.clear();
+    }
+}
+
+// Returns what a step is known by: the NEFF, the number of sources, and of each operand memory, offset and size. The NEFF
+// stands for the kernel, since equal NEFFs compute the same.
+static std::vector<uint64_t> step_key(const neuron_kernel & kernel, const neuron_operand * operands, size_t n_src) {
     std::vector<uint64_t> key;
     key.reserve(2 + 3 * (n_src + 1));
     key.push_back(kernel.neff());
@@ -376,20 +383,50 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
         key.push_back(operands[i].offset);
         key.push_back(operands[i].size);
     }
-    const auto found = steps.find(key);
-    if (found != steps.end()) {
-        return found->second.get();
+    return key;
+}
+
+// Returns the index of the operand that a model's tensor is.
+static size_t operand_of(const neuron_model::tensor & tensor, size_t n_src) {
+    return tensor.source < 0 ? n_src : (size_t) tensor.source;
+}
+
+// Returns in what a NEFF disagrees with the bundle's index, "" when every operand has a tensor of its size in the NEFF, and
+// the other way round.
+static std::string disagreement(const neuron_model &   model,
+                                const neuron_kernel &  kernel,
+                                const neuron_operand * operands,
+                                size_t                 n_src) {
+    const auto is_updated = [&](size_t i) {
+        return i < n_src && (kernel.updates >> i & 1);
+    };
+    const auto is_operand = [&](const neuron_model::tensor & tensor, size_t i) {
+        return tensor.source < 0 || (i < n_src && (!tensor.output || is_updated(i)));
+    };
+    const std::string text = model.name + ": its NEFF disagrees with the bundle's index: ";
+
+    size_t wanted = 0;
+    for (size_t i = 0; i <= n_src; i++) {
+        wanted += operands[i].size != 0;
+        wanted += is_updated(i);
     }
-    if (steps.size() >= MAX_STEPS) {
-        destroy_steps([](const std::vector<uint64_t> &) { return true; });
-        for (auto & entry : memories) {
-            for (auto & slice : entry.second->slices) {
-                nrt.nrt_tensor_free(&slice.second);
-            }
-            entry.second->slices.clear();
+    if (model.tensors.size() != wanted) {
+        return text + "it has " + std::to_string(model.tensors.size()) + " tensors and the index says " +
+               std::to_string(wanted);
+    }
+    for (const neuron_model::tensor & tensor : model.tensors) {
+        const size_t i    = operand_of(tensor, n_src);
+        const size_t size = is_operand(tensor, i) ? operands[i].size : 0;
+        if (size != tensor.size) {
+            return text + tensor.name + " has " + std::to_string(tensor.size) + " bytes and the index says " +
+                   std::to_string(size);
         }
     }
+    return "";
+}
 
+// Returns the kernel's model, loaded, or NULL and says why in `message`.
+neuron_model * neuron_core::loaded_model(const neuron_kernel & kernel, std::string & message) {
     std::unique_ptr<neuron_model> & model = models[kernel.neff()];
     if (!model) {
         model       = std::make_unique<neuron_model>();
@@ -403,58 +440,61 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
     if (!model->handle && load(*model, message) != NRT_SUCCESS) {
         return nullptr;
     }
+    return model.get();
+}
 
-    // every operand has a tensor of its size in the NEFF, and the other way round
-    size_t wanted = 0;
-    for (size_t i = 0; i <= n_src; i++) {
-        wanted += operands[i].size != 0;
-        wanted += i < n_src && kernel.updates >> i & 1;
-    }
-    if (model->tensors.size() != wanted) {
-        message = model->name + ": its NEFF disagrees with the bundle's index: it has " +
-                  std::to_string(model->tensors.size()) + " tensors and the index says " + std::to_string(wanted);
-    }
-    for (const neuron_model::tensor & tensor : model->tensors) {
-        if (!message.empty()) {
-            break;
-        }
-        const size_t i    = tensor.source < 0 ? n_src : (size_t) tensor.source;
-        const bool   is   = tensor.source < 0 || (i < n_src && (!tensor.output || kernel.updates >> i & 1));
-        const size_t size = is ? operands[i].size : 0;
-        if (size != tensor.size) {
-            message = model->name + ": its NEFF disagrees with the bundle's index: " + tensor.name + " has " +
-                      std::to_string(tensor.size) + " bytes and the index says " + std::to_string(size);
+// Makes the tensor sets of a step. Returns false and sets `message` when that fails: what was made is the step's.
+bool neuron_core::fill(neuron_step & step, const neuron_operand * operands, size_t n_src, std::string & message) {
+    const auto failed = [&](const char * function, NRT_STATUS status) {
+        message = nrt.describe(function, status) + ": " + step.model->name;
+        return false;
+    };
+    for (nrt_tensor_set_t ** set : { &step.input, &step.output }) {
+        const NRT_STATUS status = nrt.nrt_allocate_tensor_set(set);
+        if (status != NRT_SUCCESS) {
+            return failed("nrt_allocate_tensor_set", status);
         }
     }
+    for (const neuron_model::tensor & tensor : step.model->tensors) {
+        const neuron_operand & operand = operands[operand_of(tensor, n_src)];
+        nrt_tensor_t *         bound   = slice(*operand.memory, operand.offset, operand.size, message);
+        if (!bound) {
+            return false;
+        }
+        const NRT_STATUS status =
+            nrt.nrt_add_tensor_to_tensor_set(tensor.output ? step.output : step.input, tensor.name.c_str(), bound);
+        if (status != NRT_SUCCESS) {
+            return failed("nrt_add_tensor_to_tensor_set", status);
+        }
+    }
+    return true;
+}
+
+neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
+                                const neuron_operand * operands,
+                                size_t                 n_src,
+                                std::string &          message) {
+    std::vector<uint64_t> key   = step_key(kernel, operands, n_src);
+    const auto            found = steps.find(key);
+    if (found != steps.end()) {
+        return found->second.get();
+    }
+    if (steps.size() >= MAX_STEPS) {
+        destroy_steps_and_slices();
+    }
+    neuron_model * model = loaded_model(kernel, message);
+    if (!model) {
+        return nullptr;
+    }
+    message = disagreement(*model, kernel, operands, n_src);
     if (!message.empty()) {
         mark_broken(*model, message);
         NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
         return nullptr;
     }
-
-    auto step             = std::make_unique<neuron_step>();
-    step->model           = model.get();
-    const char * function = "nrt_allocate_tensor_set";
-    NRT_STATUS   status   = nrt.nrt_allocate_tensor_set(&step->input);
-    if (status == NRT_SUCCESS) {
-        status = nrt.nrt_allocate_tensor_set(&step->output);
-    }
-    for (const neuron_model::tensor & tensor : model->tensors) {
-        if (status != NRT_SUCCESS) {
-            break;
-        }
-        const neuron_operand & operand = operands[tensor.source < 0 ? n_src : (size_t) tensor.source];
-        nrt_tensor_t *         bound   = slice(*operand.memory, operand.offset, operand.size, message);
-        if (!bound) {
-            destroy(*step);
-            return nullptr;
-        }
-        function = "nrt_add_tensor_to_tensor_set";
-        status =
-            nrt.nrt_add_tensor_to_tensor_set(tensor.output ? step->output : step->input, tensor.name.c_str(), bound);
-    }
-    if (status != NRT_SUCCESS) {
-        message = nrt.describe(function, status) + ": " + model->name;
+    auto step   = std::make_unique<neuron_step>();
+    step->model = model;
+    if (!fill(*step, operands, n_src, message)) {
         destroy(*step);
         return nullptr;
     }

@@ -24,6 +24,9 @@
 
 struct neuron_core;
 
+// Of operands, in bytes: kernel arguments are slices of device tensors, whose addresses are best aligned for DMA engines.
+constexpr size_t NEURON_ALIGNMENT = 128;
+
 // A stretch of device memory: one NRT tensor and the slices of it that kernels are bound to.
 struct neuron_memory {
     neuron_core *  core   = nullptr;
@@ -130,17 +133,20 @@ struct neuron_core {
     NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to);
 
   private:
-    NRT_STATUS                 load(neuron_model & model, std::string & message);
-    NRT_STATUS                 read_tensors(neuron_model & model, std::string & message);
-    NRT_STATUS                 judge(const neuron_step & step, const char * node, NRT_STATUS status);
-    void                       mark_broken(neuron_model & model, const std::string & why);
-    void                       unload(neuron_model & model);
-    bool                       evict();
-    neuron_memory *            allocate_locked(size_t size, std::string & message);
-    void                       free_locked(neuron_memory * memory);
-    nrt_tensor_t *             slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
-    void                       destroy(neuron_step & step);
+    NRT_STATUS      load(neuron_model & model, std::string & message);
+    NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
+    NRT_STATUS      judge(const neuron_step & step, const char * node, NRT_STATUS status);
+    void            mark_broken(neuron_model & model, const std::string & why);
+    void            unload(neuron_model & model);
+    bool            evict();
+    neuron_model *  loaded_model(const neuron_kernel & kernel, std::string & message);
+    neuron_memory * allocate_locked(size_t size, std::string & message);
+    void            free_locked(neuron_memory * memory);
+    nrt_tensor_t *  slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
+    bool            fill(neuron_step & step, const neuron_operand * operands, size_t n_src, std::string & message);
+    void            destroy(neuron_step & step);
     template <typename F> void destroy_steps(F which);
+    void                       destroy_steps_and_slices();
 
     struct key_hash {
         size_t operator()(const std::vector<uint64_t> & key) const {
