@@ -1,7 +1,5 @@
 #include "ggml-neuron.h"
 
-#include "../bundle/src/hash.h"
-#include "../bundle/src/key.h"
 #include "core.h"
 #include "cpu.h"
 #include "ggml-backend-impl.h"
@@ -9,6 +7,7 @@
 #include "kernels.h"
 #include "log.h"
 #include "nrt.h"
+#include "plan.h"
 #include "record.h"
 
 #include <sys/mman.h>
@@ -16,18 +15,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
-
-// Kernel arguments are slices of device tensors; DMA engines like their addresses aligned.
-static constexpr size_t ALIGNMENT = 128;
-
-// Nodes in all resolved graphs that a backend keeps.
-static constexpr size_t MAX_RESOLVED_NODES = 1 << 16;
 
 //
 // what the devices share
@@ -84,57 +75,6 @@ static struct ggml_backend_neuron_counts {
 } g_counts;
 
 //
-// backend
-//
-
-// What happens around a kernel's execution, because an operand is not where the kernel needs it.
-struct neuron_upload {
-    neuron_operand to;
-    int            src;  // index in node->src
-};
-
-struct neuron_download {
-    neuron_operand from;
-    ggml_tensor *  to;  // in host memory
-};
-
-struct neuron_move {
-    neuron_operand from;
-    neuron_operand to;
-};
-
-// A node of a graph with everything that was to be found out about it.
-struct neuron_resolved {
-    int           index;                     // in cgraph->nodes
-    ggml_tensor * node;
-    const void *  data;                      // node->data, to see that the graph was not allocated anew
-    neuron_step * step;                      // NULL: computed on the CPU, unless the result is 0
-
-    std::vector<neuron_upload>   uploads;    // from host tensors
-    std::vector<neuron_move>     before;     // within the device
-    std::vector<neuron_move>     after;      // within the device
-    std::vector<neuron_download> downloads;  // to host tensors
-};
-
-// A graph's nodes, resolved.
-struct neuron_plan {
-    uint64_t                     epoch     = 0;  // of the core, when the steps were bound
-    uint64_t                     last_used = 0;
-    int                          n_nodes   = 0;
-    std::vector<neuron_resolved> nodes;
-};
-
-struct ggml_backend_neuron_context {
-    ggml_backend_neuron_device_context * device = nullptr;
-
-    // Plans by cgraph->uid, and by content for graphs that have none.
-    std::unordered_map<uint64_t, neuron_plan> by_uid;
-    std::unordered_map<uint64_t, neuron_plan> by_content;
-    size_t                                    n_resolved = 0;
-    uint64_t                                  clock      = 0;
-};
-
-//
 // buffer type
 //
 
@@ -145,7 +85,7 @@ static const char * ggml_backend_neuron_buffer_type_get_name(ggml_backend_buffer
 static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
 
 static size_t ggml_backend_neuron_buffer_type_get_alignment(ggml_backend_buffer_type_t buft) {
-    return ALIGNMENT;
+    return NEURON_ALIGNMENT;
 
     GGML_UNUSED(buft);
 }
@@ -226,7 +166,7 @@ static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
 }
 
 // Returns the buffer's context when a tensor is in device memory, else NULL.
-static ggml_backend_neuron_buffer_context * ggml_backend_neuron_context_of(const ggml_tensor * tensor) {
+static ggml_backend_neuron_buffer_context * ggml_backend_neuron_buffer_context_of(const ggml_tensor * tensor) {
     const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
     if (!buffer || !ggml_backend_buft_is_neuron(buffer->buft)) {
         return nullptr;
@@ -238,7 +178,7 @@ static bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer,
                                                   const ggml_tensor *   src,
                                                   ggml_tensor *         dst) {
     auto * to   = (ggml_backend_neuron_buffer_context *) buffer->context;
-    auto * from = ggml_backend_neuron_context_of(src);
+    auto * from = ggml_backend_neuron_buffer_context_of(src);
     if (!from || from->core != to->core) {
         return false;  // the runtime copies between tensors of one core only
     }
@@ -287,330 +227,26 @@ static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_b
     return ggml_backend_buffer_init(buft, ggml_backend_neuron_buffer_i, ctx.release(), size);
 }
 
-//
-// resolving graphs
-//
-
-static bool ggml_backend_neuron_is_view_op(enum ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW || op == GGML_OP_PERMUTE ||
-           op == GGML_OP_TRANSPOSE;
-}
-
-// Returns whether a node of a graph has to be computed at all.
-static bool ggml_backend_neuron_is_work(const ggml_tensor * node) {
-    return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !ggml_backend_neuron_is_view_op(node->op) &&
-           !neuron_is_noop(node);
-}
-
-namespace {
-
-// Places the operands of one node: those in device memory where they are, the others in the core's scratch memory, which
-// every node of a graph uses from its beginning.
-struct neuron_placement {
-    neuron_operand operands[GGML_MAX_SRC + 1];     // sources, then the result; memory NULL stands for scratch memory
-    bool           staged[GGML_MAX_SRC + 1] = {};  // from or to host memory
-    bool           moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result
-    neuron_operand home[GGML_MAX_SRC + 1];         // where a moved one really is
-    int            n_src   = 0;
-    size_t         scratch = 0;                    // bytes
-    std::string    message;                        // why it can't be; empty when it can
-
-    size_t take(size_t size) {
-        const size_t offset = scratch;
-        scratch             = GGML_PAD(scratch + size, ALIGNMENT);
-        return offset;
-    }
-};
-
-bool overlap(const neuron_operand & a, const neuron_operand & b) {
-    return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
-}
-
-}  // namespace
-
-// Returns where a tensor is on the core: memory NULL when it is in host memory. False when it is on neither.
-static bool ggml_backend_neuron_locate(const neuron_core * core, const ggml_tensor * t, neuron_operand & operand) {
+// Tells the planner where a tensor is: see neuron_locate_t.
+static bool ggml_backend_neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand) {
     operand.size = ggml_nbytes(t);
-    if (auto * ctx = ggml_backend_neuron_context_of(t)) {
+    if (auto * ctx = ggml_backend_neuron_buffer_context_of(t)) {
         operand.memory = ctx->memory;
         operand.offset = ctx->offset_of(t);
-        return ctx->core == core && operand.offset + operand.size <= ctx->memory->size;
+        return ctx->core == &core && operand.offset + operand.size <= ctx->memory->size;
     }
     const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
     return t->data && (!buffer || ggml_backend_buffer_is_host(buffer));
 }
 
-static neuron_placement ggml_backend_neuron_place(const neuron_core *   core,
-                                                  const ggml_tensor *   node,
-                                                  const neuron_kernel & kernel) {
-    neuron_placement p;
-    p.n_src = neuron_n_src(node);
-    for (int i = 0; i <= p.n_src; i++) {
-        const ggml_tensor * t = i < p.n_src ? node->src[i] : node;
-        if (!t) {
-            continue;
-        }
-        if (!ggml_backend_neuron_locate(core, t, p.operands[i])) {
-            p.message = std::string("a tensor of ") + ggml_op_desc(node) + ", " + t->name +
-                        ", is neither on this NeuronCore nor in host memory";
-            return p;
-        }
-        p.staged[i] = !p.operands[i].memory;
-    }
-
-    neuron_operand & result = p.operands[p.n_src];
-    // The scheduler copies sources that another backend computed. When it copied an in-place node's destination, the result
-    // still belongs where the original is.
-    if (kernel.alias != NEURON_KERNELS_NO_ALIAS && node->src[kernel.alias]->data != node->data) {
-        for (const int i : { kernel.alias, p.n_src }) {
-            p.home[i]  = p.operands[i];
-            p.moved[i] = !p.staged[i];
-        }
-    }
-    // The runtime does not say what happens when a kernel's result overlaps an input, which ggml's allocator arranges for
-    // ops that it knows to be safe elementwise. (graph_optimize keeps it from doing so where a scheduler is used.)
-    for (int i = 0; i < p.n_src; i++) {
-        if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || p.moved[p.n_src] || !p.operands[i].size ||
-            !overlap(p.operands[i], result)) {
-            continue;
-        }
-        const int moved = kernel.alias == NEURON_KERNELS_NO_ALIAS ? p.n_src : i;
-        p.home[moved]   = p.operands[moved];
-        p.moved[moved]  = true;
-    }
-    // Nor of a source that the kernel changes overlapping another operand.
-    for (int i = 0; kernel.updates && i <= p.n_src; i++) {
-        for (int u = 0; u < p.n_src; u++) {
-            if (!(kernel.updates >> u & 1) || u == i || !p.operands[i].memory ||
-                !overlap(p.operands[i], p.operands[u])) {
-                continue;
-            }
-            p.message = std::string(ggml_op_desc(node)) + " changes " + node->src[u]->name +
-                        ", which overlaps another of its tensors";
-            return p;
-        }
-    }
-    for (int i = 0; i <= p.n_src; i++) {
-        if (!p.staged[i] && !p.moved[i]) {
-            continue;
-        }
-        // a source that is given twice is copied once, unless the result takes the place of one of the two
-        int same = 0;
-        while (same < i &&
-               !(i < p.n_src && p.staged[i] && p.staged[same] && node->src[same] == node->src[i] && i != kernel.alias &&
-                 same != kernel.alias && !(kernel.updates >> i & 1) && !(kernel.updates >> same & 1))) {
-            same++;
-        }
-        if (i == p.n_src && kernel.alias != NEURON_KERNELS_NO_ALIAS) {
-            p.operands[i] = p.operands[kernel.alias];
-        } else if (same < i) {
-            p.operands[i] = p.operands[same];
-        } else {
-            p.operands[i] = { nullptr, p.take(p.operands[i].size), p.operands[i].size };
-        }
-    }
-    return p;
-}
-
-// locked. Finds out everything about every node of a graph.
-static enum ggml_status ggml_backend_neuron_resolve(ggml_backend_neuron_context * ctx,
-                                                    const ggml_cgraph *           cgraph,
-                                                    neuron_plan &                 plan) {
-    neuron_core & core   = *ctx->device->core;
-    auto &        shared = ggml_backend_neuron_shared();
-
-    struct candidate {
-        int              index;
-        neuron_kernel    kernel;
-        neuron_placement placement;
-    };
-
-    std::vector<candidate> candidates;
-    size_t                 scratch_size = 0;
-    for (int i = 0; i < cgraph->n_nodes; i++) {
-        const ggml_tensor * node = cgraph->nodes[i];
-        if (!ggml_backend_neuron_is_work(node)) {
-            continue;
-        }
-        candidate c{ i, shared.kernels.find(node), {} };
-        if (c.kernel) {
-            c.placement = ggml_backend_neuron_place(&core, node, c.kernel);
-            if (!c.placement.message.empty()) {
-                NEURON_ERROR("%s\n", c.placement.message.c_str());
-                return GGML_STATUS_FAILED;
-            }
-            scratch_size = std::max(scratch_size, c.placement.scratch);
-        } else if (!neuron_is_zero(node)) {
-            neuron_note_missing(node);
-        }
-        candidates.push_back(std::move(c));
-    }
-
-    neuron_memory * scratch = nullptr;
-    if (scratch_size) {
-        scratch = core.scratch(scratch_size);
-        if (!scratch) {
-            return GGML_STATUS_ALLOC_FAILED;
-        }
-    }
-
-    // Binding may destroy older steps, and the ones of this plan with them: then once more, from the beginning.
-    for (int attempt = 0; attempt < 2; attempt++) {
-        plan.epoch   = core.epoch;
-        plan.n_nodes = cgraph->n_nodes;
-        plan.nodes.clear();
-        plan.nodes.reserve(candidates.size());
-        for (const candidate & c : candidates) {
-            ggml_tensor *   node = cgraph->nodes[c.index];
-            neuron_resolved r{ c.index, node, node->data, nullptr, {}, {}, {}, {} };
-            if (c.kernel) {
-                neuron_placement p  = c.placement;
-                const auto       at = [&](int k) {
-                    neuron_operand o = p.operands[k];
-                    if (!o.memory && o.size) {
-                        o.memory = scratch;
-                    }
-                    return o;
-                };
-                neuron_operand operands[GGML_MAX_SRC + 1];
-                for (int k = 0; k <= p.n_src; k++) {
-                    operands[k] = at(k);
-                }
-                std::string message;
-                r.step = core.bind(c.kernel, operands, (size_t) p.n_src, message);
-                if (!r.step) {
-                    NEURON_WARN("%s; computing %s on the CPU\n", message.c_str(), ggml_op_desc(node));
-                }
-                for (int k = 0; r.step && k <= p.n_src; k++) {
-                    const bool result = k == p.n_src;
-                    if (p.staged[k] && result) {
-                        r.downloads.push_back({ operands[k], node });
-                        continue;
-                    }
-                    if (p.staged[k] && (c.kernel.updates >> k & 1)) {
-                        r.downloads.push_back({ operands[k], node->src[k] });
-                    }
-                    if (p.staged[k]) {
-                        bool again = false;
-                        for (const neuron_upload & u : r.uploads) {
-                            again = again || u.to.offset == operands[k].offset;
-                        }
-                        if (!again) {
-                            r.uploads.push_back({ operands[k], k });
-                        }
-                    } else if (p.moved[k]) {
-                        result ? r.after.push_back({ operands[k], p.home[k] })
-                               : r.before.push_back({ p.home[k], operands[k] });
-                    }
-                }
-            }
-            plan.nodes.push_back(std::move(r));
-        }
-        if (plan.epoch == core.epoch) {
-            return GGML_STATUS_SUCCESS;
-        }
-    }
-    NEURON_ERROR("a graph of %d nodes is larger than can be bound at once\n", cgraph->n_nodes);
-    return GGML_STATUS_FAILED;
-}
-
-// Returns a number that tells graphs without a uid apart: everything that resolving depends on goes into it.
-static uint64_t ggml_backend_neuron_fingerprint(const ggml_cgraph * cgraph) {
-    nk::word_hash h;
-    const auto    add_tensor = [&h](const ggml_tensor * t) {
-        h.add((uint64_t) (uintptr_t) t);
-        h.add((uint64_t) (uintptr_t) t->data);
-        h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
-        h.add((uint64_t) t->type);
-        for (int i = 0; i < GGML_MAX_DIMS; i++) {
-            h.add((uint64_t) t->ne[i]);
-            h.add(t->nb[i]);
-        }
-    };
-    h.add((uint64_t) cgraph->n_nodes);
-    for (int i = 0; i < cgraph->n_nodes; i++) {
-        const ggml_tensor * node = cgraph->nodes[i];
-        if (!ggml_backend_neuron_is_work(node)) {
-            h.add(0);
-            continue;
-        }
-        h.add((uint64_t) node->op);
-        for (const int32_t param : node->op_params) {
-            h.add((uint32_t) param);
-        }
-        h.add((uint64_t) (uintptr_t) node->view_src);
-        add_tensor(node);
-        for (const ggml_tensor * src : node->src) {
-            if (src) {
-                add_tensor(src);
-            } else {
-                h.add(nk::ABSENT_WORD);
-            }
-        }
-    }
-    return h.value();
-}
-
-// Forgets the plans that were not used for longest, until half the room is free.
-static void ggml_backend_neuron_forget(ggml_backend_neuron_context * ctx) {
-    std::vector<uint64_t> ages;
-    for (const auto * plans : { &ctx->by_uid, &ctx->by_content }) {
-        for (const auto & entry : *plans) {
-            ages.push_back(entry.second.last_used);
-        }
-    }
-    std::nth_element(ages.begin(), ages.begin() + ages.size() / 2, ages.end());
-    const uint64_t limit = ages[ages.size() / 2];
-    ctx->n_resolved      = 0;
-    for (auto * plans : { &ctx->by_uid, &ctx->by_content }) {
-        for (auto it = plans->begin(); it != plans->end();) {
-            if (it->second.last_used <= limit) {
-                it = plans->erase(it);
-            } else {
-                ctx->n_resolved += it->second.nodes.size() + 1;
-                ++it;
-            }
-        }
-    }
-}
-
-// locked. Sets `found` to the graph's plan, which is made on first use and again when what it refers to is gone.
-static enum ggml_status ggml_backend_neuron_plan(ggml_backend_neuron_context * ctx,
-                                                 const ggml_cgraph *           cgraph,
-                                                 const neuron_plan **          found) {
-    if (ctx->n_resolved > MAX_RESOLVED_NODES) {
-        ggml_backend_neuron_forget(ctx);
-    }
-    neuron_plan & plan =
-        cgraph->uid ? ctx->by_uid[cgraph->uid] : ctx->by_content[ggml_backend_neuron_fingerprint(cgraph)];
-    if (plan.last_used == 0) {
-        ctx->n_resolved++;  // graphs of views alone count, too
-    }
-    plan.last_used = ++ctx->clock;
-    *found         = &plan;
-
-    bool valid = plan.epoch == ctx->device->core->epoch && plan.n_nodes == cgraph->n_nodes;
-    if (valid && cgraph->uid) {
-        for (const neuron_resolved & r : plan.nodes) {
-            valid = valid && cgraph->nodes[r.index] == r.node && r.node->data == r.data;
-        }
-    }
-    if (valid) {
-        return GGML_STATUS_SUCCESS;
-    }
-    ctx->n_resolved -= plan.nodes.size();
-    const enum ggml_status status = ggml_backend_neuron_resolve(ctx, cgraph, plan);
-    if (status != GGML_STATUS_SUCCESS) {
-        plan.epoch = 0;
-        plan.nodes.clear();
-    }
-    ctx->n_resolved += plan.nodes.size();
-    return status;
-}
-
 //
-// computing graphs
+// backend
 //
+
+struct ggml_backend_neuron_context {
+    ggml_backend_neuron_device_context * device;
+    neuron_planner                       planner;
+};
 
 static enum ggml_status ggml_backend_neuron_status(NRT_STATUS status) {
     return status == NRT_RESOURCE || status == NRT_FAIL_HOST_MEM_ALLOC ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
@@ -619,18 +255,18 @@ static enum ggml_status ggml_backend_neuron_status(NRT_STATUS status) {
 // locked
 static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, ggml_tensor * node) {
     const auto offset = [](const ggml_tensor * owner, const void * address) {
-        return (size_t) ((const char *) address - ggml_backend_neuron_context_of(owner)->base);
+        return (size_t) ((const char *) address - ggml_backend_neuron_buffer_context_of(owner)->base);
     };
     neuron_host_access access;
     access.is_device = [](const ggml_tensor * t) {
-        return ggml_backend_neuron_context_of(t) != nullptr;
+        return ggml_backend_neuron_buffer_context_of(t) != nullptr;
     };
     access.read = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
-        auto * ctx = ggml_backend_neuron_context_of(owner);
+        auto * ctx = ggml_backend_neuron_buffer_context_of(owner);
         return ctx->core == &core && ctx->memory->read_locked(data, offset(owner, address), size) == NRT_SUCCESS;
     };
     access.write = [&](const ggml_tensor * owner, const void * address, const void * data, size_t size) {
-        auto * ctx = ggml_backend_neuron_context_of(owner);
+        auto * ctx = ggml_backend_neuron_buffer_context_of(owner);
         return ctx->core == &core && ctx->memory->write_locked(data, offset(owner, address), size) == NRT_SUCCESS;
     };
     g_counts.cpu[node->op]++;
@@ -640,7 +276,7 @@ static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, g
 // locked
 static enum ggml_status ggml_backend_neuron_set_zero(const neuron_core & core, const ggml_tensor * node) {
     neuron_operand result;
-    if (!ggml_backend_neuron_locate(&core, node, result)) {
+    if (!ggml_backend_neuron_locate(core, node, result)) {
         return GGML_STATUS_FAILED;
     }
     if (!result.memory) {
@@ -652,51 +288,47 @@ static enum ggml_status ggml_backend_neuron_set_zero(const neuron_core & core, c
 }
 
 // locked
-static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_resolved & r) {
-    if (!r.step && neuron_is_zero(r.node)) {
-        return ggml_backend_neuron_set_zero(core, r.node);
+static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_planned_node & planned) {
+    if (!planned.step && neuron_is_zero(planned.node)) {
+        return ggml_backend_neuron_set_zero(core, planned.node);
     }
-    if (!r.step) {
-        return ggml_backend_neuron_compute_on_cpu(core, r.node);
+    if (!planned.step) {
+        return ggml_backend_neuron_compute_on_cpu(core, planned.node);
     }
-    for (const neuron_upload & u : r.uploads) {
-        const NRT_STATUS status = u.to.memory->write_locked(r.node->src[u.src]->data, u.to.offset, u.to.size);
+    for (const neuron_upload & u : planned.uploads) {
+        const NRT_STATUS status = u.to.memory->write_locked(planned.node->src[u.src]->data, u.to.offset, u.to.size);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
     }
-    for (const neuron_move & m : r.before) {
+    for (const neuron_move & m : planned.before) {
         const NRT_STATUS status = core.copy(m.from, m.to);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
     }
-    NRT_STATUS status = core.execute(*r.step, r.node->name);
+    NRT_STATUS status = core.execute(*planned.step, planned.node->name);
     if (status != NRT_SUCCESS) {
         return ggml_backend_neuron_status(status);
     }
-    for (const neuron_move & m : r.after) {
+    for (const neuron_move & m : planned.after) {
         status = core.copy(m.from, m.to);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
     }
-    for (const neuron_download & d : r.downloads) {
+    for (const neuron_download & d : planned.downloads) {
         status = d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
     }
-    g_counts.device[r.node->op].fetch_add(1, std::memory_order_relaxed);
-    if (!r.before.empty() || !r.after.empty()) {
-        g_counts.moves.fetch_add(r.before.size() + r.after.size(), std::memory_order_relaxed);
+    g_counts.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
+    if (!planned.before.empty() || !planned.after.empty()) {
+        g_counts.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
     }
     return GGML_STATUS_SUCCESS;
 }
-
-//
-// backend interface
-//
 
 static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
     return ((ggml_backend_neuron_context *) backend->context)->device->name.c_str();
@@ -713,7 +345,7 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     neuron_core &               core = *ctx->device->core;
     std::lock_guard<std::mutex> lock(core.mutex);
     const neuron_plan *         plan   = nullptr;
-    enum ggml_status            status = ggml_backend_neuron_plan(ctx, cgraph, &plan);
+    enum ggml_status            status = ctx->planner.get(cgraph, &plan);
     for (size_t i = 0; status == GGML_STATUS_SUCCESS && i < plan->nodes.size(); i++) {
         status = ggml_backend_neuron_compute(core, plan->nodes[i]);
     }
@@ -730,7 +362,7 @@ static void ggml_backend_neuron_graph_optimize(ggml_backend_t                   
     }
     for (int i = 0; i < cgraph->n_nodes; i++) {
         ggml_tensor * node = cgraph->nodes[i];
-        if (!ggml_op_can_inplace(node->op) || node->view_src || ggml_backend_neuron_is_view_op(node->op)) {
+        if (!ggml_op_can_inplace(node->op) || node->view_src || neuron_is_view_op(node->op)) {
             continue;
         }
         for (ggml_tensor * src : node->src) {
@@ -780,7 +412,7 @@ bool ggml_backend_is_neuron(ggml_backend_t backend) {
 }
 
 //
-// device interface
+// device
 //
 
 static const char * ggml_backend_neuron_device_get_name(ggml_backend_dev_t dev) {
@@ -816,8 +448,11 @@ static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct 
 }
 
 static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params) {
-    auto * ctx  = new ggml_backend_neuron_context;
-    ctx->device = (ggml_backend_neuron_device_context *) dev->context;
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
+    auto * ctx    = new ggml_backend_neuron_context{
+        /* .device  = */ device,
+        /* .planner = */ { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_locate },
+    };
     return new ggml_backend{
         /* .guid    = */ ggml_backend_neuron_guid(),
         /* .iface   = */ ggml_backend_neuron_i,
@@ -862,7 +497,7 @@ static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_cont
 }
 
 static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    if (ggml_backend_neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
+    if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
         return true;
     }
     auto & shared = ggml_backend_neuron_shared();
@@ -879,7 +514,7 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
         if (!(updates >> i & 1) || !root || !root->buffer) {
             continue;
         }
-        const auto * ctx = ggml_backend_neuron_context_of(src);
+        const auto * ctx = ggml_backend_neuron_buffer_context_of(src);
         if (!ctx || ctx->core != device->core.get()) {
             return false;
         }
@@ -896,7 +531,7 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
     // memory too early. So the node goes where the tensor is, and is computed by the CPU when it has no kernel.
     const ggml_tensor * home = op->view_src;
     if (home->buffer) {
-        const auto * ctx = ggml_backend_neuron_context_of(home);
+        const auto * ctx = ggml_backend_neuron_buffer_context_of(home);
         return computed || (ctx && ctx->core == device->core.get() && neuron_has_cpu());
     }
     if (home->op == GGML_OP_NONE) {

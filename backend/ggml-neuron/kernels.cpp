@@ -20,6 +20,11 @@ int neuron_n_src(const ggml_tensor * op) {
     return n;
 }
 
+bool neuron_is_view_op(enum ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
 bool neuron_is_noop(const ggml_tensor * op) {
     if (ggml_is_empty(op)) {
         return true;

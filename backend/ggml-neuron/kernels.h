@@ -86,6 +86,9 @@ uint32_t neuron_updates_of(const ggml_tensor * op);
 // Returns the number of sources, absent ones before the last one counted.
 int neuron_n_src(const ggml_tensor * op);
 
+// Returns whether nodes of an op only give another tensor's memory a shape.
+bool neuron_is_view_op(enum ggml_op op);
+
 // Returns whether a node has nothing to compute: no elements, or none to write to its destination.
 bool neuron_is_noop(const ggml_tensor * op);
 

@@ -1,0 +1,366 @@
+#include "plan.h"
+
+#include "../bundle/src/hash.h"
+#include "../bundle/src/key.h"
+#include "log.h"
+#include "record.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+// Nodes in all plans that a backend keeps.
+static constexpr size_t MAX_PLANNED_NODES = 1 << 16;
+
+// Returns whether a node of a graph has to be computed at all.
+static bool is_work(const ggml_tensor * node) {
+    return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !neuron_is_view_op(node->op) && !neuron_is_noop(node);
+}
+
+//
+// placing operands
+//
+
+namespace {
+
+// Where the operands of one node are for its kernel: those in device memory where they are, the others in the core's scratch
+// memory, which every node of a graph uses from its beginning.
+struct placement {
+    neuron_operand operands[GGML_MAX_SRC + 1];     // sources, then the result; memory NULL stands for scratch memory
+    bool           staged[GGML_MAX_SRC + 1] = {};  // from or to host memory
+    bool           moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result
+    neuron_operand home[GGML_MAX_SRC + 1];         // where a moved one really is
+    int            n_src   = 0;
+    size_t         scratch = 0;                    // bytes
+    std::string    message;                        // why it can't be; empty when it can
+
+    void move(int i) {
+        home[i]  = operands[i];
+        moved[i] = true;
+    }
+};
+
+// A node that has to be computed, and what computes it.
+struct candidate {
+    int           index;  // in cgraph->nodes
+    neuron_kernel kernel;
+    placement     place;
+};
+
+}  // namespace
+
+static bool overlap(const neuron_operand & a, const neuron_operand & b) {
+    return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+}
+
+static bool is_updated(const neuron_kernel & kernel, int src) {
+    return kernel.updates >> src & 1;
+}
+
+static void locate_operands(const neuron_core & core, neuron_locate_t locate, const ggml_tensor * node, placement & p) {
+    for (int i = 0; i <= p.n_src; i++) {
+        const ggml_tensor * t = i < p.n_src ? node->src[i] : node;
+        if (!t) {
+            continue;
+        }
+        if (!locate(core, t, p.operands[i])) {
+            p.message = std::string("a tensor of ") + ggml_op_desc(node) + ", " + t->name +
+                        ", is neither on this NeuronCore nor in host memory";
+            return;
+        }
+        p.staged[i] = !p.operands[i].memory;
+    }
+}
+
+// Moves operands so that the result overlaps no source but the one whose memory it shares.
+static void keep_result_apart(const ggml_tensor * node, const neuron_kernel & kernel, placement & p) {
+    // The scheduler copies sources that another backend computed. When it copied an in-place node's destination, the result
+    // still belongs where the original is.
+    if (kernel.alias != NEURON_KERNELS_NO_ALIAS && node->src[kernel.alias]->data != node->data) {
+        for (const int i : { kernel.alias, p.n_src }) {
+            if (!p.staged[i]) {
+                p.move(i);
+            }
+        }
+    }
+    // The runtime does not say what happens when a kernel's result overlaps an input, which ggml's allocator arranges for
+    // ops that it knows to be safe elementwise. (graph_optimize keeps it from doing so where a scheduler is used.)
+    const neuron_operand & result = p.operands[p.n_src];
+    for (int i = 0; i < p.n_src; i++) {
+        if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || p.moved[p.n_src] || !p.operands[i].size ||
+            !overlap(p.operands[i], result)) {
+            continue;
+        }
+        p.move(kernel.alias == NEURON_KERNELS_NO_ALIAS ? p.n_src : i);
+    }
+}
+
+// Nor does the runtime say what happens when a source that the kernel changes overlaps another operand.
+static void check_updates(const ggml_tensor * node, const neuron_kernel & kernel, placement & p) {
+    for (int i = 0; kernel.updates && i <= p.n_src; i++) {
+        for (int u = 0; u < p.n_src; u++) {
+            if (is_updated(kernel, u) && u != i && p.operands[i].memory && overlap(p.operands[i], p.operands[u])) {
+                p.message = std::string(ggml_op_desc(node)) + " changes " + node->src[u]->name +
+                            ", which overlaps another of its tensors";
+                return;
+            }
+        }
+    }
+}
+
+// Returns the first source that can share operand i's scratch memory, or i: a source that is given twice is copied once,
+// unless the result takes the place of one of the two.
+static int shared_with(const ggml_tensor * node, const neuron_kernel & kernel, const placement & p, int i) {
+    if (i == p.n_src) {
+        return kernel.alias == NEURON_KERNELS_NO_ALIAS ? i : kernel.alias;
+    }
+    if (!p.staged[i] || i == kernel.alias || is_updated(kernel, i)) {
+        return i;
+    }
+    for (int same = 0; same < i; same++) {
+        if (p.staged[same] && node->src[same] == node->src[i] && same != kernel.alias && !is_updated(kernel, same)) {
+            return same;
+        }
+    }
+    return i;
+}
+
+// Gives scratch memory to what is staged or moved.
+static void take_scratch(const ggml_tensor * node, const neuron_kernel & kernel, placement & p) {
+    for (int i = 0; i <= p.n_src; i++) {
+        if (!p.staged[i] && !p.moved[i]) {
+            continue;
+        }
+        const int same = shared_with(node, kernel, p, i);
+        if (same != i) {
+            p.operands[i] = p.operands[same];
+            continue;
+        }
+        p.operands[i] = { nullptr, p.scratch, p.operands[i].size };
+        p.scratch     = GGML_PAD(p.scratch + p.operands[i].size, NEURON_ALIGNMENT);
+    }
+}
+
+static placement place(const neuron_core &   core,
+                       neuron_locate_t       locate,
+                       const ggml_tensor *   node,
+                       const neuron_kernel & kernel) {
+    placement p;
+    p.n_src = neuron_n_src(node);
+    locate_operands(core, locate, node, p);
+    if (p.message.empty()) {
+        keep_result_apart(node, kernel, p);
+        check_updates(node, kernel, p);
+    }
+    if (p.message.empty()) {
+        take_scratch(node, kernel, p);
+    }
+    return p;
+}
+
+//
+// binding kernels
+//
+
+// Adds the copies around a node's kernel, whose operands are bound.
+static void add_copies(neuron_planned_node &  planned,
+                       const neuron_kernel &  kernel,
+                       const placement &      p,
+                       const neuron_operand * operands) {
+    for (int i = 0; i < p.n_src; i++) {
+        if (p.staged[i]) {
+            if (is_updated(kernel, i)) {
+                planned.downloads.push_back({ operands[i], planned.node->src[i] });
+            }
+            const bool again = std::any_of(planned.uploads.begin(), planned.uploads.end(),
+                                           [&](const neuron_upload & u) { return u.to.offset == operands[i].offset; });
+            if (!again) {
+                planned.uploads.push_back({ operands[i], i });
+            }
+        } else if (p.moved[i]) {
+            planned.before.push_back({ p.home[i], operands[i] });
+        }
+    }
+    const int result = p.n_src;
+    if (p.staged[result]) {
+        planned.downloads.push_back({ operands[result], planned.node });
+    } else if (p.moved[result]) {
+        planned.after.push_back({ operands[result], p.home[result] });
+    }
+}
+
+// locked
+static neuron_planned_node bind(neuron_core & core, neuron_memory * scratch, ggml_tensor * node, const candidate & c) {
+    neuron_planned_node planned{ c.index, node, node->data, nullptr, {}, {}, {}, {} };
+    if (!c.kernel) {
+        return planned;
+    }
+    neuron_operand operands[GGML_MAX_SRC + 1];
+    for (int i = 0; i <= c.place.n_src; i++) {
+        operands[i] = c.place.operands[i];
+        if (!operands[i].memory && operands[i].size) {
+            operands[i].memory = scratch;
+        }
+    }
+    std::string message;
+    planned.step = core.bind(c.kernel, operands, (size_t) c.place.n_src, message);
+    if (planned.step) {
+        add_copies(planned, c.kernel, c.place, operands);
+    } else {
+        NEURON_WARN("%s; computing %s on the CPU\n", message.c_str(), ggml_op_desc(node));
+    }
+    return planned;
+}
+
+// locked
+static enum ggml_status bind_all(neuron_core &                  core,
+                                 neuron_memory *                scratch,
+                                 const ggml_cgraph *            cgraph,
+                                 const std::vector<candidate> & candidates,
+                                 neuron_plan &                  plan) {
+    // Binding may destroy older steps, and the ones of this plan with them: then once more, from the beginning.
+    for (int attempt = 0; attempt < 2; attempt++) {
+        plan.epoch   = core.epoch;
+        plan.n_nodes = cgraph->n_nodes;
+        plan.nodes.clear();
+        plan.nodes.reserve(candidates.size());
+        for (const candidate & c : candidates) {
+            plan.nodes.push_back(bind(core, scratch, cgraph->nodes[c.index], c));
+        }
+        if (plan.epoch == core.epoch) {
+            return GGML_STATUS_SUCCESS;
+        }
+    }
+    NEURON_ERROR("a graph of %d nodes is larger than can be bound at once\n", cgraph->n_nodes);
+    return GGML_STATUS_FAILED;
+}
+
+// locked
+enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & plan) {
+    std::vector<candidate> candidates;
+    size_t                 scratch_size = 0;
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        const ggml_tensor * node = cgraph->nodes[i];
+        if (!is_work(node)) {
+            continue;
+        }
+        candidate c{ i, kernels.find(node), {} };
+        if (c.kernel) {
+            c.place = place(core, locate, node, c.kernel);
+            if (!c.place.message.empty()) {
+                NEURON_ERROR("%s\n", c.place.message.c_str());
+                return GGML_STATUS_FAILED;
+            }
+            scratch_size = std::max(scratch_size, c.place.scratch);
+        } else if (!neuron_is_zero(node)) {
+            neuron_note_missing(node);
+        }
+        candidates.push_back(std::move(c));
+    }
+    neuron_memory * scratch = nullptr;
+    if (scratch_size) {
+        scratch = core.scratch(scratch_size);
+        if (!scratch) {
+            return GGML_STATUS_ALLOC_FAILED;
+        }
+    }
+    return bind_all(core, scratch, cgraph, candidates, plan);
+}
+
+//
+// keeping plans
+//
+
+// Returns a number that tells graphs without a uid apart: everything that a plan depends on goes into it.
+static uint64_t fingerprint(const ggml_cgraph * cgraph) {
+    nk::word_hash h;
+    const auto    add_tensor = [&h](const ggml_tensor * t) {
+        h.add((uint64_t) (uintptr_t) t);
+        h.add((uint64_t) (uintptr_t) t->data);
+        h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
+        h.add((uint64_t) t->type);
+        for (int i = 0; i < GGML_MAX_DIMS; i++) {
+            h.add((uint64_t) t->ne[i]);
+            h.add(t->nb[i]);
+        }
+    };
+    h.add((uint64_t) cgraph->n_nodes);
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        const ggml_tensor * node = cgraph->nodes[i];
+        if (!is_work(node)) {
+            h.add(0);
+            continue;
+        }
+        h.add((uint64_t) node->op);
+        for (const int32_t param : node->op_params) {
+            h.add((uint32_t) param);
+        }
+        h.add((uint64_t) (uintptr_t) node->view_src);
+        add_tensor(node);
+        for (const ggml_tensor * src : node->src) {
+            if (src) {
+                add_tensor(src);
+            } else {
+                h.add(nk::ABSENT_WORD);
+            }
+        }
+    }
+    return h.value();
+}
+
+// Forgets the plans that were not used for longest, until half the room is free.
+void neuron_planner::forget() {
+    std::vector<uint64_t> ages;
+    for (const auto * plans : { &by_uid, &by_content }) {
+        for (const auto & entry : *plans) {
+            ages.push_back(entry.second.last_used);
+        }
+    }
+    std::nth_element(ages.begin(), ages.begin() + ages.size() / 2, ages.end());
+    const uint64_t limit = ages[ages.size() / 2];
+    n_planned            = 0;
+    for (auto * plans : { &by_uid, &by_content }) {
+        for (auto it = plans->begin(); it != plans->end();) {
+            if (it->second.last_used <= limit) {
+                it = plans->erase(it);
+            } else {
+                n_planned += it->second.nodes.size() + 1;
+                ++it;
+            }
+        }
+    }
+}
+
+bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const {
+    if (plan.epoch != core.epoch || plan.n_nodes != cgraph->n_nodes) {
+        return false;
+    }
+    // what a fingerprint tells of graphs without a uid
+    return !cgraph->uid ||
+           std::all_of(plan.nodes.begin(), plan.nodes.end(), [cgraph](const neuron_planned_node & planned) {
+               return cgraph->nodes[planned.index] == planned.node && planned.node->data == planned.data;
+           });
+}
+
+enum ggml_status neuron_planner::get(const ggml_cgraph * cgraph, const neuron_plan ** found) {
+    if (n_planned > MAX_PLANNED_NODES) {
+        forget();
+    }
+    neuron_plan & plan = cgraph->uid ? by_uid[cgraph->uid] : by_content[fingerprint(cgraph)];
+    if (plan.last_used == 0) {
+        n_planned++;  // graphs of views alone count, too
+    }
+    plan.last_used = ++clock;
+    *found         = &plan;
+    if (is_valid(cgraph, plan)) {
+        return GGML_STATUS_SUCCESS;
+    }
+    n_planned -= plan.nodes.size();
+    const enum ggml_status status = make(cgraph, plan);
+    if (status != GGML_STATUS_SUCCESS) {
+        plan.epoch = 0;
+        plan.nodes.clear();
+    }
+    n_planned += plan.nodes.size();
+    return status;
+}

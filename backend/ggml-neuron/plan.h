@@ -1,0 +1,81 @@
+// How a graph is computed: for each node its kernel, bound to memory, and the copies around it.
+//
+// A plan is made in three steps: each node's kernel is found, its operands are placed, and all kernels are bound. It is
+// kept and used again when the same graph is computed again.
+
+#pragma once
+
+#include "core.h"
+#include "ggml-impl.h"
+#include "kernels.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+// What happens around a kernel's execution, because an operand is not where the kernel needs it.
+struct neuron_upload {
+    neuron_operand to;
+    int            src;  // index in node->src
+};
+
+struct neuron_download {
+    neuron_operand from;
+    ggml_tensor *  to;  // in host memory
+};
+
+struct neuron_move {
+    neuron_operand from;
+    neuron_operand to;
+};
+
+// A node of a graph with everything that was to be found out about it.
+struct neuron_planned_node {
+    int           index;                     // in cgraph->nodes
+    ggml_tensor * node;
+    const void *  data;                      // node->data, to see that the graph was not allocated anew
+    neuron_step * step;                      // NULL: computed on the CPU, unless the result is 0
+
+    std::vector<neuron_upload>   uploads;    // from host tensors
+    std::vector<neuron_move>     before;     // within the device
+    std::vector<neuron_move>     after;      // within the device
+    std::vector<neuron_download> downloads;  // to host tensors
+};
+
+struct neuron_plan {
+    uint64_t                         epoch     = 0;  // of the core, when the steps were bound
+    uint64_t                         last_used = 0;
+    int                              n_nodes   = 0;  // of the graph
+    std::vector<neuron_planned_node> nodes;          // those that have to be computed
+};
+
+// Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on
+// neither.
+using neuron_locate_t = bool (*)(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand);
+
+// Makes the plans of one backend and keeps them.
+class neuron_planner {
+  public:
+    neuron_planner(neuron_core & core, const neuron_kernel_store & kernels, neuron_locate_t locate) :
+        core(core), kernels(kernels), locate(locate) {}
+
+    // locked. Sets `plan` to the graph's, which is made on first use and again when what it refers to is gone. It is good
+    // until the next call.
+    enum ggml_status get(const ggml_cgraph * cgraph, const neuron_plan ** plan);
+
+  private:
+    enum ggml_status make(const ggml_cgraph * cgraph, neuron_plan & plan);
+    bool             is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const;
+    void             forget();
+
+    neuron_core &               core;
+    const neuron_kernel_store & kernels;
+    const neuron_locate_t       locate;
+
+    // By cgraph->uid, and by content for graphs that have none.
+    std::unordered_map<uint64_t, neuron_plan> by_uid;
+    std::unordered_map<uint64_t, neuron_plan> by_content;
+    size_t                                    n_planned = 0;  // nodes in all plans, and 1 for each plan
+    uint64_t                                  clock     = 0;
+};
