@@ -1,12 +1,10 @@
 #include "cpu.h"
 
-#include "ggml-backend-impl.h"
 #include "ggml-cpp.h"
 #include "kernels.h"
 #include "log.h"
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 // A backend that is loaded at run time links to libggml-base; where the CPU backend is registered is libggml's business,

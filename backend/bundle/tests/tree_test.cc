@@ -5,8 +5,6 @@
 #include "pack_builder.h"
 #include "read_everything.h"
 
-#include <unistd.h>
-
 #include <cinttypes>
 #include <cstdlib>
 #include <cstring>
