@@ -330,7 +330,7 @@ bool neuron_core::is_broken(const neuron_kernel & kernel) {
         return false;  // without waiting for a computation to end
     }
     std::lock_guard<std::mutex> lock(mutex);
-    const auto                  found = models.find(kernel.neff());
+    const auto                  found = models.find(kernel.neff_number());
     return found != models.end() && !found->second->broken.empty();
 }
 
@@ -376,7 +376,7 @@ void neuron_core::destroy_steps_and_slices() {
 static std::vector<uint64_t> step_key(const neuron_kernel & kernel, const neuron_operand * operands, size_t n_src) {
     std::vector<uint64_t> key;
     key.reserve(2 + 3 * (n_src + 1));
-    key.push_back(kernel.neff());
+    key.push_back(kernel.neff_number());
     key.push_back(n_src);
     for (size_t i = 0; i <= n_src; i++) {
         key.push_back(operands[i].memory ? operands[i].memory->id : 0);
@@ -427,11 +427,11 @@ static std::string disagreement(const neuron_model &   model,
 
 // Returns the kernel's model, loaded, or NULL and says why in `message`.
 neuron_model * neuron_core::loaded_model(const neuron_kernel & kernel, std::string & message) {
-    std::unique_ptr<neuron_model> & model = models[kernel.neff()];
+    std::unique_ptr<neuron_model> & model = models[kernel.neff_number()];
     if (!model) {
         model       = std::make_unique<neuron_model>();
         model->neff = neuron_kernels_neff(kernel.bundle->handle, kernel.number, &model->neff_size);
-        model->name = std::string(kernel.id()) + " of " + kernel.bundle->source;
+        model->name = std::string(kernel.id()) + " of " + kernel.bundle->origin;
     }
     if (!model->broken.empty()) {
         message = model->broken;

@@ -154,7 +154,7 @@ struct neuron_core {
         }
     };
 
-    std::unordered_map<uint64_t, std::unique_ptr<neuron_model>>                       models;  // by neuron_kernel::neff
+    std::unordered_map<uint64_t, std::unique_ptr<neuron_model>> models;  // by neuron_kernel::neff_number
     std::unordered_map<std::vector<uint64_t>, std::unique_ptr<neuron_step>, key_hash> steps;
     std::unordered_map<uint64_t, std::unique_ptr<neuron_memory>>                      memories;  // by id
     neuron_memory *                                                                   scratch_memory    = nullptr;

@@ -662,7 +662,7 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         shared->kernels.open(nrt, ggml_backend_neuron_embedded());
         shared->buffers = ggml_backend_neuron_choose_buffers(shared->kernels);
         NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared->kernels.n_kernels(),
-                   shared->kernels.size(), shared->buffers == neuron_buffers::DEVICE ? "device" : "host");
+                   shared->kernels.n_bundles(), shared->buffers == neuron_buffers::DEVICE ? "device" : "host");
 
         shared->devices.reserve(nrt.n_cores);
         for (uint32_t i = 0; i < nrt.n_cores; i++) {

@@ -71,7 +71,7 @@ uint32_t neuron_updates_of(const ggml_tensor * op) {
     return op->op == GGML_OP_OPT_STEP_ADAMW ? 1u << 2 | 1u << 3 : 0;
 }
 
-static neuron_kernels_tensor describe(const ggml_tensor * t) {
+static neuron_kernels_tensor describe_tensor(const ggml_tensor * t) {
     neuron_kernels_tensor d;
     if (!t) {
         d      = {};
@@ -90,7 +90,7 @@ static neuron_kernels_tensor describe(const ggml_tensor * t) {
 // what a bundle holds regardless of shapes
 //
 
-static void read_keys(neuron_bundle & bundle) {
+static void read_signatures(neuron_bundle & bundle) {
     const size_t n = neuron_kernels_count(bundle.handle);
     for (size_t k = 0; k < n; k++) {
         size_t           n_words;
@@ -123,9 +123,9 @@ neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
     neuron_kernels_tensor inputs[GGML_MAX_SRC];
     const int             n_inputs = neuron_n_src(op);
     for (int i = 0; i < n_inputs; i++) {
-        inputs[i] = describe(op->src[i]);
+        inputs[i] = describe_tensor(op->src[i]);
     }
-    const neuron_kernels_tensor output = describe(op);
+    const neuron_kernels_tensor output = describe_tensor(op);
     const char *                name   = ggml_op_desc(op);
     const int                   alias  = neuron_alias_of(op);
     for (const auto & bundle : bundles) {
@@ -187,10 +187,10 @@ static bool runs_on(const std::string & target, const std::string & machine) {
            (target == "trn1n" && machine == "trn1");
 }
 
-void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, std::string source) {
+void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin) {
     auto bundle    = std::make_unique<neuron_bundle>();
     bundle->handle = handle;
-    bundle->source = std::move(source);
+    bundle->origin = std::move(origin);
 
     const bool   simulated = neuron_kernels_simulated(handle) != 0;
     const char * target    = neuron_kernels_metadata(handle, "target");
@@ -199,14 +199,14 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
             "%s: its kernels are the simulator's and never run on a NeuronCore: left out. Build the manifest with the "
             "Neuron SDK's compiler: kernelgen build --compiler neuronx-cc (COMPILER neuronx-cc in CMake, "
             "--config=release in Bazel)\n",
-            bundle->source.c_str());
+            bundle->origin.c_str());
         return;
     }
     if (!simulated && nrt.simulator) {
         NEURON_ERROR(
             "%s: its kernels are compiled for a NeuronCore and can't run in the simulator: left out. Build the "
             "manifest with --compiler simulator, or use the Neuron SDK's libnrt\n",
-            bundle->source.c_str());
+            bundle->origin.c_str());
         return;
     }
     const char *      chosen  = getenv("GGML_NEURON_TARGET");
@@ -214,19 +214,19 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     if (!runs_on(target, machine)) {
         NEURON_WARN(
             "%s: compiled for %s, and this is %s: left out (GGML_NEURON_TARGET overrides what the machine is)\n",
-            bundle->source.c_str(), target, machine.c_str());
+            bundle->origin.c_str(), target, machine.c_str());
         return;
     }
     const char *   configured = getenv("NEURON_LOGICAL_NC_CONFIG");
     const uint32_t lnc        = neuron_kernels_lnc(handle);
     if (!nrt.simulator && configured && *configured && (uint32_t) atoi(configured) != lnc) {
-        NEURON_WARN("%s: compiled for --lnc %u, and NEURON_LOGICAL_NC_CONFIG is %s: left out\n", bundle->source.c_str(),
+        NEURON_WARN("%s: compiled for --lnc %u, and NEURON_LOGICAL_NC_CONFIG is %s: left out\n", bundle->origin.c_str(),
                     lnc, configured);
         return;
     }
-    bundle->index = (uint32_t) bundles.size();
-    read_keys(*bundle);
-    NEURON_LOG("%s: %zu kernels for %s, %zu NEFFs by %s\n", bundle->source.c_str(), neuron_kernels_count(handle),
+    bundle->position = (uint32_t) bundles.size();
+    read_signatures(*bundle);
+    NEURON_LOG("%s: %zu kernels for %s, %zu NEFFs by %s\n", bundle->origin.c_str(), neuron_kernels_count(handle),
                target, neuron_kernels_neff_count(handle), neuron_kernels_metadata(handle, "compiler"));
     bundles.push_back(std::move(bundle));
 }

@@ -16,8 +16,8 @@
 // A bundle that is open for as long as the process lives.
 struct neuron_bundle {
     neuron_kernels * handle = nullptr;
-    std::string      source;  // the pack's path, or "embedded NAME_TARGET"
-    uint32_t         index = 0;
+    std::string      origin;        // the path of the pack or tree, or "embedded NAME_TARGET"
+    uint32_t         position = 0;  // among all bundles
 
     // What is in it regardless of shapes: the first words of keys, and hashes of these and the input types.
     std::unordered_set<uint64_t> ops;
@@ -37,9 +37,9 @@ struct neuron_kernel {
 
     const char * id() const { return neuron_kernels_id(bundle->handle, number); }
 
-    // Names the NEFF among those of all bundles.
-    uint64_t neff() const {
-        return (uint64_t) bundle->index << 32 | (uint32_t) neuron_kernels_neff_index(bundle->handle, number);
+    // Tells the NEFF from the others of all bundles.
+    uint64_t neff_number() const {
+        return (uint64_t) bundle->position << 32 | (uint32_t) neuron_kernels_neff_index(bundle->handle, number);
     }
 };
 
@@ -65,14 +65,14 @@ class neuron_kernel_store {
     // between products) and the write to the KV cache (SET_ROWS or CPY).
     bool covers_transformer() const;
 
-    size_t size() const { return bundles.size(); }
+    size_t n_bundles() const { return bundles.size(); }
 
     size_t n_kernels() const;
 
   private:
     void open_path(const neuron_nrt & nrt, const std::string & path);
     void open_bundle(const neuron_nrt & nrt, const std::string & path, bool is_tree);
-    void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string source);
+    void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 };

@@ -25,7 +25,7 @@ namespace {
 
 // Where the operands of one node are for its kernel: those in device memory where they are, the others in the core's scratch
 // memory, which every node of a graph uses from its beginning.
-struct placement {
+struct neuron_placement {
     neuron_operand operands[GGML_MAX_SRC + 1];     // sources, then the result; memory NULL stands for scratch memory
     bool           staged[GGML_MAX_SRC + 1] = {};  // from or to host memory
     bool           moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result
@@ -42,9 +42,9 @@ struct placement {
 
 // A node that has to be computed, and what computes it.
 struct candidate {
-    int           index;  // in cgraph->nodes
-    neuron_kernel kernel;
-    placement     place;
+    int              index;  // in cgraph->nodes
+    neuron_kernel    kernel;
+    neuron_placement placement;
 };
 
 }  // namespace
@@ -57,7 +57,10 @@ static bool is_updated(const neuron_kernel & kernel, int src) {
     return kernel.updates >> src & 1;
 }
 
-static void locate_operands(const neuron_core & core, neuron_locate_t locate, const ggml_tensor * node, placement & p) {
+static void locate_operands(const neuron_core & core,
+                            neuron_locate_t     locate,
+                            const ggml_tensor * node,
+                            neuron_placement &  p) {
     for (int i = 0; i <= p.n_src; i++) {
         const ggml_tensor * t = i < p.n_src ? node->src[i] : node;
         if (!t) {
@@ -73,7 +76,7 @@ static void locate_operands(const neuron_core & core, neuron_locate_t locate, co
 }
 
 // Moves operands so that the result overlaps no source but the one whose memory it shares.
-static void keep_result_apart(const ggml_tensor * node, const neuron_kernel & kernel, placement & p) {
+static void keep_result_apart(const ggml_tensor * node, const neuron_kernel & kernel, neuron_placement & p) {
     // The scheduler copies sources that another backend computed. When it copied an in-place node's destination, the result
     // still belongs where the original is.
     if (kernel.alias != NEURON_KERNELS_NO_ALIAS && node->src[kernel.alias]->data != node->data) {
@@ -96,7 +99,7 @@ static void keep_result_apart(const ggml_tensor * node, const neuron_kernel & ke
 }
 
 // Nor does the runtime say what happens when a source that the kernel changes overlaps another operand.
-static void check_updates(const ggml_tensor * node, const neuron_kernel & kernel, placement & p) {
+static void check_updates(const ggml_tensor * node, const neuron_kernel & kernel, neuron_placement & p) {
     for (int i = 0; kernel.updates && i <= p.n_src; i++) {
         for (int u = 0; u < p.n_src; u++) {
             if (is_updated(kernel, u) && u != i && p.operands[i].memory && overlap(p.operands[i], p.operands[u])) {
@@ -110,7 +113,7 @@ static void check_updates(const ggml_tensor * node, const neuron_kernel & kernel
 
 // Returns the first source that can share operand i's scratch memory, or i: a source that is given twice is copied once,
 // unless the result takes the place of one of the two.
-static int shared_with(const ggml_tensor * node, const neuron_kernel & kernel, const placement & p, int i) {
+static int shared_with(const ggml_tensor * node, const neuron_kernel & kernel, const neuron_placement & p, int i) {
     if (i == p.n_src) {
         return kernel.alias == NEURON_KERNELS_NO_ALIAS ? i : kernel.alias;
     }
@@ -126,7 +129,7 @@ static int shared_with(const ggml_tensor * node, const neuron_kernel & kernel, c
 }
 
 // Gives scratch memory to what is staged or moved.
-static void take_scratch(const ggml_tensor * node, const neuron_kernel & kernel, placement & p) {
+static void take_scratch(const ggml_tensor * node, const neuron_kernel & kernel, neuron_placement & p) {
     for (int i = 0; i <= p.n_src; i++) {
         if (!p.staged[i] && !p.moved[i]) {
             continue;
@@ -141,11 +144,11 @@ static void take_scratch(const ggml_tensor * node, const neuron_kernel & kernel,
     }
 }
 
-static placement place(const neuron_core &   core,
-                       neuron_locate_t       locate,
-                       const ggml_tensor *   node,
-                       const neuron_kernel & kernel) {
-    placement p;
+static neuron_placement place(const neuron_core &   core,
+                              neuron_locate_t       locate,
+                              const ggml_tensor *   node,
+                              const neuron_kernel & kernel) {
+    neuron_placement p;
     p.n_src = neuron_n_src(node);
     locate_operands(core, locate, node, p);
     if (p.message.empty()) {
@@ -163,10 +166,10 @@ static placement place(const neuron_core &   core,
 //
 
 // Adds the copies around a node's kernel, whose operands are bound.
-static void add_copies(neuron_planned_node &  planned,
-                       const neuron_kernel &  kernel,
-                       const placement &      p,
-                       const neuron_operand * operands) {
+static void add_copies(neuron_planned_node &    planned,
+                       const neuron_kernel &    kernel,
+                       const neuron_placement & p,
+                       const neuron_operand *   operands) {
     for (int i = 0; i < p.n_src; i++) {
         if (p.staged[i]) {
             if (is_updated(kernel, i)) {
@@ -190,22 +193,25 @@ static void add_copies(neuron_planned_node &  planned,
 }
 
 // locked
-static neuron_planned_node bind(neuron_core & core, neuron_memory * scratch, ggml_tensor * node, const candidate & c) {
+static neuron_planned_node bind_node(neuron_core &     core,
+                                     neuron_memory *   scratch,
+                                     ggml_tensor *     node,
+                                     const candidate & c) {
     neuron_planned_node planned{ c.index, node, node->data, nullptr, {}, {}, {}, {} };
     if (!c.kernel) {
         return planned;
     }
     neuron_operand operands[GGML_MAX_SRC + 1];
-    for (int i = 0; i <= c.place.n_src; i++) {
-        operands[i] = c.place.operands[i];
+    for (int i = 0; i <= c.placement.n_src; i++) {
+        operands[i] = c.placement.operands[i];
         if (!operands[i].memory && operands[i].size) {
             operands[i].memory = scratch;
         }
     }
     std::string message;
-    planned.step = core.bind(c.kernel, operands, (size_t) c.place.n_src, message);
+    planned.step = core.bind(c.kernel, operands, (size_t) c.placement.n_src, message);
     if (planned.step) {
-        add_copies(planned, c.kernel, c.place, operands);
+        add_copies(planned, c.kernel, c.placement, operands);
     } else {
         NEURON_WARN("%s; computing %s on the CPU\n", message.c_str(), ggml_op_desc(node));
     }
@@ -220,12 +226,12 @@ static enum ggml_status bind_all(neuron_core &                  core,
                                  neuron_plan &                  plan) {
     // Binding may destroy older steps, and the ones of this plan with them: then once more, from the beginning.
     for (int attempt = 0; attempt < 2; attempt++) {
-        plan.epoch   = core.epoch;
-        plan.n_nodes = cgraph->n_nodes;
+        plan.epoch         = core.epoch;
+        plan.n_graph_nodes = cgraph->n_nodes;
         plan.nodes.clear();
         plan.nodes.reserve(candidates.size());
         for (const candidate & c : candidates) {
-            plan.nodes.push_back(bind(core, scratch, cgraph->nodes[c.index], c));
+            plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c));
         }
         if (plan.epoch == core.epoch) {
             return GGML_STATUS_SUCCESS;
@@ -246,12 +252,12 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
         }
         candidate c{ i, kernels.find(node), {} };
         if (c.kernel) {
-            c.place = place(core, locate, node, c.kernel);
-            if (!c.place.message.empty()) {
-                NEURON_ERROR("%s\n", c.place.message.c_str());
+            c.placement = place(core, locate, node, c.kernel);
+            if (!c.placement.message.empty()) {
+                NEURON_ERROR("%s\n", c.placement.message.c_str());
                 return GGML_STATUS_FAILED;
             }
-            scratch_size = std::max(scratch_size, c.place.scratch);
+            scratch_size = std::max(scratch_size, c.placement.scratch);
         } else if (!neuron_is_zero(node)) {
             neuron_note_missing(node);
         }
@@ -332,7 +338,7 @@ void neuron_planner::forget() {
 }
 
 bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const {
-    if (plan.epoch != core.epoch || plan.n_nodes != cgraph->n_nodes) {
+    if (plan.epoch != core.epoch || plan.n_graph_nodes != cgraph->n_nodes) {
         return false;
     }
     // what a fingerprint tells of graphs without a uid

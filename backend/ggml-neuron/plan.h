@@ -44,10 +44,10 @@ struct neuron_planned_node {
 };
 
 struct neuron_plan {
-    uint64_t                         epoch     = 0;  // of the core, when the steps were bound
-    uint64_t                         last_used = 0;
-    int                              n_nodes   = 0;  // of the graph
-    std::vector<neuron_planned_node> nodes;          // those that have to be computed
+    uint64_t                         epoch         = 0;  // of the core, when the steps were bound
+    uint64_t                         last_used     = 0;
+    int                              n_graph_nodes = 0;
+    std::vector<neuron_planned_node> nodes;  // those that have to be computed
 };
 
 // Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on

@@ -59,7 +59,7 @@ struct neuron_op {
 
 #include "op_table.inc"
 
-constexpr int N_WORDS = GGML_MAX_OP_PARAMS / sizeof(int32_t);
+constexpr int N_PARAM_WORDS = GGML_MAX_OP_PARAMS / sizeof(int32_t);
 
 const neuron_op * find_op(const std::string & name) {
     for (const neuron_op & op : NEURON_OPS) {
@@ -144,7 +144,7 @@ std::string params_text(const ggml_tensor * op, const neuron_op * known) {
                     : p.kind == neuron_param::BOOL ? (bits ? "true" : "false")
                                                    : std::to_string(bits));
     }
-    for (int word = 0; word < N_WORDS; word++) {
+    for (int word = 0; word < N_PARAM_WORDS; word++) {
         if (!(named & 1u << word) && op->op_params[word]) {
             add("word" + std::to_string(word), std::to_string(op->op_params[word]));
         }
@@ -200,7 +200,7 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
             return "a parameter that is not a number";
         }
     }
-    for (int word = 0; word < N_WORDS; word++) {
+    for (int word = 0; word < N_PARAM_WORDS; word++) {
         if (!(named & 1u << word) && op->op_params[word]) {
             return "no emitter for these parameters";
         }
@@ -215,7 +215,7 @@ struct entry {
     uint64_t     written;  // how many of these are in the file
 };
 
-entry describe(const ggml_tensor * op) {
+entry make_entry(const ggml_tensor * op) {
     const std::string name   = nk::lower(ggml_op_desc(op));
     const neuron_op * known  = find_op(name);
     const int         alias  = neuron_alias_of(op);
@@ -326,7 +326,7 @@ struct recorder {
         auto                        found = entries.find(hash);
         const bool                  fresh = found == entries.end();
         if (fresh) {
-            found = entries.emplace(hash, describe(op)).first;
+            found = entries.emplace(hash, make_entry(op)).first;
         }
         if (fresh || neuron_log_repeats()) {
             const entry & e = found->second;

@@ -17,7 +17,7 @@ std::string neuron_nrt::describe(const char * function, NRT_STATUS status) const
 }
 
 // Binds every function; returns the name of the first required one that is missing, or NULL.
-static const char * bind(void * handle, neuron_nrt & nrt) {
+static const char * bind_functions(void * handle, neuron_nrt & nrt) {
     const char * missing = nullptr;
 #define NEURON_NRT_BIND(name) nrt.name = (decltype(nrt.name)) dlsym(handle, #name);
 #define NEURON_NRT_CHECK(name)   \
@@ -75,7 +75,7 @@ static const neuron_nrt * load(std::string & message) {
         delete nrt;
         return nullptr;
     }
-    if (const char * missing = bind(handle, *nrt)) {
+    if (const char * missing = bind_functions(handle, *nrt)) {
         message = nrt->path + " lacks the function " + missing;
         delete nrt;
         return nullptr;

@@ -159,7 +159,7 @@ static int spawn(int socket, pid_t & pid) {
     return result;
 }
 
-static std::string describe(const std::string & interpreter) {
+static std::string describe_command(const std::string & interpreter) {
     const char * path = getenv("NEURON_SIMULATOR_PATH");
     return "'" + interpreter +
            " -m kernelgen.simulator' (NEURON_SIMULATOR_PYTHON names a Python 3.11 or later that has jax, " +
@@ -187,7 +187,7 @@ std::shared_ptr<helper> helper::start(const std::vector<std::shared_ptr<arena>> 
     const int failed = spawn(high.get(), made->pid_);
     if (failed != 0) {
         made->pid_ = -1;
-        error      = "cannot start " + describe(python()) + ": " + strerror(failed);
+        error      = "cannot start " + describe_command(python()) + ": " + strerror(failed);
         return nullptr;
     }
     high.reset();  // or the end of the helper would not be seen
@@ -217,7 +217,7 @@ std::shared_ptr<helper> helper::start(const std::vector<std::shared_ptr<arena>> 
         error = "the helper is not able to run: " + std::string(message.begin() + sizeof(answer), message.end());
         return nullptr;
     }
-    error = "the helper " + describe(python());
+    error = "the helper " + describe_command(python());
     if (result == outcome::timed_out) {
         error += " was not ready after " + std::to_string(static_cast<int>(START_SECONDS)) + " s";
     } else {

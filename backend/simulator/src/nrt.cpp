@@ -82,8 +82,8 @@ struct nrt_model {
     std::vector<tensor_info>           tensors;  // inputs, then outputs
 
     std::mutex mutex;
-    uint64_t   helper = 0;  // the number of the helper that knows it
-    uint64_t   number = 0;  // the model's, in that helper
+    uint64_t   helper_number = 0;  // of the helper that knows it
+    uint64_t   number        = 0;  // the model's, in that helper
 };
 
 // ---- the process's state -----------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ outcome load(nrt_model & model, simulator::helper & helper, std::vector<tensor_i
         status = NRT_FAILURE;
         return result;
     }
-    model.helper = helper.number();
+    model.helper_number = helper.number();
     if (info != nullptr) {
         *info = std::move(tensors);
     }
@@ -289,7 +289,7 @@ NRT_STATUS with_helper(runtime & rt, nrt_model & model, double timeout, const ch
         outcome    result = outcome::answered;
         {
             const std::lock_guard<std::mutex> lock(model.mutex);
-            if (model.helper != helper->number()) {
+            if (model.helper_number != helper->number()) {
                 timeout = 0;
                 result  = load(model, *helper, model.tensors.empty() ? &model.tensors : nullptr, status);
             }
@@ -406,7 +406,7 @@ NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt
         protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
         {
             const std::lock_guard<std::mutex> lock(model.mutex);
-            if (model.helper != helper.number()) {
+            if (model.helper_number != helper.number()) {
                 return outcome::not_sent;  // another thread has seen it go, and start again
             }
             request.model = model.number;
@@ -628,7 +628,7 @@ NRT_STATUS nrt_unload(nrt_model_t * handle) {
             helper = rt.helper;
         }
         const std::lock_guard<std::mutex> lock(model->mutex);
-        if (helper != nullptr && helper->number() == model->helper) {
+        if (helper != nullptr && helper->number() == model->helper_number) {
             const simulator::protocol::unload request = { simulator::protocol::UNLOAD, 0, model->number };
             std::vector<uint8_t>              message(sizeof(request));
             memcpy(message.data(), &request, sizeof(request));
