@@ -204,6 +204,8 @@ class Bazel:
         tree.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:llama3.yaml")\n', "")
         tree.edit("manifests/BUILD.bazel", 'neuron_manifest(name = "llama3")\n', "")
         flags = [f"--disk_cache={folder / 'disk-cache'}", f"--//rules:compiler={compiler}"]
+        # So few kernels are not worth the start of two workers, which import JAX after each change of kernelgen.
+        flags += [f"--worker_max_instances={mnemonic}=1" for mnemonic in ("NeuronEmit", "NeuronCompile")]
         tree.variables |= {"NEURON_KERNELGEN_NEFF_CACHE": str(folder / "neffs")}
         self._checkout = scratch.Checkout(tree.path, folder / "out", flags)
 
@@ -328,7 +330,7 @@ def add_op(tree: Tree) -> None:
 
 
 def add_lint_rule(tree: Tree, finds: str = "lambda m, target: iter(())") -> None:
-    rule = f'Rule("kernelgen/added", {finds}, "nothing"),'
+    rule = f'Rule("kernelgen/added", {finds}, "nothing", per_target=True),'
     head = "RULES: tuple[Rule, ...] = (\n"
     tree.edit("tools/kernelgen/hlo/lint.py", head, f"{head}    {rule}\n")
 

@@ -31,7 +31,7 @@ def pytest_folder(name, data = [], size = "medium", **kwargs):
     )
 
 def pytest_folder_with_bazel(name, **kwargs):
-    """Like `pytest_folder`, for tests that run Bazel themselves, in scratch checkouts and one after another.
+    """Like `pytest_folder`, for tests that run Bazel themselves, in scratch checkouts.
 
     Args:
         name: the folder's name.
@@ -49,7 +49,6 @@ def pytest_folder_with_bazel(name, **kwargs):
             "XDG_CACHE_HOME",
         ],
         tags = [
-            "exclusive",
             "no-sandbox",
             "requires-network",
         ],

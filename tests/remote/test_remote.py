@@ -17,6 +17,7 @@ from pathlib import Path
 import cluster as clusters
 import pytest
 
+import incremental
 import scratch
 
 SIMULATOR = {"neuron-compiler": ["simulator"], "neuron-target": ["trn1", "inf2", "trn2"]}
@@ -82,13 +83,15 @@ def test_two_checkouts_share_an_http_cache(folder: Path) -> None:
 def test_a_model_is_built_by_two_workers(cluster: clusters.Cluster) -> None:
     workers = [cluster.worker(name, SIMULATOR) for name in ("one", "two")]
     with scratch.checkout() as checkout:
+        # A worker of a cluster imports JAX for each kernel that it emits: the model has every kind of kernel, and few of each.
+        (checkout.path / "manifests/llama3.yaml").write_text(incremental.SMALL)
         flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
         target = "//manifests:llama3_trn1"
         cold = checkout.bazel("build", target, flags=flags)
         ran = ran_where(checkout)
-        assert {where for (_, where), count in ran.items() if count} == {"remote"}
-        assert cold.emits == cold.compiles == ran["NeuronEmit", "remote"] > 100
-        assert all(jobs(worker) > 20 for worker in workers), [jobs(worker) for worker in workers]
+        assert {where for (what, where), count in ran.items() if count and what != "NeuronDriver"} == {"remote"}
+        assert cold.emits == cold.compiles == ran["NeuronEmit", "remote"] > 20
+        assert all(jobs(worker) > 10 for worker in workers), [jobs(worker) for worker in workers]
         built = packs(checkout, target)
         checkout.bazel("clean")
         warm = checkout.bazel("build", target, flags=flags)

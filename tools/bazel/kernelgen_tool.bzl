@@ -22,6 +22,8 @@ def without_comments(ctx, source, path):
     ctx.actions.run_shell(
         arguments = [source.path, copy.path],
         command = "sed -e '/^[[:space:]]*#/d' -e '/^[[:space:]]*$/d' \"$1\" >\"$2\"",
+        # Not worth the way to a cluster.
+        execution_requirements = {"no-remote-exec": "1"},
         inputs = [source],
         mnemonic = "NeuronDriver",
         outputs = [copy],
