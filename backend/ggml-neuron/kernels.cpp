@@ -3,6 +3,7 @@
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
 #include "log.h"
+#include "targets.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -180,13 +181,6 @@ size_t neuron_kernel_store::n_kernels() const {
 // opening
 //
 
-// The targets whose NEFFs run on a machine of this one; trn1n is trn1 with more network, and inf2 has the same cores, but
-// neuronx-cc tells all of them apart.
-static bool runs_on(const std::string & target, const std::string & machine) {
-    return machine.empty() || target == machine || (target == "trn1" && machine == "trn1n") ||
-           (target == "trn1n" && machine == "trn1");
-}
-
 void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin) {
     auto bundle    = std::make_unique<neuron_bundle>();
     bundle->handle = handle;
@@ -211,7 +205,7 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     }
     const char *      chosen  = getenv("GGML_NEURON_TARGET");
     const std::string machine = chosen && *chosen ? chosen : nrt.target;
-    if (!runs_on(target, machine)) {
+    if (!neuron_runs_on(target, machine)) {
         NEURON_WARN(
             "%s: compiled for %s, and this is %s: left out (GGML_NEURON_TARGET overrides what the machine is)\n",
             bundle->origin.c_str(), target, machine.c_str());

@@ -5,6 +5,7 @@
 #include "../bundle/src/key.h"
 #include "kernels.h"
 #include "log.h"
+#include "targets.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -475,10 +476,8 @@ void neuron_note_missing(const ggml_tensor * op) {
 }
 
 void neuron_record_target(const std::string & target) {
-    for (const char * known : { "trn1", "trn1n", "inf2", "trn2", "trn3" }) {
-        if (target == known) {
-            the_recorder().target = target;
-        }
+    if (neuron_is_target(target)) {
+        the_recorder().target = target;
     }
 }
 

@@ -1,6 +1,7 @@
 #include "nrt.h"
 
 #include "../bundle/src/ascii.h"
+#include "targets.h"
 
 #include <dlfcn.h>
 
@@ -40,13 +41,7 @@ static std::string target_of(const neuron_nrt & nrt) {
     }
     char name[sizeof(info.arch_name) + 1] = {};
     memcpy(name, info.arch_name, sizeof(info.arch_name));
-    const std::string arch = nk::lower(name);
-    for (const char * target : { "trn1n", "trn1", "inf2", "trn2", "trn3" }) {  // the longer name first
-        if (arch.rfind(target, 0) == 0) {
-            return target;
-        }
-    }
-    return "";
+    return neuron_target_of(nk::lower(name));
 }
 
 static const neuron_nrt * load(std::string & message) {

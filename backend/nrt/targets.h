@@ -1,0 +1,36 @@
+#pragma once
+
+// The values of neuronx-cc's --target, as a machine and a bundle of kernels have them.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "targets.inc"
+
+// Returns the target that an architecture's name begins with ("trn1n" for "trn1n.32xlarge"), the longest; "" when there is none.
+inline std::string neuron_target_of(const std::string & architecture) {
+    std::string found;
+    for (const neuron_target & target : NEURON_TARGETS) {
+        const std::string name = target.name;
+        if (architecture.rfind(name, 0) == 0 && name.size() > found.size()) {
+            found = name;
+        }
+    }
+    return found;
+}
+
+inline bool neuron_is_target(const std::string & name) {
+    return std::any_of(std::begin(NEURON_TARGETS), std::end(NEURON_TARGETS),
+                       [&](const neuron_target & target) { return name == target.name; });
+}
+
+// Whether NEFFs for `target` run on a machine of the target `machine`; yes where the machine is not known.
+inline bool neuron_runs_on(const std::string & target, const std::string & machine) {
+    for (const neuron_target & known : NEURON_TARGETS) {
+        if (machine == known.name) {
+            return std::find(known.runs.begin(), known.runs.end(), target) != known.runs.end();
+        }
+    }
+    return machine.empty();
+}
