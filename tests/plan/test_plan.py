@@ -66,6 +66,14 @@ def test_a_word_that_has_no_name_is_kept() -> None:
     assert with_it.op_params[9] == 3
 
 
+def test_a_custom_op_keeps_its_parameters_and_has_no_words() -> None:
+    tensor = TensorDesc.make((4, 3, 1, 1), "f32")
+    spec = KernelSpec.make("my_bias", [tensor, None], tensor, {"n": 0, "c": 0.1, "exact": False})
+    assert spec.params == (("c", 0.1), ("exact", False), ("n", 0))
+    assert spec.id == "my_bias-4x3-f32-91220da0a727"
+    assert (spec.op_params, spec.alias, spec.updates) == ((0,) * 16, None, ())
+
+
 @given(NE, st.sampled_from([t for t, v in TYPES.items() if not v.quantized]))
 def test_dense_strides_are_not_written(ne: tuple[int, int, int, int], dtype: str) -> None:
     tensor = TensorDesc.make(ne, dtype, dense_strides(ne, dtype))

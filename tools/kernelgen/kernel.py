@@ -50,39 +50,23 @@ class KernelSpec:
         params: Mapping[str, ParamValue] | None = None,
         alias: int | None = None,
     ) -> KernelSpec:
-        """Returns the canonical spec: trailing absent inputs dropped, defaults filled in, the op's own aliasing applied.
-
-        Raises:
-            KeyError: ggml has no such op and it is not a custom one (`params` of a custom op are kept as they are).
-        """
+        """Returns the canonical spec: trailing absent inputs dropped, defaults filled in, the op's own aliasing applied."""
         srcs = list(inputs)
         while srcs and srcs[-1] is None:
             srcs.pop()
-        try:
-            known = ggml_ops.op(op)
-        except KeyError:
-            full: Mapping[str, ParamValue] = params or {}
-        else:
-            full = known.with_defaults(params or {})
-            alias = known.alias if alias is None else alias
-        return KernelSpec(op, tuple(srcs), output, tuple(sorted(full.items())), alias)
+        known = ggml_ops.op(op)
+        full = known.with_defaults(params or {})
+        return KernelSpec(op, tuple(srcs), output, tuple(sorted(full.items())), known.alias if alias is None else alias)
 
     @property
     def updates(self) -> tuple[int, ...]:
         """The inputs that the kernel changes besides the one whose memory the result shares (an optimizer's momenta)."""
-        try:
-            return ggml_ops.op(self.op).updates
-        except KeyError:
-            return ()
+        return ggml_ops.op(self.op).updates
 
     @property
     def op_params(self) -> tuple[int, ...]:
-        """ggml's 16 words of `op_params`; all 0 for an op that ggml does not have."""
-        try:
-            known = ggml_ops.op(self.op)
-        except KeyError:
-            return (0,) * ggml_ops.N_WORDS
-        return known.encode(dict(self.params))
+        """ggml's 16 words of `op_params`; all 0 for a custom op."""
+        return ggml_ops.op(self.op).encode(dict(self.params))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as plain values; `from_json` is its inverse."""

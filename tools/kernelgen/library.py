@@ -92,7 +92,7 @@ class Registration:
     @property
     def custom(self) -> bool:
         """Whether ggml has no such op, so that this signature is the op's definition."""
-        return not _known(self.op)
+        return ggml_ops.op(self.op).custom
 
 
 @dataclass(frozen=True)
@@ -460,19 +460,11 @@ def _param(file: Path, arg: ast.arg, value: ast.expr | None, mistakes: list[Diag
     yield ParamSpec(arg.arg, kind, default)
 
 
-def _known(op: str) -> bool:
-    try:
-        ggml_ops.op(op)
-    except KeyError:
-        return False
-    return True
-
-
 def _check_signature(r: Registration) -> list[str]:
     """Returns how an emitter's signature disagrees with ggml's op; a custom op has nothing to disagree with."""
-    if not _known(r.op):
-        return []
     op = ggml_ops.op(r.op)
+    if op.custom:
+        return []
     problems = []
     if op.inputs and (len(r.inputs) != len(op.inputs) or r.required != op.required):
         want = ", ".join([*op.inputs[: op.required], *(f"{name}=None" for name in op.inputs[op.required :])])

@@ -51,10 +51,8 @@ def _tensor(tensor: TensorDesc) -> list[int]:
 
 
 def _params(spec: KernelSpec) -> list[int]:
-    try:
-        ggml_ops.op(spec.op)
-    except KeyError:
-        # ggml has no op_params for an op it does not know: a digest of the parameters takes their place.
+    if ggml_ops.op(spec.op).custom:
+        # ggml has no op_params for it: a digest of the parameters takes their place.
         digest = hashlib.sha512(canonical_json(json.loads(spec_json(spec))["params"]).encode()).digest()
         return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
     words = [word & 0xFFFFFFFF for word in spec.op_params]

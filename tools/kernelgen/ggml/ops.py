@@ -110,6 +110,7 @@ class Op:
         variant: the number in word 0 for UNARY and GLU variants.
         alias: the input whose memory the result shares, for ops that ggml defines in place.
         updates: inputs that the op changes besides.
+        custom: whether ggml has no such op. Its emitter defines it: it has no `op_params`, and any parameters.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Op:
     variant: int | None = None
     alias: int | None = None
     updates: tuple[int, ...] = ()
+    custom: bool = False
     by_name: Mapping[str, Param] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -128,15 +130,19 @@ class Op:
     def with_defaults(self, params: Mapping[str, ParamValue]) -> dict[str, ParamValue]:
         """Returns all parameters by name, defaults filled in, floats rounded to binary32.
 
-        A word that has no name here can be given as `word4`; it is kept when it is not 0.
+        A word that has no name here can be given as `word4`; it is kept when it is not 0. A custom op keeps what has no name here.
         """
         named = {p.name: _normal(p, params.get(p.name, 0 if p.default is None else p.default)) for p in self.params}
+        if self.custom:
+            return {**params, **named}
         raw = {k: int(v) for k, v in params.items() if k not in named and v}
         return {**named, **raw}
 
     def encode(self, params: Mapping[str, ParamValue]) -> tuple[int, ...]:
-        """Returns `op_params` as ggml would hold it: 16 words, signed."""
+        """Returns `op_params` as ggml would hold it: 16 words, signed; all 0 for a custom op."""
         words = [0] * N_WORDS
+        if self.custom:
+            return tuple(words)
         if self.variant is not None:
             words[0] = self.variant
         for name, value in params.items():
@@ -406,10 +412,9 @@ OPS = MappingProxyType(_build())
 
 
 def op(name: str) -> Op:
-    """Returns the op of that name; one that ggml has and this table lacks comes without input names and with raw words.
+    """Returns the op of that name.
 
-    Raises:
-        KeyError: ggml has no such op.
+    One that ggml has and this table lacks comes without input names and with raw words; any other name is that of a custom op.
     """
     if name in OPS:
         return OPS[name]
@@ -419,7 +424,7 @@ def op(name: str) -> Op:
         return Op(name, "glu", ("src0", "src1"), 1, variant=GLU.index(name))
     if name in ENUM:
         return Op(name, name, (), 0)
-    raise KeyError(name)
+    return Op(name, name, (), 0, custom=True)
 
 
 _UNARY, _GLU = ENUM.index("unary"), ENUM.index("glu")

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelgen.errors import did_you_mean, nearest
 from kernelgen.ggml import ops as ggml_ops
@@ -47,18 +47,14 @@ class Emitters:
     def _define(self, name: str) -> Op | None:
         if name in ggml_ops.OPS:
             return ggml_ops.OPS[name]
-        found = self.by_op.get(name)
-        try:
-            known = ggml_ops.op(name)
-        except KeyError:
-            if found is None:
-                return None
-            r = found[1]
-            params = tuple(Param(p.name, i, p.kind, p.default) for i, p in enumerate(r.params))
-            return Op(name, name, r.inputs, r.required, params)
-        if found is None:
-            return known
-        return Op(name, known.enum, found[1].inputs, found[1].required, variant=known.variant)
+        known = ggml_ops.op(name)
+        if name not in self.by_op:
+            return None if known.custom else known
+        _, registration = self.by_op[name]
+        # ggml's table says nothing of its inputs: the emitter's signature is the definition.
+        named = enumerate(registration.params) if known.custom else ()
+        params = tuple(Param(p.name, i, p.kind, p.default) for i, p in named)
+        return replace(known, inputs=registration.inputs, required=registration.required, params=params)
 
     def kernel(self, spec: KernelSpec) -> Kernel:
         """Returns the kernel that computes `spec`, whose op has an emitter."""
@@ -284,7 +280,7 @@ class _Entry:
     def _free_word(self, op: Op, name: str) -> bool:
         """Whether `name` is `word<N>` for a word of op_params that has no name."""
         match = _WORD.fullmatch(name)
-        if not match or op.name not in (*ggml_ops.ENUM, *ggml_ops.UNARY, *ggml_ops.GLU):
+        if not match or op.custom:
             return False
         word = int(match.group(1))
         taken = {p.word for p in op.params} | ({0} if op.variant is not None else set())
