@@ -72,27 +72,9 @@ def test_a_users_emitters_are_listed_and_win(kernelgen: Run, tmp_path: Path) -> 
         "inputs": [{"name": "x", "optional": False}],
         "params": [{"name": "times", "kind": "int", "default": 2}],
         "emitter": "mine/own.py",
-        "targets": list(TARGETS),
-        "refused": {},
         "types": [],
         "families": [],
     }
-
-
-def test_targets_that_refuse_an_op_are_left_out(kernelgen: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "own.py").write_text(
-        "from kernelgen.emitter import emitter\n\n"
-        '@emitter("twice", refused={"NCC_EVRF035": "trn2 trn3"})\ndef twice(x):\n    return x * 2\n'
-    )
-    parts = json.loads(kernelgen("list", "--ops", "--kernels", folder, "--format", "json").out)
-    twice = next(op for op in parts["ops"] if op["name"] == "twice")
-    assert twice["targets"] == ["trn1", "trn1n", "inf2"]
-    assert twice["refused"] == {"trn2": "NCC_EVRF035", "trn3": "NCC_EVRF035"}
-    lines = kernelgen("list", "--ops", "--kernels", folder).out.splitlines()
-    assert "trn1 trn1n inf2" in next(line for line in lines if line.startswith("twice "))
-    assert next(line for line in lines if line.startswith("add ")).split()[-1] == "all"
 
 
 def test_a_broken_emitter_file_is_an_error_with_its_place(kernelgen: Run, tmp_path: Path) -> None:

@@ -120,12 +120,8 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
             "m.py:3:1: error: emitter 'f' lacks parameters of ggml's rms_norm: eps",
         ),
         (
-            "@emitter('my_op', refused={'NCC_EVRF035': 'trn2 inf3'})\ndef f(x): ...\n",
-            "m.py:2:27: error: unknown target 'inf3': did you mean 'inf2'? in refused",
-        ),
-        (
-            "@emitter('my_op', refused='trn2')\ndef f(x): ...\n",
-            'm.py:2:27: error: refused is a literal such as {"NCC_EVRF035": "trn2 trn3"}, not \'trn2\'',
+            "@emitter('a', kind='f32')\ndef f(x): ...\n",
+            "m.py:2:15: error: @emitter has no keyword 'kind'; it has 'types'",
         ),
     ],
 )

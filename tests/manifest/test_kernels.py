@@ -113,31 +113,6 @@ def test_the_first_library_that_has_an_op_wins(library: Library, tmp_path: Path)
         load(tmp_path, body, mine)
 
 
-def test_an_op_that_a_target_refuses_is_a_mistake_where_it_is_named(library: Library, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "mine.py").write_text(
-        "from kernelgen.emitter import emitter\n\n\n"
-        "@emitter('relu', refused={'NCC_EVRF035': 'trn1 trn2'})\ndef relu(x):\n    return x\n",
-        encoding="utf-8",
-    )
-    mine = Library("mine", tmp_path / "mine")
-    body = 'kernels:\n  - {op: silu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}\n'
-    relu = '  - {op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}\n'
-    assert load(tmp_path, body, mine, library).kernels
-    with pytest.raises(
-        KernelgenError, match=r"t\.yaml:6:10: error: op 'relu' can't be compiled for trn1 \(NCC_EVRF035\)"
-    ):
-        load(tmp_path, body + relu, mine, library)
-    # A mistake beside it is reported as one, too.
-    with pytest.raises(KernelgenError, match="can't be compiled for trn1") as wrong:
-        load(tmp_path, body + relu + "  - nonsense\n", mine, library)
-    assert len(wrong.value.diagnostics) == 2
-    file = tmp_path / "t.yaml"
-    file.write_text(f"format: 1\nname: t\ntargets: [trn1]\n{body}{relu}", encoding="utf-8")
-    file.write_text(file.read_text().replace("[trn1]", "[trn3]"), encoding="utf-8")
-    assert manifest.load([file], libraries=[mine, library])
-
-
 def test_compiler_settings_reach_every_target(library: Library, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(

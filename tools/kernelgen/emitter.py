@@ -13,14 +13,11 @@ keyword `out`, when declared, receives the result's `TensorDesc`, and `inputs` t
 `types` says which types the inputs may have: one entry per input, separated by commas, each one or several of ggml's type names
 and of the groups in `kernelgen.ggml.types.GROUPS`; `same` is the first input's type. Where the type of one input depends on that
 of another, several such rows are given as a tuple: `types=("f32, f32", "f16, f32 f16")`. An op without inputs has `types=""`.
-
-`refused` names the targets whose compiler is known not to take what the emitter makes, by the rule of `kernelgen.hlo.lint` that
-says so: `refused={"NCC_EVRF035": "trn2 trn3"}`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,10 +29,10 @@ CONTEXT = ("out", "inputs", "op")
 """Keyword arguments that are filled in by the framework and are no parameters of the op."""
 
 
-def emitter(*ops: str, types: str | tuple[str, ...] = (), refused: Mapping[str, str] | None = None) -> Callable[[F], F]:
+def emitter(*ops: str, types: str | tuple[str, ...] = ()) -> Callable[[F], F]:
     """Marks a function as the emitter of one or more ggml ops (names as `ggml_op_desc`, lower case, string literals).
 
-    `types` tells what the kernel can be asked for; without it any type is passed on. `refused` tells which targets it is not for.
+    `types` tells what the kernel can be asked for; without it any type is passed on.
     A function for several ops declares the keyword `op` to be told which one it is asked for.
     """
 

@@ -28,7 +28,6 @@ from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.types import GROUPS, TYPES
-from kernelgen.targets import TARGETS
 
 BUILTIN = "kernels"
 """Name of the library that comes with kernelgen."""
@@ -69,7 +68,6 @@ class Registration:
         context: the keyword-only arguments that the framework fills in (`out`, `inputs`, `op`).
         line: the function's line, counted from 1.
         types: the types that inputs may have, as rows of one tuple of ggml's type names per input; empty when not declared.
-        refused: (target, the lint's rule) for each target whose compiler does not take the emitter's HLO.
     """
 
     op: str
@@ -82,12 +80,6 @@ class Registration:
     context: tuple[str, ...]
     line: int
     types: tuple[tuple[tuple[str, ...], ...], ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The targets that kernels of this op can be compiled for."""
-        return tuple(name for name in TARGETS if name not in dict(self.refused))
 
     @property
     def custom(self) -> bool:
@@ -311,7 +303,6 @@ def _registrations(
     ops = _op_names(file, node, decorator, mistakes)
     before = len(mistakes)
     types = _types(file, node, decorator, mistakes)
-    refused = _refused(file, decorator, mistakes)
     a = node.args
     for arg in (a.vararg, a.kwarg):
         if arg:
@@ -344,7 +335,6 @@ def _registrations(
             tuple(context),
             node.lineno,
             types,
-            refused,
         )
         problems = _check_signature(registration)
         mistakes.extend(_at(file, node, message) for message in problems)
@@ -373,12 +363,8 @@ def _types(
     """Returns the rows of `types=`, `same` written out: a row for each of the first input's types then."""
     texts: list[str] = []
     for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
-        if keyword.arg == "refused":
-            continue
         if keyword.arg != "types":
-            mistakes.append(
-                _at(file, keyword, f"@emitter has no keyword '{keyword.arg}'; it has 'types' and 'refused'")
-            )
+            mistakes.append(_at(file, keyword, f"@emitter has no keyword '{keyword.arg}'; it has 'types'"))
             continue
         items = keyword.value.elts if isinstance(keyword.value, ast.Tuple) else [keyword.value]
         for item in items:
@@ -412,30 +398,6 @@ def _types(
             rest = [dict.fromkeys(first[0] if t == "same" else t for t in column) for column in expanded[1:]]
             rows.append((tuple(dict.fromkeys(first)), *map(tuple, rest)))
     return tuple(rows)
-
-
-def _refused(file: Path, decorator: ast.expr, mistakes: list[Diagnostic]) -> tuple[tuple[str, str], ...]:
-    """Returns (target, rule) for each target that `refused=` names."""
-    found: list[tuple[str, str]] = []
-    for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
-        if keyword.arg != "refused":
-            continue
-        try:
-            rules = ast.literal_eval(keyword.value)
-        except ValueError:
-            rules = None
-        if not isinstance(rules, dict) or not all(isinstance(s, str) and s for pair in rules.items() for s in pair):
-            wanted = '{"NCC_EVRF035": "trn2 trn3"}'
-            text = ast.unparse(keyword.value)
-            mistakes.append(_at(file, keyword.value, f"refused is a literal such as {wanted}, not {text}"))
-            continue
-        for rule, names in rules.items():
-            for name in names.split():
-                if name not in TARGETS:
-                    near = did_you_mean(name, TARGETS)
-                    mistakes.append(_at(file, keyword.value, f"unknown target '{name}'{near} in refused"))
-                found.append((name, rule))
-    return tuple(found)
 
 
 def _param(file: Path, arg: ast.arg, value: ast.expr | None, mistakes: list[Diagnostic]) -> Iterator[ParamSpec]:

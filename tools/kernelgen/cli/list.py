@@ -57,7 +57,7 @@ def command(ops: bool, targets: bool, dtypes: bool, libraries: tuple[Library, ..
     blocks = []
     if "ops" in parts:
         total = len({name for names in architectures().values() for name in names})
-        header = "op  inputs  dtypes  emitter  targets  families  parameters"
+        header = "op  inputs  dtypes  emitter  families  parameters"
         blocks.append(_table(header, (_op_row(op, total) for op in parts["ops"])))
     if "targets" in parts:
         blocks.append(_table("target  NeuronCore  cores per chip  --lnc  note", map(_target_row, parts["targets"])))
@@ -90,8 +90,6 @@ def _ops(libraries: Sequence[Library]) -> list[dict[str, Any]]:
                 "inputs": [{"name": text, "optional": i >= required} for i, text in enumerate(inputs)],
                 "params": [{"name": p.name, "kind": p.kind.__name__, "default": p.default} for p in params],
                 "emitter": f"{emitter[0].name}/{emitter[1].module}.py" if emitter else None,
-                "targets": list(registration.targets) if registration else [],
-                "refused": dict(registration.refused) if registration else {},
                 "types": [[list(names) for names in row] for row in registration.types] if registration else [],
                 "families": needed.get(name, []),
             }
@@ -138,9 +136,8 @@ def _families(names: Sequence[str], total: int) -> str:
 def _op_row(op: dict[str, Any], total: int) -> tuple[str, ...]:
     inputs = " ".join(f"[{i['name']}]" if i["optional"] else i["name"] for i in op["inputs"])
     params = " ".join(p["name"] if p["default"] is None else f"{p['name']}={p['default']:g}" for p in op["params"])
-    targets = ("all" if not op["refused"] else " ".join(op["targets"])) if op["emitter"] else "-"
     families = _families(op["families"], total)
-    return op["name"], inputs, _types(op["types"]) or "-", op["emitter"] or "-", targets, families, params
+    return op["name"], inputs, _types(op["types"]) or "-", op["emitter"] or "-", families, params
 
 
 def _target_row(target: dict[str, Any]) -> tuple[str, ...]:

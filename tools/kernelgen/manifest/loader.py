@@ -73,7 +73,6 @@ def _request(root: Node, emitters: kernels.Emitters, report: Report) -> Request 
         return None
     config = settings.read(root, report)
     found = [*_entries(root, emitters, report), *_model(root, emitters, report)]
-    _check_targets(root, {kernel.spec.op for kernel in found}, [c.target for c in config.configs], emitters, report)
     # A misspelt key is reported as such.
     if not any(nearest(key, ("kernels", "model")) for key in root.value):
         report.fail(root, "the manifest names no kernel", "give kernels: or model:")
@@ -118,22 +117,3 @@ def _model(root: Node, emitters: kernels.Emitters, report: Report) -> list[Kerne
     for op in missing:
         report.fail(family, f"no emitter for op '{op}', which family {family.value} needs")
     return [] if missing else [emitters.kernel(spec) for spec in specs]
-
-
-def _check_targets(
-    root: Node, ops: set[str], targets: Sequence[str], emitters: kernels.Emitters, report: Report
-) -> None:
-    """Notes each op whose emitter says that a target's compiler does not take what it makes."""
-    for op in sorted(ops):
-        refused = [(name, rule) for name, rule in emitters.by_op[op][1].refused if name in targets]
-        if not refused:
-            continue
-        entries = root.get("kernels")
-        listed = entries.value if entries is not None and entries.kind == "seq" else []
-        nodes = [entry.get("op") for entry in listed if entry.kind == "map"]
-        node = next((n for n in nodes if n is not None and n.text == op), None) or root.get("model") or root
-        report.fail(
-            node,
-            f"op '{op}' can't be compiled for {', '.join(f'{name} ({rule})' for name, rule in refused)}",
-            "`kernelgen list --ops` names the targets of each op; give the op a manifest with those alone",
-        )
