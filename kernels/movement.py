@@ -5,7 +5,7 @@ from jax import Array, lax
 
 from kernelgen.emitter import emitter
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo.lower import Storage, storage, update, view
+from kernelgen.hlo.storage import Storage, storage, update, view
 
 from .common import DTYPES, repeat, result
 

@@ -14,7 +14,7 @@ from kernelgen import hlo
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute, proto
-from kernelgen.hlo.lower import storage, storage_shape
+from kernelgen.hlo.storage import storage, storage_shape
 
 
 def opcodes(text: str) -> set[str]:

@@ -1,186 +1,28 @@
-"""From an emitter to HLO: views of dense storage, tracing with JAX, checks of the result.
+"""From an emitter to HLO: tracing with JAX, and checks of the result.
 
-A kernel's parameters are the storage that ggml's tensors cover, as a backend binds it: a range of bytes from the tensor's first
-element to the end of its last. A tensor that is not contiguous is a view of its storage, and the view is part of the kernel:
-
-* dense storage in another order of dimensions: the parameter has the storage's shape, the view is a transpose;
-* strides that nest (each a multiple of the next, rows longer than what is used): the parameter is flat, the view pads it to whole
-  rows, reshapes and slices;
-* anything else (overlapping or irregular strides): a gather from flat storage.
-
-Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
-bytes. An emitter is given I64's lower words only, unless its result is I64, too: then it is given pairs and returns pairs. JAX is
-imported when the first kernel is lowered, for the CPU only: nothing here needs or touches a device.
+An emitter is given the views of the parameters (`kernelgen.hlo.storage`). Of I64 it is given the lower words only, unless its
+result is I64, too: then it is given pairs and returns pairs. JAX is imported when the first kernel is lowered, for the CPU only:
+nothing here needs or touches a device.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from kernelgen.emitter import CONTEXT
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.types import TYPES
 from kernelgen.hlo.cpu import import_jax
+from kernelgen.hlo.storage import Storage, storage, update, view
 from kernelgen.kernel import KernelSpec
-
-_ARRAY_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "i16": "int16", "i32": "int32"}
 
 CLEAR_EVERY = 64
 """JAX keeps what it traced; its caches are emptied after so many kernels, so that a long-lived worker does not grow."""
 
 _lowered = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """The parameter that a tensor arrives as, and how its elements lie in it.
-
-    Attributes:
-        dtype: NumPy name of the parameter's element type.
-        shape: the parameter's shape.
-        dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then what `trailing` adds.
-        length: elements of `dtype` in the storage.
-        dense: whether the view covers every element once.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    dims: tuple[tuple[int, int], ...]
-    length: int
-    dense: bool
-
-    @property
-    def view_shape(self) -> tuple[int, ...]:
-        return tuple(n for n, _ in self.dims)
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The view's dimensions from the largest stride to the smallest; in order for a contiguous tensor."""
-        return tuple(sorted(range(len(self.dims)), key=lambda k: (-self.dims[k][1], k)))
-
-
-def storage(tensor: TensorDesc) -> Storage:
-    """Returns the parameter that `tensor` arrives as.
-
-    Raises:
-        ValueError: neuronx-cc has nothing to hold its type in.
-    """
-    t = TYPES[tensor.dtype]
-    strides = list(tensor.nb)
-    lengths = list(tensor.ne)
-    trailing: tuple[tuple[int, int], ...] = ()
-    if t.quantized:
-        dtype, unit, trailing = "uint8", 1, ((t.size, 1),)
-        lengths[0] //= t.block
-    elif tensor.dtype == "i64":
-        dtype, unit, trailing = "int32", 4, ((2, 1),)
-    elif tensor.dtype in _ARRAY_TYPES:
-        dtype, unit = _ARRAY_TYPES[tensor.dtype], t.size
-    else:
-        raise ValueError(f"Neuron devices have no {tensor.dtype}")
-    dims = (*((lengths[k], strides[k] // unit) for k in (3, 2, 1, 0)), *trailing)
-    length = tensor.storage_bytes // unit
-    made = Storage(dtype, (length,), dims, length, False)
-    expected = 1
-    for k in reversed(made.order):
-        n, stride = dims[k]
-        if n > 1 and stride != expected:
-            return made
-        expected *= n
-    return Storage(dtype, tuple(dims[k][0] for k in made.order), dims, length, True)
-
-
-def storage_shape(tensor: TensorDesc) -> tuple[str, tuple[int, ...]]:
-    """Returns (NumPy dtype name, shape) of the HLO parameter or result that holds `tensor`."""
-    made = storage(tensor)
-    return made.dtype, made.shape
-
-
-def view(array: Any, s: Storage) -> Any:
-    """Returns the logical array, shape `s.view_shape`, of a parameter of shape `s.shape`."""
-    from jax import lax
-
-    if s.dense:
-        return lax.transpose(array, _inverse(s.order)) if s.order != tuple(range(len(s.order))) else array
-    nested = _nested(s)
-    if nested is None:
-        return array.at[_indices(s)].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    padded, rows, used, kept = nested
-    if padded > s.length:
-        array = lax.pad(array, array.dtype.type(0), [(0, padded - s.length, 0)])
-    array = lax.slice(lax.reshape(array, rows), (0,) * len(rows), used)
-    array = lax.reshape(array, tuple(s.dims[k][0] for k in kept))
-    stepped = sorted(kept)
-    array = lax.transpose(array, [kept.index(k) for k in stepped])
-    # What is left out is of one element, or repeats (stride 0).
-    return lax.broadcast_in_dim(array, s.view_shape, stepped)
-
-
-def update(array: Any, s: Storage, value: Any) -> Any:
-    """Returns the storage `array`, shape `s.shape`, with its view replaced by `value`, shape `s.view_shape`.
-
-    Elements that the view does not cover stay; dense storage has none, and its `array` is not read.
-    """
-    from jax import lax
-
-    if s.dense:
-        return lax.transpose(value, s.order) if s.order != tuple(range(len(s.order))) else value
-    nested = _nested(s)
-    if nested is None or any(n > 1 and stride == 0 for n, stride in s.dims):
-        return array.at[_indices(s)].set(value, mode="promise_in_bounds", wrap_negative_indices=False)
-    padded, rows, used, kept = nested
-    if padded > s.length:
-        array = lax.pad(array, array.dtype.type(0), [(0, padded - s.length, 0)])
-    stepped = sorted(kept)
-    value = lax.reshape(value, tuple(s.dims[k][0] for k in stepped))
-    value = lax.reshape(lax.transpose(value, [stepped.index(k) for k in kept]), used)
-    array = lax.dynamic_update_slice(lax.reshape(array, rows), value, (0,) * len(rows))
-    return lax.slice(lax.reshape(array, (padded,)), (0,), (s.length,))
-
-
-def _nested(s: Storage) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """Returns how the view is a slice of rows of rows, or None when strides do not nest.
-
-    Returns:
-        (elements after padding to whole rows, shape as rows, end of the slice per dimension, view dimensions in that order).
-    """
-    kept = tuple(k for k in s.order if s.dims[k][0] > 1 and s.dims[k][1] > 0)
-    if not kept:
-        return (s.length, (s.length,), (1,), ()) if s.length else None
-    rows, used = [s.dims[kept[0]][0]], [s.dims[kept[0]][0]]
-    for outer, inner in pairwise(kept):
-        n, stride = s.dims[inner]
-        if s.dims[outer][1] % stride or s.dims[outer][1] < n * stride:
-            return None
-        rows.append(s.dims[outer][1] // stride)
-        used.append(n)
-    step = s.dims[kept[-1]][1]
-    return s.dims[kept[0]][0] * s.dims[kept[0]][1], (*rows, step), (*used, 1), kept
-
-
-def _indices(s: Storage) -> Any:
-    """Returns the position in flat storage of every element of the view, i32."""
-    import jax.numpy as jnp
-    from jax import lax
-
-    total = jnp.zeros(s.view_shape, jnp.int32)
-    for axis, (n, stride) in enumerate(s.dims):
-        if n > 1:
-            total = total + lax.broadcasted_iota(jnp.int32, s.view_shape, axis) * jnp.int32(stride)
-    return total
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return [order.index(k) for k in range(len(order))]
-
-
-# --- tracing --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
