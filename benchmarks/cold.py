@@ -37,17 +37,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import figures
 import made_up
 import scratch
-from kernelgen import hlo, library, manifest
+from kernelgen import hlo, manifest
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers import choice
 from kernelgen.compilers.step import compile_file
+from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.emitters.loading import load_function
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
 
 LOOP_AT_LEAST, FLOOR_AT_MOST = 10.0, 2.0
 
 
-def plan_of(source: library.Library) -> Plan:
+def plan_of(source: Library) -> Plan:
     """Returns the plan of the manifest llama3."""
     return Plan.merge(manifest.load([scratch.CHECKOUT / "manifests/llama3.yaml"], libraries=[source]))
 
@@ -79,7 +81,7 @@ def _before_actions(events: list[dict[str, Any]]) -> float:
     return (min(e["ts"] for e in events if e.get("cat") == "action processing") - launch) / 1e6  # type: ignore[no-any-return]
 
 
-def loop(source: library.Library, plan: Plan, count: int | None) -> float:
+def loop(source: Library, plan: Plan, count: int | None) -> float:
     """Returns the seconds of the shell loop; with `count`, of that many kernels spread over the plan, scaled to all."""
     config = next(c for c in plan.configs if c.target == "trn1")
     chosen = plan.kernels if count is None else plan.kernels[:: max(1, len(plan.kernels) // count)]
@@ -101,12 +103,12 @@ def loop(source: library.Library, plan: Plan, count: int | None) -> float:
         return (time.perf_counter() - start) * len(plan.kernels) / len(chosen)
 
 
-def floor(source: library.Library, plan: Plan) -> tuple[float, float]:
+def floor(source: Library, plan: Plan) -> tuple[float, float]:
     """Returns the wall seconds and the CPU seconds of lowering and compiling alone, each over the number of cores."""
     config = next(c for c in plan.configs if c.target == "trn1")
     compiler = choice.resolve("simulator")
     registrations = source.scan()
-    functions = {op: library.load_function(source, registrations[op]) for op in {k.spec.op for k in plan.kernels}}
+    functions = {op: load_function(source, registrations[op]) for op in {k.spec.op for k in plan.kernels}}
     with tempfile.TemporaryDirectory() as folder:
         path, neff = Path(folder) / "k.pb", Path(folder) / "k.neff"
 
@@ -123,7 +125,7 @@ def floor(source: library.Library, plan: Plan) -> tuple[float, float]:
 
 
 def _floor_here(_number: int) -> float:
-    source = library.builtin_library()
+    source = builtin_library()
     return floor(source, plan_of(source))[0]
 
 
@@ -151,7 +153,7 @@ def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
     Args:
         loop_kernels: the loop runs on so many kernels, spread over the plan, and its time is scaled to all; None: all.
     """
-    source = library.builtin_library()
+    source = builtin_library()
     plan = plan_of(source)
     kernels = len(plan.kernels)
     least, least_cpu = floor(source, plan)

@@ -18,7 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
-from kernelgen import library, manifest
+from kernelgen import manifest
+from kernelgen.emitters.library import builtin_library
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
 
@@ -29,7 +30,7 @@ AT_LEAST = 8.0
 
 def requests(count: int, folder: Path) -> list[list[str]]:
     """Returns the arguments of `count` emit steps: the kernels of llama3, and again from the first when there are fewer."""
-    source = library.builtin_library()
+    source = builtin_library()
     plan = Plan.merge(manifest.load([CHECKOUT / "manifests/llama3.yaml"], libraries=[source]))
     kernels: list[Kernel] = list(itertools.islice(itertools.cycle(plan.kernels), count))
     return [

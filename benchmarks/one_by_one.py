@@ -12,10 +12,13 @@ import json
 import sys
 from pathlib import Path
 
-from kernelgen import hlo, library
+from kernelgen import hlo
 from kernelgen.compilers import choice
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.step import compile_file
+from kernelgen.emitters.library import Library
+from kernelgen.emitters.loading import load_function
+from kernelgen.emitters.scan import registration
 from kernelgen.kernel import KernelSpec
 
 
@@ -25,9 +28,7 @@ def main(kernels: Path, output: Path) -> None:
     for line in kernels.read_text().splitlines():
         kernel = json.loads(line)
         spec, module = KernelSpec.from_json(kernel["spec"]), Path(kernel["emitter"])
-        function = library.load_function(
-            library.Library(kernel["library"], module.parent), library.registration(module, spec.op)
-        )
+        function = load_function(Library(kernel["library"], module.parent), registration(module, spec.op))
         path = output / f"{spec.id}.hlo.pb"
         path.write_bytes(hlo.emit(spec, function))
         config = CompileConfig.from_json(kernel["config"])

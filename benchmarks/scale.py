@@ -234,11 +234,11 @@ def _child(what: str, *arguments: str) -> None:
 
         plan = Plan.from_json(Path(arguments[0]).read_text())
         if what == "render for Bazel":
-            from kernelgen import library
+            from kernelgen.emitters.library import builtin_library
             from kernelgen.render import bazel as renderer
 
             start()
-            renderer.generate(plan, [renderer.BazelLibrary(library.builtin_library(), "@@//kernels")], "@@")
+            renderer.generate(plan, [renderer.BazelLibrary(builtin_library(), "@@//kernels")], "@@")
         else:
             sample = made_up.Sample(Path(arguments[1]).read_bytes(), b"", "", "")
             start()

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.registration import Registration
 from kernelgen.ggml.ops import OPS, Param, f32_bits
 from kernelgen.ggml.types import TYPES
-from kernelgen.library import Registration, builtin_library
 
 FILE = Path(__file__).with_name("op_table.inc")
 

@@ -13,9 +13,9 @@ from kernelgen.building import emits, job
 from kernelgen.building.pool import Answer
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
-from kernelgen.library import Library, builtin_library
 from kernelgen.plan import Kernel, Plan, Request
 
 
@@ -265,7 +265,7 @@ def test_a_module_of_the_same_name_in_the_built_in_library_counts_too(
     builtin = Library("kernels", tmp_path / "kernels")
     builtin.root.mkdir()
     (builtin.root / "helper.py").write_text("X = 1\n")
-    monkeypatch.setattr("kernelgen.library.builtin_library", lambda: builtin)
+    monkeypatch.setattr("kernelgen.emitters.dependencies.builtin_library", lambda: builtin)
     with (mine.root / "helper.py").open("a") as stream:
         stream.write("from kernelgen.kernels import helper\n")
     assert emitted(plan(2), tmp_path, [mine]) == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import kernelgen
-from kernelgen.library import builtin_library
+from kernelgen.emitters.library import builtin_library
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-kernel.md"

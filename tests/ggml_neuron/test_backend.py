@@ -14,7 +14,7 @@ import pytest
 from programs import ROOT, SCENARIOS, Programs, Result, Run
 
 from kernelgen import manifest
-from kernelgen.library import builtin_library
+from kernelgen.emitters.library import builtin_library
 
 BUFFERS = ("device", "host")
 

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import hlo, library
+from kernelgen import hlo
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import lower
 from kernelgen.kernel import KernelSpec
@@ -34,14 +37,17 @@ SPECS = [
 PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
-from kernelgen import hlo, library
+from kernelgen import hlo
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.library import Library
+from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
-lib = library.Library("kernels", Path(sys.argv[1]))
+lib = Library("kernels", Path(sys.argv[1]))
 made = {}
 for op, inputs, output, params in json.loads(sys.argv[2]):
     spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output), params)
-    made[op] = hashlib.sha256(hlo.emit(spec, library.load_function(*library.find(op, [lib])))).hexdigest()
+    made[op] = hashlib.sha256(hlo.emit(spec, load_function(*find(op, [lib])))).hexdigest()
 print(json.dumps(made, sort_keys=True))
 """
 
@@ -73,7 +79,7 @@ def disturbed(text: str) -> str:
 
 
 def test_processes_seeds_folders_and_comments_do_not_show(tmp_path: Path) -> None:
-    source = library.builtin_library().root
+    source = builtin_library().root
     folder = tmp_path / "elsewhere" / "kernels with a blank"
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
     changed = 0
@@ -95,20 +101,20 @@ def test_a_changed_number_shows(tmp_path: Path) -> None:
     digests = set()
     for number in (2, 3):
         (tmp_path / "m.py").write_text(text.format(number))
-        lib = library.Library("mine", tmp_path)
+        lib = Library("mine", tmp_path)
         t = TensorDesc.parse("(4,1,1,1)/f32")
         spec = KernelSpec.make("toy", [t], t)
-        digests.add(hashlib.sha256(hlo.emit(spec, library.load_function(lib, lib.scan()["toy"]))).digest())
+        digests.add(hashlib.sha256(hlo.emit(spec, load_function(lib, lib.scan()["toy"]))).digest())
     assert len(digests) == 2
 
 
 def test_what_was_emitted_before_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    lib = library.builtin_library()
+    lib = builtin_library()
 
     def emit(case: tuple) -> bytes:  # type: ignore[type-arg]
         op, inputs, output, params = case
         spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output), params)
-        return hlo.emit(spec, library.load_function(*library.find(op, [lib])))
+        return hlo.emit(spec, load_function(*find(op, [lib])))
 
     once = [emit(case) for case in SPECS]
     monkeypatch.setattr(lower, "CLEAR_EVERY", 1)
@@ -119,8 +125,8 @@ def test_jax_keeps_nothing_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has emitted thousands of kernels holds as much as one that has emitted a few."""
     import gc
 
-    lib = library.builtin_library()
-    function = library.load_function(*library.find("rms_norm", [lib]))
+    lib = builtin_library()
+    function = load_function(*find("rms_norm", [lib]))
 
     def jaxprs() -> int:
         from jax.extend import core

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.emitters.loading import load_function
+from kernelgen.emitters.scan import registration
 from kernelgen.errors import KernelgenError
-from kernelgen.library import Library, builtin_library, dependencies, find, load_function, registration
 
 HEADER = "from kernelgen.emitter import emitter\n"
 
@@ -217,8 +221,10 @@ def test_an_emitter_that_does_not_import_is_named(tmp_path: Path) -> None:
 
 def test_scanning_imports_no_jax() -> None:
     code = (
-        "import sys; from kernelgen.library import builtin_library, dependencies as d; b = builtin_library();"
-        "[d(b, r.module) for r in b.scan().values()]; print([m for m in ('jax', 'numpy') if m in sys.modules])"
+        "import sys; from kernelgen.emitters.dependencies import dependencies;"
+        "from kernelgen.emitters.library import builtin_library; b = builtin_library();"
+        "[dependencies(b, r.module) for r in b.scan().values()];"
+        "print([m for m in ('jax', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

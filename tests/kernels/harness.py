@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from reference import DTYPES, EXAMPLES, compute
 
-from kernelgen import hlo, library
+from kernelgen import hlo
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.loading import load_function
 from kernelgen.ggml import ops, shapes
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
@@ -19,7 +22,7 @@ from kernelgen.hlo import execute
 from kernelgen.kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
-LIBRARY = library.builtin_library()
+LIBRARY = builtin_library()
 
 HALVES = {
     **dict.fromkeys(("q4_0", "q5_0", "q8_0", "q1_0", "q2_0", "iq4_nl", "iq4_xs"), (0,)),
@@ -41,7 +44,7 @@ def spec(op: str, inputs: list[str | None], output: str, /, *, alias: int | None
 
 @functools.cache
 def emit(kernel: KernelSpec) -> bytes:
-    return hlo.emit(kernel, library.load_function(*library.find(kernel.op, [LIBRARY])))
+    return hlo.emit(kernel, load_function(*find(kernel.op, [LIBRARY])))
 
 
 def combinations(op: str) -> list[tuple[str, ...]]:

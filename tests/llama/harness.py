@@ -23,8 +23,8 @@ from kernelgen import manifest
 from kernelgen.building import job
 from kernelgen.compilers import choice
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
+from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.library import builtin_library
 from kernelgen.plan import Plan, Request
 
 ROOT = Path(__file__).parents[2]

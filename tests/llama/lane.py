@@ -40,10 +40,13 @@ import harness
 import kernelgen
 from kernelgen import bundle as bundles
 from kernelgen import fileio, hlo, neff
-from kernelgen import library as libraries
 from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulator import Simulator
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.loading import load_function
 from kernelgen.errors import KernelgenError
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, kernels, schema, settings
@@ -166,14 +169,14 @@ class Builder:
     """Makes packs of what is asked for."""
 
     def __init__(self) -> None:
-        self.library = libraries.builtin_library()
+        self.library = builtin_library()
         self.source = kernelgen_digest()
         self.identity = Simulator().identity
 
     def key(self, entries: Sequence[str], found: dict[str, Kernel]) -> str:
         """Returns what a pack depends on: its entries, kernelgen, and the emitters with what they import."""
         modules = sorted({kernel.emitter for kernel in found.values()})
-        emitters = [digest_files(libraries.dependencies(self.library, module)) for module in modules]
+        emitters = [digest_files(dependencies(self.library, module)) for module in modules]
         return digest(self.source, entries, modules, emitters)
 
     def read(self, entries: Sequence[str]) -> tuple[dict[str, Kernel], CompileConfig, dict[str, str]]:
@@ -205,8 +208,8 @@ class Builder:
         Raises:
             KernelgenError: its emitter does not take it.
         """
-        _, registration = libraries.find(spec.op, (self.library,))
-        return hlo.emit(spec, libraries.load_function(self.library, registration))
+        _, registration = find(spec.op, (self.library,))
+        return hlo.emit(spec, load_function(self.library, registration))
 
     def build(self, entries: Sequence[str], folder: Path, progress: Progress) -> tuple[Built, str]:
         """Makes the pack of `folder/kernels`, and returns what became of the entries and the pack's digest.

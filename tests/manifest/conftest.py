@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelgen.emitters.library import Library
 from kernelgen.ggml.ops import OPS, Op
-from kernelgen.library import Library
 
 CUSTOM = """
 

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernelgen import manifest
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import OPS
-from kernelgen.library import Library
 from kernelgen.manifest import schema
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import ENUM
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
-from kernelgen.library import Library
 from kernelgen.manifest import coverage, graph_ops
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli, manifest
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
-from kernelgen.library import Library
 from kernelgen.manifest import schema
 
 ROOT = Path(__file__).parents[2]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from kernelgen import manifest
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml import shapes
 from kernelgen.ggml.ops import OPS
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
-from kernelgen.library import Library
 from kernelgen.manifest import graph_ops
 from kernelgen.manifest.template import Template
 from kernelgen.plan import Request

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernelgen import manifest
+from kernelgen.emitters.library import Library
 from kernelgen.ggml import shapes
 from kernelgen.kernel import KernelSpec
-from kernelgen.library import Library
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.manifest.families import llama
 

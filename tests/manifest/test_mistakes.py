@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from kernelgen import manifest
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
-from kernelgen.library import Library
 
 CASES = Path(__file__).with_name("mistakes.txt")
 

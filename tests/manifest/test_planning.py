@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli
-from kernelgen.library import Library
+from kernelgen.emitters.library import Library
 from kernelgen.plan import Plan
 
 ROOT = Path(__file__).parents[2]

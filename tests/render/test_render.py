@@ -13,8 +13,8 @@ import pytest
 
 from kernelgen import manifest
 from kernelgen.cache import OFF, Settings
+from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.kernel import KernelSpec, spec_json
-from kernelgen.library import Library, builtin_library
 from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
 

@@ -13,9 +13,11 @@ import pytest
 
 from kernelgen import hlo, neff
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
-from kernelgen.library import builtin_library, find, load_function
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,6 +1,6 @@
 """What a kernel is: the op that it computes, on tensors of which shape and type, and the id that follows from these.
 
-Nothing here says how a kernel is computed (`kernelgen.library`) or compiled (`kernelgen.compilers`).
+Nothing here says how a kernel is computed (`kernelgen.emitters`) or compiled (`kernelgen.compilers`).
 """
 
 from __future__ import annotations

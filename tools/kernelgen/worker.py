@@ -4,7 +4,8 @@ A step is `emit`, `emit-batch`, `lint`, `compile`, `bundle` or `embed`, followed
 writes only the files that it is given. With `--depfile` (a path) a step also writes, as a Makefile rule, which of kernelgen's own
 sources it ran, for build tools that are not told so beforehand. With `--jax` (a version) it works with no other JAX than that.
 
-A worker imports JAX once; an emitter whose source changes is imported anew (see `kernelgen.library`), so an edit needs no restart.
+A worker imports JAX once; an emitter whose source changes is imported anew (see `kernelgen.emitters.loading`), so an edit needs no
+restart.
 
 Bazel runs the compilers by programs of their own (`compilers.neuronx_cc_driver`, `compilers.simulate`), so that what changes here
 compiles nothing again. This is the narrow interface between the rules and kernelgen; people use `kernelgen` (`kernelgen.cli`).
@@ -30,14 +31,16 @@ if TYPE_CHECKING:
 def emit(arguments: Arguments) -> None:
     """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`."""
     from kernelgen import fileio, hlo
-    from kernelgen import library as libraries
+    from kernelgen.emitters.library import Library
+    from kernelgen.emitters.loading import load_function
+    from kernelgen.emitters.scan import registration
     from kernelgen.kernel import KernelSpec
 
     check_jax(arguments)
     spec = KernelSpec.from_json(json.loads(one(arguments, "spec")))
     module = Path(one(arguments, "emitter"))
-    source = libraries.Library(one(arguments, "library"), module.parent)
-    function = libraries.load_function(source, libraries.registration(module, spec.op))
+    source = Library(one(arguments, "library"), module.parent)
+    function = load_function(source, registration(module, spec.op))
     fileio.write_bytes(one(arguments, "output"), hlo.emit(spec, function))
 
 
@@ -48,19 +51,22 @@ def emit_batch(arguments: Arguments) -> None:
     are up to date. A kernel that fails does not stop the others, and leaves no file.
     """
     from kernelgen import fileio, hlo
-    from kernelgen import library as libraries
+    from kernelgen.emitters.dependencies import dependencies
+    from kernelgen.emitters.library import Library
+    from kernelgen.emitters.loading import load_function
+    from kernelgen.emitters.scan import registration
     from kernelgen.kernel import KernelSpec
 
     check_jax(arguments)
     module, folder = Path(one(arguments, "emitter")), Path(one(arguments, "folder"))
-    source = libraries.Library(one(arguments, "library"), module.parent)
+    source = Library(one(arguments, "library"), module.parent)
     mistakes: dict[Diagnostic, None] = {}
     code = EXIT_OK
     for text in arguments["spec"]:
         spec = KernelSpec.from_json(json.loads(text))
         output = folder / f"{spec.id}.hlo.pb"
         try:
-            function = libraries.load_function(source, libraries.registration(module, spec.op))
+            function = load_function(source, registration(module, spec.op))
             fileio.write_if_changed(output, hlo.emit(spec, function))
         except KernelgenError as error:
             output.unlink(missing_ok=True)
@@ -68,7 +74,7 @@ def emit_batch(arguments: Arguments) -> None:
             code = max(code, error.exit_code)
     if mistakes:
         raise KernelgenError(mistakes, exit_code=code)
-    write_depfile(arguments, one(arguments, "stamp"), libraries.dependencies(source, module.stem))
+    write_depfile(arguments, one(arguments, "stamp"), dependencies(source, module.stem))
     fileio.write_bytes(one(arguments, "stamp"), b"")
 
 

@@ -19,9 +19,11 @@ from pathlib import Path
 
 from kernelgen import fileio
 from kernelgen.canonical import canonical_json
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.kernel import spec_json
-from kernelgen.library import Library, dependencies, find
 from kernelgen.plan import Kernel
 
 _PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "numpy", "protobuf")

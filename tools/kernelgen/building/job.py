@@ -27,9 +27,10 @@ from kernelgen.building import origins
 from kernelgen.building.emits import Emits
 from kernelgen.building.pool import Answer, Pool
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.kernel import spec_json
-from kernelgen.library import Library, find
 from kernelgen.plan import Kernel, Neff, Plan
 from kernelgen.targets import SIMULATOR_MEMORY_MB
 

@@ -18,8 +18,8 @@ import click
 from kernelgen.cli import options
 from kernelgen.cli.emit import select
 from kernelgen.cli.units import binary_size
+from kernelgen.emitters.library import Library
 from kernelgen.errors import EXIT_FAILED, EXIT_OK
-from kernelgen.library import Library
 from kernelgen.plan import Plan
 
 if TYPE_CHECKING:

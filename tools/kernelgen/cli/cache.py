@@ -15,8 +15,8 @@ from kernelgen import cache as caches_of
 from kernelgen.cache import Folder, Settings
 from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
+from kernelgen.emitters.library import Library
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
-from kernelgen.library import Library
 
 if TYPE_CHECKING:
     from kernelgen.cache.explain import Explanation, Wanted
@@ -137,7 +137,8 @@ def _of_manifests(
     from kernelgen.cache import Key
     from kernelgen.cache.explain import Wanted
     from kernelgen.cli.emit import select
-    from kernelgen.library import find, load_function
+    from kernelgen.emitters.catalog import find
+    from kernelgen.emitters.loading import load_function
 
     if not manifests:
         raise click.UsageError(f"{pattern} is no HLO file: give the MANIFEST that has such a kernel")

@@ -11,9 +11,9 @@ import click
 
 from kernelgen import manifest
 from kernelgen.cli import options
+from kernelgen.emitters.library import Library
 from kernelgen.errors import EXIT_FAILED, EXIT_OK
 from kernelgen.kernel import KernelSpec, spec_json
-from kernelgen.library import Library
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.manifest.coverage import Coverage, GraphOp
 

@@ -11,9 +11,11 @@ import click
 
 from kernelgen import fileio
 from kernelgen.cli import options
+from kernelgen.emitters.catalog import find
+from kernelgen.emitters.library import Library
+from kernelgen.emitters.loading import load_function
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.kernel import KernelSpec
-from kernelgen.library import Library, find, load_function
 from kernelgen.plan import Plan
 
 

@@ -10,8 +10,8 @@ import click
 from kernelgen import fileio, manifest
 from kernelgen.cache import Settings
 from kernelgen.cli.options import cache_options, compiler_option, kernels_option, manifests_argument, only_targets
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError, did_you_mean
-from kernelgen.library import Library
 from kernelgen.plan import Plan
 from kernelgen.targets import TARGETS
 

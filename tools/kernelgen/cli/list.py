@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from kernelgen.cli import options
+from kernelgen.emitters.library import Library
+from kernelgen.emitters.registration import Registration
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.types import GROUPS, TYPES
-from kernelgen.library import Library, Registration
 from kernelgen.targets import TARGETS
 
 ARCHITECTURES = Path(ggml_ops.__file__).with_name("architectures.json")

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from kernelgen import cache
+from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
-from kernelgen.library import Library, builtin_library
 from kernelgen.plan import Request
 from kernelgen.targets import TARGETS
 

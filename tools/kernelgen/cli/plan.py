@@ -8,7 +8,7 @@ import click
 
 from kernelgen import manifest
 from kernelgen.cli import options
-from kernelgen.library import Library
+from kernelgen.emitters.library import Library
 from kernelgen.plan import Plan
 
 

@@ -18,7 +18,7 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
 
     Args:
         spec: the kernel.
-        function: its emitter (`kernelgen.library.load_function`).
+        function: its emitter (`kernelgen.emitters.loading`).
 
     Raises:
         KernelgenError: the emitter refuses the kernel or returns something else, or no target's compiler would take the HLO.

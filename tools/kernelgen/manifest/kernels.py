@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kernelgen.emitters.library import Library
+from kernelgen.emitters.registration import Registration
 from kernelgen.errors import did_you_mean, nearest
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
@@ -16,7 +18,6 @@ from kernelgen.ggml import types as ggml_types
 from kernelgen.ggml.ops import Op, Param, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
-from kernelgen.library import Library, Registration
 from kernelgen.manifest.document import Node, short
 from kernelgen.manifest.schema import Report
 from kernelgen.manifest.template import Template, TemplateError, Value

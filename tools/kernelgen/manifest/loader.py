@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kernelgen.emitters.library import Library
 from kernelgen.errors import Diagnostic, KernelgenError, nearest
 from kernelgen.kernel import KernelSpec
-from kernelgen.library import Library
 from kernelgen.manifest import document, kernels, schema, settings
 from kernelgen.manifest.document import Document, Node
 from kernelgen.manifest.families import FAMILIES

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelgen import library as libraries
+from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.library import Library
 from kernelgen.kernel import param_text
-from kernelgen.library import Library
 from kernelgen.plan import Plan
 from kernelgen.render import render
 
@@ -46,7 +46,7 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         key = f"{kernel.library}/{kernel.emitter}"
         if key not in emitters:
             source = by_name[kernel.library]
-            module, *helpers = libraries.dependencies(source.library, kernel.emitter)
+            module, *helpers = dependencies(source.library, kernel.emitter)
             emitters[key] = {
                 "emitter": source.label(module),
                 "helpers": [_label_of(file, sources) for file in helpers],

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kernelgen.cache import Settings
 from kernelgen.canonical import canonical_json
+from kernelgen.emitters.library import Library
 from kernelgen.kernel import spec_json
-from kernelgen.library import Library
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 from kernelgen.targets import SIMULATOR_MEMORY_MB

@@ -1,0 +1,80 @@
+"""Kernel libraries: folders of emitters.
+
+A library is read without importing it, so that planning needs no JAX and takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kernelgen.emitters import scan
+from kernelgen.emitters.registration import Registration
+from kernelgen.errors import Diagnostic, KernelgenError, Location
+
+BUILTIN = "kernels"
+"""Name of the library that comes with kernelgen."""
+
+BUILTIN_PACKAGE = "kernelgen.kernels"
+"""The package its modules are imported as; user libraries may import its helpers by this name."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A folder of emitters.
+
+    Attributes:
+        name: short name, unique among the libraries of a build; `kernels` is kernelgen's own.
+        root: the folder; its `*.py` files are its modules.
+    """
+
+    name: str
+    root: Path
+
+    def scan(self) -> dict[str, Registration]:
+        """Returns what the library computes, by op name, in order of module and line. The folder is read once.
+
+        Raises:
+            KernelgenError: a module does not parse, or a registration is wrong (all mistakes of all modules).
+        """
+        return self._registrations
+
+    @cached_property
+    def _registrations(self) -> dict[str, Registration]:
+        if not self.root.is_dir():
+            raise KernelgenError(f"kernel library '{self.name}': {self.root} is not a folder")
+        found: dict[str, Registration] = {}
+        mistakes: list[Diagnostic] = []
+        for file in sorted(self.root.glob("*.py")):
+            registrations, wrong = scan.scan(file)
+            mistakes += wrong
+            for registration in registrations:
+                other = found.setdefault(registration.op, registration)
+                if other is not registration:
+                    mistakes.append(
+                        Diagnostic(
+                            f"op '{registration.op}' already has the emitter '{other.function}' at "
+                            f"{other.file}:{other.line}",
+                            Location(str(file), registration.line, 1),
+                            "an op has one emitter in a library; rename or remove one of them",
+                        )
+                    )
+        if mistakes:
+            raise KernelgenError(mistakes)
+        return found
+
+
+def builtin_library() -> Library:
+    """Returns the library that comes with kernelgen: inside the package when installed, beside `tools/` in a checkout.
+
+    Raises:
+        KernelgenError: the installation lacks it.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for root in (package / "kernels", package.parent.parent / "kernels"):
+        if root.is_dir():
+            return Library(BUILTIN, root)
+    raise KernelgenError(
+        f"kernelgen's own kernels are missing: neither {package}/kernels nor a checkout's kernels/ exists"
+    )

@@ -1,0 +1,59 @@
+"""What a kernel library says of one op that it computes, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelgen.emitters.type_rows import Row
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.ops import ParamValue
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """One keyword-only parameter of an emitter.
+
+    Attributes:
+        name: its name.
+        kind: `int`, `float` or `bool`.
+        default: its value when a manifest gives none; None when it must be given.
+    """
+
+    name: str
+    kind: type[int] | type[float] | type[bool]
+    default: ParamValue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One op that a library computes.
+
+    Attributes:
+        op: the op's name.
+        module: the module inside the library (`rope` for rope.py).
+        file: the module's file.
+        function: the emitter's name.
+        inputs: its positional arguments, the op's inputs in the order of ggml's `src[0…]`.
+        required: how many inputs must be there.
+        params: its keyword-only arguments without those that the framework fills in.
+        context: the keyword-only arguments that the framework fills in (`out`, `inputs`, `op`).
+        line: the function's line, counted from 1.
+        types: the types that inputs may have, in rows; empty when not declared.
+    """
+
+    op: str
+    module: str
+    file: Path
+    function: str
+    inputs: tuple[str, ...]
+    required: int
+    params: tuple[ParamSpec, ...]
+    context: tuple[str, ...]
+    line: int
+    types: tuple[Row, ...] = ()
+
+    @property
+    def custom(self) -> bool:
+        """Whether ggml has no such op, so that this signature is the op's definition."""
+        return ggml_ops.op(self.op).custom

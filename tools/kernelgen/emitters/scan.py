@@ -1,0 +1,196 @@
+"""Reads emitters from a module's source by `ast`, without importing it: what is registered, and every mistake in it."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from pathlib import Path
+
+from kernelgen.emitter import CONTEXT
+from kernelgen.emitters import signature, type_rows
+from kernelgen.emitters.registration import ParamSpec, Registration
+from kernelgen.emitters.type_rows import Row
+from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
+
+_KINDS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": float, "bool": bool}
+
+
+def scan(file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
+    """Returns what a module registers, in order of lines, and what is wrong with it."""
+    return _scan(file.read_bytes(), file)
+
+
+def registration(file: Path, op: str) -> Registration:
+    """Returns where one module computes `op`, without reading the rest of its library.
+
+    Raises:
+        KernelgenError: the module does not parse, a registration in it is wrong, or it does not compute the op.
+    """
+    registrations, mistakes = scan(file)
+    if mistakes:
+        raise KernelgenError(mistakes)
+    found = {r.op: r for r in registrations}
+    if op not in found:
+        raise KernelgenError(Diagnostic(f"{file} has no emitter of '{op}'{did_you_mean(op, found)}"))
+    return found[op]
+
+
+def parse(source: bytes, file: str) -> ast.Module:
+    """Returns a module's tree; `file` is its name in messages.
+
+    Raises:
+        KernelgenError: it is not valid Python.
+    """
+    try:
+        return ast.parse(source, filename=file)
+    except SyntaxError as error:
+        where = Location(file, error.lineno or 1, error.offset or 1)
+        raise KernelgenError(Diagnostic(f"not valid Python: {error.msg}", where)) from None
+    except ValueError as error:  # a null byte
+        raise KernelgenError(Diagnostic(f"not valid Python: {error}", Location(file, 1, 1))) from None
+
+
+# A worker asks for the same module with every kernel.
+@lru_cache(maxsize=1024)
+def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
+    try:
+        tree = parse(source, str(file))
+    except KernelgenError as error:
+        return (), error.diagnostics
+    module = _Module(file)
+    module.read(tree)
+    return tuple(module.found), tuple(module.mistakes)
+
+
+def _decorator_names(tree: ast.Module) -> set[str]:
+    """Returns the expressions by which the module may call `kernelgen.emitter.emitter`."""
+    names = {"kernelgen.emitter.emitter"}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                if (node.module, alias.name) == ("kernelgen.emitter", "emitter"):
+                    names.add(alias.asname or "emitter")
+                elif (node.module, alias.name) == ("kernelgen", "emitter"):
+                    names.add(f"{alias.asname or 'emitter'}.emitter")
+    return names
+
+
+class _Module:
+    """A module while it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.found: list[Registration] = []
+        self.mistakes: list[Diagnostic] = []
+
+    def fail(self, node: ast.AST, message: str) -> None:
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+        self.mistakes.append(Diagnostic(message, Location(str(self.file), line, column)))
+
+    def read(self, tree: ast.Module) -> None:
+        top = set(map(id, tree.body))
+        names = _decorator_names(tree)
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for decorator in node.decorator_list:
+                call = decorator.func if isinstance(decorator, ast.Call) else decorator
+                if ast.unparse(call) not in names:
+                    continue
+                if id(node) not in top or isinstance(node, ast.AsyncFunctionDef):
+                    self.fail(node, f"emitter '{node.name}' is not a plain function at the module's top level")
+                else:
+                    self._read_emitter(node, decorator)
+
+    def _read_emitter(self, node: ast.FunctionDef, decorator: ast.expr) -> None:
+        """Notes a registration for each op, unless the decorator or the signature is wrong."""
+        ops = self._op_names(node, decorator)
+        before = len(self.mistakes)
+        types = self._types(node, decorator)
+        a = node.args
+        for arg in (a.vararg, a.kwarg):
+            if arg:
+                self.fail(arg, f"emitter '{node.name}' takes *{arg.arg}: every input and parameter has a name")
+        for default in a.defaults:
+            if not (isinstance(default, ast.Constant) and default.value is None):
+                self.fail(default, f"an optional input's default is None, not {ast.unparse(default)}")
+        params: list[ParamSpec] = []
+        context: list[str] = []
+        for arg, value in zip(a.kwonlyargs, a.kw_defaults, strict=True):
+            if arg.arg in CONTEXT:
+                context.append(arg.arg)
+            elif param := self._param(arg, value):
+                params.append(param)
+        if len(self.mistakes) > before:
+            return
+        inputs = tuple(arg.arg for arg in (*a.posonlyargs, *a.args))
+        for op in ops:
+            registration = Registration(
+                op,
+                self.file.stem,
+                self.file,
+                node.name,
+                inputs,
+                len(inputs) - len(a.defaults),
+                tuple(params),
+                tuple(context),
+                node.lineno,
+                types,
+            )
+            problems = signature.check(registration)
+            for message in problems:
+                self.fail(node, message)
+            if not problems:
+                self.found.append(registration)
+
+    def _op_names(self, node: ast.FunctionDef, decorator: ast.expr) -> list[str]:
+        if not isinstance(decorator, ast.Call) or not decorator.args:
+            self.fail(decorator, f"name the ops that '{node.name}' computes: @emitter(\"rms_norm\")")
+            return []
+        names = []
+        for arg in decorator.args:
+            if not (isinstance(arg, ast.Constant) and isinstance(arg.value, str)):
+                self.fail(arg, f"op names are string literals, not {ast.unparse(arg)}")
+            elif not arg.value.isidentifier() or arg.value != arg.value.lower():
+                self.fail(arg, f"op names are lower-case identifiers, not '{arg.value}'")
+            else:
+                names.append(arg.value)
+        return names
+
+    def _types(self, node: ast.FunctionDef, decorator: ast.expr) -> tuple[Row, ...]:
+        texts: list[str] = []
+        for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
+            if keyword.arg != "types":
+                self.fail(keyword, f"@emitter has no keyword '{keyword.arg}'; it has 'types'")
+                continue
+            items = keyword.value.elts if isinstance(keyword.value, ast.Tuple) else [keyword.value]
+            for item in items:
+                if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                    texts.append(item.value)
+                else:
+                    self.fail(item, f"types are string literals, not {ast.unparse(item)}")
+        rows: list[Row] = []
+        for text in texts:
+            found, problems = type_rows.read(text, len(node.args.posonlyargs) + len(node.args.args))
+            rows += found
+            for message in problems:
+                self.fail(decorator, message)
+        return tuple(rows)
+
+    def _param(self, arg: ast.arg, value: ast.expr | None) -> ParamSpec | None:
+        kind = _KINDS.get(ast.unparse(arg.annotation)) if arg.annotation else None
+        if kind is None:
+            self.fail(arg, f"parameter '{arg.arg}' is annotated as int, float or bool")
+            return None
+        if value is None:
+            return ParamSpec(arg.arg, kind)
+        try:
+            default = ast.literal_eval(value)
+        except ValueError:
+            default = None
+        if isinstance(default, int) and kind is float and not isinstance(default, bool):
+            default = float(default)
+        if type(default) is not kind:
+            self.fail(value, f"the default of '{arg.arg}' is a literal {kind.__name__}, not {ast.unparse(value)}")
+            return None
+        return ParamSpec(arg.arg, kind, default)
