@@ -41,6 +41,7 @@ from kernelgen import hlo, manifest
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers import choice
 from kernelgen.compilers.step import compile_file
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.kernel import spec_json
@@ -51,7 +52,7 @@ LOOP_AT_LEAST, FLOOR_AT_MOST = 10.0, 2.0
 
 def plan_of(source: Library) -> Plan:
     """Returns the plan of the manifest llama3."""
-    return Plan.merge(manifest.load([scratch.CHECKOUT / "manifests/llama3.yaml"], libraries=[source]))
+    return Plan.merge(manifest.load([scratch.CHECKOUT / "manifests/llama3.yaml"], Catalog([source])))
 
 
 def build(kernels: int, *, alone: bool = False) -> tuple[float, float]:

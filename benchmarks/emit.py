@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
 from kernelgen import manifest
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
@@ -31,7 +32,7 @@ AT_LEAST = 8.0
 def requests(count: int, folder: Path) -> list[list[str]]:
     """Returns the arguments of `count` emit steps: the kernels of llama3, and again from the first when there are fewer."""
     source = builtin_library()
-    plan = Plan.merge(manifest.load([CHECKOUT / "manifests/llama3.yaml"], libraries=[source]))
+    plan = Plan.merge(manifest.load([CHECKOUT / "manifests/llama3.yaml"], Catalog([source])))
     kernels: list[Kernel] = list(itertools.islice(itertools.cycle(plan.kernels), count))
     return [
         [

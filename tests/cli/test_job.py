@@ -27,6 +27,7 @@ class FakePool:
     hlo: bytes | None = None
     running: list[tuple[Any, Sequence[str]]] = field(default_factory=list)
     together: list[list[str]] = field(default_factory=list)
+    emitters: list[str] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)
     fail: set[str] = field(default_factory=set)
 
@@ -47,6 +48,7 @@ class FakePool:
         if arguments[0] == "emit":
             if given["spec"] in self.fail:
                 return [Answer(task, 1, "refused", 0.0)]
+            self.emitters.append(given["emitter"])
             Path(given["output"]).write_bytes(self.hlo or given["spec"].encode())
         else:
             self.compiled.append(given["kernel"])
@@ -64,12 +66,20 @@ class Steps(list[job.Step]):
         raise AssertionError(text)
 
 
-def plan(count: int, *, memory_mb: int = 1000, cpus: int = 1, targets: Sequence[str] = ("trn1",)) -> Plan:
+def plan(
+    count: int,
+    *,
+    memory_mb: int = 1000,
+    cpus: int = 1,
+    targets: Sequence[str] = ("trn1",),
+    emitter: str = "elementwise",
+    library: str = "kernels",
+) -> Plan:
     specs = [
         KernelSpec.make("relu", [TensorDesc.make((n, 1, 1, 1), "f32")], TensorDesc.make((n, 1, 1, 1), "f32"))
         for n in range(1, count + 1)
     ]
-    kernels = tuple(Kernel(spec, "unary") for spec in specs)
+    kernels = tuple(Kernel(spec, emitter, library) for spec in specs)
     configs = tuple(CompileConfig.make(target) for target in targets)
     return Plan.merge([Request("m", kernels, configs, memory_mb, cpus)])
 
@@ -175,9 +185,10 @@ def mine(tmp_path: Path) -> Library:
     return Library("mine", root)
 
 
-def emitted(what: Plan, tmp_path: Path, libraries: Sequence[Library]) -> int:
-    """Returns how many kernels a build emits."""
-    result, _ = run(FakePool(2), what, tmp_path / "out", libraries)
+def emitted(count: int, tmp_path: Path, mine: Library) -> int:
+    """Returns how many of some kernels that `mine` computes a build emits."""
+    what = plan(count, emitter="unary", library="mine")
+    result, _ = run(FakePool(2), what, tmp_path / "out", [mine])
     assert len(result.hlos) == len(what.kernels)
     return result.emitted
 
@@ -185,31 +196,38 @@ def emitted(what: Plan, tmp_path: Path, libraries: Sequence[Library]) -> int:
 def test_what_is_as_an_emit_would_make_it_is_not_emitted_again(
     mine: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert emitted(plan(3), tmp_path, [mine]) == 3
-    assert emitted(plan(3), tmp_path, [mine]) == 0
-    assert emitted(plan(5), tmp_path, [mine]) == 2
+    assert emitted(3, tmp_path, mine) == 3
+    assert emitted(3, tmp_path, mine) == 0
+    assert emitted(5, tmp_path, mine) == 2
     (mine.root / "other.py").write_text("# not what relu imports\n")
-    assert emitted(plan(5), tmp_path, [Library("mine", mine.root)]) == 0
+    assert emitted(5, tmp_path, Library("mine", mine.root)) == 0
     for file in ("unary.py", "helper.py"):
         with (mine.root / file).open("a") as stream:
             stream.write("# a comment\n")
-        assert emitted(plan(5), tmp_path, [Library("mine", mine.root)]) == 5
-        assert emitted(plan(5), tmp_path, [Library("mine", mine.root)]) == 0
+        assert emitted(5, tmp_path, Library("mine", mine.root)) == 5
+        assert emitted(5, tmp_path, Library("mine", mine.root)) == 0
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
-    assert emitted(plan(5), tmp_path, [mine]) == 5
+    assert emitted(5, tmp_path, mine) == 5
     monkeypatch.setattr("kernelgen.building.emits.version", lambda name: f"{name} of tomorrow")
-    assert emitted(plan(5), tmp_path, [mine]) == 5
+    assert emitted(5, tmp_path, mine) == 5
+
+
+def test_the_plan_says_which_emitter_computes_a_kernel(mine: Library, tmp_path: Path) -> None:
+    builtin, pool = builtin_library(), FakePool(1)
+    run(pool, plan(1), tmp_path / "one", [mine, builtin])
+    run(pool, plan(1, emitter="unary", library="mine"), tmp_path / "two", [mine, builtin])
+    assert pool.emitters == [str(builtin.root / "elementwise.py"), str(mine.root / "unary.py")]
 
 
 def test_hlo_that_is_not_what_was_emitted_is_emitted_again(mine: Library, tmp_path: Path) -> None:
-    assert emitted(plan(3), tmp_path, [mine]) == 3
+    assert emitted(3, tmp_path, mine) == 3
     folder = tmp_path / "out" / job.STATE / "hlo"
     one, two, three = sorted(folder.glob("*.hlo.pb"))
     whole = one.read_bytes()
     one.write_bytes(whole[:5])
     two.unlink()
     three.with_name(three.name.replace(".hlo.pb", ".made")).write_bytes(b"\xff")
-    assert emitted(plan(3), tmp_path, [mine]) == 3
+    assert emitted(3, tmp_path, mine) == 3
     assert one.read_bytes() == whole
 
 
@@ -222,17 +240,17 @@ def test_an_emitter_that_is_edited_while_it_runs_runs_again(mine: Library, tmp_p
             helper.write_text("# an edit\n")
             return super().wait()
 
-    run(Editing(1), plan(1), tmp_path / "out", [mine])
+    run(Editing(1), plan(1, emitter="unary", library="mine"), tmp_path / "out", [mine])
     helper.write_text(before)  # as it was when the emit was started, and maybe not when it read the file
-    assert emitted(plan(1), tmp_path, [mine]) == 1
-    assert emitted(plan(1), tmp_path, [mine]) == 0
+    assert emitted(1, tmp_path, mine) == 1
+    assert emitted(1, tmp_path, mine) == 0
 
 
 def test_a_source_that_does_not_parse_any_more_is_left_to_the_emit(mine: Library, tmp_path: Path) -> None:
     mine.scan()
     (mine.root / "helper.py").write_text("def f(:\n")
-    assert emitted(plan(2), tmp_path, [mine]) == 2
-    assert emitted(plan(2), tmp_path, [mine]) == 2
+    assert emitted(2, tmp_path, mine) == 2
+    assert emitted(2, tmp_path, mine) == 2
 
 
 @pytest.mark.parametrize(
@@ -255,8 +273,8 @@ def test_what_imports_more_than_a_digest_covers_is_emitted_by_every_build(
     (mine.root / "folder").mkdir()
     with (mine.root / "helper.py").open("a") as stream:
         stream.write(f"{line}\n")
-    assert emitted(plan(2), tmp_path, [mine]) == 2
-    assert emitted(plan(2), tmp_path, [mine]) == again
+    assert emitted(2, tmp_path, mine) == 2
+    assert emitted(2, tmp_path, mine) == again
 
 
 def test_a_module_of_the_same_name_in_the_built_in_library_counts_too(
@@ -268,10 +286,10 @@ def test_a_module_of_the_same_name_in_the_built_in_library_counts_too(
     monkeypatch.setattr("kernelgen.emitters.dependencies.builtin_library", lambda: builtin)
     with (mine.root / "helper.py").open("a") as stream:
         stream.write("from kernelgen.kernels import helper\n")
-    assert emitted(plan(2), tmp_path, [mine]) == 2
-    assert emitted(plan(2), tmp_path, [mine]) == 0
+    assert emitted(2, tmp_path, mine) == 2
+    assert emitted(2, tmp_path, mine) == 0
     (builtin.root / "helper.py").write_text("X = 2\n")
-    assert emitted(plan(2), tmp_path, [mine]) == 2
+    assert emitted(2, tmp_path, mine) == 2
 
 
 def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: Path) -> None:

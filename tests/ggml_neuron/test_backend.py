@@ -14,6 +14,7 @@ import pytest
 from programs import ROOT, SCENARIOS, Programs, Result, Run
 
 from kernelgen import manifest
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 
 BUFFERS = ("device", "host")
@@ -91,7 +92,7 @@ def test_buffers_are_in_host_memory_when_kernels_do_not_make_up_a_transformer(ru
 
 def entries(path: Path) -> dict[str, int]:
     """Returns a recorded manifest's kernels, by id, with the count that each is commented with."""
-    (request,) = manifest.load([path], libraries=(builtin_library(),))
+    (request,) = manifest.load([path], Catalog([builtin_library()]))
     counts = [int(n) for n in re.findall(r"^  - .*# asked for (\d+) times?$", path.read_text(), re.MULTILINE)]
     assert len(counts) == len(request.kernels)
     return dict(zip((k.spec.id for k in request.kernels), counts, strict=True))
@@ -123,7 +124,7 @@ def test_recording_goes_on_in_a_manifest_that_was_edited(run: Run, tmp_path: Pat
     run("add", GGML_NEURON_RECORD=path)
     text = path.read_text()
     assert text.startswith("# mine\nformat: 1\nname: mine\ntargets: [inf2]\nkernels:\n  - op: relu\n")
-    (request,) = manifest.load([path], libraries=(builtin_library(),))
+    (request,) = manifest.load([path], Catalog([builtin_library()]))
     assert [k.spec.op for k in request.kernels] == ["relu", "add"]
     assert text.endswith("# asked for 2 times\n")
 

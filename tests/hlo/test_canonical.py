@@ -9,7 +9,7 @@ from jax import lax
 from toys import canonical, raw, spec, wire, wire_ids
 
 from kernelgen import hlo
-from kernelgen.emitters.catalog import find
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.errors import KernelgenError
@@ -25,7 +25,7 @@ LIBRARY = builtin_library()
 def attention() -> bytes:
     q, kv, mask = (TensorDesc.parse(t) for t in ("(16,5,8,1)/f32", "(16,12,2,1)/f16", "(12,5,1,1)/f16"))
     kernel = KernelSpec.make("flash_attn_ext", [q, kv, kv, mask], TensorDesc.parse("(16,8,5,1)/f32"), {"scale": 0.25})
-    return hlo.emit(kernel, load_function(*find(kernel.op, [LIBRARY])))
+    return hlo.emit(kernel, load_function(*Catalog([LIBRARY]).find(kernel.op)))
 
 
 def by_name(module: bytes) -> dict[str, list[str]]:
@@ -83,7 +83,7 @@ def test_names_are_the_neffs_tensors() -> None:
 def test_an_absent_input_keeps_the_numbers_of_the_others() -> None:
     tensors = [TensorDesc.parse(t) if t else None for t in ("(8,3,4,1)/f32", None, "(4,1,1,1)/f32")]
     kernel = KernelSpec.make("soft_max", tensors, TensorDesc.parse("(8,3,4,1)/f32"))
-    module = proto.parse(hlo.emit(kernel, load_function(*find("soft_max", [LIBRARY]))))
+    module = proto.parse(hlo.emit(kernel, load_function(*Catalog([LIBRARY]).find("soft_max"))))
     assert [p.name for p in proto.parameters(proto.entry(module))] == ["input0", "input2"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import hlo
-from kernelgen.emitters.catalog import find
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
@@ -38,7 +38,7 @@ PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
 from kernelgen import hlo
-from kernelgen.emitters.catalog import find
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
@@ -47,7 +47,7 @@ lib = Library("kernels", Path(sys.argv[1]))
 made = {}
 for op, inputs, output, params in json.loads(sys.argv[2]):
     spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output), params)
-    made[op] = hashlib.sha256(hlo.emit(spec, load_function(*find(op, [lib])))).hexdigest()
+    made[op] = hashlib.sha256(hlo.emit(spec, load_function(*Catalog([lib]).find(op)))).hexdigest()
 print(json.dumps(made, sort_keys=True))
 """
 
@@ -114,7 +114,7 @@ def test_what_was_emitted_before_does_not_show(monkeypatch: pytest.MonkeyPatch) 
     def emit(case: tuple) -> bytes:  # type: ignore[type-arg]
         op, inputs, output, params = case
         spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output), params)
-        return hlo.emit(spec, load_function(*find(op, [lib])))
+        return hlo.emit(spec, load_function(*Catalog([lib]).find(op)))
 
     once = [emit(case) for case in SPECS]
     monkeypatch.setattr(lower, "CLEAR_EVERY", 1)
@@ -126,7 +126,7 @@ def test_jax_keeps_nothing_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     import gc
 
     lib = builtin_library()
-    function = load_function(*find("rms_norm", [lib]))
+    function = load_function(*Catalog([lib]).find("rms_norm"))
 
     def jaxprs() -> int:
         from jax.extend import core

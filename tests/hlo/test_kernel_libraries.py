@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen.emitters.catalog import find
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.emitters.loading import load_function
@@ -146,10 +146,10 @@ def test_an_op_has_one_emitter_in_a_library(tmp_path: Path) -> None:
 
 def test_the_first_library_wins(tmp_path: Path) -> None:
     mine = library(tmp_path, m=HEADER + "@emitter('relu')\ndef f(x): ...\n")
-    assert find("relu", [mine, builtin_library()])[0] is mine
-    assert find("silu", [mine, builtin_library()])[0].name == "kernels"
+    assert Catalog([mine, builtin_library()]).find("relu")[0] is mine
+    assert Catalog([mine, builtin_library()]).find("silu")[0].name == "kernels"
     with pytest.raises(KernelgenError, match=r"no emitter computes op 'rms_nrom': did you mean 'rms_norm'\?"):
-        find("rms_nrom", [mine, builtin_library()])
+        Catalog([mine, builtin_library()]).find("rms_nrom")
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:

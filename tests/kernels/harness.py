@@ -12,7 +12,7 @@ import numpy as np
 from reference import DTYPES, EXAMPLES, compute
 
 from kernelgen import hlo
-from kernelgen.emitters.catalog import find
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml import ops, shapes
@@ -44,7 +44,7 @@ def spec(op: str, inputs: list[str | None], output: str, /, *, alias: int | None
 
 @functools.cache
 def emit(kernel: KernelSpec) -> bytes:
-    return hlo.emit(kernel, load_function(*find(kernel.op, [LIBRARY])))
+    return hlo.emit(kernel, load_function(*Catalog([LIBRARY]).find(kernel.op)))
 
 
 def combinations(op: str) -> list[tuple[str, ...]]:

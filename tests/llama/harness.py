@@ -23,6 +23,7 @@ from kernelgen import manifest
 from kernelgen.building import job
 from kernelgen.compilers import choice
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import Plan, Request
@@ -184,7 +185,7 @@ def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = p
     refused: dict[str, int] = {}
     chosen = output / "chosen.yaml"
     _choose(recorded, chosen, refused)
-    (request,) = manifest.load([chosen], libraries=(builtin_library(),))
+    (request,) = manifest.load([chosen], Catalog([builtin_library()]))
     built = build_request(request, output, jobs=jobs, say=say)
     for reason, count in built.refused.items():
         refused[reason] = refused.get(reason, 0) + count
@@ -294,12 +295,12 @@ def generalize(reason: str) -> str:
 
 def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
     """Writes the manifest with those entries that are valid, and counts the others by what is wrong with them."""
-    libraries = (builtin_library(),)
+    catalog = Catalog([builtin_library()])
     text = recorded.read_text()
     for _ in range(2):
         chosen.write_text(text)
         try:
-            manifest.load([chosen], libraries=libraries)
+            manifest.load([chosen], catalog)
         except KernelgenError as error:
             lines = text.splitlines(keepends=True)
             starts = [number for number, line in enumerate(lines) if re.match(r"\s*- ", line)]

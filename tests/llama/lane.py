@@ -43,7 +43,7 @@ from kernelgen import fileio, hlo, neff
 from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulator import Simulator
-from kernelgen.emitters.catalog import find
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
@@ -170,6 +170,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.library = builtin_library()
+        self.catalog = Catalog([self.library])
         self.source = kernelgen_digest()
         self.identity = Simulator().identity
 
@@ -187,11 +188,10 @@ class Builder:
             raise KernelgenError(parsed.problems)
         report = schema.check(parsed.root, parsed.broken)
         (config,) = settings.read(parsed.root, report).configs
-        emitters = kernels.Emitters((self.library,))
         found: dict[str, Kernel] = {}
         listed = parsed.root.get("kernels")
         for entry, node in zip(entries, listed.value if listed else (), strict=True):
-            made, _ = kernels.expand(node, emitters, report)
+            made, _ = kernels.expand(node, self.catalog, report)
             if made:
                 found[entry] = made[0]
         first = len(lines) - len(entries) + 1
@@ -208,8 +208,7 @@ class Builder:
         Raises:
             KernelgenError: its emitter does not take it.
         """
-        _, registration = find(spec.op, (self.library,))
-        return hlo.emit(spec, load_function(self.library, registration))
+        return hlo.emit(spec, load_function(*self.catalog.find(spec.op)))
 
     def build(self, entries: Sequence[str], folder: Path, progress: Progress) -> tuple[Built, str]:
         """Makes the pack of `folder/kernels`, and returns what became of the entries and the pack's digest.

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernelgen import manifest
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import OPS
@@ -102,7 +103,7 @@ def outcome(data: bytes, library: Library) -> list[str]:
         file.write(data)
         file.flush()
         try:
-            manifest.load([file.name], libraries=[library])
+            manifest.load([file.name], Catalog([library]))
         except KernelgenError as error:
             assert error.diagnostics
             lines = data.count(b"\n") + 2
@@ -214,5 +215,5 @@ def test_encodings(data: bytes, message: str, library: Library, tmp_path: Path) 
     file = tmp_path / "m.yaml"
     file.write_bytes(data)
     with pytest.raises(KernelgenError) as caught:
-        manifest.load([file], libraries=[library])
+        manifest.load([file], Catalog([library]))
     assert any(message in str(d) for d in caught.value.diagnostics)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli, manifest
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.manifest import schema
@@ -21,7 +22,7 @@ EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 def test_examples_are_right(text: str, library: Library, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(text, encoding="utf-8")
-    (request,) = manifest.load([file], libraries=[library])
+    (request,) = manifest.load([file], Catalog([library]))
     assert request.kernels
 
 
@@ -31,7 +32,7 @@ def test_the_mistakes_are_reported_as_shown(library: Library, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     Path("broken.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(KernelgenError) as caught:
-        manifest.load(["broken.yaml"], libraries=[library])
+        manifest.load(["broken.yaml"], Catalog([library]))
     assert f"{caught.value}\n" == expected
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import manifest
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml import shapes
@@ -24,7 +25,7 @@ DATA = Path(__file__).parents[1] / "data" / "graph-ops"
 def load(tmp_path: Path, body: str, *libraries: Library, name: str = "t") -> Request:
     file = tmp_path / f"{name}.yaml"
     file.write_text(f"format: 1\nname: {name}\ntargets: [trn1]\n{body}", encoding="utf-8")
-    (request,) = manifest.load([file], libraries=libraries)
+    (request,) = manifest.load([file], Catalog(libraries))
     return request
 
 
@@ -127,7 +128,7 @@ kernels:
 """,
         encoding="utf-8",
     )
-    (request,) = manifest.load([file], libraries=[library])
+    (request,) = manifest.load([file], Catalog([library]))
     assert (request.memory_mb, request.cpus) == (8192, 2)
     assert [(c.target, c.lnc, c.optlevel, c.auto_cast, c.auto_cast_type) for c in request.configs] == [
         ("trn1", 1, 3, "all", "fp16"),
@@ -141,7 +142,7 @@ def test_mistakes_of_all_files_are_reported_together(library: Library, tmp_path:
     files[0].write_text("format: 1\nname: a\ntargets: [x]\nmodel: {family: llama}\n", encoding="utf-8")
     files[2].write_text("- b\n", encoding="utf-8")
     with pytest.raises(KernelgenError) as caught:
-        manifest.load(files, libraries=[library])
+        manifest.load(files, Catalog([library]))
     text = str(caught.value)
     assert all(str(file) in text for file in files)
 
@@ -151,9 +152,9 @@ def test_a_manifest_may_be_named_twice_but_not_two_manifests_alike(library: Libr
     files = [tmp_path / name for name in ("a.yaml", "b.yaml")]
     for file, op in zip(files, ("relu", "silu"), strict=True):
         file.write_text("format: 1\nname: same\ntargets: [trn1]\n" + body % op, encoding="utf-8")
-    assert len(manifest.load([files[0], files[0]], libraries=[library])) == 1
+    assert len(manifest.load([files[0], files[0]], Catalog([library]))) == 1
     with pytest.raises(KernelgenError) as caught:
-        manifest.load(files, libraries=[library])
+        manifest.load(files, Catalog([library]))
     (diagnostic,) = caught.value.diagnostics
     assert str(diagnostic.location) == f"{files[1]}:2:7"
     assert diagnostic.message == "manifest 'same' is already defined, with other content"

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernelgen import manifest
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.ggml import shapes
 from kernelgen.kernel import KernelSpec
@@ -35,7 +36,7 @@ KEYS = {
 
 
 def specs(path: Path, library: Library) -> set[KernelSpec]:
-    (request,) = manifest.load([path], libraries=[library])
+    (request,) = manifest.load([path], Catalog([library]))
     return {kernel.spec for kernel in request.kernels}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import manifest
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 
@@ -67,7 +68,7 @@ def messages(text: str, library: Library, folder: Path) -> str:
     file = folder / "m.yaml"
     file.write_text(expand(text), encoding="utf-8")
     try:
-        manifest.load([file], libraries=[library])
+        manifest.load([file], Catalog([library]))
     except KernelgenError as error:
         # The list of ops grows with every emitter: that it is there whole is what counts.
         ops = ", ".join(sorted(library.scan()))

@@ -13,6 +13,7 @@ import pytest
 
 from kernelgen import manifest
 from kernelgen.cache import OFF, Settings
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.plan import Plan
@@ -45,7 +46,7 @@ kernels:
 def plan(tmp_path: Path) -> Plan:
     path = tmp_path / "two.yaml"
     path.write_text(MANIFEST)
-    return Plan.merge(manifest.load([path], libraries=[builtin_library()]))
+    return Plan.merge(manifest.load([path], Catalog([builtin_library()])))
 
 
 def calls(text: str) -> list[tuple[str, dict[str, ast.expr]]]:
@@ -72,7 +73,7 @@ def spec_of(attributes: Mapping[str, ast.expr]) -> KernelSpec:
 def test_every_kind_of_attribute_says_what_the_spec_says(tmp_path: Path) -> None:
     path = tmp_path / "kinds.yaml"
     path.write_text(KINDS)
-    plan = Plan.merge(manifest.load([path], libraries=[builtin_library()]))
+    plan = Plan.merge(manifest.load([path], Catalog([builtin_library()])))
     files = bazel.generate(plan, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
     hlos = [a for rule, a in calls(files["kernels/BUILD.bazel"]) if rule == "neuron_hlo"]
     assert [spec_of(a) for a in hlos] == [k.spec for k in plan.kernels]
@@ -172,7 +173,7 @@ def test_a_kernel_more_changes_one_batch_of_a_large_module(tmp_path: Path) -> No
         path = tmp_path / "many.yaml"
         path.write_text(json.dumps({"format": 1, "name": "many", "targets": ["trn1"], "kernels": entries}))
         return cmake.generate(
-            Plan.merge(manifest.load([path], libraries=[builtin_library()])), [builtin_library()], BUILD
+            Plan.merge(manifest.load([path], Catalog([builtin_library()]))), [builtin_library()], BUILD
         )
 
     before, after = files(120), files(121)

@@ -13,7 +13,7 @@ import pytest
 
 from kernelgen import hlo, neff
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.emitters.catalog import find
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
@@ -78,7 +78,7 @@ def make_neff(tmp_path_factory: pytest.TempPathFactory) -> Make:
         path = folder / f"{spec.id}.neff"
         if not path.exists():
             if function is None:
-                function = load_function(*find(spec.op, [builtin_library()]))
+                function = load_function(*Catalog([builtin_library()]).find(spec.op))
             path.write_bytes(
                 neff.write_simulated(hlo.emit(spec, function), CompileConfig.make("trn1").flags(), "simulator 1")
             )

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from kernelgen import fileio
 from kernelgen.canonical import canonical_json
-from kernelgen.emitters.catalog import find
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
@@ -39,12 +38,12 @@ class Emits:
 
     Args:
         folder: where the HLO files are.
-        libraries: where emitters are looked for; the first that has an op wins.
+        libraries: every kernel library that the plan names.
     """
 
     def __init__(self, folder: Path, libraries: Sequence[Library]) -> None:
         self._folder = folder
-        self._libraries = libraries
+        self._libraries = {library.name: library for library in libraries}
         self._common = {
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
             "kernelgen": {str(p.relative_to(_KERNELGEN)): _digest(p) for p in sorted(_KERNELGEN.rglob("*.py"))},
@@ -56,14 +55,18 @@ class Emits:
         """Returns where a kernel's HLO is, or will be."""
         return self._folder / f"{kernel.spec.id}.hlo.pb"
 
+    def emitter(self, kernel: Kernel) -> Path:
+        """Returns the module that computes a kernel."""
+        return self._libraries[kernel.library].file(kernel.emitter)
+
     def inputs(self, kernel: Kernel) -> str | None:
         """Returns a digest of what the kernel's HLO is made from.
 
         None when that is not known: a source imports what is none of the library's own, or it is broken, which the emit will say.
         """
-        library, registration = find(kernel.spec.op, self._libraries)
+        library = self._libraries[kernel.library]
         try:
-            files = dependencies(library, registration.module)
+            files = dependencies(library, kernel.emitter)
             if any(_imports_others(file.read_bytes(), file.parent) for file in files):
                 return None
             sources = [[file.parent == library.root, file.name, _digest(file)] for file in files]
@@ -71,7 +74,7 @@ class Emits:
             return None
         own = {
             "library": library.name,
-            "module": registration.module,
+            "module": kernel.emitter,
             "sources": sources,
             "spec": spec_json(kernel.spec),
         }

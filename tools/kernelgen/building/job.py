@@ -27,7 +27,6 @@ from kernelgen.building import origins
 from kernelgen.building.emits import Emits
 from kernelgen.building.pool import Answer, Pool
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.emitters.catalog import find
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.kernel import spec_json
@@ -191,7 +190,6 @@ class _Run:
     def __init__(
         self, plan: Plan, libraries: Sequence[Library], settings: Settings, reporter: Reporter, pool: Pool
     ) -> None:
-        self.libraries = libraries
         self.settings = settings
         self.reporter = reporter
         self.pool = pool
@@ -257,12 +255,11 @@ class _Run:
         return neff.memory_mb, neff.cpus
 
     def _emit_arguments(self, kernel: Kernel) -> list[str]:
-        library, registration = find(kernel.spec.op, self.libraries)
         return [
             "emit",
             f"--spec={spec_json(kernel.spec)}",
-            f"--library={library.name}",
-            f"--emitter={registration.file}",
+            f"--library={kernel.library}",
+            f"--emitter={self.made.emitter(kernel)}",
             f"--output={self.made.hlo(kernel)}",
         ]
 

@@ -18,7 +18,7 @@ import click
 from kernelgen.cli import options
 from kernelgen.cli.emit import select
 from kernelgen.cli.units import binary_size
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK
 from kernelgen.plan import Plan
 
@@ -67,7 +67,7 @@ def command(
     targets: tuple[str, ...],
     output: Path,
     jobs: int | None,
-    libraries: tuple[Library, ...],
+    catalog: Catalog,
     compiler: str,
     caches: cache.Settings,
     only: str | None,
@@ -84,7 +84,7 @@ def command(
     """
     from kernelgen import manifest
 
-    plan = Plan.merge(options.only_targets(manifest.load(manifests, libraries=libraries), targets))
+    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
     whole, plan = plan, _only(plan, only)
 
     from kernelgen.building import job
@@ -103,13 +103,13 @@ def command(
         cache=caches,
     )
     if dry_run:
-        _print_plan(plan, whole, job.preview(plan, libraries, settings), output)
+        _print_plan(plan, whole, job.preview(plan, catalog.libraries, settings), output)
         return EXIT_OK
     begun = time.monotonic()
     with _terminated_as_interrupt(), job.locked(settings):
         with _reporter(len(plan.neffs)) as reporter:
             reporter.say(chosen.note or f"compiling with {settings.identity}")
-            result = job.run(plan, libraries, settings, reporter)
+            result = job.run(plan, catalog.libraries, settings, reporter)
         failed = [step for step in result.steps if step.failure is not None]
         written = _write_bundles(plan if only is None else None, result, settings, forms or ("pack", "tree"))
     _summarize(whole, result, failed, written, only, time.monotonic() - begun)

@@ -15,7 +15,7 @@ from kernelgen import cache as caches_of
 from kernelgen.cache import Folder, Settings
 from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def explain(
     kernel: str,
     manifests: tuple[Path, ...],
     targets: tuple[str, ...],
-    libraries: tuple[Library, ...],
+    catalog: Catalog,
     compiler: str,
     caches: Settings,
     form: str,
@@ -89,9 +89,9 @@ def explain(
     file = Path(kernel)
     chosen = choice.resolve(compiler)
     if file.suffix == ".pb" or file.is_file():
-        wanted = _of_file(file, manifests, targets, libraries, chosen.identity)
+        wanted = _of_file(file, manifests, targets, catalog, chosen.identity)
     else:
-        wanted = _of_manifests(kernel, manifests, targets, libraries, chosen.identity)
+        wanted = _of_manifests(kernel, manifests, targets, catalog, chosen.identity)
 
     def say(text: str) -> None:
         click.echo(f"warning: {text}", err=True)
@@ -110,7 +110,7 @@ def explain(
 
 
 def _of_file(
-    file: Path, manifests: Sequence[Path], targets: Sequence[str], libraries: Sequence[Library], identity: str
+    file: Path, manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog, identity: str
 ) -> list[Wanted]:
     from kernelgen.cache import Key
     from kernelgen.cache.explain import Wanted
@@ -121,7 +121,7 @@ def _of_file(
     except OSError as error:
         raise KernelgenError(f"{file}: {error.strerror}") from None
     if manifests:
-        configs: Sequence[CompileConfig] = _plan(manifests, targets, libraries).configs
+        configs: Sequence[CompileConfig] = _plan(manifests, targets, catalog).configs
     elif targets:
         configs = [CompileConfig.make(target) for target in targets]
     else:
@@ -131,25 +131,23 @@ def _of_file(
 
 
 def _of_manifests(
-    pattern: str, manifests: Sequence[Path], targets: Sequence[str], libraries: Sequence[Library], identity: str
+    pattern: str, manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog, identity: str
 ) -> list[Wanted]:
     from kernelgen import hlo
     from kernelgen.cache import Key
     from kernelgen.cache.explain import Wanted
     from kernelgen.cli.emit import select
-    from kernelgen.emitters.catalog import find
     from kernelgen.emitters.loading import load_function
 
     if not manifests:
         raise click.UsageError(f"{pattern} is no HLO file: give the MANIFEST that has such a kernel")
-    plan = _plan(manifests, targets, libraries)
+    plan = _plan(manifests, targets, catalog)
     ids = set(select([k.spec.id for k in plan.kernels], [k.spec.op for k in plan.kernels], pattern, "KERNEL"))
     configs = {config.key: config for config in plan.configs}
     wanted = []
     for kernel in plan.kernels:
         if kernel.spec.id in ids:
-            library, registration = find(kernel.spec.op, libraries)
-            data = hlo.emit(kernel.spec, load_function(library, registration))
+            data = hlo.emit(kernel.spec, load_function(*catalog.emitter(kernel)))
             wanted += [
                 Wanted(kernel.spec.id, n.config, Key.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs
@@ -158,11 +156,11 @@ def _of_manifests(
     return wanted
 
 
-def _plan(manifests: Sequence[Path], targets: Sequence[str], libraries: Sequence[Library]) -> Plan:
+def _plan(manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog) -> Plan:
     from kernelgen import manifest
     from kernelgen.plan import Plan
 
-    return Plan.merge(options.only_targets(manifest.load(manifests, libraries=libraries), targets))
+    return Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
 
 
 def _lines(one: Explanation, caches: Settings) -> list[str]:

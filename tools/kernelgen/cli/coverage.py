@@ -11,7 +11,7 @@ import click
 
 from kernelgen import manifest
 from kernelgen.cli import options
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.manifest import coverage, graph_ops
@@ -32,14 +32,12 @@ from kernelgen.manifest.coverage import Coverage, GraphOp
 @options.kernels_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-v", "--verbose", is_flag=True, help="List the kernels beyond the graph too, not only their numbers.")
-def command(
-    manifests: tuple[Path, ...], exports: tuple[Path, ...], libraries: tuple[Library, ...], form: str, verbose: bool
-) -> int:
+def command(manifests: tuple[Path, ...], exports: tuple[Path, ...], catalog: Catalog, form: str, verbose: bool) -> int:
     """Print which ops of a model's graphs the manifests cover, which they miss, and what they hold beyond.
 
     Exit status 1 when an op is missed.
     """
-    requests = manifest.load(manifests, libraries=libraries)
+    requests = manifest.load(manifests, catalog)
     kernels = [kernel.spec for request in requests for kernel in request.kernels]
     graph = []
     results = []

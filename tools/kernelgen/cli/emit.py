@@ -11,12 +11,11 @@ import click
 
 from kernelgen import fileio
 from kernelgen.cli import options
-from kernelgen.emitters.catalog import find
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.loading import load_function
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.kernel import KernelSpec
-from kernelgen.plan import Plan
+from kernelgen.plan import Kernel, Plan
 
 
 @click.command(short_help="Write the HLO of kernels.")
@@ -30,7 +29,7 @@ from kernelgen.plan import Plan
     "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write to."
 )
 def command(
-    manifests: tuple[Path, ...], specs: tuple[str, ...], only: str | None, libraries: tuple[Library, ...], output: Path
+    manifests: tuple[Path, ...], specs: tuple[str, ...], only: str | None, catalog: Catalog, output: Path
 ) -> None:
     """Write the HLO of kernels to the folder, as <id>.hlo.pb; print the path of each.
 
@@ -38,16 +37,16 @@ def command(
     """
     if not manifests and not specs:
         raise click.UsageError("give a MANIFEST or --spec")
-    wanted = {spec.id: spec for spec in map(_spec, specs)}
+    wanted = {spec.id: catalog.kernel(spec) for spec in map(_spec, specs)}
     if manifests:
         from kernelgen import manifest
 
-        wanted |= {k.spec.id: k.spec for k in Plan.merge(manifest.load(manifests, libraries=libraries)).kernels}
-    chosen = select(sorted(wanted), [wanted[id].op for id in sorted(wanted)], only)
+        wanted |= {k.spec.id: k for k in Plan.merge(manifest.load(manifests, catalog)).kernels}
+    chosen = select(sorted(wanted), [wanted[id].spec.op for id in sorted(wanted)], only)
     mistakes: list[Diagnostic] = []
     for id in chosen:
         try:
-            click.echo(str(_emit(wanted[id], libraries, output)))
+            click.echo(str(_emit(wanted[id], catalog, output)))
         except KernelgenError as error:
             mistakes += error.diagnostics
     if mistakes:
@@ -81,10 +80,9 @@ def _spec(text: str) -> KernelSpec:
         raise KernelgenError(f"--spec: not a kernel: {what}") from None
 
 
-def _emit(spec: KernelSpec, libraries: Sequence[Library], output: Path) -> Path:
+def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
     from kernelgen import hlo
 
-    library, registration = find(spec.op, libraries)
-    path = output / f"{spec.id}.hlo.pb"
-    fileio.write_bytes(path, hlo.emit(spec, load_function(library, registration)))
+    path = output / f"{kernel.spec.id}.hlo.pb"
+    fileio.write_bytes(path, hlo.emit(kernel.spec, load_function(*catalog.emitter(kernel))))
     return path

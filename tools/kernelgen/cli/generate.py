@@ -10,7 +10,7 @@ import click
 from kernelgen import fileio, manifest
 from kernelgen.cache import Settings
 from kernelgen.cli.options import cache_options, compiler_option, kernels_option, manifests_argument, only_targets
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.plan import Plan
 from kernelgen.targets import TARGETS
@@ -45,25 +45,23 @@ def command() -> None:
     metavar="NAME=LABEL",
     help="Bazel package that exports the modules of a kernel library.",
 )
-def bazel(
-    manifests: tuple[Path, ...], libraries: tuple[Library, ...], output: Path, rules: str, packages: tuple[str, ...]
-) -> None:
+def bazel(manifests: tuple[Path, ...], catalog: Catalog, output: Path, rules: str, packages: tuple[str, ...]) -> None:
     """Write the packages of a repository of kernel targets."""
     from kernelgen.render import bazel as renderer
 
     labels = {"kernels": f"{rules}//kernels"}
     for package in packages:
         name, equals, label = package.partition("=")
-        if not equals or name not in {library.name for library in libraries}:
+        if not equals or name not in {library.name for library in catalog.libraries}:
             raise KernelgenError(f"--package {package}: expected NAME=LABEL with the name of a kernel library")
         labels[name] = label
-    for library in libraries:
+    for library in catalog.libraries:
         if library.name not in labels:
             raise KernelgenError(
                 f"--kernels {library.name}: --package {library.name}=LABEL must name its Bazel package"
             )
-    plan = Plan.merge(manifest.load(manifests, libraries=libraries))
-    sources = [renderer.BazelLibrary(library, labels[library.name]) for library in libraries]
+    plan = Plan.merge(manifest.load(manifests, catalog))
+    sources = [renderer.BazelLibrary(library, labels[library.name]) for library in catalog.libraries]
     _write(output, renderer.generate(plan, sources, rules))
 
 
@@ -77,7 +75,7 @@ def bazel(
 @cache_options
 def cmake(
     manifests: tuple[Path, ...],
-    libraries: tuple[Library, ...],
+    catalog: Catalog,
     output: Path,
     targets: tuple[str, ...],
     compiler: str,
@@ -97,7 +95,7 @@ def cmake(
     for target in targets:
         if target not in TARGETS:
             raise KernelgenError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}")
-    requests = only_targets(manifest.load(manifests, libraries=libraries), targets)
+    requests = only_targets(manifest.load(manifests, catalog), targets)
     if memory_per_compile is not None:
         try:
             requests = [replace(r, memory_mb=megabytes(memory_per_compile)) for r in requests]
@@ -117,7 +115,7 @@ def cmake(
         cpus=len(os.sched_getaffinity(0)),
         memory_mb=machine_memory_mb(),
     )
-    _write(output, renderer.generate(plan, libraries, build))
+    _write(output, renderer.generate(plan, catalog.libraries, build))
     # CMake shows it.
     if chosen.note:
         click.echo(chosen.note)

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from kernelgen.cli import options
-from kernelgen.emitters.library import Library
-from kernelgen.emitters.registration import Registration
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.types import GROUPS, TYPES
 from kernelgen.targets import TARGETS
@@ -28,12 +27,12 @@ ARCHITECTURES = Path(ggml_ops.__file__).with_name("architectures.json")
 @options.kernels_option
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(ops: bool, targets: bool, dtypes: bool, libraries: tuple[Library, ...], form: str) -> None:
+def command(ops: bool, targets: bool, dtypes: bool, catalog: Catalog, form: str) -> None:
     """Print the ops, targets and dtypes that kernelgen knows; all three unless one is asked for."""
     everything = not (ops or targets or dtypes)
     parts: dict[str, list[dict[str, Any]]] = {}
     if ops or everything:
-        parts["ops"] = _ops(libraries)
+        parts["ops"] = _ops(catalog)
     if targets or everything:
         parts["targets"] = [
             {
@@ -68,29 +67,21 @@ def command(ops: bool, targets: bool, dtypes: bool, libraries: tuple[Library, ..
     click.echo("\n\n".join(blocks))
 
 
-def _ops(libraries: Sequence[Library]) -> list[dict[str, Any]]:
-    emitters: dict[str, tuple[Library, Registration]] = {}
-    for library in libraries:
-        for name, found_here in library.scan().items():
-            emitters.setdefault(name, (library, found_here))
+def _ops(catalog: Catalog) -> list[dict[str, Any]]:
     needed = architectures()
     found = []
-    for name in sorted({*ggml_ops.OPS, *emitters}):
-        known = ggml_ops.OPS.get(name)
-        emitter = emitters.get(name)
-        registration = emitter[1] if emitter else None
-        if known and known.inputs:
-            inputs, required = known.inputs, known.required
-        else:
-            inputs, required = (registration.inputs, registration.required) if registration else ((), 0)
-        params = known.params if known else registration.params if registration else ()
+    for name in sorted({*ggml_ops.OPS, *catalog.by_op}):
+        library, registration = catalog.by_op.get(name, (None, None))
+        op = catalog.op(name)
+        assert op is not None
+        params = ggml_ops.OPS[name].params if name in ggml_ops.OPS else registration.params if registration else ()
         found.append(
             {
                 "name": name,
-                "ggml": known is not None or (registration is not None and not registration.custom),
-                "inputs": [{"name": text, "optional": i >= required} for i, text in enumerate(inputs)],
+                "ggml": not op.custom,
+                "inputs": [{"name": text, "optional": i >= op.required} for i, text in enumerate(op.inputs)],
                 "params": [{"name": p.name, "kind": p.kind.__name__, "default": p.default} for p in params],
-                "emitter": f"{emitter[0].name}/{emitter[1].module}.py" if emitter else None,
+                "emitter": f"{library.name}/{registration.module}.py" if library and registration else None,
                 "types": [[list(names) for names in row] for row in registration.types] if registration else [],
                 "families": needed.get(name, []),
             }

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from kernelgen import cache
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.plan import Request
@@ -27,14 +28,14 @@ def manifests_argument(function: F) -> F:
 
 
 def kernels_option(function: F) -> F:
-    """Adds `--kernels DIR…` as `libraries: tuple[Library, ...]`: the user's in the order given, and the built-in one last."""
+    """Adds `--kernels DIR…` as `catalog: Catalog`, of the user's libraries in the order given, and the built-in one last."""
     return click.option(
         "--kernels",
-        "libraries",
+        "catalog",
         multiple=True,
         metavar="DIR",
         type=click.Path(path_type=Path),
-        callback=lambda context, parameter, value: libraries(value),
+        callback=lambda context, parameter, value: Catalog(_libraries(value)),
         help="A folder with emitters of your own; they win over kernelgen's. May be given several times.",
     )(function)
 
@@ -94,7 +95,7 @@ def cache_options(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
-def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
+def _libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
     """Returns the libraries in the folders, in their order, and the built-in one last.
 
     A library is named after its folder, so that a plan does not depend on where the folder is.

@@ -8,7 +8,7 @@ import click
 
 from kernelgen import manifest
 from kernelgen.cli import options
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.plan import Plan
 
 
@@ -17,12 +17,12 @@ from kernelgen.plan import Plan
 @options.target_option
 @options.kernels_option
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(manifests: tuple[Path, ...], targets: tuple[str, ...], libraries: tuple[Library, ...], form: str) -> None:
+def command(manifests: tuple[Path, ...], targets: tuple[str, ...], catalog: Catalog, form: str) -> None:
     """Print the kernels, compiles and bundles that manifests ask for, each once.
 
     The JSON is what the build files are made from; its bytes depend on the manifests' meaning alone.
     """
-    plan = Plan.merge(options.only_targets(manifest.load(manifests, libraries=libraries), targets))
+    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
     click.echo(plan.to_json() if form == "json" else _table(plan), nl=False)
 
 

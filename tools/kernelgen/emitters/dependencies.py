@@ -24,7 +24,7 @@ def dependencies(library: Library, module: str) -> list[Path]:
     Raises:
         KernelgenError: the module is missing or one of them does not parse.
     """
-    first = library.root / f"{module}.py"
+    first = library.file(module)
     if not first.is_file():
         raise KernelgenError(f"kernel library '{library.name}' has no module '{module}' ({first})")
     seen: dict[Path, None] = {}

@@ -32,6 +32,10 @@ class Library:
     name: str
     root: Path
 
+    def file(self, module: str) -> Path:
+        """Returns where a module is, or would be."""
+        return self.root / f"{module}.py"
+
     def scan(self) -> dict[str, Registration]:
         """Returns what the library computes, by op name, in order of module and line. The folder is read once.
 

@@ -7,10 +7,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from kernelgen.emitters.library import Library
-from kernelgen.emitters.registration import Registration
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import did_you_mean, nearest
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
@@ -29,40 +28,6 @@ MAX_KERNELS = 100_000
 _WORD = re.compile(r"word([0-9]{1,2})")
 
 
-class Emitters:
-    """What some libraries compute: the first library that has an op wins."""
-
-    def __init__(self, libraries: Sequence[Library]) -> None:
-        self.by_op: dict[str, tuple[str, Registration]] = {}
-        for library in libraries:
-            for name, registration in library.scan().items():
-                self.by_op.setdefault(name, (library.name, registration))
-        self._ops: dict[str, Op | None] = {}
-
-    def op(self, name: str) -> Op | None:
-        """Returns the definition of a ggml op, or of a custom op that a library has; None when there is no such op."""
-        if name not in self._ops:
-            self._ops[name] = self._define(name)
-        return self._ops[name]
-
-    def _define(self, name: str) -> Op | None:
-        if name in ggml_ops.OPS:
-            return ggml_ops.OPS[name]
-        known = ggml_ops.op(name)
-        if name not in self.by_op:
-            return None if known.custom else known
-        _, registration = self.by_op[name]
-        # ggml's table says nothing of its inputs: the emitter's signature is the definition.
-        named = enumerate(registration.params) if known.custom else ()
-        params = tuple(Param(p.name, i, p.kind, p.default) for i, p in named)
-        return replace(known, inputs=registration.inputs, required=registration.required, params=params)
-
-    def kernel(self, spec: KernelSpec) -> Kernel:
-        """Returns the kernel that computes `spec`, whose op has an emitter."""
-        library, registration = self.by_op[spec.op]
-        return Kernel(spec, registration.module, library)
-
-
 @dataclass(frozen=True, slots=True)
 class Named:
     """A kernel that an entry gave a name to, and where."""
@@ -72,21 +37,21 @@ class Named:
     node: Node
 
 
-def expand(entry: Node, emitters: Emitters, report: Report) -> tuple[list[Kernel], list[Named]]:
+def expand(entry: Node, catalog: Catalog, report: Report) -> tuple[list[Kernel], list[Named]]:
     """Returns the kernels of one entry; mistakes go to `report`, and an entry with one gives no kernel.
 
     Args:
         entry: an item of `kernels:` that the schema was checked against.
-        emitters: what can be computed.
+        catalog: what can be computed, and by which emitter.
         report: where mistakes are noted; nodes in `report.wrong` are not looked at.
     """
-    return _Entry(entry, emitters, report).expand()
+    return _Entry(entry, catalog, report).expand()
 
 
 class _Entry:
-    def __init__(self, entry: Node, emitters: Emitters, report: Report) -> None:
+    def __init__(self, entry: Node, catalog: Catalog, report: Report) -> None:
         self.entry = entry
-        self.emitters = emitters
+        self.catalog = catalog
         self.report = report
         self.good = id(entry) not in report.wrong
         self.op: Op | None = None
@@ -145,7 +110,7 @@ class _Entry:
             spec = self._spec(self.op, values)
             if spec is None:
                 continue
-            kernels.append(self.emitters.kernel(spec))
+            kernels.append(self.catalog.kernel(spec))
             name = entry.get("name")
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
@@ -156,16 +121,16 @@ class _Entry:
         if node is None or not self.usable(node):
             return
         name = node.text
-        self.op = self.emitters.op(name)
+        self.op = self.catalog.op(name)
         if self.op is None:
-            known = sorted({*ggml_ops.OPS, *self.emitters.by_op})
+            known = sorted({*ggml_ops.OPS, *self.catalog.by_op})
             self.fail(node, f"unknown op '{short(name)}'{did_you_mean(name, known, ggml_ops.ALIASES)}")
-        elif name not in self.emitters.by_op:
+        elif name not in self.catalog.by_op:
             self.op = None
             self.fail(
                 node,
                 f"no emitter for op '{name}'",
-                "kernels can be built for these ops: " + ", ".join(sorted(self.emitters.by_op)),
+                "kernels can be built for these ops: " + ", ".join(sorted(self.catalog.by_op)),
             )
 
     def _read_batch(self, batch: Node) -> None:
@@ -256,7 +221,7 @@ class _Entry:
         for i, item in enumerate(inputs.value[: op.required]):
             if item.kind == "scalar" and item.value is None:
                 self.fail(item, f"input {i} of {op.name}, {op.inputs[i]}, can't be absent")
-        taken = len(self.emitters.by_op[op.name][1].inputs)
+        taken = len(self.catalog.by_op[op.name][1].inputs)
         for i, item in enumerate(inputs.value[taken:], taken):
             if item.value is not None:
                 self.fail(item, f"the emitter of {op.name} takes no '{op.inputs[i]}'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError, nearest
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, kernels, schema, settings
@@ -15,17 +15,16 @@ from kernelgen.manifest.schema import Report
 from kernelgen.plan import Kernel, Request
 
 
-def load(paths: Sequence[str | Path], *, libraries: Sequence[Library]) -> list[Request]:
+def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
     """Returns what manifests ask for, one request per manifest in the order given.
 
     Args:
         paths: YAML files; messages name them as they are given here.
-        libraries: where emitters are looked for; the first that has an op wins.
+        catalog: what can be computed, and by which emitter.
 
     Raises:
         KernelgenError: with every mistake of every file.
     """
-    emitters = kernels.Emitters(libraries)
     problems: list[Diagnostic] = []
     requests: dict[str, Request] = {}
     names: dict[str, Node] = {}
@@ -36,7 +35,7 @@ def load(paths: Sequence[str | Path], *, libraries: Sequence[Library]) -> list[R
             problems += parsed.problems
             continue
         report = schema.check(root, parsed.broken)
-        request = _request(root, emitters, report)
+        request = _request(root, catalog, report)
         if request is not None:
             name = root.value["name"].node
             first = requests.setdefault(request.name, request)
@@ -67,12 +66,12 @@ def _first_is_at(node: Node) -> str:
     return f"the first is at {node.location}"
 
 
-def _request(root: Node, emitters: kernels.Emitters, report: Report) -> Request | None:
+def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
     """Returns what one manifest asks for; None when it has a mistake."""
     if root.kind != "map":
         return None
     config = settings.read(root, report)
-    found = [*_entries(root, emitters, report), *_model(root, emitters, report)]
+    found = [*_entries(root, catalog, report), *_model(root, catalog, report)]
     # A misspelt key is reported as such.
     if not any(nearest(key, ("kernels", "model")) for key in root.value):
         report.fail(root, "the manifest names no kernel", "give kernels: or model:")
@@ -82,14 +81,14 @@ def _request(root: Node, emitters: kernels.Emitters, report: Report) -> Request 
     return Request(str(name.value), tuple(found), config.configs, config.memory_mb, config.cpus)
 
 
-def _entries(root: Node, emitters: kernels.Emitters, report: Report) -> list[Kernel]:
+def _entries(root: Node, catalog: Catalog, report: Report) -> list[Kernel]:
     node = root.get("kernels")
     if node is None or node.kind != "seq":
         return []
     found: list[Kernel] = []
     named: dict[str, kernels.Named] = {}
     for entry in node.value:
-        expanded, names = kernels.expand(entry, emitters, report)
+        expanded, names = kernels.expand(entry, catalog, report)
         found += expanded
         if len(found) > kernels.MAX_KERNELS:
             report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")
@@ -105,7 +104,7 @@ def _entries(root: Node, emitters: kernels.Emitters, report: Report) -> list[Ker
     return found
 
 
-def _model(root: Node, emitters: kernels.Emitters, report: Report) -> list[Kernel]:
+def _model(root: Node, catalog: Catalog, report: Report) -> list[Kernel]:
     node = root.get("model")
     if node is None or node.kind != "map":
         return []
@@ -113,7 +112,7 @@ def _model(root: Node, emitters: kernels.Emitters, report: Report) -> list[Kerne
     if family is None or id(family) in report.wrong:
         return []
     specs: list[KernelSpec] = FAMILIES[family.value](node, report)
-    missing = sorted({spec.op for spec in specs} - emitters.by_op.keys())
+    missing = sorted({spec.op for spec in specs} - catalog.by_op.keys())
     for op in missing:
         report.fail(family, f"no emitter for op '{op}', which family {family.value} needs")
-    return [] if missing else [emitters.kernel(spec) for spec in specs]
+    return [] if missing else [catalog.kernel(spec) for spec in specs]
