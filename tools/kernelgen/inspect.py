@@ -16,6 +16,7 @@ from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import Origin
 from kernelgen.compilers.identity import flag
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.filenames import NEFF
 from kernelgen.hlo.describe import describe as describe_hlo
 from kernelgen.neff import HEADER_SIZE
 
@@ -41,7 +42,7 @@ def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
         # By content; what is too short or damaged to tell is what its name says, so that the error is about that.
         if head[:4] == pack.MAGIC or path.name.endswith(".gguf"):
             return _pack(path, check)
-        if _looks_like_neff(head) or path.suffix == ".neff":
+        if _looks_like_neff(head) or path.suffix == NEFF:
             return _neff(path.read_bytes(), str(path))
         return _hlo(path.read_bytes(), str(path))
     except OSError as error:

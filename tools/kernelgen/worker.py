@@ -55,6 +55,7 @@ def emit_batch(arguments: Arguments) -> None:
     from kernelgen.emitters.library import Library
     from kernelgen.emitters.loading import load_function
     from kernelgen.emitters.scan import registration
+    from kernelgen.filenames import hlo_file
     from kernelgen.kernel import KernelSpec
 
     check_jax(arguments)
@@ -64,7 +65,7 @@ def emit_batch(arguments: Arguments) -> None:
     code = EXIT_OK
     for text in arguments["spec"]:
         spec = KernelSpec.from_json(json.loads(text))
-        output = folder / f"{spec.id}.hlo.pb"
+        output = folder / hlo_file(spec.id)
         try:
             function = load_function(source, registration(module, spec.op))
             fileio.write_if_changed(output, hlo.emit(spec, function))
@@ -92,12 +93,13 @@ def lint(arguments: Arguments) -> None:
 
 def _refuse_unsupported(hlos: Iterable[Path], target: str) -> None:
     from kernelgen.compilers.base import refuse_unsupported
+    from kernelgen.filenames import kernel_of
 
     mistakes: dict[Diagnostic, None] = {}
     code = EXIT_OK
     for path in hlos:
         try:
-            refuse_unsupported(path.read_bytes(), target, path.name.removesuffix(".hlo.pb"))
+            refuse_unsupported(path.read_bytes(), target, kernel_of(path))
         except KernelgenError as error:
             mistakes |= dict.fromkeys(error.diagnostics)
             code = max(code, error.exit_code)

@@ -22,6 +22,7 @@ from kernelgen.canonical import canonical_json
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
+from kernelgen.filenames import hlo_file
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel
 
@@ -53,7 +54,7 @@ class Emits:
 
     def hlo(self, kernel: Kernel) -> Path:
         """Returns where a kernel's HLO is, or will be."""
-        return self._folder / f"{kernel.spec.id}.hlo.pb"
+        return self._folder / hlo_file(kernel.spec.id)
 
     def emitter(self, kernel: Kernel) -> Path:
         """Returns the module that computes a kernel."""

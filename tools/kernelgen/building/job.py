@@ -29,6 +29,7 @@ from kernelgen.building.pool import Answer, Pool
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
+from kernelgen.filenames import NEFF
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Neff, Plan
 from kernelgen.targets import SIMULATOR_MEMORY_MB
@@ -351,7 +352,7 @@ class _Run:
 
 def _neff_file(settings: Settings, hlo: bytes, config: CompileConfig) -> Path:
     key = cache.Key.make(hlo, settings.identity, config.flags())
-    return settings.state / "neff" / f"{key.name[:40]}.neff"
+    return settings.state / "neff" / f"{key.name[:40]}{NEFF}"
 
 
 def _refusal(hlo: bytes, target: str, kernel: str) -> str | None:

@@ -15,6 +15,7 @@ from kernelgen import fileio
 from kernelgen.bundle.contents import FORMAT, Contents, file_name
 from kernelgen.canonical import canonical_json
 from kernelgen.errors import KernelgenError
+from kernelgen.filenames import NEFF, hlo_file
 from kernelgen.kernel import spec_json
 
 INDEX = "index.json"
@@ -26,7 +27,7 @@ def hlo_path(kernel: str) -> str:
     Raises:
         KernelgenError: the id is no file name.
     """
-    return f"generic/hlo/{file_name(kernel)}.hlo.pb"
+    return f"generic/hlo/{hlo_file(file_name(kernel))}"
 
 
 def neff_path(kernel: str, target: str) -> str:
@@ -35,7 +36,7 @@ def neff_path(kernel: str, target: str) -> str:
     Raises:
         KernelgenError: the id or the target is no file name.
     """
-    return f"{file_name(target)}/neff/{file_name(kernel)}.neff"
+    return f"{file_name(target)}/neff/{file_name(kernel)}{NEFF}"
 
 
 def write(path: str | Path, contents: Contents) -> None:

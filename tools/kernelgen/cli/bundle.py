@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
+from kernelgen.filenames import hlo_file, neff_file
 from kernelgen.plan import Bundle, Plan
 
 FORMS = ("pack", "tree", "embed")
@@ -79,8 +80,8 @@ def command(
             writer.build(
                 bundle,
                 specs,
-                {kernel: hlo_dir / f"{kernel}.hlo.pb" for kernel in bundle.kernels},
-                {kernel: neff_dir / f"{kernel}.{bundle.config}.neff" for kernel in bundle.kernels},
+                {kernel: hlo_dir / hlo_file(kernel) for kernel in bundle.kernels},
+                {kernel: neff_dir / neff_file(kernel, bundle.config) for kernel in bundle.kernels},
                 configs[bundle.config],
                 compiler=compiler_identity,
                 jax_version=jax_version,

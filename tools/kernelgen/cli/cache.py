@@ -17,6 +17,7 @@ from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
+from kernelgen.filenames import kernel_of
 
 if TYPE_CHECKING:
     from kernelgen.cache.explain import Explanation, Wanted
@@ -126,8 +127,7 @@ def _of_file(
         configs = [CompileConfig.make(target) for target in targets]
     else:
         raise click.UsageError("an HLO file needs a --target, or a MANIFEST")
-    id = file.name.removesuffix(".pb").removesuffix(".hlo")
-    return [Wanted(id, config.key, Key.make(hlo, identity, config.flags())) for config in configs]
+    return [Wanted(kernel_of(file), config.key, Key.make(hlo, identity, config.flags())) for config in configs]
 
 
 def _of_manifests(

@@ -14,6 +14,7 @@ from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.loading import load_function
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.filenames import hlo_file
 from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Kernel, Plan
 
@@ -83,6 +84,6 @@ def _spec(text: str) -> KernelSpec:
 def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
     from kernelgen import hlo
 
-    path = output / f"{kernel.spec.id}.hlo.pb"
+    path = output / hlo_file(kernel.spec.id)
     fileio.write_bytes(path, hlo.emit(kernel.spec, load_function(*catalog.emitter(kernel))))
     return path

@@ -14,6 +14,7 @@ from pathlib import Path
 from kernelgen.cache import Settings
 from kernelgen.canonical import canonical_json
 from kernelgen.emitters.library import Library
+from kernelgen.filenames import hlo_file, neff_file, origin_file
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
@@ -99,9 +100,9 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
     for bundle in plan.bundles:
         entries = [
             {
-                "hlo": str(build.folder / "hlo" / f"{kernel}.hlo.pb"),
-                "neff": str(build.folder / "neff" / f"{kernel}.{bundle.config}.neff"),
-                "origin": str(build.folder / "neff" / f"{kernel}.{bundle.config}.origin"),
+                "hlo": str(build.folder / "hlo" / hlo_file(kernel)),
+                "neff": str(build.folder / "neff" / neff_file(kernel, bundle.config)),
+                "origin": str(build.folder / "neff" / origin_file(kernel, bundle.config)),
                 "spec": specs[kernel],
             }
             for kernel in bundle.kernels

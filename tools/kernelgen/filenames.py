@@ -1,0 +1,30 @@
+"""What the files are called that one step writes and another reads. The rules for Bazel and CMake use the same names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HLO = ".hlo.pb"
+"""Ends the name of a serialized `HloModuleProto`."""
+
+NEFF = ".neff"
+
+
+def hlo_file(kernel: str) -> str:
+    """Returns the name of a kernel's HLO, given the kernel's id."""
+    return f"{kernel}{HLO}"
+
+
+def neff_file(kernel: str, config: str) -> str:
+    """Returns the name of a kernel's NEFF for one compile, given the kernel's id and the settings' key."""
+    return f"{kernel}.{config}{NEFF}"
+
+
+def origin_file(kernel: str, config: str) -> str:
+    """Returns the name of what a compile step says of its NEFF (`kernelgen.building.origins`)."""
+    return f"{kernel}.{config}.origin"
+
+
+def kernel_of(hlo: Path) -> str:
+    """Returns the kernel's id, given a file that is named after it; any other file's name without its ending."""
+    return hlo.name.removesuffix(".pb").removesuffix(".hlo")
