@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kernelgen.cli import options
+from kernelgen.cli import bundle_forms, options
 from kernelgen.cli.emit import select
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
@@ -25,8 +25,6 @@ from kernelgen.plan import Plan
 if TYPE_CHECKING:
     from kernelgen import cache
     from kernelgen.building.job import Result, Settings, Step
-
-FORMS = ("pack", "tree", "embed")
 
 
 @click.command(short_help="Do the whole job, from manifests to bundles.")
@@ -46,13 +44,7 @@ FORMS = ("pack", "tree", "embed")
 @options.compiler_option
 @options.cache_options
 @click.option("--only", metavar="GLOB", help="Only kernels whose id or op matches; no bundles are written then.")
-@click.option(
-    "--form",
-    "forms",
-    multiple=True,
-    type=click.Choice(FORMS),
-    help="A form of bundle to write; pack and tree by default. May be given several times.",
-)
+@bundle_forms.option
 @click.option(
     "--memory",
     "memory_mb",
@@ -111,7 +103,7 @@ def command(
             reporter.say(chosen.note or f"compiling with {settings.identity}")
             result = job.run(plan, catalog.libraries, settings, reporter)
         failed = [step for step in result.steps if step.failure is not None]
-        written = _write_bundles(plan if only is None else None, result, settings, forms or ("pack", "tree"))
+        written = _write_bundles(plan, result, settings, forms) if only is None else []
     _summarize(whole, result, failed, written, only, time.monotonic() - begun)
     return EXIT_FAILED if failed else EXIT_OK
 
@@ -139,38 +131,20 @@ def _print_plan(plan: Plan, whole: Plan, work: tuple[int, int], output: Path) ->
     )
 
 
-def _write_bundles(
-    plan: Plan | None, result: Result, settings: Settings, forms: Sequence[str]
-) -> list[tuple[Path, int]]:
+def _write_bundles(plan: Plan, result: Result, settings: Settings, forms: Sequence[str]) -> list[tuple[Path, int]]:
     """Writes the bundles whose kernels are all there; returns (path, bytes) of what was written."""
-    if plan is None:
-        return []
-    from kernelgen import bundle as bundles
-
-    configs = {c.key: c for c in plan.configs}
-    specs = {k.spec.id: k.spec for k in plan.kernels}
-    written: list[tuple[Path, int]] = []
-    for bundle in plan.bundles:
-        neffs = {kernel: result.neffs.get(f"{kernel}.{bundle.config}") for kernel in bundle.kernels}
-        there = {kernel: path for kernel, path in neffs.items() if path is not None}
-        if len(there) < len(neffs):
-            continue
-        tree = settings.output / bundle.id if "tree" in forms else None
-        pack = settings.output / bundles.pack_name(bundle.id) if {"pack", "embed"} & set(forms) else None
-        bundles.build(
-            bundle,
-            specs,
-            result.hlos,
-            there,
-            configs[bundle.config],
-            compiler=settings.identity,
-            jax_version=importlib.metadata.version("jax"),
-            tree_path=tree,
-            pack_path=pack,
-            embed_folder=settings.output if "embed" in forms else None,
-        )
-        written += [(path, _size(path)) for path in (pack, tree) if path]
-    return written
+    whole = [b for b in plan.bundles if all(f"{kernel}.{b.config}" in result.neffs for kernel in b.kernels)]
+    written = bundle_forms.write(
+        plan,
+        whole,
+        settings.output,
+        forms,
+        result.hlos,
+        result.neffs,
+        compiler=settings.identity,
+        jax_version=importlib.metadata.version("jax"),
+    )
+    return [(path, _size(path)) for path in written]
 
 
 def _size(path: Path) -> int:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
+from kernelgen.cli import bundle_forms
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.filenames import hlo_file, neff_file
 from kernelgen.plan import Bundle, Plan
-
-FORMS = ("pack", "tree", "embed")
 
 
 @click.command(short_help="Put compiled kernels together into a bundle.")
@@ -40,13 +39,7 @@ FORMS = ("pack", "tree", "embed")
 @click.option(
     "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write to."
 )
-@click.option(
-    "--form",
-    "forms",
-    multiple=True,
-    type=click.Choice(FORMS),
-    help="A form of bundle to write; pack and tree by default. May be given several times.",
-)
+@bundle_forms.option
 @click.option(
     "--compiler-identity", metavar="TEXT", help="What compiled the NEFFs; by default what they say themselves."
 )
@@ -65,37 +58,20 @@ def command(
 
     Writes NAME_TARGET.kernels.gguf (the pack), NAME_TARGET/ (the tree), and NAME_TARGET.S, .c and .h, which embed the pack.
     """
-    from kernelgen import bundle as writer
-
     plan = _plan(plan_path)
     chosen = _chosen(plan, bundles)
-    specs = {k.spec.id: k.spec for k in plan.kernels}
-    configs = {c.key: c for c in plan.configs}
-    wanted = forms or ("pack", "tree")
-    mistakes: list[Diagnostic] = []
-    for bundle in chosen:
-        pack = output / writer.pack_name(bundle.id) if {"pack", "embed"} & set(wanted) else None
-        tree = output / bundle.id if "tree" in wanted else None
-        try:
-            writer.build(
-                bundle,
-                specs,
-                {kernel: hlo_dir / hlo_file(kernel) for kernel in bundle.kernels},
-                {kernel: neff_dir / neff_file(kernel, bundle.config) for kernel in bundle.kernels},
-                configs[bundle.config],
-                compiler=compiler_identity,
-                jax_version=jax_version,
-                tree_path=tree,
-                pack_path=pack,
-                embed_folder=output if "embed" in wanted else None,
-            )
-        except KernelgenError as error:
-            mistakes += error.diagnostics
-            continue
-        for path in filter(None, (pack, tree)):
-            click.echo(str(path))
-    if mistakes:
-        raise KernelgenError(mistakes)
+    written = bundle_forms.write(
+        plan,
+        chosen,
+        output,
+        forms,
+        {kernel: hlo_dir / hlo_file(kernel) for b in chosen for kernel in b.kernels},
+        {f"{kernel}.{b.config}": neff_dir / neff_file(kernel, b.config) for b in chosen for kernel in b.kernels},
+        compiler=compiler_identity,
+        jax_version=jax_version,
+    )
+    for path in written:
+        click.echo(str(path))
 
 
 def _plan(path: Path) -> Plan:

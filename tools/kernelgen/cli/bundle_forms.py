@@ -1,0 +1,86 @@
+"""Bundles in a folder, in the forms that are asked for: the option that asks, and the loop that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.plan import Bundle, Plan
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FORMS = ("pack", "tree", "embed")
+_DEFAULT = ("pack", "tree")
+
+
+def option(function: F) -> F:
+    """Adds `--form FORM…` as `forms: tuple[str, ...]`; pack and tree when none is given."""
+    return click.option(
+        "--form",
+        "forms",
+        multiple=True,
+        type=click.Choice(FORMS),
+        callback=lambda context, parameter, value: value or _DEFAULT,
+        help="A form of bundle to write; pack and tree by default. May be given several times.",
+    )(function)
+
+
+def write(
+    plan: Plan,
+    bundles: Sequence[Bundle],
+    folder: Path,
+    forms: Sequence[str],
+    hlos: Mapping[str, Path],
+    neffs: Mapping[str, Path],
+    *,
+    compiler: str | None,
+    jax_version: str,
+) -> Iterator[Path]:
+    """Writes bundles one after another, and yields each pack and each tree when it is there.
+
+    Args:
+        plan: has the bundles' kernels and settings.
+        bundles: which of its bundles.
+        folder: where to.
+        forms: which of `FORMS`; an embedded bundle takes its data from a pack, which is written beside it.
+        hlos: each kernel's HLO, by id.
+        neffs: each NEFF, by `Neff.id`.
+        compiler: the compiler's identity; None takes it from the NEFFs.
+        jax_version: version of the jax that emitted the HLO.
+
+    Raises:
+        KernelgenError: at the end, with all that is wrong with the bundles that could not be written.
+        OSError: an output cannot be written.
+    """
+    from kernelgen import bundle as writer
+
+    specs = {k.spec.id: k.spec for k in plan.kernels}
+    configs = {c.key: c for c in plan.configs}
+    mistakes: list[Diagnostic] = []
+    for bundle in bundles:
+        pack = folder / writer.pack_name(bundle.id) if {"pack", "embed"} & set(forms) else None
+        tree = folder / bundle.id if "tree" in forms else None
+        ids = {kernel: f"{kernel}.{bundle.config}" for kernel in bundle.kernels}
+        try:
+            writer.build(
+                bundle,
+                specs,
+                hlos,
+                {kernel: neffs[id] for kernel, id in ids.items() if id in neffs},
+                configs[bundle.config],
+                compiler=compiler,
+                jax_version=jax_version,
+                tree_path=tree,
+                pack_path=pack,
+                embed_folder=folder if "embed" in forms else None,
+            )
+        except KernelgenError as error:
+            mistakes += error.diagnostics
+            continue
+        yield from filter(None, (pack, tree))
+    if mistakes:
+        raise KernelgenError(mistakes)
