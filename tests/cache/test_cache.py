@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, Folder, Key, Notices, Settings, entry, notices
+from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folder, Key, Notices, entry, notices
 from kernelgen.cache import folder as folders
 from kernelgen.errors import KernelgenError
 
@@ -53,7 +53,7 @@ def said() -> list[str]:
 
 
 def opened(said: list[str], **settings: Any) -> Cache:
-    return Cache(Settings(**settings), Notices(said.append))
+    return Cache(CacheSettings(**settings), Notices(said.append))
 
 
 # --- one folder -----------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ for key in keys[first:] + keys[:first]:
             file.write(key.name + "\\n")
         time.sleep(0.05)
         return neff
-    assert Cache(Settings(root / "cache"), Notices(sys.exit)).neff(key, "k", make)[0] == neff
+    assert Cache(CacheSettings(root / "cache"), Notices(sys.exit)).neff(key, "k", make)[0] == neff
 """
 
 
@@ -368,7 +368,7 @@ def test_a_build_of_many_processes_says_it_once_and_asks_once(
     store.status = {"GET": 500}
 
     def process(build: str) -> Cache:
-        return Cache(Settings(tmp_path, store.url), Notices(said.append, tmp_path / "notices", build))
+        return Cache(CacheSettings(tmp_path, store.url), Notices(said.append, tmp_path / "notices", build))
 
     for key, _ in neffs[:2]:
         made.get(process("1"), key)
@@ -389,14 +389,14 @@ def test_a_build_of_many_processes_says_it_once_and_asks_once(
 
 def test_the_folder_is_where_kernelgen_keeps_things_unless_it_is_named() -> None:
     def folder(**env: str) -> Path | None:
-        return Settings.make(env=env).folder
+        return CacheSettings.make(env=env).folder
 
     assert folder(HOME="/h", XDG_CACHE_HOME="/x") == Path("/x/neuron-kernelgen/neff")
     assert folder(XDG_CACHE_HOME="/x", NEURON_KERNELGEN_CACHE="/k") == Path("/k/neff")
     assert folder(NEURON_KERNELGEN_CACHE="/k", NEURON_KERNELGEN_NEFF_CACHE="/n") == Path("/n")
     assert folder(NEURON_KERNELGEN_NEFF_CACHE="off") is None
     assert folder() == Path.home() / ".cache/neuron-kernelgen/neff"
-    assert Settings.make("/given", env={"NEURON_KERNELGEN_NEFF_CACHE": "/n"}).folder == Path("/given")
+    assert CacheSettings.make("/given", env={"NEURON_KERNELGEN_NEFF_CACHE": "/n"}).folder == Path("/given")
 
 
 def test_the_shared_cache_is_what_the_environment_or_the_user_says(tmp_path: Path) -> None:
@@ -406,13 +406,13 @@ def test_the_shared_cache_is_what_the_environment_or_the_user_says(tmp_path: Pat
         "NEURON_KERNELGEN_SHARED_CACHE_MODE": "read-only",
         "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT": "2.5",
     }
-    assert Settings.make(env=env) == Settings(None, "/mnt/neffs", False, 2.5)
-    assert Settings.make(shared_at=f"file://{tmp_path}", env={}).shared == str(tmp_path)
-    assert Settings.make(shared_at="off", env=env).shared is None
-    made = Settings.make(env=env)
+    assert CacheSettings.make(env=env) == CacheSettings(None, "/mnt/neffs", False, 2.5)
+    assert CacheSettings.make(shared_at=f"file://{tmp_path}", env={}).shared == str(tmp_path)
+    assert CacheSettings.make(shared_at="off", env=env).shared is None
+    made = CacheSettings.make(env=env)
     words = dict(word.removeprefix("--").split("=", 1) for word in made.arguments())
     names = ("cache", "shared-cache", "shared-cache-mode", "shared-cache-timeout")
-    assert Settings.from_arguments(*(words.get(name) for name in names)) == made
+    assert CacheSettings.from_arguments(*(words.get(name) for name in names)) == made
 
 
 @pytest.mark.parametrize(
@@ -427,20 +427,20 @@ def test_the_shared_cache_is_what_the_environment_or_the_user_says(tmp_path: Pat
 )
 def test_settings_that_make_no_sense_are_errors(values: dict[str, Any], message: str) -> None:
     with pytest.raises(KernelgenError, match=message):
-        Settings.make(**{"env": {}, **values})
+        CacheSettings.make(**{"env": {}, **values})
 
 
 @pytest.mark.parametrize(("url", "package"), [("s3://bucket/neffs", "s3fs"), ("gs://bucket", "gcsfs")])
 def test_a_package_that_a_url_needs_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(KernelgenError, match=f"the Python package {package} is needed.*\n.*pip install {package}"):
-        Settings.make(shared_at=url, env={})
+        CacheSettings.make(shared_at=url, env={})
 
 
 def test_fsspec_is_not_imported_for_what_is_no_url(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from kernelgen.cache import *\n"
-        f"s = Settings.make({str(tmp_path)!r}, {str(tmp_path)!r}); Cache(s, Notices(print))\n"
+        f"s = CacheSettings.make({str(tmp_path)!r}, {str(tmp_path)!r}); Cache(s, Notices(print))\n"
         "assert not {'fsspec', 'aiohttp', 'asyncio'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

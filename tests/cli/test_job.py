@@ -88,7 +88,7 @@ def run(
     pool: FakePool, what: Plan, tmp_path: Path, libraries: Sequence[Library] = (), **settings: Any
 ) -> tuple[job.Result, Steps]:
     given = {"compiler": "neuronx-cc", "identity": "neuronx-cc 2", "executable": Path("/x"), "memory_mb": 10**6}
-    made = job.Settings(output=tmp_path, jobs=pool.size, **{**given, **settings})
+    made = job.BuildSettings(output=tmp_path, jobs=pool.size, **{**given, **settings})
     for folder in ("hlo", "neff"):
         (tmp_path / job.STATE / folder).mkdir(parents=True, exist_ok=True)
     steps = Steps()

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from kernelgen import compilers, neff
-from kernelgen.cache import Cache, Key, Notices
-from kernelgen.cache import Settings as CacheSettings
+from kernelgen.cache import Cache, CacheSettings, Key, Notices
 from kernelgen.compilers.choice import resolve
 from kernelgen.compilers.neuronx_cc import NeuronxCC
 from kernelgen.compilers.settings import CompileConfig

@@ -199,7 +199,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
     request = replace(request, configs=tuple(c for c in request.configs if c.target == TARGET))
     plan = Plan.merge([request])
     compiler = choice.resolve("simulator")
-    settings = job.Settings(
+    settings = job.BuildSettings(
         output=output,
         compiler=compiler.name,
         identity=compiler.identity,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import manifest
-from kernelgen.cache import OFF, Settings
+from kernelgen.cache import OFF, CacheSettings
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.kernel import KernelSpec, spec_json
@@ -121,7 +121,7 @@ BUILD = cmake.Build(
     identity="neuronx-cc 2.21",
     executable=Path("/sdk/bin/neuronx-cc"),
     jax_version="0.10.2",
-    cache=Settings(Path("/cache")),
+    cache=CacheSettings(Path("/cache")),
     cpus=8,
     memory_mb=30 * 1024,
 )

@@ -159,13 +159,13 @@ def _cache(arguments: Arguments) -> Cache | None:
     words = [maybe(arguments, name) for name in ("cache", "shared-cache", "shared-cache-mode", "shared-cache-timeout")]
     if not words[0] and not words[1]:
         return None  # as in Bazel, which has caches of its own
-    from kernelgen.cache import Cache, Notices, Settings
+    from kernelgen.cache import Cache, CacheSettings, Notices
 
     folder = maybe(arguments, "notices")
     notices = Notices(
         lambda text: print(f"warning: {text}"), Path(folder) if folder else None, maybe(arguments, "build") or ""
     )
-    return Cache(Settings.from_arguments(*words), notices)
+    return Cache(CacheSettings.from_arguments(*words), notices)
 
 
 def bundle(arguments: Arguments) -> None:

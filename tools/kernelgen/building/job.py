@@ -42,7 +42,7 @@ TIMEOUT_GRACE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BuildSettings:
     """How to build.
 
     Attributes:
@@ -63,7 +63,7 @@ class Settings:
     jobs: int
     memory_mb: int
     timeout: float | None = None
-    cache: cache.Settings = cache.OFF
+    cache: cache.CacheSettings = cache.OFF
 
     @property
     def state(self) -> Path:
@@ -117,7 +117,7 @@ class Result:
 
 
 @contextlib.contextmanager
-def locked(settings: Settings) -> Iterator[None]:
+def locked(settings: BuildSettings) -> Iterator[None]:
     """Holds the output folder against other builds; leftovers of one that was killed are removed.
 
     Raises:
@@ -138,14 +138,14 @@ def locked(settings: Settings) -> Iterator[None]:
             _tidy(settings)
 
 
-def _tidy(settings: Settings) -> None:
+def _tidy(settings: BuildSettings) -> None:
     shutil.rmtree(settings.state / "tmp", ignore_errors=True)
     for folder in ("hlo", "neff"):
         for leftover in (settings.state / folder).glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
 
 
-def run(plan: Plan, libraries: Sequence[Library], settings: Settings, reporter: Reporter) -> Result:
+def run(plan: Plan, libraries: Sequence[Library], settings: BuildSettings, reporter: Reporter) -> Result:
     """Emits and compiles everything in a plan; a kernel that fails does not stop the others.
 
     Call it inside `locked`.
@@ -157,7 +157,7 @@ def run(plan: Plan, libraries: Sequence[Library], settings: Settings, reporter: 
         return _Run(plan, libraries, settings, reporter, pool).run()
 
 
-def preview(plan: Plan, libraries: Sequence[Library], settings: Settings) -> tuple[int, int]:
+def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> tuple[int, int]:
     """Returns how many kernels a build would emit now, and how many NEFFs it would make at most.
 
     A kernel that is emitted may have the HLO that it had, and a cache may have its NEFF: then it is not compiled.
@@ -189,7 +189,7 @@ class _Compile:
 
 class _Run:
     def __init__(
-        self, plan: Plan, libraries: Sequence[Library], settings: Settings, reporter: Reporter, pool: Pool
+        self, plan: Plan, libraries: Sequence[Library], settings: BuildSettings, reporter: Reporter, pool: Pool
     ) -> None:
         self.settings = settings
         self.reporter = reporter
@@ -350,7 +350,7 @@ class _Run:
         self.reporter.step(step)
 
 
-def _neff_file(settings: Settings, hlo: bytes, config: CompileConfig) -> Path:
+def _neff_file(settings: BuildSettings, hlo: bytes, config: CompileConfig) -> Path:
     key = cache.Key.make(hlo, settings.identity, config.flags())
     return settings.state / "neff" / f"{key.name[:40]}{NEFF}"
 

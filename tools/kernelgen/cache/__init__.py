@@ -23,7 +23,7 @@ from kernelgen.cache.notices import Notices
 from kernelgen.compilers.identity import Key
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 
-__all__ = ["OFF", "Cache", "Folder", "Key", "Notices", "Settings"]
+__all__ = ["OFF", "Cache", "CacheSettings", "Folder", "Key", "Notices"]
 
 FOLDER_VARIABLE = "NEURON_KERNELGEN_NEFF_CACHE"
 SHARED_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE"
@@ -42,7 +42,7 @@ COMPILED, LOCAL, SHARED = "compiled", "local", "shared"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CacheSettings:
     """Which caches a build uses.
 
     Attributes:
@@ -63,7 +63,7 @@ class Settings:
         shared_at: str | None = None,
         mode: str | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> Settings:
+    ) -> CacheSettings:
         """Returns the settings that a user gives, and the environment's where he gives none.
 
         Args:
@@ -92,8 +92,8 @@ class Settings:
         if folder == "off":
             local = None
         if not shared_at or shared_at == "off":
-            return Settings(local)
-        return Settings(local, _location(shared_at), mode == MODES[0], _timeout(env.get(TIMEOUT_VARIABLE)))
+            return CacheSettings(local)
+        return CacheSettings(local, _location(shared_at), mode == MODES[0], _timeout(env.get(TIMEOUT_VARIABLE)))
 
     def arguments(self) -> list[str]:
         """Returns the settings as arguments of a build step; `from_arguments` is the inverse."""
@@ -105,12 +105,14 @@ class Settings:
         return words
 
     @staticmethod
-    def from_arguments(folder: str | None, at: str | None, mode: str | None, timeout: str | None) -> Settings:
+    def from_arguments(folder: str | None, at: str | None, mode: str | None, timeout: str | None) -> CacheSettings:
         """Returns the settings of a build step."""
-        return Settings(Path(folder) if folder else None, at, mode != MODES[1], float(timeout) if timeout else TIMEOUT)
+        return CacheSettings(
+            Path(folder) if folder else None, at, mode != MODES[1], float(timeout) if timeout else TIMEOUT
+        )
 
 
-OFF = Settings()
+OFF = CacheSettings()
 """No cache at all."""
 
 
@@ -157,7 +159,7 @@ class Cache:
         notices: is told what is wrong with them.
     """
 
-    def __init__(self, settings: Settings, notices: Notices) -> None:
+    def __init__(self, settings: CacheSettings, notices: Notices) -> None:
         self._settings = settings
         self._notices = notices
         self.folder = Folder(settings.folder) if settings.folder else None

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernelgen import fileio
-from kernelgen.cache import COMPILED, Cache, Notices, Settings
+from kernelgen.cache import COMPILED, Cache, CacheSettings, Notices
 from kernelgen.compilers.identity import Key
 from kernelgen.compilers.neuronx_cc_driver import NO_CACHE
 from kernelgen.errors import KernelgenError
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         return output.read_bytes()
 
     try:
-        cache = Cache(Settings.make(), Notices(lambda text: print(f"warning: {text}", file=sys.stderr)))
+        cache = Cache(CacheSettings.make(), Notices(lambda text: print(f"warning: {text}", file=sys.stderr)))
     except KernelgenError as error:
         print(f"warning: kernelgen's cache is left alone: {error}", file=sys.stderr)
         return NO_CACHE

@@ -24,7 +24,7 @@ from kernelgen.plan import Plan
 
 if TYPE_CHECKING:
     from kernelgen import cache
-    from kernelgen.building.job import Result, Settings, Step
+    from kernelgen.building.job import BuildSettings, Result, Step
 
 
 @click.command(short_help="Do the whole job, from manifests to bundles.")
@@ -61,7 +61,7 @@ def command(
     jobs: int | None,
     catalog: Catalog,
     compiler: str,
-    caches: cache.Settings,
+    caches: cache.CacheSettings,
     only: str | None,
     forms: tuple[str, ...],
     memory_mb: int | None,
@@ -84,7 +84,7 @@ def command(
     from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 
     chosen = choice.resolve(compiler)
-    settings = job.Settings(
+    settings = job.BuildSettings(
         output=output,
         compiler=chosen.name,
         identity=chosen.identity,
@@ -131,7 +131,7 @@ def _print_plan(plan: Plan, whole: Plan, work: tuple[int, int], output: Path) ->
     )
 
 
-def _write_bundles(plan: Plan, result: Result, settings: Settings, forms: Sequence[str]) -> list[tuple[Path, int]]:
+def _write_bundles(plan: Plan, result: Result, settings: BuildSettings, forms: Sequence[str]) -> list[tuple[Path, int]]:
     """Writes the bundles whose kernels are all there; returns (path, bytes) of what was written."""
     whole = [b for b in plan.bundles if all(f"{kernel}.{b.config}" in result.neffs for kernel in b.kernels)]
     written = bundle_forms.write(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernelgen import cache as caches_of
-from kernelgen.cache import Folder, Settings
+from kernelgen.cache import CacheSettings, Folder
 from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
@@ -42,7 +42,7 @@ def _folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapper(*args: Any, cache_folder: str | None, **kwargs: Any) -> Any:
-        settings = Settings.make(cache_folder, "off")
+        settings = CacheSettings.make(cache_folder, "off")
         if settings.folder is None:
             raise KernelgenError("the cache is off: name its folder with --cache DIR")
         return function(*args, folder=Folder(settings.folder), **kwargs)
@@ -72,7 +72,7 @@ def explain(
     targets: tuple[str, ...],
     catalog: Catalog,
     compiler: str,
-    caches: Settings,
+    caches: CacheSettings,
     form: str,
 ) -> int:
     """Say whether a build would find a kernel in the cache, and why not.
@@ -163,7 +163,7 @@ def _plan(manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog) -
     return Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
 
 
-def _lines(one: Explanation, caches: Settings) -> list[str]:
+def _lines(one: Explanation, caches: CacheSettings) -> list[str]:
     head = f"{one.wanted.kernel} for {one.wanted.config}:"
     if one.found is not None:
         return [f"{head} {'hit' if one.found == caches_of.LOCAL else 'hit, in the shared cache'}"]
@@ -193,7 +193,7 @@ def _value(text: str | None) -> str:
 @command.command()
 @options.cache_options
 @_format
-def info(caches: Settings, form: str) -> None:
+def info(caches: CacheSettings, form: str) -> None:
     """Print where the caches are and what they hold."""
     from kernelgen.cache.entry import Damaged
 
@@ -228,7 +228,7 @@ def info(caches: Settings, form: str) -> None:
         click.echo(f"shared cache {shared['url']} ({shared['mode']}): {shared['state']}")
 
 
-def _shared(caches: Settings) -> dict[str, Any] | None:
+def _shared(caches: CacheSettings) -> dict[str, Any] | None:
     from kernelgen.cache.shared import Unavailable
 
     if caches.shared is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kernelgen.cache import COMPILED, OFF, Cache, Notices, Settings
+from kernelgen.cache import COMPILED, OFF, Cache, CacheSettings, Notices
 from kernelgen.cli import options
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
@@ -66,7 +66,7 @@ def command(
     flags: tuple[str, ...],
     timeout: float | None,
     memory_mb: int | None,
-    caches: Settings,
+    caches: CacheSettings,
 ) -> None:
     """Compile an HLO file (a serialized HloModuleProto) to a NEFF file.
 

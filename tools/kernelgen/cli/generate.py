@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kernelgen import fileio, manifest
-from kernelgen.cache import Settings
+from kernelgen.cache import CacheSettings
 from kernelgen.cli.options import cache_options, compiler_option, kernels_option, manifests_argument, only_targets
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean
@@ -80,7 +80,7 @@ def cmake(
     targets: tuple[str, ...],
     compiler: str,
     memory_per_compile: str | None,
-    caches: Settings,
+    caches: CacheSettings,
 ) -> None:
     """Write what add_neuron_kernels() builds from."""
     import importlib.metadata

@@ -64,13 +64,13 @@ def compiler_option(function: F) -> F:
 
 
 def cache_options(function: F) -> F:
-    """Adds `--cache`, `--shared-cache` and `--shared-cache-mode`, in one parameter `caches: kernelgen.cache.Settings`."""
+    """Adds `--cache`, `--shared-cache` and `--shared-cache-mode`, in one parameter `caches: kernelgen.cache.CacheSettings`."""
 
     @functools.wraps(function)
     def wrapper(
         *args: Any, cache_folder: str | None, shared_cache: str | None, shared_cache_mode: str | None, **kwargs: Any
     ) -> Any:
-        return function(*args, caches=cache.Settings.make(cache_folder, shared_cache, shared_cache_mode), **kwargs)
+        return function(*args, caches=cache.CacheSettings.make(cache_folder, shared_cache, shared_cache_mode), **kwargs)
 
     wrapped: Callable[..., Any] = wrapper
     for option in (

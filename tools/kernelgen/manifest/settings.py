@@ -28,7 +28,7 @@ _OF_WRAPPERS = frozenset({"--cache_dir", "--no_cache", "--retry_failed_compilati
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ManifestSettings:
     """How a manifest's kernels are compiled.
 
     Attributes:
@@ -41,20 +41,20 @@ class Settings:
     cpus: int | None
 
 
-def read(root: Node, report: Report) -> Settings:
+def read(root: Node, report: Report) -> ManifestSettings:
     """Returns the settings of a manifest that the schema was checked against; mistakes go to `report`."""
     targets = _targets(root, report)
     compiler = root.get("compiler")
     if compiler is None or compiler.kind != "map":
-        return Settings(tuple(CompileConfig.make(t.name) for t in targets), None, None)
+        return ManifestSettings(tuple(CompileConfig.make(t.name) for t in targets), None, None)
     given = {key: entry.node for key, entry in compiler.value.items() if id(entry.node) not in report.wrong}
     _check(given, targets, report, cast_is_known=_cast_is_known(compiler, report))
     flags = _extra_flags(given.get("extra_flags"), report)
     memory, cpus = given.get("memory_per_compile"), given.get("cpus_per_compile")
     if any(id(node) in report.wrong for node in given.values()):
-        return Settings((), None, None)
+        return ManifestSettings((), None, None)
     settings = {key: given[key].value for key in _SETTINGS if key in given}
-    return Settings(
+    return ManifestSettings(
         tuple(CompileConfig.make(t.name, extra_flags=flags, **settings) for t in targets),
         megabytes(memory.text) if memory else None,
         int(cpus.value) if cpus else None,

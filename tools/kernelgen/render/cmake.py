@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelgen.cache import Settings
+from kernelgen.cache import CacheSettings
 from kernelgen.canonical import canonical_json
 from kernelgen.emitters.library import Library
 from kernelgen.filenames import hlo_file, neff_file, origin_file
@@ -44,7 +44,7 @@ class Build:
     identity: str
     executable: Path | None
     jax_version: str
-    cache: Settings
+    cache: CacheSettings
     cpus: int
     memory_mb: int
 
