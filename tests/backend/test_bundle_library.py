@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen.bundle import pack, tree
-from kernelgen.bundle.contents import Contents, Origin, StoredFile
+from kernelgen.bundle.contents import BundleOrigin, Contents, StoredFile
 from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.bundle.lookups import lookups
@@ -78,7 +78,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         neffs.append(StoredFile(path, hashlib.sha256(data).hexdigest(), len(data)))
     flags = tuple(CompileConfig.make("trn1").flags())
     contents = Contents(
-        origin=Origin("test", "trn1", 1, False, "neuronx-cc 2.0", flags, "0.1.0", "unknown"),
+        origin=BundleOrigin("test", "trn1", 1, False, "neuronx-cc 2.0", flags, "0.1.0", "unknown"),
         index=index,
         specs=tuple(by_id[kernel] for kernel in index.ids),
         hlos=tuple(neffs[0] for _ in index.ids),

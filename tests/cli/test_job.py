@@ -226,7 +226,7 @@ def test_hlo_that_is_not_what_was_emitted_is_emitted_again(mine: Library, tmp_pa
     whole = one.read_bytes()
     one.write_bytes(whole[:5])
     two.unlink()
-    three.with_name(three.name.replace(".hlo.pb", ".made")).write_bytes(b"\xff")
+    three.with_name(three.name.replace(".hlo.pb", ".inputs")).write_bytes(b"\xff")
     assert emitted(3, tmp_path, mine) == 3
     assert one.read_bytes() == whole
 

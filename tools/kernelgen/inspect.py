@@ -13,7 +13,7 @@ from typing import Any
 
 from kernelgen import neff
 from kernelgen.bundle import pack, tree
-from kernelgen.bundle.contents import Origin
+from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.compilers.identity import flag
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF
@@ -100,7 +100,7 @@ def _looks_like_neff(head: bytes) -> bool:
     return version in (neff.PLAIN, neff.GZIP) and size == HEADER_SIZE
 
 
-def _origin(origin: Origin) -> dict[str, Any]:
+def _origin(origin: BundleOrigin) -> dict[str, Any]:
     return {
         "manifest": origin.name,
         "target": origin.target,
@@ -197,7 +197,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
     if mistakes:
         raise KernelgenError(mistakes)
     names = ("name", "target", "lnc", "simulated", "compiler", "version", "jax_version")
-    origin = Origin(**{name: index[name] for name in names}, flags=tuple(map(str, index["flags"])))
+    origin = BundleOrigin(**{name: index[name] for name in names}, flags=tuple(map(str, index["flags"])))
     return {
         "path": str(path),
         "kind": "tree",

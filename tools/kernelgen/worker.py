@@ -176,8 +176,8 @@ def bundle(arguments: Arguments) -> None:
 
     With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there.
 
-    An entry's `origin` is what its compile step wrote about the NEFF: one of an earlier HLO is refused. With `--made` (a path, of
-    this step's own) it says how many NEFFs were compiled since it ran last, and how many came from a cache.
+    An entry's `origin` is what its compile step wrote about the NEFF: one of an earlier HLO is refused. With `--counted` (a path,
+    of this step's own) it says how many NEFFs were compiled since it ran last, and how many came from a cache.
     """
     from importlib.metadata import version
 
@@ -189,17 +189,17 @@ def bundle(arguments: Arguments) -> None:
 
     check_jax(arguments)
     config = _config(arguments)
-    specs, hlos, neffs, made = {}, {}, {}, {}
+    specs, hlos, neffs, origin_files = {}, {}, {}, {}
     for text in arguments["entry"]:
         entry = json.loads(text)
         spec = KernelSpec.from_json(json.loads(entry["spec"]))
         specs[spec.id], hlos[spec.id], neffs[spec.id] = spec, Path(entry["hlo"]), Path(entry["neff"])
         if "origin" in entry:
-            made[spec.id] = Path(entry["origin"])
-    if made:
+            origin_files[spec.id] = Path(entry["origin"])
+    if origin_files:
         from kernelgen.building import origins
 
-        known = origins.check(made, hlos, neffs)
+        known = origins.check(origin_files, hlos, neffs)
     if maybe(arguments, "lint"):
         _refuse_unsupported(hlos.values(), config.target)
     if table := maybe(arguments, "lookups"):
@@ -215,7 +215,7 @@ def bundle(arguments: Arguments) -> None:
         pack_path=maybe(arguments, "pack"),
         tree_path=maybe(arguments, "tree"),
     )
-    if made and (path := maybe(arguments, "made")):
+    if origin_files and (path := maybe(arguments, "counted")):
         print(f"{one(arguments, 'name')}_{config.target}: {origins.count(path, known)}")
     write_depfile(arguments, maybe(arguments, "pack") or f"{one(arguments, 'tree')}/index.json")
 

@@ -1,6 +1,6 @@
 """Which HLO files of a build folder are what an emit would write now, so that only the others are emitted.
 
-Beside a kernel's HLO lies `<kernel>.made`, with two digests: of all that the HLO was made from (the kernel, its emitter and the
+Beside a kernel's HLO lies `<kernel>.inputs`, with two digests: of all that the HLO was made from (the kernel, its emitter and the
 modules that this imports, kernelgen, Python, the packages that emitting uses and the environment variables that they read) and of
 the HLO. Both must be as they are now; times of files say nothing. What imports anything else is emitted by every build.
 """
@@ -86,7 +86,7 @@ class Emits:
         if inputs is None:
             return False
         try:
-            return self._made(kernel).read_text() == _text(inputs, self.hlo(kernel))
+            return self._note_file(kernel).read_text() == _text(inputs, self.hlo(kernel))
         except (OSError, UnicodeDecodeError):
             return False
 
@@ -96,10 +96,10 @@ class Emits:
         Raises:
             OSError: the folder can't be written.
         """
-        fileio.write_bytes(self._made(kernel), _text(inputs, self.hlo(kernel)).encode())
+        fileio.write_bytes(self._note_file(kernel), _text(inputs, self.hlo(kernel)).encode())
 
-    def _made(self, kernel: Kernel) -> Path:
-        return self._folder / f"{kernel.spec.id}.made"
+    def _note_file(self, kernel: Kernel) -> Path:
+        return self._folder / f"{kernel.spec.id}.inputs"
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 Everything between the manifests and the bundles lives in one folder, `<output>/.kernelgen`:
 
-    hlo/<kernel>.hlo.pb     what was emitted last; <kernel>.made beside it says from what, so that it is not emitted again
+    hlo/<kernel>.hlo.pb     what was emitted last; <kernel>.inputs beside it says from what, so that it is not emitted again
     neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else
     logs/  tmp/             of the workers
 

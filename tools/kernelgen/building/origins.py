@@ -19,7 +19,7 @@ from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class NeffOrigin:
     """What a compile step says of its NEFF.
 
     Attributes:
@@ -44,16 +44,16 @@ def write(path: str | Path, hlo: str | Path, source: str) -> None:
     fileio.write_bytes(path, canonical_json(value).encode())
 
 
-def read(path: str | Path) -> Origin | None:
+def read(path: str | Path) -> NeffOrigin | None:
     """Returns an origin, None when there is none that can be read."""
     try:
         value = json.loads(Path(path).read_bytes())
-        return Origin(str(value["hlo_sha256"]), str(value["source"]), str(value["run"]))
+        return NeffOrigin(str(value["hlo_sha256"]), str(value["source"]), str(value["run"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> dict[str, Origin]:
+def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> dict[str, NeffOrigin]:
     """Returns the origins of kernels' NEFFs, after comparing them with the HLO that there is now.
 
     Args:
@@ -64,7 +64,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
     Raises:
         KernelgenError: NEFFs are of other HLO. They are removed, so that the next build makes them.
     """
-    known: dict[str, Origin] = {}
+    known: dict[str, NeffOrigin] = {}
     stale = []
     for kernel, path in origins.items():
         origin = read(path)
@@ -87,7 +87,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
     return known
 
 
-def count(path: str | Path, known: Mapping[str, Origin]) -> str:
+def count(path: str | Path, known: Mapping[str, NeffOrigin]) -> str:
     """Returns how many NEFFs were compiled since the last call for this path, and how many came from a cache, in words."""
     try:
         before = json.loads(Path(path).read_bytes())

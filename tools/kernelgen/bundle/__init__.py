@@ -13,14 +13,14 @@ from pathlib import Path
 import kernelgen
 from kernelgen import neff as neff_format
 from kernelgen.bundle import embed, pack, tree
-from kernelgen.bundle.contents import FORMAT, Contents, Origin, StoredFile, file_name
+from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.index import Index
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Bundle
 
-__all__ = ["FORMAT", "Contents", "Origin", "StoredFile", "build", "gather", "pack_name"]
+__all__ = ["FORMAT", "BundleOrigin", "Contents", "StoredFile", "build", "gather", "pack_name"]
 
 
 def pack_name(bundle_id: str) -> str:
@@ -139,7 +139,7 @@ def gather(
     chosen = [specs[kernel] for kernel in kernels]
     index = Index.build(chosen)  # refuses an empty bundle
     simulated, identity = next(iter(made_by))
-    origin = Origin(
+    origin = BundleOrigin(
         name=bundle.name,
         target=bundle.target,
         lnc=config.lnc,

@@ -28,7 +28,7 @@ def file_name(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class BundleOrigin:
     """What a bundle is and what made it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Contents:
         kernel_neff: for each kernel, the position of its NEFF in `neffs`.
     """
 
-    origin: Origin
+    origin: BundleOrigin
     index: Index
     specs: tuple[KernelSpec, ...]
     hlos: tuple[StoredFile, ...]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMAT, Contents, Origin, file_name
+from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, file_name
 from kernelgen.bundle.index import MIN_SLOTS, Index
 from kernelgen.errors import KernelgenError
 from kernelgen.kernel import MAX_ID, spec_json
@@ -140,7 +140,7 @@ class Pack:
     """
 
     path: Path
-    origin: Origin
+    origin: BundleOrigin
     index: Index
     specs: tuple[str, ...]
     hlo_sha256: tuple[str, ...]
@@ -335,7 +335,7 @@ def _check(
             file_name(get(name, _STRING))  # an embedded bundle's files are named after them
         except KernelgenError as error:
             fail(f"damaged kernel pack: {name}: {error.diagnostics[0].message}")
-    origin = Origin(
+    origin = BundleOrigin(
         name=get("kernelgen.name", _STRING),
         target=get("kernelgen.target", _STRING),
         lnc=get("kernelgen.lnc", _U32),
