@@ -7,7 +7,7 @@ from jax import lax
 from kernelgen.emitter import emitter
 
 from .common import PREC_F32, add_mask, f32, grouped_dot, per_head, per_row, repeat, result
-from .quants import floats
+from .dequantize import floats
 
 
 @emitter("flash_attn_ext", types="f32, float quantized, float quantized, f16, f32")

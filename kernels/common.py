@@ -1,7 +1,7 @@
 """What emitters share: GGML's conventions in JAX.
 
 Arrays have the reverse of GGML's shape, `[ne3, ne2, ne1, ne0]`: ggml's dimension i is axis `-1 - i`. Quantized tensors are the
-business of `quants`.
+business of `dequantize` and `quantize`.
 
 Emitters call `lax` and plain operators rather than `jax.nn`: what a kernel computes is then read off its text, and its HLO does not
 change with JAX's release.

@@ -8,8 +8,8 @@ from jax import lax
 from kernelgen.emitter import emitter
 
 from .common import result
+from .dequantize import floats
 from .quantize import stored
-from .quants import floats
 
 
 @emitter("cont", "dup", "reshape", types="number")

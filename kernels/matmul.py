@@ -8,7 +8,7 @@ from kernelgen.emitter import emitter
 from kernelgen.ggml.tensor import TensorDesc
 
 from .common import f32, grouped_dot, result
-from .quants import floats
+from .dequantize import floats
 
 
 @emitter("mul_mat", types="float quantized, float")

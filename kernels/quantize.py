@@ -1,4 +1,4 @@
-"""Quantized tensors: ggml's block formats, written; `quants` reads them.
+"""Quantized tensors: ggml's block formats, written; `dequantize` reads them.
 
 What is written is what ggml's `quantize_row_*_ref` write, which its CPU backend uses. Several formats search for the scale that
 fits best: each candidate's error is a sum, and the next steps depend on which is the smallest, so sums are made in ggml's order,
@@ -17,7 +17,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 
 from .common import DTYPES, Unsupported, f32
-from .quants import E2M1, IQ4_NL, e8m0, flat, split, ue4m3
+from .dequantize import E2M1, IQ4_NL, e8m0, flat, split, ue4m3
 
 _MAX = float(np.finfo(np.float32).max)
 _GROUP_MAX_EPS = 1e-15
@@ -111,7 +111,7 @@ def _join(*parts: Array) -> Array:
 
 
 def _pack(q: Array, bits: int, width: int) -> Array:
-    """Returns bytes from numbers of `bits` bits, lowest first: the opposite of `_fields` in `quants`, flat."""
+    """Returns bytes from numbers of `bits` bits, lowest first: the opposite of `_fields` in `dequantize`, flat."""
     count = 8 // bits
     fields = split(_u8(q), q.shape[-1] // (count * width), count, width)
     shifted = fields << np.arange(0, 8, bits, dtype=np.uint8)[:, None]

@@ -8,8 +8,8 @@ from jax import Array, lax
 from kernelgen.emitter import emitter
 
 from .common import f32, repeat, result
+from .dequantize import floats
 from .quantize import stored
-from .quants import floats
 
 
 def _flat_rows(rows: Array, n_batch: int, n_rows: int) -> Array:
