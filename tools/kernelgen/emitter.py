@@ -22,9 +22,6 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-ATTRIBUTE = "__kernelgen_ops__"
-"""Where the decorator leaves the op names on the function."""
-
 CONTEXT = ("out", "inputs", "op")
 """Keyword arguments that are filled in by the framework and are no parameters of the op."""
 
@@ -33,11 +30,7 @@ def emitter(*ops: str, types: str | tuple[str, ...] = ()) -> Callable[[F], F]:
     """Marks a function as the emitter of one or more ggml ops (names as `ggml_op_desc`, lower case, string literals).
 
     `types` tells what the kernel can be asked for; without it any type is passed on.
-    A function for several ops declares the keyword `op` to be told which one it is asked for.
+    A function for several ops declares the keyword `op` to be told which one it is asked for. The function stays as it is: what is
+    said here is read from the source (`kernelgen.emitters.scan`).
     """
-
-    def mark(function: F) -> F:
-        setattr(function, ATTRIBUTE, ops)
-        return function
-
-    return mark
+    return lambda function: function

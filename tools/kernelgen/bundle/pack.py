@@ -158,12 +158,6 @@ class Pack:
             return file.read(neff.size if limit is None else min(limit, neff.size))
 
 
-def is_pack(path: str | Path) -> bool:
-    """Returns whether the file begins as GGUF does."""
-    with Path(path).open("rb") as file:
-        return file.read(4) == MAGIC
-
-
 def read(path: str | Path) -> Pack:
     """Returns a pack's index and where its NEFFs are, everything checked but the NEFFs' digests.
 

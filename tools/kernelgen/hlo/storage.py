@@ -85,12 +85,6 @@ def storage(tensor: TensorDesc) -> Storage:
     return Storage(dtype, tuple(dims[k][0] for k in made.order), dims, length, True)
 
 
-def storage_shape(tensor: TensorDesc) -> tuple[str, tuple[int, ...]]:
-    """Returns (NumPy dtype name, shape) of the HLO parameter or result that holds `tensor`."""
-    made = storage(tensor)
-    return made.dtype, made.shape
-
-
 def view(array: Any, s: Storage) -> Any:
     """Returns the logical array, shape `s.view_shape`, of a parameter of shape `s.shape`."""
     from jax import lax
