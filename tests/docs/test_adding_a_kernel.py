@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 
 import kernelgen
+from kernelgen import manifest
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
+from kernelgen.manifest import graph_ops
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-kernel.md"
 PACKAGE = Path(kernelgen.__file__).parent
+TABLE, TABLE_SCRIPT = "backend/ggml-neuron/op_table.inc", "backend/ggml-neuron/op_table.py"
 
 
 def section(title: str) -> str:
@@ -46,7 +50,7 @@ def run(command: str, folder: Path, path: Path) -> str:
 def test_a_kernel_in_a_folder_of_ones_own(tmp_path: Path) -> None:
     text = section("In a folder of your own")
     written = files(text)
-    assert sorted(written) == ["check_fused_norm.py", "my_kernels/fused_norm.py", "my_model.yaml"]
+    assert sorted(written) == ["check_norm.py", "my_kernels/norm.py", "my_model.yaml"]
     for name, content in written.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -55,8 +59,18 @@ def test_a_kernel_in_a_folder_of_ones_own(tmp_path: Path) -> None:
     _, inspected, checked = (run(command, tmp_path, PACKAGE.parent) for command in commands)
     pack = tmp_path / "build" / "my_model_trn1.kernels.gguf"
     assert pack.is_file() and pack.read_bytes()[:4] == b"GGUF"
-    assert len(re.findall(r"rms_norm_mul\(\(2048,(?:1|512),1,1\)/f32", inspected)) == 2
+    assert len(re.findall(r"rms_norm\(\(2048,(?:1|512),1,1\)/f32", inspected)) == 2
     assert checked == "as NumPy computes it\n"
+    planned = run("kernelgen plan my_model.yaml --kernels my_kernels", tmp_path, PACKAGE.parent)
+    assert len(re.findall(r"  my_kernels/norm\.py  ", planned)) == 2
+
+
+def test_the_kernel_in_a_folder_of_ones_own_is_what_llama_cpp_asks_for(tmp_path: Path) -> None:
+    (tmp_path / "my_model.yaml").write_text(files(section("In a folder of your own"))["my_model.yaml"])
+    (request,) = manifest.load([tmp_path / "my_model.yaml"], Catalog([builtin_library()]))
+    graph = graph_ops.read(ROOT / "tests" / "data" / "graph-ops" / "llama-3.2-1b.flash-attn.txt")
+    asked = {spec for spec, _, _ in graph if spec.op == "rms_norm"}
+    assert {kernel.spec for kernel in request.kernels} == asked
 
 
 @pytest.fixture
@@ -65,14 +79,19 @@ def checkout(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", ".*cache")
     shutil.copytree(PACKAGE, tmp_path / "tools" / "kernelgen", ignore=ignored)
     shutil.copytree(builtin_library().root, tmp_path / "kernels", ignore=ignored)
-    shutil.copytree(ROOT / "tests" / "kernels", tmp_path / "tests" / "kernels", ignore=ignored)
+    for folder in ("tests/kernels", "tests/manifest"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    (tmp_path / TABLE).parent.mkdir(parents=True)
+    for file in (TABLE, TABLE_SCRIPT):
+        shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 
 
 def test_a_kernel_in_this_repository(checkout: Path) -> None:
     text = section("In this repository")
     variants, entry, emitter, reference, test = blocks(text, "python")
-    (command,) = (line for block in blocks(text, "sh") for line in block.splitlines())
+    (names,) = blocks(text, "json")
+    table, command = (line for block in blocks(text, "sh") for line in block.splitlines())
     ops = checkout / "tools" / "kernelgen" / "ggml" / "ops.py"
     source = ops.read_text()
     # The page repeats two places of the file: the list with one word more, and an entry as it is.
@@ -88,9 +107,16 @@ def test_a_kernel_in_this_repository(checkout: Path) -> None:
             f.write("\n\n" + addition)
     with (checkout / "tests/kernels/test_elementwise.py").open("a") as f:
         f.write("\n\n" + test)
-    printed = run(
-        command.replace("test_elementwise.py", "test_elementwise.py -k 'mish or every'"),
-        checkout,
-        checkout / "tools",
-    )
-    assert re.search(r"\d+ passed", printed)
+    tests = command.replace("test_elementwise.py", "test_elementwise.py -k 'mish or every or names'")
+    with pytest.raises(AssertionError, match="mish"):
+        run(tests, checkout, checkout / "tools")
+    schema = checkout / "tools/kernelgen/manifest/manifest.schema.json"
+    before = re.sub(r' *"mish",\n', "", names)
+    assert before in schema.read_text(), "the list of ops on the page is not that of the schema"
+    schema.write_text(schema.read_text().replace(before, names))
+    assert re.search(r"\d+ passed", run(tests, checkout, checkout / "tools"))
+
+    with pytest.raises(AssertionError, match="not up to date"):
+        run(f"{table} --check", checkout, checkout / "tools")
+    run(table, checkout, checkout / "tools")
+    assert '"mish"' in (checkout / TABLE).read_text()
