@@ -28,13 +28,11 @@ class Sample:
         hlo: its HLO.
         neff: its simulated NEFF.
         origin: what CMake's compile step writes beside the NEFF.
-        dependencies: the sources that it says the NEFF depends on, as in a Makefile, each line but the last with its backslash.
     """
 
     hlo: bytes
     neff: bytes
     origin: str
-    dependencies: str
 
 
 def manifest(name: str, target: str = "trn1") -> dict[str, Any]:
@@ -64,20 +62,18 @@ def sample(copy: Path, folder: Path) -> Sample:
     )
     plan = json.loads(planned.stdout)
     (kernel,), (config,) = plan["kernels"], plan["configs"].values()
-    out = {name: folder / f"one.{name}" for name in ("hlo", "neff", "origin", "d")}
+    from kernelgen.compilers.settings import CompileConfig
+
+    flags = CompileConfig.from_json(config).flags()
+    out = {name: folder / f"one.{name}" for name in ("hlo", "neff", "origin")}
     worker = [*python, "kernelgen.worker"]
     spec = ["--spec=" + json.dumps(kernel["spec"]), "--library=kernels"]
     emitter = f"--emitter={copy / 'kernels' / kernel['emitter']}.py"
     subprocess.run([*worker, "emit", *spec, emitter, f"--output={out['hlo']}"], env=env, check=True)
-    compile_ = ["compile", "--compiler=simulator", "--config=" + json.dumps(config), f"--kernel={kernel['id']}"]
-    files = [f"--hlo={out['hlo']}", f"--output={out['neff']}", f"--origin={out['origin']}", f"--depfile={out['d']}"]
+    compile_ = ["compile", "--compiler=simulator", *(f"--flag={f}" for f in flags), f"--kernel={kernel['id']}"]
+    files = [f"--hlo={out['hlo']}", f"--output={out['neff']}", f"--origin={out['origin']}"]
     subprocess.run([*worker, *compile_, *files], env=env, check=True)
-    return Sample(
-        out["hlo"].read_bytes(),
-        out["neff"].read_bytes(),
-        out["origin"].read_text(),
-        out["d"].read_text().partition("\n")[2],
-    )
+    return Sample(out["hlo"].read_bytes(), out["neff"].read_bytes(), out["origin"].read_text())
 
 
 _WORKER = """
@@ -112,6 +108,13 @@ STEPS = {{**STEPS, "emit": _made_up_emit, "emit-batch": _made_up_emit_batch, "co
 
 """
 
+_SIMULATE = """
+def step(arguments: Arguments) -> None:
+    write_bytes(one(arguments, "output"), bytes.fromhex("{neff}"))
+
+
+"""
+
 # CMake's compile step is a process per kernel; this one is a shell, which starts in a tenth of the time.
 _STEP = """\
 #!/bin/sh
@@ -120,10 +123,9 @@ for word; do
     case $word in
         --output=*) output=${word#*=} ;;
         --origin=*) origin=${word#*=} ;;
-        --depfile=*) depfile=${word#*=} ;;
     esac
 done
-cp '%(neff)s' "$output" && printf %%s '%(origin)s' > "$origin" && printf '%%s: \\\\\\n%%s' "$output" '%(dependencies)s' > "$depfile"
+cp '%(neff)s' "$output" && printf %%s '%(origin)s' > "$origin"
 exit ;;
 esac
 """
@@ -131,16 +133,16 @@ esac
 
 def stand_in(copy: Path, made: Sample, folder: Path) -> None:
     """Makes the emit and compile steps of a scratch copy write one kernel's HLO and NEFF, whatever they are asked for."""
-    worker = copy / "tools/kernelgen/worker.py"
-    text = worker.read_text()
-    before, found, after = text.partition('if __name__ == "__main__":')
-    if not found:
-        raise ValueError(f"{worker} does not end as a program")
-    worker.write_text(f"{before}{_WORKER.format(hlo=made.hlo.hex(), neff=made.neff.hex())}{found}{after}")
+    for program, addition in (("worker.py", _WORKER), ("compilers/simulate.py", _SIMULATE)):
+        path = copy / "tools/kernelgen" / program
+        before, found, after = path.read_text().partition('if __name__ == "__main__":')
+        if not found:
+            raise ValueError(f"{path} does not end as a program")
+        path.write_text(f"{before}{addition.format(hlo=made.hlo.hex(), neff=made.neff.hex())}{found}{after}")
     step = copy / "rules/cmake/kernels/step.in"
     neff = folder / "made-up.neff"
     neff.write_bytes(made.neff)
-    values = {"neff": neff, "origin": made.origin, "dependencies": made.dependencies}
+    values = {"neff": neff, "origin": made.origin}
     if any("'" in str(value) for value in values.values()):
         raise ValueError("a path has an apostrophe in it")
     first, _, rest = step.read_text().partition("\n")

@@ -240,7 +240,7 @@ def _child(what: str, *arguments: str) -> None:
             start()
             renderer.generate(plan, [renderer.BazelLibrary(builtin_library(), "@@//kernels")], "@@")
         else:
-            sample = made_up.Sample(Path(arguments[1]).read_bytes(), b"", "", "")
+            sample = made_up.Sample(Path(arguments[1]).read_bytes(), b"", "")
             start()
             made_up.files(plan, sample, Path(arguments[2]))
     print(json.dumps([time.perf_counter() - begun, time.process_time() - cpu]))

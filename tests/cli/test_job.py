@@ -17,6 +17,7 @@ from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Kernel, Plan, Request
+from kernelgen.targets import SIMULATOR_MEMORY_MB
 
 
 @dataclass
@@ -117,7 +118,7 @@ def test_compiles_at_once_fit_into_the_jobs_asked_for(tmp_path: Path) -> None:
 
 def test_simulated_compiles_are_not_counted_at_what_neuronx_cc_needs(tmp_path: Path) -> None:
     pool = FakePool(8)
-    run(pool, plan(20, memory_mb=16000), tmp_path, compiler="simulator", memory_mb=4 * job.SIMULATOR_MEMORY_MB)
+    run(pool, plan(20, memory_mb=16000), tmp_path, compiler="simulator", memory_mb=4 * SIMULATOR_MEMORY_MB)
     assert most(pool, "compile") == 4
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT, SCENARIOS, Programs, Result, Run
+from programs import SCENARIOS, Programs, Result, Run
 
 from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
@@ -160,12 +160,6 @@ def test_a_folder_that_is_not_there_ends_recording_and_nothing_else(run: Run, ke
     result = run("add", "memory", GGML_NEURON_RECORD=tmp_path / "no" / "where.yaml")
     assert result.said["memory"] == "ok"
     assert f"GGML_NEURON_RECORD: {tmp_path}/no: No such file or directory: recording is off" in result.log
-
-
-def test_the_table_of_ops_is_up_to_date() -> None:
-    script = ROOT / "backend" / "ggml-neuron" / "op_table.py"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
-    subprocess.run([sys.executable, script, "--check"], env=environment, check=True)
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ class Builder:
             assert config
             try:
                 module = self.emit(spec)
-                refuse_unsupported(module, config, kernel_id)
+                refuse_unsupported(module, config.target, kernel_id)
             except KernelgenError as error:
                 built.refused.update(dict.fromkeys(entries_of[kernel_id], str(error)))
                 continue

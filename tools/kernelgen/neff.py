@@ -247,15 +247,6 @@ def _tensor(shape: Any, name: str, usage: str, alias: str | None, source: str) -
     return Tensor(name, usage, dtype, dims, math.prod(dims) * _ELEMENT_SIZES[dtype], alias)
 
 
-def is_simulated(data: bytes) -> bool:
-    """Returns whether a NEFF is the simulator's.
-
-    Raises:
-        KernelgenError: `data` is not a NEFF.
-    """
-    return read_header(data).simulated
-
-
 def check_payload(data: bytes, *, source: str = "NEFF") -> Header:
     """Returns the header of a whole NEFF whose payload has the digest that the header gives.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.kernel import KernelSpec, spec_json
-from kernelgen.targets import TARGETS
+from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
 
 FORMAT = 1
 """Version of the plan's JSON."""
@@ -53,6 +53,12 @@ class Neff:
     @property
     def id(self) -> str:
         return f"{self.kernel}.{self.config}"
+
+    def needs(self, compiler: str) -> tuple[int, int]:
+        """Returns the memory in MiB and the CPUs that a compile with `neuronx-cc` or the `simulator` is counted for."""
+        if compiler == "simulator":
+            return min(self.memory_mb, SIMULATOR_MEMORY_MB), 1
+        return self.memory_mb, self.cpus
 
 
 @dataclass(frozen=True, slots=True)

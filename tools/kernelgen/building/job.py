@@ -32,7 +32,6 @@ from kernelgen.errors import KernelgenError
 from kernelgen.filenames import NEFF
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Neff, Plan
-from kernelgen.targets import SIMULATOR_MEMORY_MB
 
 STATE = ".kernelgen"
 """The folder in the output folder that holds what is between manifests and bundles."""
@@ -225,7 +224,7 @@ class _Run:
     def _start_one(self) -> bool:
         """Starts a compile that there is memory for, else an emit; False when nothing can start now."""
         for compile_ in self.compiles:
-            memory, cpus = self._needs(compile_.neff)
+            memory, cpus = compile_.neff.needs(self.settings.compiler)
             fits = self.memory + memory <= self.settings.memory_mb and self.cpus + cpus <= self.settings.jobs
             if fits or not self.running:  # what is too large for the machine runs alone
                 self.compiles.remove(compile_)
@@ -249,11 +248,6 @@ class _Run:
 
     def _limit(self, steps: int = 1) -> float | None:
         return None if self.settings.timeout is None else steps * self.settings.timeout + TIMEOUT_GRACE
-
-    def _needs(self, neff: Neff) -> tuple[int, int]:
-        if self.settings.compiler == "simulator":
-            return min(neff.memory_mb, SIMULATOR_MEMORY_MB), 1
-        return neff.memory_mb, neff.cpus
 
     def _emit_arguments(self, kernel: Kernel) -> list[str]:
         return [
@@ -324,7 +318,7 @@ class _Run:
                 self.compiles.append(_Compile(neff, target))
 
     def _compiled(self, compile_: _Compile, answer: Answer) -> None:
-        memory, cpus = self._needs(compile_.neff)
+        memory, cpus = compile_.neff.needs(self.settings.compiler)
         self.memory -= memory
         self.cpus -= cpus
         others = self.waiting.pop(compile_.path)

@@ -9,6 +9,7 @@ from kernelgen import fileio
 from kernelgen.compilers.base import Compiler, refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
+from kernelgen.filenames import kernel_of
 
 if TYPE_CHECKING:
     from kernelgen.cache import Cache
@@ -55,7 +56,7 @@ def compile_file(
         data = hlo.read_bytes()
     except OSError as error:
         raise KernelgenError(f"{hlo}: {error.strerror}") from None
-    name = kernel or hlo.name.removesuffix(".pb").removesuffix(".hlo")
+    name = kernel or kernel_of(hlo)
     # Before the cache is asked: what an earlier version of the lint let pass may be there.
     refuse_unsupported(data, config.target, name)
 

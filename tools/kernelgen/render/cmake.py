@@ -18,7 +18,6 @@ from kernelgen.filenames import hlo_file, neff_file, origin_file
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
-from kernelgen.targets import SIMULATOR_MEMORY_MB
 
 BATCH = 32
 """About how many kernels are emitted by one command. Fewer share the work better, more make fewer processes."""
@@ -50,11 +49,9 @@ class Build:
 
     def slots(self, plan: Plan) -> int:
         """Returns how many compiles may run at once."""
-        need = max(neff.memory_mb for neff in plan.neffs)
-        if self.compiler == "simulator":
-            need = min(need, SIMULATOR_MEMORY_MB)
-        cpus = max(neff.cpus for neff in plan.neffs) if self.compiler != "simulator" else 1
-        return max(1, min(self.memory_mb // need, self.cpus // cpus))
+        needs = [neff.needs(self.compiler) for neff in plan.neffs]
+        memory, cpus = max(memory for memory, _ in needs), max(cpus for _, cpus in needs)
+        return max(1, min(self.memory_mb // memory, self.cpus // cpus))
 
 
 def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[str, str]:

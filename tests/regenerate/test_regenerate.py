@@ -1,0 +1,51 @@
+"""Generated files are as they would be generated, and one that is not is found out and mended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import regenerate  # noqa: E402
+
+
+def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tools"), "BUILD_WORKSPACE_DIRECTORY": str(root)}
+    return subprocess.run(
+        [sys.executable, "-m", "regenerate", *arguments], env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_generated_file_is_up_to_date() -> None:
+    assert list(regenerate.stale(ROOT)) == []
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the generated files."""
+    for name in regenerate.FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+        (tmp_path / name).chmod(0o644)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", list(regenerate.FILES))
+def test_a_stale_file_is_named_and_written_anew(tree: Path, name: str) -> None:
+    good = (tree / name).read_text()
+    assert "trn1n" in good or "mul_mat" in good
+    (tree / name).write_text(good.replace('"trn1n"', '"trn9"', 1).replace('"mul_mat"', '"mat_mul"', 1))
+    checked = run(tree, "--check")
+    assert (checked.returncode, checked.stdout) == (1, f"{name} is stale: ./bazelw run //tools:regenerate\n")
+    assert (tree / name).read_text() != good, "a check writes nothing"
+    written = run(tree)
+    assert (written.returncode, written.stdout) == (0, f"{name} written\n")
+    assert (tree / name).read_text() == good
+    assert run(tree, "--check").stdout == ""

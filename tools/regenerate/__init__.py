@@ -1,0 +1,33 @@
+"""Writes every file that is generated from kernelgen's own tables and checked in.
+
+    ./bazelw run //tools:regenerate                 writes what is stale, and says so
+    ./bazelw run //tools:regenerate -- --check      says what is stale; exit status 1 when something is
+
+What a run of llama.cpp's programs tells (docs/ops.md and the like) has commands of its own: docs/testing-with-llama-cpp.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from regenerate import manifest_schema, op_table, targets
+
+FILES: Mapping[str, Callable[[str], str]] = {
+    "backend/ggml-neuron/op_table.inc": lambda _: op_table.render(),
+    "backend/nrt/targets.inc": lambda _: targets.inc(),
+    "rules/private/targets.bzl": lambda _: targets.bzl(),
+    "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,
+}
+"""What is generated: the file, and a function from its text now to what it should be."""
+
+
+def stale(root: Path) -> dict[str, str]:
+    """Returns the files below `root` that are not as they would be generated, with their right text."""
+    found = {}
+    for name, render in FILES.items():
+        path = root / name
+        now = path.read_text(encoding="utf-8") if path.exists() else ""
+        if (text := render(now)) != now:
+            found[name] = text
+    return found
