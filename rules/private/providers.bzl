@@ -26,7 +26,6 @@ NeuronBundleInfo = provider(
         "name": "string: the bundle's, `<manifest>_<target>`.",
         "pack": "File: the GGUF pack.",
         "tree": "File: the tree, a directory.",
-        "lookups": "File: a text table of every kernel's description, for tests.",
     },
 )
 

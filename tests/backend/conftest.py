@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+
+# For what writes the tables that the programs look kernels up with.
+sys.path.insert(0, str(ROOT / "backend" / "bundle" / "tests"))
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

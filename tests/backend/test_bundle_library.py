@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from lookups import lookups
 
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin, Contents, StoredFile
 from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import key, key_hash
-from kernelgen.bundle.lookups import lookups
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
@@ -57,7 +57,7 @@ class Bundle:
     Attributes:
         pack: a file.
         tree: a folder.
-        table: what is in them, as `kernelgen.bundle.lookups` writes it.
+        table: what is in them, as backend/bundle/tests/lookups.py writes it.
     """
 
     pack: Path

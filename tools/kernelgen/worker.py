@@ -172,7 +172,7 @@ def bundle(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), a `--flag` for each argument that neuronx-cc
     was given, and an `--entry` a kernel:
     JSON with its `spec` and the paths `hlo` and `neff`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not
-    given. With `--lookups` (a path) also the table that tests look kernels up by.
+    given.
 
     With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there.
 
@@ -182,8 +182,6 @@ def bundle(arguments: Arguments) -> None:
     from importlib.metadata import version
 
     from kernelgen import bundle as bundles
-    from kernelgen import fileio
-    from kernelgen.bundle.lookups import lookups
     from kernelgen.kernel import KernelSpec
     from kernelgen.plan import Bundle
 
@@ -202,8 +200,6 @@ def bundle(arguments: Arguments) -> None:
         known = origins.check(origin_files, hlos, neffs)
     if maybe(arguments, "lint"):
         _refuse_unsupported(hlos.values(), config.target)
-    if table := maybe(arguments, "lookups"):
-        fileio.write_bytes(table, lookups(specs.values()).encode())
     bundles.build(
         Bundle(one(arguments, "name"), config.target, config.key, tuple(sorted(specs))),
         specs,

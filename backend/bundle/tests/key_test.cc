@@ -2,7 +2,7 @@
 //
 //     key_test TABLE
 //
-// TABLE has the golden file's vectors as lines: the fields of kernelgen.bundle.lookups and two more, the key's words
+// TABLE has the golden file's vectors as lines: the fields of lookups.py and two more, the key's words
 // and its hash, in hexadecimal.
 
 #include "src/key.h"

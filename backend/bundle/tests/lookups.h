@@ -1,4 +1,4 @@
-// Looks every kernel of a bundle up the way a backend would, from the table that kernelgen.bundle.lookups writes.
+// Looks every kernel of a bundle up the way a backend would, from the table that lookups.py writes.
 
 #pragma once
 

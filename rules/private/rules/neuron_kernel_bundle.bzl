@@ -44,11 +44,9 @@ def _neuron_kernel_bundle_impl(ctx):
         )
 
     pack = ctx.actions.declare_file(name + ".kernels.gguf")
-    lookups = ctx.actions.declare_file(name + ".lookups.txt")
     args = bundle_args()
     args.add(pack, format = "--pack=%s")
-    args.add(lookups, format = "--lookups=%s")
-    run(args, files + hlos, [pack, lookups], "Packing")
+    run(args, files + hlos, [pack], "Packing")
 
     tree = ctx.actions.declare_directory(name + ".tree")
     args = bundle_args()
@@ -78,12 +76,11 @@ def _neuron_kernel_bundle_impl(ctx):
         OutputGroupInfo(
             _validation = depset([linted]),
             hlo = depset(hlos),
-            lookups = depset([lookups]),
             neff = depset(files),
             pack = depset([pack]),
             tree = depset([tree]),
         ),
-        NeuronBundleInfo(lookups = lookups, name = name, pack = pack, tree = tree),
+        NeuronBundleInfo(name = name, pack = pack, tree = tree),
     ]
 
 neuron_kernel_bundle_rule = rule(

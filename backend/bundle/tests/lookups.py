@@ -1,5 +1,7 @@
 """A bundle's kernels as a plain text table: what tests in other languages look kernels up with.
 
+    lookups.py PLAN BUNDLE        prints the table of one bundle of a plan (`kernelgen plan --format json`)
+
 It exists so that they can describe every kernel the way a backend would without reading JSON. One kernel a line, six fields
 separated by tabs:
 
@@ -13,13 +15,16 @@ absent is `-`, and no inputs at all are the empty text.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from kernelgen.bundle.key import key
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.kernel import KernelSpec
+from kernelgen.plan import Plan
 
 
 def lookups(specs: Iterable[KernelSpec]) -> str:
@@ -43,3 +48,9 @@ def _line(spec: KernelSpec) -> str:
 
 def _tensor(tensor: TensorDesc | None) -> str:
     return "-" if tensor is None else " ".join(map(str, (TYPES[tensor.dtype].number, *tensor.ne, *tensor.nb)))
+
+
+if __name__ == "__main__":
+    plan = Plan.from_json(Path(sys.argv[1]).read_text())
+    (bundle,) = (bundle for bundle in plan.bundles if bundle.id == sys.argv[2])
+    sys.stdout.write(lookups(kernel.spec for kernel in plan.kernels if kernel.spec.id in set(bundle.kernels)))
