@@ -3,63 +3,54 @@
 load("//rules/private:providers.bzl", "NeuronBundleInfo", "NeuronNeffInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 
-def _entry(neff):
-    return json.encode({"hlo": neff.kernel.hlo.path, "neff": neff.neff.path, "spec": neff.kernel.spec})
-
-def _neuron_kernel_bundle_impl(ctx):
-    name = ctx.label.name
-    neffs = [target[NeuronNeffInfo] for target in ctx.attr.neffs]
+def _same_flags(ctx, neffs):
+    """Fails when the NEFFs of a bundle are not compiled alike."""
+    first = neffs[0]
     for neff in neffs:
-        if neff.flags != neffs[0].flags:
+        if neff.flags != first.flags:
             fail("{}: a bundle's kernels are compiled with the same flags; {} has {}, {} has {}".format(
                 ctx.label,
-                neffs[0].neff.basename,
-                " ".join(neffs[0].flags),
+                first.neff.basename,
+                " ".join(first.flags),
                 neff.neff.basename,
                 " ".join(neff.flags),
             ))
-    files = [n.neff for n in neffs]
+
+def _entry(neff):
+    return json.encode({"hlo": neff.kernel.hlo.path, "neff": neff.neff.path, "spec": neff.kernel.spec})
+
+def _bundle(ctx, neffs, output, form, what):
+    """Registers the action that writes one form of the bundle."""
+    args = ctx.actions.args()
+    args.add("bundle")
+    args.add(ctx.attr.manifest, format = "--name=%s")
+    args.add_all(neffs[0].flags, format_each = "--flag=%s")
+    if neffs[0].identity:
+        args.add(neffs[0].identity, format = "--compiler=%s")
+    args.add_all(neffs, map_each = _entry, format_each = "--entry=%s")
+    args.add_all([output], expand_directories = False, format_each = "--" + form + "=%s")
+    run_kernelgen(
+        ctx,
+        ctx.attr._tool[KernelgenToolInfo],
+        args,
+        worker = True,
+        inputs = [n.neff for n in neffs] + [n.kernel.hlo for n in neffs],
+        mnemonic = "NeuronBundle",
+        outputs = [output],
+        progress_message = "{} {}".format(what, ctx.label.name),
+    )
+
+def _lint(ctx, neffs, stamp):
+    """Registers the action that refuses what neuronx-cc is known to refuse.
+
+    A kernel that was compiled before the lint knew is refused, too; and no compile depends on this action.
+    """
     hlos = [n.kernel.hlo for n in neffs]
-
-    def bundle_args():
-        args = ctx.actions.args()
-        args.add("bundle")
-        args.add(ctx.attr.manifest, format = "--name=%s")
-        args.add_all(neffs[0].flags, format_each = "--flag=%s")
-        if neffs[0].identity:
-            args.add(neffs[0].identity, format = "--compiler=%s")
-        args.add_all(neffs, map_each = _entry, format_each = "--entry=%s")
-        return args
-
-    def run(args, inputs, outputs, what):
-        run_kernelgen(
-            ctx,
-            ctx.attr._tool[KernelgenToolInfo],
-            args,
-            worker = True,
-            inputs = inputs,
-            mnemonic = "NeuronBundle",
-            outputs = outputs,
-            progress_message = "{} {}".format(what, name),
-        )
-
-    pack = ctx.actions.declare_file(name + ".kernels.gguf")
-    args = bundle_args()
-    args.add(pack, format = "--pack=%s")
-    run(args, files + hlos, [pack], "Packing")
-
-    tree = ctx.actions.declare_directory(name + ".tree")
-    args = bundle_args()
-    args.add_all([tree], expand_directories = False, format_each = "--tree=%s")
-    run(args, files + hlos, [tree], "Laying out")
-
-    # What neuronx-cc is known to refuse is refused at once, also when it was compiled before the lint knew; no compile depends on it.
-    linted = ctx.actions.declare_file(name + ".linted")
     args = ctx.actions.args()
     args.add("lint")
     args.add(neffs[0].target, format = "--target=%s")
     args.add_all(hlos, format_each = "--hlo=%s")
-    args.add(linted, format = "--stamp=%s")
+    args.add(stamp, format = "--stamp=%s")
     run_kernelgen(
         ctx,
         ctx.attr._lint[KernelgenToolInfo],
@@ -67,16 +58,26 @@ def _neuron_kernel_bundle_impl(ctx):
         worker = True,
         inputs = hlos,
         mnemonic = "NeuronLint",
-        outputs = [linted],
-        progress_message = "Checking the kernels of " + name,
+        outputs = [stamp],
+        progress_message = "Checking the kernels of " + ctx.label.name,
     )
 
+def _neuron_kernel_bundle_impl(ctx):
+    name = ctx.label.name
+    neffs = [target[NeuronNeffInfo] for target in ctx.attr.neffs]
+    _same_flags(ctx, neffs)
+    pack = ctx.actions.declare_file(name + ".kernels.gguf")
+    _bundle(ctx, neffs, pack, "pack", "Packing")
+    tree = ctx.actions.declare_directory(name + ".tree")
+    _bundle(ctx, neffs, tree, "tree", "Laying out")
+    linted = ctx.actions.declare_file(name + ".linted")
+    _lint(ctx, neffs, linted)
     return [
         DefaultInfo(files = depset([pack]), runfiles = ctx.runfiles([pack])),
         OutputGroupInfo(
             _validation = depset([linted]),
-            hlo = depset(hlos),
-            neff = depset(files),
+            hlo = depset([n.kernel.hlo for n in neffs]),
+            neff = depset([n.neff for n in neffs]),
             pack = depset([pack]),
             tree = depset([tree]),
         ),
@@ -88,7 +89,7 @@ neuron_kernel_bundle_rule = rule(
     implementation = _neuron_kernel_bundle_impl,
     attrs = {
         "manifest": attr.string(mandatory = True, doc = "The manifest's name."),
-        "neffs": attr.label_list(mandatory = True, providers = [NeuronNeffInfo], doc = "Its kernels, compiled for one target with the same flags."),
+        "neffs": attr.label_list(allow_empty = False, mandatory = True, providers = [NeuronNeffInfo], doc = "Its kernels, compiled for one target with the same flags."),
         "_lint": attr.label(default = "//tools/kernelgen:lint", providers = [KernelgenToolInfo]),
         "_tool": attr.label(default = "//tools/kernelgen:bundle", providers = [KernelgenToolInfo]),
     },
