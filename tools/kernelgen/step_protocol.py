@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
 import traceback
 from collections import defaultdict
@@ -84,10 +85,24 @@ def serve(steps: Steps, requests: TextIO, responses: TextIO) -> None:
         responses.flush()
 
 
+def _private_streams() -> tuple[TextIO, TextIO]:
+    """Returns the streams of the protocol, on descriptors that no step knows of.
+
+    A step reads an empty standard input, and what native code or an emitter writes to descriptor 1 goes where errors go: neither
+    can be taken for a request or an answer.
+    """
+    requests, responses = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, responses
+
+
 def main(steps: Steps, usage: str | None, argv: Sequence[str]) -> int:
     """Runs what the command line asks for; returns the exit status."""
     if "--persistent_worker" in argv:
-        serve(steps, sys.stdin, sys.stdout)
+        serve(steps, *_private_streams())
         return EXIT_OK
     if not argv:
         print(usage, file=sys.stderr)
