@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.errors import KernelgenError
 from kernelgen.ggml import ops
 from kernelgen.ggml.tensor import TensorDesc, dense_strides
 from kernelgen.ggml.types import TYPES
@@ -162,6 +163,30 @@ def test_manifests_share_kernels_and_compiles_and_the_larger_need_wins() -> None
 def test_settings_other_than_the_defaults_have_a_key_of_their_own() -> None:
     assert CompileConfig.make("trn2").key == "trn2"
     assert CompileConfig.make("trn2", lnc=1).key not in ("trn2", CompileConfig.make("trn2", optlevel=1).key)
+
+
+def test_settings_that_collided_in_24_bits_are_told_apart() -> None:
+    first, second = (CompileConfig.make("trn1", extra_flags=(f"--verbose=x{n}",)) for n in (1806, 2489))
+    assert first.key != second.key and len(first.key) == len("trn1-") + 12
+    plan = Plan.merge([Request(name, (Kernel(add(), "m"),), (c,)) for name, c in (("a", first), ("b", second))])
+    assert len(plan.configs) == len(plan.neffs) == len(plan.bundles) == 2
+
+
+def test_unequal_things_of_one_id_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = add((8, 1, 1, 1))
+    object.__setattr__(other, "id", add().id)
+    with pytest.raises(KernelgenError, match=f"two kernel.* that are not equal have the id {add().id}"):
+        Plan.merge([Request("a", (Kernel(add(), "m"), Kernel(other, "m")), (CompileConfig.make("trn1"),))])
+    monkeypatch.setattr(CompileConfig, "key", "trn1-0")
+    configs = CompileConfig.make("trn1"), CompileConfig.make("trn1", optlevel=1)
+    with pytest.raises(KernelgenError, match="two settings that are not equal have the id trn1-0"):
+        Plan.merge([Request(name, (Kernel(add(), "m"),), (c,)) for name, c in zip("ab", configs, strict=True)])
+
+
+@pytest.mark.parametrize("name", ['q"uote', "back\\slash", "line\nbreak", "ä"])
+def test_any_name_of_a_library_is_valid_json(name: str) -> None:
+    plan = Plan.merge([Request("a", (Kernel(add(), name, name),), (CompileConfig.make("trn1"),))])
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_a_graph_node_in_ggmls_numbers_is_the_kernel_of_the_same_description() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.errors import KernelgenError
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
 
@@ -26,12 +27,12 @@ class Kernel:
     Attributes:
         spec: what is computed.
         emitter: the emitter's module inside its library (`rope` for rope.py).
-        library: the kernel library's name; `kernels` is this project's own.
+        library: the kernel library's name; `kernelgen` is this project's own.
     """
 
     spec: KernelSpec
     emitter: str
-    library: str = "kernels"
+    library: str = "kernelgen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,13 @@ class Request:
     cpus: int | None = None
 
 
+def _only_equal(what: str, id: str, one: object, other: object) -> None:
+    if one != other:
+        raise KernelgenError(
+            f"two {what} that are not equal have the id {id}: {one} and {other}; change one of them a little"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Every distinct kernel, compile and bundle of some manifests; each tuple sorted by id."""
@@ -111,25 +119,29 @@ class Plan:
 
     @staticmethod
     def merge(requests: Iterable[Request]) -> Plan:
-        """Returns the union of what manifests ask for; equal kernels and equal compiles appear once."""
+        """Returns the union of what manifests ask for; equal kernels and equal compiles appear once.
+
+        Raises:
+            KernelgenError: two things that are not equal have the same id, which is a digest of a part of them.
+        """
         kernels: dict[str, Kernel] = {}
         configs: dict[str, CompileConfig] = {}
         neffs: dict[str, Neff] = {}
         bundles: dict[str, Bundle] = {}
         for request in requests:
-            ids = {k.spec.id: k for k in request.kernels}
-            kernels.update(ids)
-            order = tuple(sorted(ids))
+            for kernel in request.kernels:
+                _only_equal("kernel", kernel.spec.id, kernels.setdefault(kernel.spec.id, kernel).spec, kernel.spec)
+            order = tuple(sorted({k.spec.id for k in request.kernels}))
             for config in request.configs:
                 target = TARGETS[config.target]
                 memory = request.memory_mb or target.memory_per_compile_mb
                 cpus = request.cpus or target.cpus_per_compile
                 key = config.key
-                configs[key] = config
+                _only_equal("settings", key, configs.setdefault(key, config), config)
                 bundle = Bundle(request.name, config.target, key, order)
                 bundles[bundle.id] = bundle
-                for kernel in order:
-                    neff = Neff(kernel, key, memory, cpus)
+                for id in order:
+                    neff = Neff(id, key, memory, cpus)
                     known = neffs.get(neff.id)
                     if known:
                         neff = replace(neff, memory_mb=max(memory, known.memory_mb), cpus=max(cpus, known.cpus))
@@ -144,7 +156,8 @@ class Plan:
     def to_json(self) -> str:
         """Returns the plan as JSON, one kernel a line, ending in a newline."""
         kernels = [
-            f'{{"emitter":"{k.emitter}","id":"{k.spec.id}","library":"{k.library}","spec":{spec_json(k.spec)}}}'
+            f'{{"emitter":{canonical_json(k.emitter)},"id":"{k.spec.id}","library":{canonical_json(k.library)},'
+            f'"spec":{spec_json(k.spec)}}}'
             for k in self.kernels
         ]
         configs = {c.key: c.to_json() for c in self.configs}

@@ -79,10 +79,10 @@ class CompileConfig:
 
     @property
     def key(self) -> str:
-        """A short name for files and targets: `trn1`, or `trn1-3f9a2c` when settings differ from the defaults."""
+        """A short name for files and targets: `trn1`, or `trn1-3f9a2c5d7e10` when settings differ from the defaults."""
         if self == CompileConfig.make(self.target):
             return self.target
-        return f"{self.target}-{hashlib.sha256(canonical_json(self.flags()).encode()).hexdigest()[:6]}"
+        return f"{self.target}-{hashlib.sha256(canonical_json(self.flags()).encode()).hexdigest()[:12]}"
 
     def to_json(self) -> dict[str, Any]:
         return {
