@@ -94,7 +94,7 @@ def loop(source: Library, plan: Plan, count: int | None) -> float:
             emit = [
                 "emit",
                 f"--spec={spec_json(k.spec)}",
-                "--library=kernels",
+                "--library=kernelgen",
                 f"--emitter={source.root / k.emitter}.py",
             ]
             subprocess.run([*worker, *emit, f"--output={out}.pb"], check=True)

@@ -38,7 +38,7 @@ def requests(count: int, folder: Path) -> list[list[str]]:
         [
             "emit",
             f"--spec={spec_json(k.spec)}",
-            "--library=kernels",
+            "--library=kernelgen",
             f"--emitter={source.root / k.emitter}.py",
             f"--output={folder / f'{number}.hlo.pb'}",
         ]

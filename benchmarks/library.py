@@ -73,7 +73,7 @@ def main() -> int:
             step = [
                 "emit",
                 f"--spec={spec_json(kernel.spec)}",
-                "--library=kernels",
+                "--library=kernelgen",
                 f"--emitter={root / kernel.emitter}.py",
                 f"--output={output}",
             ]

@@ -67,7 +67,7 @@ def sample(copy: Path, folder: Path) -> Sample:
     flags = CompileConfig.from_json(config).flags()
     out = {name: folder / f"one.{name}" for name in ("hlo", "neff", "origin")}
     worker = [*python, "kernelgen.worker"]
-    spec = ["--spec=" + json.dumps(kernel["spec"]), "--library=kernels"]
+    spec = ["--spec=" + json.dumps(kernel["spec"]), "--library=kernelgen"]
     emitter = f"--emitter={copy / 'kernels' / kernel['emitter']}.py"
     subprocess.run([*worker, "emit", *spec, emitter, f"--output={out['hlo']}"], env=env, check=True)
     compile_ = ["compile", "--compiler=simulator", *(f"--flag={f}" for f in flags), f"--kernel={kernel['id']}"]

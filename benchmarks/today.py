@@ -120,7 +120,7 @@ def sequential(copy: Path, folder: Path, text: str) -> Iterator[tuple[str, list[
         json.dumps(
             {
                 "spec": k["spec"],
-                "library": "kernels",
+                "library": "kernelgen",
                 "emitter": str(copy / "kernels" / f"{k['emitter']}.py"),
                 "config": config,
             }

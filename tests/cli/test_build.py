@@ -190,7 +190,7 @@ def test_dry_run_only_says_what_would_be_built(kernelgen: Run, basic: Path, tmp_
     done = kernelgen("build", basic, "-o", tmp_path / "out", "--dry-run", "--only", "add")
     assert done.code == 0
     first, last = done.out.splitlines()
-    assert re.fullmatch(r"add-1024x64-f32-[0-9a-f]{12}  kernels/elementwise.py  inf2, trn1, trn2", first)
+    assert re.fullmatch(r"add-1024x64-f32-[0-9a-f]{12}  kernelgen/elementwise.py  inf2, trn1, trn2", first)
     assert last == f"would emit 1 of 1 kernel, compile at most 3 of 3, and write to {tmp_path}/out: no bundles"
     assert not (tmp_path / "out").exists()
 

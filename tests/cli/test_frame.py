@@ -163,3 +163,13 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
     )
     assert done.stdout.startswith("{")
     assert done.stderr == ""
+
+
+def test_a_users_folder_may_be_called_kernels(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    own = "from kernelgen.emitter import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    return x\n"
+    (tmp_path / "kernels" / "own.py").write_text(own)
+    done = kernelgen("plan", basic, "--kernels", tmp_path / "kernels")
+    assert done.code == 0, done.err
+    emitters = {line.split()[0].partition("-")[0]: line.split()[1] for line in done.out.splitlines() if "-f32-" in line}
+    assert emitters["relu"] == "kernels/own.py" and emitters["add"] == "kernelgen/elementwise.py"

@@ -74,7 +74,7 @@ def plan(
     cpus: int = 1,
     targets: Sequence[str] = ("trn1",),
     emitter: str = "elementwise",
-    library: str = "kernels",
+    library: str = "kernelgen",
 ) -> Plan:
     specs = [
         KernelSpec.make("relu", [TensorDesc.make((n, 1, 1, 1), "f32")], TensorDesc.make((n, 1, 1, 1), "f32"))

@@ -110,5 +110,5 @@ def test_the_installed_program_has_its_templates(site: Path, basic: Path, tmp_pa
 
 
 def test_the_installed_program_sees_its_own_emitters(site: Path) -> None:
-    assert "kernels/rope.py" in run(site, "list", "--ops")
+    assert "kernelgen/rope.py" in run(site, "list", "--ops")
     assert (site / "kernelgen/kernels/rope.py").is_file()

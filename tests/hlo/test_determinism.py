@@ -43,7 +43,7 @@ from kernelgen.emitters.library import Library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
-lib = Library("kernels", Path(sys.argv[1]))
+lib = Library("kernelgen", Path(sys.argv[1]))
 made = {}
 for op, inputs, output, params in json.loads(sys.argv[2]):
     spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output), params)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import kernelgen
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library, builtin_library
@@ -147,7 +149,7 @@ def test_an_op_has_one_emitter_in_a_library(tmp_path: Path) -> None:
 def test_the_first_library_wins(tmp_path: Path) -> None:
     mine = library(tmp_path, m=HEADER + "@emitter('relu')\ndef f(x): ...\n")
     assert Catalog([mine, builtin_library()]).find("relu")[0] is mine
-    assert Catalog([mine, builtin_library()]).find("silu")[0].name == "kernels"
+    assert Catalog([mine, builtin_library()]).find("silu")[0].name == "kernelgen"
     with pytest.raises(KernelgenError, match=r"no emitter computes op 'rms_nrom': did you mean 'rms_norm'\?"):
         Catalog([mine, builtin_library()]).find("rms_nrom")
 
@@ -204,7 +206,7 @@ def test_the_builtin_library_may_move(tmp_path: Path) -> None:
         root.mkdir()
         text = HEADER + f"@emitter('my_op')\ndef f(x): return {value}\n"
         (root / "m.py").write_text(text)
-        lib = Library("kernels", root)
+        lib = Library("kernelgen", root)
         places.append(load_function(lib, registration(root / "m.py", "my_op"))(None))
     real = builtin_library()
     assert load_function(real, real.scan()["relu"]).__name__ == "unary"
@@ -228,3 +230,57 @@ def test_scanning_imports_no_jax() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+EMIT = """
+import sys
+from kernelgen import worker
+tensor = "(4,1,1,1)/f32"
+spec = '{"op": "%s", "inputs": ["%s"], "output": "%s", "params": {}, "alias": null}' % (sys.argv[3], tensor, tensor)
+words = ["emit", f"--spec={spec}", f"--library={sys.argv[1]}", f"--emitter={sys.argv[2]}", "--output=out.hlo.pb"]
+code, said = worker.run(words)
+sys.exit(said if code else 0)
+"""
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Path:
+    """A folder in which kernelgen's modules are links to where they really are, as in a sandbox of Bazel's."""
+    package = Path(kernelgen.__file__).parent
+    for file in package.rglob("*.py"):
+        link = tmp_path / "tools" / "kernelgen" / file.relative_to(package)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file.resolve())
+    return tmp_path
+
+
+def emit_in(folder: Path, library: str, emitter: str, op: str) -> bytes:
+    command = [sys.executable, "-P", "-c", EMIT, library, emitter, op]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": "tools"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return (folder / "out.hlo.pb").read_bytes()
+
+
+def test_an_action_reads_its_own_copy_of_the_builtin_kernels(sandbox: Path) -> None:
+    kernels = sandbox / "kernels"
+    kernels.mkdir()
+    for file in builtin_library().root.glob("*.py"):
+        (kernels / file.name).symlink_to(file.resolve())
+    emitter = sandbox / "mine" / "doubled.py"
+    emitter.parent.mkdir()
+    emitter.write_text(
+        HEADER + "from kernelgen.kernels.common import f32\n@emitter('doubled')\ndef doubled(x): return f32(x) * 2\n"
+    )
+    before = emit_in(sandbox, "mine", "mine/doubled.py", "doubled")
+    own = (kernels / "common.py").read_text()
+    (kernels / "common.py").unlink()
+    (kernels / "common.py").write_text(own + "\n\ndef f32(x): return x + 1\n")
+    assert emit_in(sandbox, "mine", "mine/doubled.py", "doubled") != before
+
+
+def test_an_emitter_that_imports_no_builtin_helper_needs_none_there(sandbox: Path) -> None:
+    (sandbox / "mine").mkdir()
+    (sandbox / "mine" / "doubled.py").write_text(HEADER + "@emitter('doubled')\ndef doubled(x): return x * 2\n")
+    assert emit_in(sandbox, "mine", "mine/doubled.py", "doubled")

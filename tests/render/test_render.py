@@ -105,13 +105,13 @@ def test_bazel_has_a_target_for_every_hlo_neff_and_bundle(plan: Plan) -> None:
 
 def test_bazel_names_an_emitter_and_the_helpers_that_it_imports_by_label(plan: Plan) -> None:
     text = bazel.generate(plan, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
-    assert '"kernels/norm": "@@rules~//kernels:norm.py"' in text["kernels/BUILD.bazel"]
-    assert '"kernels/norm": ["@@rules~//kernels:common.py"]' in text["kernels/BUILD.bazel"]
+    assert '"kernelgen/norm": "@@rules~//kernels:norm.py"' in text["kernels/BUILD.bazel"]
+    assert '"kernelgen/norm": ["@@rules~//kernels:common.py"]' in text["kernels/BUILD.bazel"]
 
 
 def test_a_library_without_a_package_can_not_be_rendered(plan: Plan, tmp_path: Path) -> None:
     other = bazel.BazelLibrary(Library("other", tmp_path), "//other")
-    with pytest.raises(KeyError, match="kernels"):
+    with pytest.raises(KeyError, match="kernelgen"):
         bazel.generate(plan, [other], "@@")
 
 
@@ -132,8 +132,8 @@ def test_cmake_has_a_call_for_every_batch_neff_and_bundle(plan: Plan) -> None:
     text = files["kernels.cmake"]
     batches = dict(re.findall(r"^neuron_kernels_emit\(\[\[(\S+)\]\]\n(.*?)\)", text, re.M | re.S))
     assert {name: ids.split() for name, ids in batches.items()} == {
-        "kernels.elementwise": [k.spec.id for k in plan.kernels if k.spec.op == "add"],
-        "kernels.norm": [k.spec.id for k in plan.kernels if k.spec.op == "rms_norm"],
+        "kernelgen.elementwise": [k.spec.id for k in plan.kernels if k.spec.op == "add"],
+        "kernelgen.norm": [k.spec.id for k in plan.kernels if k.spec.op == "rms_norm"],
     }
     assert re.findall(r"^neuron_kernels_compile\((\S+)", text, re.M) == [n.id for n in plan.neffs]
     assert re.findall(r"^neuron_kernels_bundle\((\S+)", text, re.M) == ["two_trn1", "two_trn2"]

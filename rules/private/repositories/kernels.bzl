@@ -38,7 +38,9 @@ def _kernels_impl(rctx):
         for file in _python_files(folder):
             rctx.watch(file)
 
-        # A library is named after its folder; kernelgen's own is always there and needs no naming.
+        # A library is named after its folder; kernelgen's own is always there.
+        if library == Label("//kernels:BUILD.bazel"):
+            continue
         command += ["--kernels", str(folder)]
         command += ["--package", "{}={}//{}".format(folder.basename, _repository(library), library.package)]
     for manifest in rctx.attr.manifests:

@@ -44,7 +44,7 @@ The emitter's own module and the helpers it imports are the action's only source
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The module that registers the op."),
         "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own library."),
         "inputs": attr.string_list(doc = "The inputs, each `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`; an empty one is absent."),
-        "library": attr.string(default = "kernels", doc = "Name of the emitter's library."),
+        "library": attr.string(default = "kernelgen", doc = "Name of the emitter's library: `kernelgen` is this project's own, another is its folder's name."),
         "op": attr.string(mandatory = True, doc = "ggml's name of the op, in lower case."),
         "output": attr.string(mandatory = True, doc = "The result, in the same form."),
         "params": attr.string_dict(doc = "The op's parameters by ggml's names: `1` is a whole number, `1.0` a float, `true` a bool."),

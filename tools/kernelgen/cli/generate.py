@@ -11,6 +11,7 @@ from kernelgen import fileio, manifest
 from kernelgen.cache import CacheSettings
 from kernelgen.cli.options import cache_options, compiler_option, kernels_option, manifests_argument, only_targets
 from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import BUILTIN
 from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.plan import Plan
 from kernelgen.targets import TARGETS
@@ -49,7 +50,7 @@ def bazel(manifests: tuple[Path, ...], catalog: Catalog, output: Path, rules: st
     """Write the packages of a repository of kernel targets."""
     from kernelgen.render import bazel as renderer
 
-    labels = {"kernels": f"{rules}//kernels"}
+    labels = {BUILTIN: f"{rules}//kernels"}
     for package in packages:
         name, equals, label = package.partition("=")
         if not equals or name not in {library.name for library in catalog.libraries}:

@@ -13,7 +13,7 @@ from kernelgen.emitters import scan
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 
-BUILTIN = "kernels"
+BUILTIN = "kernelgen"
 """Name of the library that comes with kernelgen."""
 
 BUILTIN_PACKAGE = "kernelgen.kernels"
@@ -25,7 +25,7 @@ class Library:
     """A folder of emitters.
 
     Attributes:
-        name: short name, unique among the libraries of a build; `kernels` is kernelgen's own.
+        name: short name, unique among the libraries of a build; `kernelgen` is kernelgen's own.
         root: the folder; its `*.py` files are its modules.
     """
 
@@ -75,7 +75,8 @@ def builtin_library() -> Library:
     Raises:
         KernelgenError: the installation lacks it.
     """
-    package = Path(__file__).resolve().parent.parent
+    # Not resolved: what a sandbox links to is not the action's input.
+    package = Path(__file__).absolute().parent.parent
     for root in (package / "kernels", package.parent.parent / "kernels"):
         if root.is_dir():
             return Library(BUILTIN, root)

@@ -5,6 +5,7 @@ So two libraries may have modules of the same name, and relative imports work in
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.abc
@@ -78,7 +79,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def install(self) -> None:
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-            self.roots[BUILTIN_PACKAGE] = builtin_library().root
+            # An action of a user's emitter that imports no built-in helper has no built-in library among its inputs.
+            with contextlib.suppress(KernelgenError):
+                self.roots[BUILTIN_PACKAGE] = builtin_library().root
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
