@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kernelgen import fileio
+from kernelgen import cli, fileio
+from kernelgen.errors import KernelgenError
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.hlo import emit
+from kernelgen.kernel import KernelSpec
 
 
 def test_a_file_appears_at_the_end(tmp_path: Path) -> None:
@@ -63,3 +70,43 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(OSError), fileio.replacing_folder(tmp_path / "file"):
         pass
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "kept")]
+
+
+@pytest.fixture(params=["device", "FIFO", "socket"])
+def special(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Something that is not a file; the device is a copy of /dev/null, where one can be made."""
+    path = tmp_path / "special"
+    if request.param == "FIFO":
+        os.mkfifo(path)
+    elif request.param == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    else:
+        try:
+            os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root may make a device")
+    yield path
+
+
+def test_what_is_not_a_file_is_not_replaced(special: Path) -> None:
+    kind = stat.S_IFMT(special.lstat().st_mode)
+    for write in (fileio.write_bytes, fileio.write_if_changed):
+        with pytest.raises(KernelgenError, match=rf"{special} is a (device|FIFO|socket): expected the path of a file"):
+            write(special, b"data")
+    assert stat.S_IFMT(special.lstat().st_mode) == kind
+    assert [p.name for p in special.parent.iterdir()] == ["special"]
+
+
+def test_no_command_replaces_what_is_not_a_file(special: Path, tmp_path: Path) -> None:
+    kind = stat.S_IFMT(special.lstat().st_mode)
+    hlo = Path(tempfile.mkdtemp()) / "k.hlo.pb"
+    tensor = TensorDesc.parse("(4,1,1,1)/f32")
+    hlo.write_bytes(emit(KernelSpec.make("sqr", [tensor], tensor), lambda x: x * x))
+    commands = [
+        ["compile", str(hlo), "--target=trn1", "--compiler=simulator", "--cache=off", "-o", str(special)],
+        ["cache", "export", str(special), "--cache", str(hlo.parent / "cache")],
+    ]
+    for command in commands:
+        assert cli.run(command) == 2
+        assert stat.S_IFMT(special.lstat().st_mode) == kind

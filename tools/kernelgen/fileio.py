@@ -6,8 +6,27 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from kernelgen.errors import KernelgenError
+
+_SPECIAL = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+
+
+def check_replaceable(path: str | Path) -> None:
+    """Refuses an output that is there and is not a file: a rename would put a file in the place of `/dev/null`.
+
+    Raises:
+        KernelgenError: `path` is a device, a FIFO or a socket.
+    """
+    try:
+        kind = _SPECIAL.get(stat.S_IFMT(Path(path).lstat().st_mode))
+    except OSError:
+        return  # what is not there can be made, or the attempt says why not
+    if kind:
+        raise KernelgenError(f"{path} is {kind}: expected the path of a file to write")
 
 
 @contextlib.contextmanager
@@ -15,9 +34,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yields a path to write to; it becomes `path` when the block ends, and is removed when the block raises.
 
     Raises:
+        KernelgenError: `path` is a device, a FIFO or a socket.
         OSError: the folder cannot be written to.
     """
     path = Path(path)
+    check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path, "tmp")
     # Not tempfile: its files are private, and the mode of a result must be the one that a plain open gives.

@@ -50,6 +50,7 @@ def compile_file(
     hlo, output = Path(hlo), Path(output)
     if output.exists() and hlo.exists() and output.samefile(hlo):
         raise KernelgenError(f"{output}: the output is the input")
+    fileio.check_replaceable(output)
     # An old NEFF must not outlive a failed compile and be taken for its result.
     output.unlink(missing_ok=True)
     try:
