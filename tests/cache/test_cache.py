@@ -146,7 +146,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_no
     tmp_path: Path, neffs: Neffs, made: Made, said: list[str]
 ) -> None:
     (tmp_path / "tmp").mkdir()
-    dead, living = tmp_path / "tmp/dead", tmp_path / "tmp/living"
+    dead, living = (tmp_path / "tmp" / f"{neffs[0][0].name}.{end * 6}" for end in ("de", "11"))
     dead.write_bytes(b"half")
     # Not what its time says, which a clock that was set back makes meaningless.
     os.utime(dead, (2**33, 2**33))
@@ -156,6 +156,40 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_no
         assert not dead.exists() and living.exists()
     made.get(opened(said, folder=tmp_path), neffs[1][0])
     assert not living.exists()
+
+
+def test_only_files_of_our_own_are_removed(tmp_path: Path, neffs: Neffs, made: Made, said: list[str]) -> None:
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    ours = f"{neffs[0][0].name}.{'de' * 6}"
+    for folder in (cache / "tmp", other):
+        folder.mkdir(parents=True)
+        (folder / "notes.txt").write_text("somebody's")
+    (other / ours).write_text("somebody's, by chance of this name")
+    (cache / "tmp" / ours).symlink_to(other / "notes.txt")
+    made.get(opened(said, folder=cache), neffs[0][0])
+    assert (cache / "tmp" / "notes.txt").exists() and (other / "notes.txt").exists()
+    assert said == []
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path, neffs: Neffs, made: Made, said: list[str]) -> None:
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    cache.mkdir()
+    other.mkdir()
+    ours = other / f"{neffs[0][0].name}.{'de' * 6}"
+    ours.write_text("somebody's")
+    (cache / "tmp").symlink_to(other)
+    (cache / "lock").symlink_to(tmp_path / "locked")
+    assert made.get(opened(said, folder=cache), neffs[0][0])[1] == COMPILED
+    Folder(cache).sweep()
+    assert ours.exists() and list(other.iterdir()) == [ours] and not (tmp_path / "locked").exists()
+    assert len(said) == 1 and "it is a link" in said[0]
+
+
+def test_a_pipe_in_the_place_of_the_lock_does_not_hang(
+    tmp_path: Path, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    os.mkfifo(tmp_path / "lock")
+    assert made.get(opened(said, folder=tmp_path), neffs[0][0])[1] == COMPILED
 
 
 # --- many processes -------------------------------------------------------------------------------------------------------

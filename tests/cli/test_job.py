@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from kernelgen.building.pool import Answer
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Kernel, Plan, Request
@@ -303,3 +305,23 @@ def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: 
     }
     assert len(known) > 10
     assert [module for module, inputs in known.items() if inputs is None] == []
+
+
+@pytest.mark.parametrize("name", ["hlo", "neff", "logs", "tmp", "lock"])
+def test_a_link_in_the_place_of_our_own_files_is_refused(tmp_path: Path, name: str) -> None:
+    other = tmp_path / "other"
+    other.write_text("somebody's") if name == "lock" else other.mkdir()
+    settings = job.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
+    settings.state.mkdir(parents=True)
+    (settings.state / name).symlink_to(other)
+    with pytest.raises(KernelgenError, match=rf"{name} is a link: kernelgen .*; remove it"), job.locked(settings):
+        pass
+    assert name != "lock" or other.read_text() == "somebody's"
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    settings = job.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
+    settings.state.mkdir(parents=True)
+    os.mkfifo(settings.state / "lock")
+    with pytest.raises(KernelgenError, match="lock is not a file"), job.locked(settings):
+        pass

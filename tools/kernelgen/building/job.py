@@ -13,13 +13,16 @@ may be in a cache that other builds share (`kernelgen.cache`); a compile step lo
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import os
 import shutil
+import stat
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from kernelgen import cache
 from kernelgen import neff as neff_format
@@ -120,11 +123,15 @@ def locked(settings: BuildSettings) -> Iterator[None]:
     """Holds the output folder against other builds; leftovers of one that was killed are removed.
 
     Raises:
-        KernelgenError: another build is at work there.
+        KernelgenError: another build is at work there, or what should be kernelgen's own there is a link or no file.
         OSError: the folder can't be written.
     """
-    settings.state.mkdir(parents=True, exist_ok=True)
-    with (settings.state / "lock").open("w") as lock:
+    settings.output.mkdir(parents=True, exist_ok=True)
+    for folder in (settings.state, *(settings.state / name for name in ("hlo", "neff", "logs", "tmp"))):
+        folder.mkdir(exist_ok=True)
+        if folder.is_symlink():
+            raise KernelgenError(f"{folder} is a link: kernelgen keeps its own files there; remove it")
+    with _open_lock(settings.state / "lock") as lock:
         # The system drops the lock when its holder dies, so it can't go stale.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,6 +142,20 @@ def locked(settings: BuildSettings) -> Iterator[None]:
             yield
         finally:
             _tidy(settings)
+
+
+def _open_lock(path: Path) -> IO[bytes]:
+    """Opens a file of no content; a link is not followed, and a FIFO does not block."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise KernelgenError(f"{path} is a link: kernelgen locks a file of its own there; remove it") from None
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise KernelgenError(f"{path} is not a file: kernelgen locks a file of its own there; remove it")
+    return os.fdopen(file, "r+b")
 
 
 def _tidy(settings: BuildSettings) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
 import struct
@@ -27,6 +28,9 @@ from kernelgen.cache.entry import Damaged, Head
 
 _TMP = "tmp"
 _LOCK = "lock"
+_TEMPORARY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{12}")
+"""What files in `tmp` are called (`_temporary`)."""
+
 _POLL = 0.25
 """Seconds between two looks at a lock, at most. Waiting in the system has no time limit."""
 
@@ -109,6 +113,8 @@ class Folder:
         """
         folder = self.root / _TMP
         folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link, and kernelgen keeps its own files there", str(folder))
         self._sweep(folder)
         file, temporary = _temporary(folder, name)
         try:
@@ -155,15 +161,23 @@ class Folder:
 
     @staticmethod
     def _sweep(folder: Path) -> None:
-        with contextlib.suppress(OSError), os.scandir(folder) as scan:
-            for leftover in scan:
-                with contextlib.suppress(OSError):
-                    file = os.open(leftover.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        Path(leftover.path).unlink()
-                    finally:
-                        os.close(file)
+        """Removes files that this module made and whose writers are dead. Links are not followed: not to the folder, not in it."""
+        with contextlib.suppress(OSError):
+            own = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                with os.scandir(own) as scan:
+                    names = [file.name for file in scan if _TEMPORARY.fullmatch(file.name)]
+                for name in names:
+                    with contextlib.suppress(OSError):
+                        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                        file = os.open(name, flags, dir_fd=own)
+                        try:
+                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            os.unlink(name, dir_fd=own)
+                        finally:
+                            os.close(file)
+            finally:
+                os.close(own)
 
     @contextlib.contextmanager
     def held(self, name: str, patience: float) -> Iterator[None]:
@@ -177,7 +191,9 @@ class Folder:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # A FIFO would have no end, and a link may lead anywhere.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            file = os.open(self.root / _LOCK, flags, 0o666)
         except OSError:
             # What can't be written to has no use for the lock either: the entry could not be published.
             yield
