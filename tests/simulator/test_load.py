@@ -58,7 +58,7 @@ CASES = {
     "later": (
         lambda d: other(d, 32, b"\x07"),
         "NRT_UNSUPPORTED_NEFF_VERSION",
-        "a simulated NEFF of version 7; this simulator reads 1",
+        "a simulated NEFF of version 7; this simulator reads 2",
     ),
 }
 

@@ -11,7 +11,7 @@ static constexpr size_t   BUILD_OFFSET    = 40;
 static constexpr size_t   BUILD_SIZE      = 128;
 static constexpr char     SIMULATED[]     = "kernelgen-simulator";
 static constexpr uint64_t SIMULATED_MAJOR = 0x4D4953;  // SIM
-static constexpr uint64_t FORMAT          = 1;
+static constexpr uint64_t FORMAT          = 2;
 
 static uint64_t u64_at(const uint8_t * data, size_t offset) {
     uint64_t value = 0;
