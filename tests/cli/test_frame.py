@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,7 +82,7 @@ def test_an_unknown_command_gets_the_nearest(kernelgen: Run) -> None:
         (["plan"], "Missing argument 'MANIFEST"),
         (["plan", "--targets", "trn1", "x.yaml"], "No such option"),
         (["build", "x.yaml"], "Missing option"),
-        (["build", "x.yaml", "-o", "out", "-j", "0"], "0 is not in the range x>=1"),
+        (["build", "x.yaml", "-o", "out", "-j", "0"], "0 is not in the range 1<=x<=4096"),
         (["plan", "--target", "trn9", "x.yaml"], "unknown target 'trn9'"),
         (["plan", "--target", "tr1", "x.yaml"], "did you mean 'trn1'?"),
         (["build", "x.yaml", "-o", "out", "--compiler", "gcc"], "'gcc' is not one of"),
@@ -173,3 +174,47 @@ def test_a_users_folder_may_be_called_kernels(kernelgen: Run, basic: Path, tmp_p
     assert done.code == 0, done.err
     emitters = {line.split()[0].partition("-")[0]: line.split()[1] for line in done.out.splitlines() if "-f32-" in line}
     assert emitters["relu"] == "kernels/own.py" and emitters["add"] == "kernelgen/elementwise.py"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_closed_standard_stream_is_no_bug(basic: Path, closed: str) -> None:
+    command = f"{sys.executable} -m kernelgen plan {basic} {closed}"
+    done = subprocess.run(["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "basic" in done.stdout or closed != "<&-"
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/dev/zero", "a device"), ("pipe", "a FIFO")])
+def test_an_input_without_an_end_is_refused(kernelgen: Run, tmp_path: Path, path: str, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = kernelgen("validate", tmp_path / path)
+    assert done.code == 2 and f"it is {kind}, not a file" in done.err
+
+
+def test_a_very_large_manifest_is_refused_unread(kernelgen: Run, tmp_path: Path) -> None:
+    with (tmp_path / "large.yaml").open("wb") as file:
+        file.truncate(300 << 30)
+    done = kernelgen("validate", tmp_path / "large.yaml")
+    assert done.code == 2 and "bytes, more than" in done.err
+
+
+def test_of_very_many_mistakes_the_first_are_shown(kernelgen: Run, tmp_path: Path) -> None:
+    entries = "".join(f"  - {{op: relu{n}}}\n" for n in range(5000))
+    (tmp_path / "many.yaml").write_text(f"format: 1\nname: many\ntargets: [trn1]\nkernels:\n{entries}")
+    done = kernelgen("validate", tmp_path / "many.yaml")
+    lines = done.err.splitlines()
+    assert done.code == 2 and len(done.err) < 100_000
+    assert sum(": error: " in line for line in lines) == 100
+    total = int(lines[-1].split()[0])
+    assert total >= 5000 and lines[-2] == f"and {total - 100} more"
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(kernelgen: Run, tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_text('format: 1\nname: "\\e]0;title\\a"\ntargets: [trn1]\n')
+    done = kernelgen("validate", tmp_path / "odd.yaml")
+    assert done.code == 2 and "\x1b" not in done.err and "\x07" not in done.err and "\\x1b" in done.err
+
+
+def test_as_many_jobs_as_no_machine_has_are_refused(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
+    done = kernelgen("build", basic, "-o", tmp_path / "out", "-j", "1000000000")
+    assert done.code == 2 and "'-j' / '--jobs'" in done.err

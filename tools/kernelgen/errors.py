@@ -9,6 +9,9 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+MAX_SHOWN = 100
+"""How many mistakes are shown at most: a report is to be read."""
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 """A kernel failed to build, or one is missing."""
@@ -57,7 +60,18 @@ class KernelgenError(Exception):
             diagnostics = [diagnostics]
         self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
         self.exit_code = exit_code
-        super().__init__("\n".join(map(str, self.diagnostics)))
+        super().__init__("\n".join(self.report()))
+
+    def report(self) -> list[str]:
+        """Returns the mistakes as text; of very many the first, and how many more there are."""
+        shown = [str(diagnostic) for diagnostic in self.diagnostics[:MAX_SHOWN]]
+        more = len(self.diagnostics) - len(shown)
+        return [*shown, f"and {more} more"] if more else shown
+
+
+def printable(text: str) -> str:
+    """Returns text with its control characters written out, but for line ends and tabs: a file must not steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -27,6 +28,30 @@ def check_replaceable(path: str | Path) -> None:
         return  # what is not there can be made, or the attempt says why not
     if kind:
         raise KernelgenError(f"{path} is {kind}: expected the path of a file to write")
+
+
+def read_input(path: str | Path, limit: int) -> bytes:
+    """Returns what a file holds.
+
+    Args:
+        path: a file, not a pipe or a device, which may have no end.
+        limit: bytes.
+
+    Raises:
+        OSError: it can't be read, is not a file, or is larger than `limit`; `strerror` says so.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(file, "rb") as stream:
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(
+                errno.EINVAL, f"it is {_SPECIAL.get(stat.S_IFMT(status.st_mode), 'not a file')}, not a file", str(path)
+            )
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {limit}", str(path))
+        return stream.read(limit)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ reaches nobody but us, and stopping it stops the compiler it may have started.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -92,7 +93,8 @@ class Pool:
         worker = next((w for w in self._workers if not w.busy), None)
         if worker is None:
             used = {w.number for w in self._workers}
-            worker = _Worker.launch(min(set(range(self._size)) - used), self._logs, self._environment)
+            number = next(number for number in itertools.count() if number not in used)
+            worker = _Worker.launch(number, self._logs, self._environment)
             self._workers.append(worker)
             self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         worker.begin(task, arguments, timeout)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "-j",
     "--jobs",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=4096),
     default=None,
     help="Kernels at once; the number of CPUs by default, and fewer where memory does not allow it.",
 )

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 import kernelgen
-from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError, did_you_mean
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError, did_you_mean, printable
 
 EXIT_BUG = 70
 """An exception that is no mistake of the user's (EX_SOFTWARE of sysexits.h)."""
@@ -90,8 +90,8 @@ def run(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
     except KernelgenError as error:
-        for diagnostic in error.diagnostics:
-            _say(str(diagnostic))
+        for line in error.report():
+            _say(line)
         if len(error.diagnostics) > 1:
             _say(f"{len(error.diagnostics)} errors")
         return error.exit_code
@@ -128,9 +128,21 @@ def _usage(error: click.ClickException) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
+
+
+def _open_standard_streams() -> None:
+    """Opens an empty file for each standard stream that is closed, or the next file that is opened would be taken for it."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def main() -> NoReturn:
     """The `kernelgen` program."""
+    _open_standard_streams()
     sys.exit(run())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.errors import Diagnostic, KernelgenError, printable
 
 
 @click.command(short_help="Print what is in a bundle, a NEFF or an HLO file.")
@@ -32,6 +32,6 @@ def command(paths: tuple[Path, ...], check: bool, form: str) -> None:
     if form == "json":
         click.echo(json.dumps(found, indent=1))
     elif found:
-        click.echo("\n\n".join(map(inspect.text, found)))
+        click.echo(printable("\n\n".join(map(inspect.text, found))))
     if mistakes:
         raise KernelgenError(mistakes)

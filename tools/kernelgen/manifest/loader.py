@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kernelgen import fileio
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError, nearest
 from kernelgen.kernel import KernelSpec
@@ -52,7 +53,7 @@ def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
 
 def _parse(path: str | Path) -> Document:
     try:
-        data = Path(path).read_bytes()
+        data = fileio.read_input(path, document.MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         return Document(None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")])
     return document.parse(data, str(path))
