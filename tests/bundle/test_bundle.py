@@ -126,6 +126,13 @@ def test_spec_of_another_kernel(kernels: Kernels) -> None:
     assert f"the spec given for {first} is that of {second}" in refused(kernels)
 
 
+def test_settings_are_compared_by_what_a_neff_depends_on(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A later version may know settings that are no flag of the compiler: what was compiled before stays good.
+    plain = CompileConfig.to_json
+    monkeypatch.setattr(CompileConfig, "to_json", lambda self: {**plain(self), "new": 1})
+    assert bundle.gather(*kernels.arguments).origin.target == "trn1"
+
+
 def test_embedding_needs_a_pack(kernels: Kernels, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="pack_path is needed"):
         bundle.build(*kernels.arguments, embed_folder=tmp_path / "out")

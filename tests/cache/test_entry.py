@@ -65,6 +65,12 @@ def test_what_has_the_right_digest_and_is_no_neff_is_not_used(neffs: Neffs) -> N
             entry.unpack(entry.pack(key, "sqr-1", wrong), key.name)
 
 
+def test_a_simulated_neff_of_another_hlo_is_not_used(neffs: Neffs) -> None:
+    (one, _), (_, neff) = neffs[:2]
+    with pytest.raises(Damaged, match="its NEFF is of another HLO"):
+        entry.unpack(entry.pack(one, "sqr-1", neff), one.name)
+
+
 def test_only_names_of_entries_are_names() -> None:
     name = "0123456789abcdef" * 4
     assert entry.name_of(entry.file_name(name)) == name

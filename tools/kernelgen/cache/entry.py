@@ -132,7 +132,11 @@ def unpack(data: bytes, name: str) -> tuple[Head, bytes]:
     if len(neff) != head.size or hashlib.sha256(neff).hexdigest() != head.sha256:
         raise Damaged("its NEFF is another than it says")
     try:
-        neff_format.read_header(neff)
+        if neff_format.read_header(neff).simulated:
+            # It says which HLO it is of; a real one does not.
+            made_of = neff_format.read_simulated(neff).info["hlo_sha256"]
+            if made_of != head.key.hlo_sha256:
+                raise Damaged(f"its NEFF is of another HLO, {made_of}")
     except KernelgenError as error:
         raise Damaged(error.diagnostics[0].message) from None
     return head, neff
