@@ -126,8 +126,9 @@ def locked(settings: BuildSettings) -> Iterator[None]:
         KernelgenError: another build is at work there, or what should be kernelgen's own there is a link or no file.
         OSError: the folder can't be written.
     """
-    settings.output.mkdir(parents=True, exist_ok=True)
-    for folder in (settings.state, *(settings.state / name for name in ("hlo", "neff", "logs", "tmp"))):
+    # The whole of it may be a link: who put it there keeps it elsewhere.
+    settings.state.mkdir(parents=True, exist_ok=True)
+    for folder in (settings.state / name for name in ("hlo", "neff", "logs", "tmp")):
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
             raise KernelgenError(f"{folder} is a link: kernelgen keeps its own files there; remove it")
