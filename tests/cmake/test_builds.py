@@ -158,7 +158,7 @@ def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_p
     assert [id_.partition("-")[0] for id_ in result.compiles] == ["silu"]
     assert any(c == "Emitting mine.more (1)" for c in result.commands)
     plan = json.loads((made.build / "neuron_kernels" / "k" / "plan.json").read_text())
-    assert {k["library"] for k in plan["kernels"]} == {"kernels", "mine"}
+    assert {k["library"] for k in plan["kernels"]} == {"kernelgen", "mine"}
 
 
 def test_a_manifest_that_breaks_stops_the_build_until_it_is_mended(project: Make) -> None:
