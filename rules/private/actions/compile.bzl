@@ -1,7 +1,7 @@
 """The action that compiles: its inputs and arguments are the identity of a NEFF, and nothing else is among them."""
 
-load("//rules/private/actions:resources.bzl", "resource_set")
 load("//rules/private:targets.bzl", "SIMULATOR_MEMORY_MB")
+load("//rules/private/actions:resources.bzl", "resource_set")
 load("//tools/bazel:kernelgen_tool.bzl", "run_kernelgen")
 
 _MNEMONIC = "NeuronCompile"

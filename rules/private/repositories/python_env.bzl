@@ -42,7 +42,14 @@ exports_files({launchers})
 _UNFIT = 3
 
 def pythons(rctx):
-    """Returns the interpreters to try: the one that NEURON_KERNELGEN_PYTHON names, or those on PATH, the system's `python3` first."""
+    """Finds the interpreters to try.
+
+    Args:
+        rctx: the repository rule's context.
+
+    Returns:
+        the one that NEURON_KERNELGEN_PYTHON names, or those on PATH, the system's `python3` first.
+    """
     named = rctx.getenv("NEURON_KERNELGEN_PYTHON")
     if named:
         path = rctx.which(named) if "/" not in named else rctx.path(named)
