@@ -38,7 +38,6 @@ import figures
 import made_up
 import scratch
 from kernelgen import hlo, manifest
-from kernelgen.canonical import canonical_json
 from kernelgen.compilers import choice
 from kernelgen.compilers.step import compile_file
 from kernelgen.emitters.catalog import Catalog
@@ -68,7 +67,7 @@ def build(kernels: int, *, alone: bool = False) -> tuple[float, float]:
             made_up.stand_in(checkout.path, made_up.sample(checkout.path, folder / "sample"), folder)
         result = checkout.bazel("build", "//manifests:llama3_trn1", count=False)
         ran = re.search(r"(\d+) worker", result.output)
-        steps = 2 * kernels + 1  # and the bundle's
+        steps = 2 * kernels + 2  # and the check of all HLO, and the bundle's
         if not ran or int(ran[1]) != steps:
             raise SystemExit(f"the build was not cold: expected {steps} actions in workers\n{result.output}")
         (profile,) = checkout.output_root.glob("*/command.profile.gz")
@@ -98,7 +97,7 @@ def loop(source: Library, plan: Plan, count: int | None) -> float:
                 f"--emitter={source.root / k.emitter}.py",
             ]
             subprocess.run([*worker, *emit, f"--output={out}.pb"], check=True)
-            compile_ = ["compile", "--compiler=simulator", f"--config={canonical_json(config.to_json())}"]
+            compile_ = ["compile", "--compiler=simulator", *(f"--flag={word}" for word in config.flags())]
             files = [f"--kernel={k.spec.id}", f"--hlo={out}.pb", f"--output={out}.neff"]
             subprocess.run([*worker, *compile_, *files], check=True)
         return (time.perf_counter() - start) * len(plan.kernels) / len(chosen)
