@@ -1,7 +1,7 @@
 """Finds neuronx-cc on this machine and declares it as a toolchain.
 
 It is looked for in the virtual environment that NEURON_SDK names, then on PATH. Its identity is the version it prints; that, and no
-path, is what compile actions depend on. The Python that runs its driver is no part of them either. Where only remote workers have it, NEURON_SDK_VERSION states the version instead.
+path, is what compile actions depend on. They do not depend on the Python that runs its driver either. Where only remote workers have it, NEURON_SDK_VERSION states the version instead.
 """
 
 load(":python_env.bzl", "pythons")
@@ -64,7 +64,7 @@ fi
 PATH=${{compiler%/*}}:$PATH exec "$compiler" "$@"
 """
 
-# Which interpreter runs the driver, and where kernelgen's cache is, stands in files beside the launchers, which are no part of any action.
+# Files beside the launchers say which interpreter runs the driver and where kernelgen's cache is. No action has them as inputs.
 _PYTHON = """\
 #!/bin/sh
 # Runs a Python 3.8 or later, for neuronx-cc's driver, which needs its standard library alone.

@@ -20,7 +20,7 @@ def _neuron_neff_impl(ctx):
         NeuronNeffInfo(flags = flags, identity = toolchain.identity, kernel = kernel, neff = neff, target = ctx.attr.target),
     ]
 
-# How C++ is compiled is no part of a kernel, nor of the folder that Bazel puts it in: `-c opt` builds no kernel again.
+# A kernel does not depend on how C++ is compiled, and the folder that Bazel puts it in must not either: `-c opt` builds no kernel again.
 def _any_compilation_mode_impl(_settings, _attr):
     return {"//command_line_option:compilation_mode": "fastbuild"}
 
