@@ -127,7 +127,7 @@ def test_spec_of_another_kernel(kernels: Kernels) -> None:
 
 
 def test_settings_are_compared_by_what_a_neff_depends_on(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A later version may know settings that are no flag of the compiler: what was compiled before stays good.
+    # A later version may have settings that the compiler is not told of: what was compiled before stays good.
     plain = CompileConfig.to_json
     monkeypatch.setattr(CompileConfig, "to_json", lambda self: {**plain(self), "new": 1})
     assert bundle.gather(*kernels.arguments).origin.target == "trn1"

@@ -135,7 +135,7 @@ def without_comments(source: str) -> str:
 
 
 def meaning(source: str) -> str:
-    """Returns a module's syntax without docstrings, in which empty lines are no meaning."""
+    """Returns a module's syntax without its docstrings, whose empty lines the copy drops."""
     tree = ast.parse(source, feature_version=(3, 8))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

@@ -65,7 +65,7 @@ typedef struct neuron_kernels neuron_kernels;
 typedef enum neuron_kernels_status {
     NEURON_KERNELS_OK               = 0,
     NEURON_KERNELS_ERROR_ARGUMENT   = 1,  // a null pointer where none may be
-    NEURON_KERNELS_ERROR_IO         = 2,  // a file can't be opened, is no regular file, or can't be mapped
+    NEURON_KERNELS_ERROR_IO         = 2,  // a file can't be opened, is not a regular file, or can't be mapped
     NEURON_KERNELS_ERROR_NOT_A_PACK = 3,  // the bytes are not GGUF, or GGUF that holds something else (a model)
     NEURON_KERNELS_ERROR_VERSION    = 4,  // a version of GGUF, of the pack, the tree or the table that is not read here
     NEURON_KERNELS_ERROR_CORRUPT    = 5,  // truncated, or its parts contradict each other

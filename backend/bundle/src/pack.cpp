@@ -47,7 +47,7 @@ void read_ids(const gguf_file & file, neuron_kernels & bundle) {
     std::string_view previous;
     file.strings(KEY, [&](std::string_view id, uint64_t i) {
         if (!is_kernel_id(id)) {
-            corrupt(KEY, "item " + std::to_string(i) + " is " + quoted(id) + ", which is no kernel id");
+            corrupt(KEY, "item " + std::to_string(i) + " is " + quoted(id) + ", which is not a kernel id");
         }
         if (i > 0 && id <= previous) {
             corrupt(KEY, "item " + std::to_string(i) + ", " + quoted(id) + ", does not come after " + quoted(previous));

@@ -29,7 +29,7 @@ std::vector<uint64_t> read_key(const json & kernel) {
         good = std::from_chars(first, first + DIGITS_PER_WORD, words[i], 16).ptr == first + DIGITS_PER_WORD;
     }
     if (!good) {
-        corrupt(kernel, "its key is no sequence of words of 16 hexadecimal digits");
+        corrupt(kernel, "its key is not a sequence of words of 16 hexadecimal digits");
     }
     if (const char * problem = check_key(words.data(), words.size())) {
         corrupt(kernel, std::string("its key: ") + problem);
@@ -81,7 +81,7 @@ std::vector<const json *> sorted_kernels(const json & index) {
     std::vector<const json *> kernels;
     for (const json & kernel : index.get("kernels", json::ARRAY).items) {
         if (!is_kernel_id(kernel.string("id"))) {
-            corrupt(kernel, quoted(kernel.string("id")) + " is no kernel id");
+            corrupt(kernel, quoted(kernel.string("id")) + " is not a kernel id");
         }
         kernels.push_back(&kernel);
     }

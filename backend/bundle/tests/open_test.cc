@@ -159,8 +159,8 @@ static void test_wrong_packs() {
         });
     };
     strings("kernelgen.kernel.ids", 3, "", "item 3 is ''");
-    strings("kernelgen.kernel.ids", 3, std::string(64, 'z'), "no kernel id");
-    strings("kernelgen.kernel.ids", 3, std::string("a\0b", 3), "no kernel id");
+    strings("kernelgen.kernel.ids", 3, std::string(64, 'z'), "not a kernel id");
+    strings("kernelgen.kernel.ids", 3, std::string("a\0b", 3), "not a kernel id");
     strings("kernelgen.kernel.ids", 3, test::kernel_id(2), "does not come after");
     strings("kernelgen.kernel.ids", 3, "aaa", "item 3, 'aaa', does not come after 'kernel-0000002'");
     strings("kernelgen.kernel.hlo_sha256", 2, std::string(63, 'a'), "expected 64 hexadecimal digits");

@@ -174,13 +174,13 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     for (const char * name : { "id", "key", "hlo_sha256", "neff", "neff_sha256", "neff_size" }) {
         wrong(std::string("\"") + name + "\":", "\"other\":", (std::string("'") + name + "' is missing").c_str());
     }
-    wrong(test::kernel_id(0), "", "'' is no kernel id");
-    wrong(test::kernel_id(0), std::string(64, 'z'), "is no kernel id");
+    wrong(test::kernel_id(0), "", "'' is not a kernel id");
+    wrong(test::kernel_id(0), std::string(64, 'z'), "is not a kernel id");
     wrong(test::kernel_id(1), test::kernel_id(0), "its id 'kernel-0000000' was there before");
     wrong(DIGEST, DIGEST.substr(1), "'hlo_sha256' is 'aaa");
     wrong("\"neff_sha256\":\"00", "\"neff_sha256\":\"0G", "expected 64 hexadecimal digits");
-    wrong("\"key\":\"", "\"key\":\"0", "no sequence of words");
-    wrong("\"key\":\"", "\"key\":\"000000000000000g", "no sequence of words");
+    wrong("\"key\":\"", "\"key\":\"0", "not a sequence of words");
+    wrong("\"key\":\"", "\"key\":\"000000000000000g", "not a sequence of words");
     wrong("\"key\":\"", "\"key\":\"0000000000000000", "its key: ");
     wrong("\"key\":\"", "\"key\":\"\",\"old\":\"", "its key: it is too short");
     const std::string line = entry(kernels, 2);
