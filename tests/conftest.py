@@ -1,4 +1,4 @@
-"""No cache of NEFFs, and Bazel's sharding protocol for pytest: each shard runs every n-th test."""
+"""No cache of NEFFs, quick compiles, and Bazel's sharding protocol for pytest: each shard runs every n-th test."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 # Tests of builds count what is compiled: what others have in a cache must not be found. Tests of the cache name one.
 os.environ["NEURON_KERNELGEN_NEFF_CACHE"] = "off"
 os.environ.pop("NEURON_KERNELGEN_SHARED_CACHE", None)
+
+# Tests run a kernel once or a few times, on small tensors: XLA compiles in two thirds of the time without LLVM's optimizations.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

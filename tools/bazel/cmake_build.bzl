@@ -7,7 +7,7 @@ shift 2
 command -v cmake >/dev/null || {{ echo "error: there is no cmake on PATH (on Debian: apt-get install cmake ninja-build)" >&2; exit 2; }}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-set -- {folders} "$@"
+set -- {files} "$@"
 if command -v ninja >/dev/null; then set -- -G Ninja "$@"; fi
 # No path of this machine in the outputs, and libraries that are found beside what needs them.
 prefix="-ffile-prefix-map=$source=. -ffile-prefix-map=$scratch=build"
@@ -35,16 +35,20 @@ def _cmake_build_impl(ctx):
     inputs = ctx.files.srcs + [ctx.file.cmakelists]
     for key, value in ctx.attr.defines.items():
         arguments.add("-D{}={}".format(key, value))
-    folders = []
+    files = []
     for target, key in ctx.attr.folders.items():
         (file,) = target[DefaultInfo].files.to_list()
-        folders.append('"-D{}=$PWD/{}"'.format(key, file.path if file.is_directory else file.dirname))
+        files.append('"-D{}=$PWD/{}"'.format(key, file.path if file.is_directory else file.dirname))
+        inputs.append(file)
+    for target, project in ctx.attr.project_includes.items():
+        (file,) = target[DefaultInfo].files.to_list()
+        files.append('"-DCMAKE_PROJECT_{}_INCLUDE=$PWD/{}"'.format(project, file.path))
         inputs.append(file)
     ctx.actions.run_shell(
         mnemonic = ctx.attr.mnemonic,
         progress_message = ctx.attr.progress,
         command = _SCRIPT.format(
-            folders = " ".join(folders),
+            files = " ".join(files),
             source = ctx.file.cmakelists.dirname,
             targets = " ".join(ctx.attr.targets),
         ),
@@ -68,6 +72,10 @@ cmake_build = rule(
         ),
         "mnemonic": attr.string(default = "CmakeBuild"),
         "progress": attr.string(default = "Building %{label} with CMake"),
+        "project_includes": attr.label_keyed_string_dict(
+            allow_files = [".cmake"],
+            doc = "CMake files, each with the name of the project of the tree behind whose `project()` it is included.",
+        ),
         "srcs": attr.label_list(allow_files = True, mandatory = True, doc = "All files that the build reads."),
         "targets": attr.string_list(mandatory = True),
     },
