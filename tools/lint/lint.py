@@ -1,22 +1,33 @@
-"""Runs the linters over the checkout: ruff (format and lint), mypy --strict, buildifier.
+"""Runs the linters over the checkout: ruff (format and lint), mypy --strict, buildifier, clang-format, shellcheck, yamllint.
 
     ./bazelw run //tools/lint             one line per linter, and what it says when it fails; exit status 1 then
-    ./bazelw run //tools/lint -- --fix    mends what ruff and buildifier can mend
+    ./bazelw run //tools/lint -- --fix    mends what ruff, buildifier and clang-format can mend
 
-Buildifier is an npm package that carries its binary; where there is no npm, a `buildifier` on PATH is taken.
+All but buildifier are packages of the development environment, which pins their versions. Buildifier is an npm package that carries
+its binary; where there is no npm, a `buildifier` on PATH is taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 BUILDIFIER = "@bazel/buildifier@8.2.1"
 STARLARK = (".bzl", ".bazel", "BUILD", "WORKSPACE")
+CPP = (".c", ".cc", ".cpp", ".h")  # and not .inc, which is generated
+YAML = (".yaml", ".yml")
+
+_SHEBANG = re.compile(r"#!.*\b(?:ba|da)?sh\n")
+_SCRIPT_IN_STARLARK = re.compile(r'"""\\\n(#!/bin/sh\n.*?)"""', re.DOTALL)
+_FIELD = re.compile(r"\{(\{)|\}(\})|\{\w+\}")
+_CMAKE_FIELD = re.compile(r"@\w+@")
 
 
 def buildifier() -> list[str]:
@@ -32,27 +43,73 @@ def buildifier() -> list[str]:
     raise SystemExit("buildifier needs npx (on Debian: apt-get install npm), or a buildifier on PATH")
 
 
+def shell_scripts(files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields (name, text) of every shell script: files with a shell's `#!`, CMake's templates, and templates in Starlark.
+
+    A template's fields are filled with their names.
+    """
+    for file in files:
+        if file.endswith(".bzl"):
+            for number, script in enumerate(_SCRIPT_IN_STARLARK.findall(Path(file).read_text())):
+                yield f"{file}.{number}", _FIELD.sub(lambda m: m[1] or m[2] or m[0][1:-1], script)
+        elif Path(file).suffix in ("", ".in", ".sh"):
+            with Path(file).open("rb") as stream:
+                if not _SHEBANG.match(stream.readline().decode(errors="replace")):
+                    continue
+            text = Path(file).read_text()
+            yield file, _CMAKE_FIELD.sub(lambda m: m[0][1:-1], text) if file.endswith(".in") else text
+
+
+def commands(files: Sequence[str], scripts: Sequence[str], fix: bool) -> Mapping[str, Sequence[str]]:
+    """Returns the linters' command lines by their names.
+
+    Args:
+        files: the checkout's files, relative to the current folder.
+        scripts: the files to which the shell scripts are written.
+        fix: whether what can be mended is mended.
+    """
+    python = [sys.executable, "-m"]
+    starlark = [file for file in files if file.endswith(STARLARK)]
+    cpp = [file for file in files if file.endswith(CPP)]
+    yaml = [file for file in files if file.endswith(YAML)]
+    return {
+        "ruff format": [*python, "ruff", "format", *([] if fix else ["--check", "--diff"]), "."],
+        "ruff check": [*python, "ruff", "check", *(["--fix"] if fix else []), "."],
+        "mypy --strict": [*python, "mypy", "--strict", "tools/kernelgen"],
+        "buildifier": [*buildifier(), f"--mode={'fix' if fix else 'check'}", "--lint=warn", *starlark],
+        "clang-format": [
+            sys.executable,
+            "-c",
+            "import clang_format as c; c.clang_format()",
+            *(["-i"] if fix else ["--dry-run", "--Werror"]),
+            *cpp,
+        ],
+        "shellcheck": [str(Path(sys.executable).with_name("shellcheck")), *scripts],
+        "yamllint": [*python, "yamllint", "--strict", *yaml],
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--fix", action="store_true", help="Mend what can be mended.")
     args = parser.parse_args()
     os.chdir(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).resolve().parents[2]))
     tracked = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.splitlines()
-    starlark = [file for file in tracked if file.endswith(STARLARK) and Path(file).exists()]
-    python = [sys.executable, "-m"]
-    linters = {
-        "ruff format": [*python, "ruff", "format", *([] if args.fix else ["--check", "--diff"]), "."],
-        "ruff check": [*python, "ruff", "check", *(["--fix"] if args.fix else []), "."],
-        "mypy --strict": [*python, "mypy", "--strict", "tools/kernelgen"],
-        "buildifier": [*buildifier(), f"--mode={'fix' if args.fix else 'check'}", "--lint=warn", *starlark],
-    }
+    files = [file for file in tracked if Path(file).is_file()]
     failed = 0
-    for name, command in linters.items():
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        print(f"{'failed' if done.returncode else 'passed'}: {name}", flush=True)
-        if done.returncode:
-            failed += 1
-            print(done.stdout, flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        scripts = []
+        for name, text in shell_scripts(files):
+            path = Path(scratch, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            scripts.append(str(path))
+        for name, command in commands(files, scripts, args.fix).items():
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            print(f"{'failed' if done.returncode else 'passed'}: {name}", flush=True)
+            if done.returncode:
+                failed += 1
+                print(done.stdout.replace(f"{scratch}/", ""), flush=True)
     return 1 if failed else 0
 
 

@@ -1,0 +1,93 @@
+"""tools/lint finds what is wrong in C++, in shell scripts and the scripts inside templates, and in YAML."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("lint", ROOT / "tools/lint/lint.py")
+assert _spec and _spec.loader
+lint = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(lint)
+
+GOOD = {
+    "good.cpp": "int main(int argc, char ** argv) {\n    return argc;\n}\n",
+    "good.yml": "on: {push: {}}\nsteps:\n- run: true\n",
+    "run": '#!/usr/bin/env bash\necho "$@"\n',
+    "step.in": '#!/bin/sh\nexec @python@ "$@"\n',
+    "launcher.bzl": '_A = """\\\n#!/bin/sh\n# Runs {key}.\nexec "${{HOME:-/}}/{key}" "$@"\n"""\n\n_B = """\\\n#!/bin/sh\nself=$0\nexec "${self%/*}/x" "$@"\n"""\n',
+    "picture.png": "\x89",
+}
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of files in which every linter finds nothing, which is the current folder."""
+    for name in (".clang-format", ".yamllint.yaml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    for name, text in GOOD.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lint, "buildifier", lambda: ["buildifier"])
+    return tmp_path
+
+
+def run(name: str, fix: bool = False) -> tuple[int, str]:
+    """Runs one linter over the current folder; returns its exit status and what it says."""
+    files = sorted(path.name for path in Path().iterdir() if path.is_file())
+    scripts = []
+    for script, text in lint.shell_scripts(files):
+        path = Path("scripts", script)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        scripts.append(str(path))
+    done = subprocess.run(lint.commands(files, scripts, fix)[name], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["clang-format", "shellcheck", "yamllint"])
+def test_nothing_is_found_where_nothing_is_wrong(name: str) -> None:
+    assert run(name) == (0, "")
+
+
+@pytest.mark.parametrize("suffix", [".c", ".cc", ".cpp", ".h"])
+def test_clang_format_finds_and_mends(suffix: str) -> None:
+    bad = Path("bad" + suffix)
+    bad.write_text("int  zero( void ){ return 0; }\n")
+    status, output = run("clang-format")
+    assert status != 0 and str(bad) in output
+    assert run("clang-format", fix=True)[0] == 0
+    assert bad.read_text() == "int zero(void) {\n    return 0;\n}\n"
+    assert run("clang-format") == (0, "")
+
+
+def test_generated_tables_are_left_alone() -> None:
+    Path("table.inc").write_text("int  x ;\n")
+    assert run("clang-format") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run", "#!/usr/bin/env bash\ncd $1\n"),
+        ("tool.sh", "#!/bin/sh\ncd $1\n"),
+        ("step.in", "#!/bin/sh\ncd @folder@ $1\n"),
+        ("launcher.bzl", '_A = """\\\n#!/bin/sh\ncd "${{HOME}}" {key} $1\n"""\n'),
+    ],
+)
+def test_shellcheck_finds_an_unquoted_variable(name: str, text: str) -> None:
+    Path(name).write_text(text)
+    status, output = run("shellcheck")
+    assert status == 1
+    assert "SC2086" in output and f"In scripts/{name}" in output
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2\n", "a:  1\n", "a: [1, 2 ]\n", f"a: {'x' * 160}\n", "a: yes\n"])
+def test_yamllint_finds(text: str) -> None:
+    Path("bad.yaml").write_text(text)
+    status, output = run("yamllint")
+    assert status != 0 and "bad.yaml" in output
