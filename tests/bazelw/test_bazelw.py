@@ -1,11 +1,15 @@
-"""`bazelw` finds the right Bazel, installs it only where nothing else is left, and passes arguments on as they should be.
+"""`bazelw` finds the right Bazel, gets Debian's only where nothing else is left, and passes arguments on as they should be.
 
 Each test runs the script with a PATH of its own that holds fakes; what a fake was called with is in its log.
 """
 
+import hashlib
 import os
+import re
 import shutil
+import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +17,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = (ROOT / ".bazelversion").read_text().strip()
-TOOLS = ("bash", "env", "timeout", "date", "mkdir", "mv", "rm", "grep", "sort", "head", "cat", "chmod", "mktemp")
+TOOLS = (
+    "bash",
+    "env",
+    "timeout",
+    "date",
+    "mkdir",
+    "mv",
+    "rm",
+    "grep",
+    "sort",
+    "head",
+    "cat",
+    "chmod",
+    "find",
+    "ln",
+    "sed",
+    "sh",
+)
 REGISTRY = "https://bcr.bazel.build/bazel_registry.json"
 
 
@@ -29,7 +50,7 @@ class Machine:
         self.project = root / "project"
         for folder in (self.bin, self.home, self.logs, self.system / "etc", self.project):
             folder.mkdir(parents=True)
-        for name in ("bazelw", ".bazelversion"):
+        for name in ("bazelw", ".bazelversion", ".bazelrc"):
             shutil.copy(ROOT / name, self.project / name)
         for tool in TOOLS:
             path = shutil.which(tool)
@@ -214,7 +235,7 @@ def test_when_there_is_no_way_each_option_has_a_line(machine: Machine) -> None:
     assert len(options) == 3
     assert options[0] == f"  - Bazel 7.4 to 9 on PATH ({machine.bin}/bazel is 4.2.3)"
     assert options[1] == "  - Bazelisk on PATH, or npm's npx, and a network (there is neither bazelisk nor npx)"
-    assert options[2] == "  - on Debian, as root: the package bazel-bootstrap of forky (this is not Debian)"
+    assert options[2] == "  - on Debian: the package bazel-bootstrap of forky, for this user alone (this is not Debian)"
 
 
 def test_without_a_client_the_network_counts_as_not_reached(machine: Machine) -> None:
@@ -247,118 +268,256 @@ def test_use_bazel_version_is_honoured(machine: Machine) -> None:
 
 # --- Debian ---------------------------------------------------------------------------------------------------------------
 
-MIRROR = "http://mirror.invalid/debian/"
+MIRROR, OTHER = "http://mirror.invalid/debian/", "http://other.invalid/apt/"
+
+# What the packages hold, as far as it is looked at: each program prints what it was given.
+PACKAGES = f"""
+cd "$3"
+program() {{ mkdir -p "${{1%/*}}"; printf '#!/usr/bin/env bash\\n%s\\n' "$2" >"$1"; chmod +x "$1"; }}
+lib=usr/lib/x86_64-linux-gnu java=usr/lib/jvm/java-25-openjdk-amd64
+program $lib/ld-linux-x86-64.so.2 'shift 3; exec "$@"'
+program usr/bin/bazel 'printf "%s\\n" "$@"'
+program usr/libexec/x86_64-linux-gnu/bazel/linux-sandbox true
+program $java/bin/java true
+program $java/lib/jspawnhelper true
+ln -s java-25-openjdk-amd64 usr/lib/jvm/java-1.25.0-openjdk-amd64
+mkdir -p usr/share/bazel/rules usr/share/bazel/tools usr/share/java etc/bazel etc/java
+echo {PINNED} >usr/share/bazel/build-label.txt
+echo /usr/share/java/a.jar >usr/share/bazel/bazel_classpath_debian_depends.txt
+echo >usr/share/java/b-1.jar; ln -s b-1.jar usr/share/java/b.jar; echo >usr/share/java/a.jar
+echo settings >etc/java/settings; ln -s /etc/java/settings $java/settings; ln -s /proc/version $java/elsewhere
+printf '%s\\n' 'try-import /etc/bazel.bazelrc' 'startup --install_base=/usr/share/bazel' 'startup --trust_install_base' \\
+  'build --sandbox_debug' 'common --override_module=rules_cc=/usr/share/bazel/rules/cc' >etc/bazel/bazelrc
+"""
 
 
-@pytest.fixture
-def debian(machine: Machine) -> Machine:
-    """A Debian machine, as root, whose apt can install Bazel; `fail` names the apt-get calls that fail the first time."""
+@pytest.fixture(params=["0", "1000"], ids=["root", "user"])
+def debian(machine: Machine, request: pytest.FixtureRequest) -> Machine:
+    """A Debian machine whose apt can download Bazel; a file fail-STEP makes that step fail."""
     machine.os("debian")
     machine.network(reached=False)
-    machine.fake("id", "echo 0")
-    for folder in ("sources.list.d", "preferences.d"):
-        (machine.system / "etc/apt" / folder).mkdir(parents=True)
-    apt_cache(machine, version="4.2.3+ds-11", release="bookworm")
-    machine.fake("dpkg", "")
+    machine.fake("id", f"echo {request.param}")
+    for name in ("etc/apt/sources.list.d/debian.list", "usr/share/keyrings/debian-archive-keyring.gpg"):
+        path = machine.system / name
+        path.parent.mkdir(parents=True)
+        path.write_text("as it was\n")
+    machine.fake("dpkg", "echo amd64")
+    machine.fake("dpkg-deb", PACKAGES)
     machine.fake(
         "apt-get",
         f"""
         case "$*" in
-          indextargets*) echo {MIRROR}; echo {MIRROR}; exit ;;
-          *--download-only*) step=download ;;
-          *" -f install"*) step=repair ;;
-          *install*) step=install ;;
-          *) step=update ;;
+          *--no-release-info*) echo {OTHER}; echo {MIRROR}; exit ;;
+          indextargets*) exit ;;
+          *"--download-only install"*) step=download; echo >"${{4%/*}}/archives/bazel.deb" ;;
+          *install*) echo "installs: $*" >&2; exit 100 ;;
+          *update*) step=update ;;
         esac
-        if [[ -e {machine.root}/fail-$step ]]; then rm {machine.root}/fail-$step; exit 100; fi
-        if [[ $step == install ]]; then
-          printf '#!/usr/bin/env bash\\nif [[ $1 == --version ]]; then echo "bazel {PINNED}"; else echo "ran $*"; fi\\n' \\
-            >{machine.bin}/bazel
-          chmod +x {machine.bin}/bazel
-        fi
+        if [[ -e {machine.root}/kill-$step ]]; then kill -s "$(<{machine.root}/kill-$step)" $PPID; fi
+        if [[ -e {machine.root}/fail-$step ]]; then exit 100; fi
         """,
+    )
+    machine.fake(
+        "apt-cache",
+        f'if grep -q "signed-by=.* {MIRROR} forky main" "${{2%/*}}/sources.list"; then echo " bazel-bootstrap | {PINNED}"; fi',
     )
     return machine
 
 
-def apt_cache(machine: Machine, version: str, release: str) -> None:
-    """What apt knows: one version of the package, and one release; forky too once its suite is configured."""
-    list_, _ = suite_files(machine)
-    machine.fake(
-        "apt-cache",
-        f"""
-        if [[ $1 == madison ]]; then echo " bazel-bootstrap | {version} | {MIRROR} {release}/main amd64 Packages"; fi
-        if [[ $1 == policy ]]; then
-          echo "     release v=1,o=Debian,a=some,n={release},l=Debian,c=main,b=amd64"
-          if [[ -e {list_} ]]; then echo "     release o=Debian,a=testing,n=forky,l=Debian,c=main,b=amd64"; fi
-        fi
-        """,
-    )
+def place(machine: Machine) -> Path:
+    """Where the copy of Debian's Bazel is."""
+    return machine.home / ".cache/neuron-kernelgen" / f"debian-bazel-{os.uname().machine}"
 
 
-def suite_files(machine: Machine) -> tuple[Path, Path]:
-    etc = machine.system / "etc/apt"
-    return etc / "sources.list.d/neuron-kernelgen-bazel.list", etc / "preferences.d/neuron-kernelgen-bazel"
+def kept(machine: Machine) -> list[str]:
+    """What of a copy is in the cache folder, whole or not."""
+    return sorted(path.name for path in place(machine).parent.iterdir() if path.is_dir())
 
 
-def steps(machine: Machine) -> list[str]:
-    """What apt-get was asked for, by the words that are no options."""
-    found = []
-    for call in machine.calls("apt-get"):
-        words = [w for w in call if w in ("update", "install", "-f", "--download-only", "indextargets")]
-        found.append(" ".join(words))
-    return found
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_debian_installs_from_the_next_release(debian: Machine) -> None:
+def test_debians_bazel_is_unpacked_for_the_user_alone(debian: Machine) -> None:
+    before = tree(debian.system)
     done = debian.run("build", "//x")
-    assert (done.returncode, done.stdout) == (0, "ran build //x\n"), done.stderr
-    assert done.stderr.count("\n") == 1 and "installing Bazel from Debian's next release" in done.stderr
-    assert steps(debian) == ["update", "indextargets", "update", "install --download-only", "install"]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["build", "//x"]
+    assert kept(debian) == [place(debian).name]
+    assert tree(debian.system) == before
     for call in debian.calls("apt-get"):
-        if "indextargets" not in call:
-            assert {"-y", "Dpkg::Options::=--force-overwrite", "Dpkg::Options::=--force-confold"} <= set(call)
-    assert debian.calls("apt-get")[-1][-4:] == ["-t", "forky", "bazel-bootstrap", "binutils"]
-    suite, pin = suite_files(debian)
-    assert suite.read_text().splitlines()[-1].split("] ")[1] == f"{MIRROR} forky main"
-    assert "check-valid-until=no" in suite.read_text()
-    assert pin.read_text().splitlines()[1:] == ["Package: *", "Pin: release n=forky", "Pin-Priority: 100"]
+        assert call[0] == "indextargets" or call[:3] == ["-q", "-y", "-c"], "apt's own configuration is used"
+        assert ("install" in call) == ("--download-only" in call)
+        assert not any("force" in word for word in call)
+    assert {call[0] for call in debian.calls("dpkg")} == {"--print-architecture"}
+    assert {call[0] for call in debian.calls("dpkg-deb")} == {"--extract"}
 
 
-@pytest.mark.parametrize(("release", "options"), [("forky", ["-t", "forky"]), ("sid", [])])
-def test_debian_that_has_the_version_needs_no_other_suite(debian: Machine, release: str, options: list[str]) -> None:
-    apt_cache(debian, version=f"{PINNED}+ds-8", release=release)
+def test_debian_is_announced_with_what_prevents_and_undoes_it(debian: Machine) -> None:
+    (debian.root / "kill-update").write_text("KILL")  # it is said before anything is done
+    done = debian.run("build")
+    first, second = done.stderr.splitlines()[:2]
+    assert "getting Debian's" in first and "200 MB" in first and str(place(debian)) in first
+    assert "NEURON_KERNELGEN_INSTALL=0 prevents this" in second and f"'rm -r {place(debian)}' undoes it" in second
+
+
+def test_debians_bazel_is_got_once(debian: Machine) -> None:
     assert debian.run("build").returncode == 0
-    assert not any(path.exists() for path in suite_files(debian))
-    last = debian.calls("apt-get")[-1]
-    assert last[last.index("install") + 1 :] == [*options, "bazel-bootstrap", "binutils"]
+    calls = debian.calls("apt-get")
+    again = debian.run("build")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert debian.calls("apt-get") == calls
+    assert debian.run("--version").stdout == f"bazel {PINNED}\n"
 
 
-def test_debian_downloads_before_it_changes_anything(debian: Machine) -> None:
+@pytest.mark.parametrize(("pinned", "runs"), [(PINNED, True), ("7.5.0", True), ("", False)])
+def test_debians_bazel_comes_before_bazelisk_only_when_it_is_the_pinned_one(
+    debian: Machine, pinned: str, runs: bool
+) -> None:
+    assert debian.run("build").returncode == 0
+    debian.environment["USE_BAZEL_VERSION"] = pinned or "7.6.0"
+    debian.fake("bazelisk", "")
+    debian.network(reached=not pinned)
+    (debian.home / ".cache/neuron-kernelgen/reached-bazelisk").unlink(missing_ok=True)
+    done = debian.run("build", "//y")
+    assert done.returncode == 0
+    assert done.stdout.endswith("build\n//y\n") == runs
+    assert (debian.calls("bazelisk") == [["build", "//y"]]) != runs
+    assert (f"Bazel {pinned} is not to be had here; running {PINNED}" in done.stderr) == (runs and pinned != PINNED)
+
+
+def test_debians_bazel_runs_from_its_place(debian: Machine) -> None:
+    done = debian.run("build")
+    copy = place(debian)
+    assert done.stdout.splitlines() == [
+        f"--install_base={copy}/usr/share/bazel",
+        "--trust_install_base",
+        f"--server_javabase={copy}/usr/lib/jvm/java-25-openjdk-amd64",
+        f"--bazelrc={copy}/bazelrc",
+        f"--host_jvm_args=-Djavax.net.ssl.trustStore={copy}/cacerts",
+        "build",
+    ]
+    jars = (copy / "usr/share/bazel/bazel_classpath_debian_depends.txt").read_text().split()
+    assert jars == [f"{copy}/usr/share/java/{jar}" for jar in ("a.jar", "a.jar", "b-1.jar")]
+    java = copy / "usr/lib/jvm/java-25-openjdk-amd64"
+    assert (java / "settings").read_text() == "settings\n"
+    assert (java / "elsewhere").readlink() == Path("/proc/version")
+    sandbox = copy / "usr/libexec/x86_64-linux-gnu/bazel/linux-sandbox"
+    assert f"--library-path {copy}/usr/lib/x86_64-linux-gnu {sandbox}.elf" in sandbox.read_text()
+
+
+def test_debians_bazel_takes_its_own_rulesets(debian: Machine) -> None:
+    del debian.environment["NEURON_KERNELGEN_OFFLINE"]
+    assert debian.run("build", "//x").stdout.splitlines()[-3:] == ["build", "--config=offline", "//x"]
+    copy = place(debian)
+    lines = (copy / "bazelrc").read_text().splitlines()
+    assert lines[0] == f"common --override_module=rules_cc={copy}/usr/share/bazel/rules/cc"
+    named = re.findall(
+        r"^common:offline --override_(?:module|repository)=\w+=(/usr/share/bazel/.*)$",
+        (ROOT / ".bazelrc").read_text(),
+        re.M,
+    )
+    assert len(named) > 10
+    assert [line.partition("=")[2].partition("=")[2] for line in lines[1:]] == [f"{copy}{path}" for path in named]
+    # Another checkout, or this one later, may name others.
+    (debian.project / ".bazelrc").write_text(
+        "common:offline --override_module=a=/usr/share/bazel/a\ncommon:offline --noenable_workspace\n"
+    )
+    debian.run("build")
+    assert (copy / "bazelrc").read_text().splitlines() == [
+        lines[0],
+        f"common:offline --override_module=a={copy}/usr/share/bazel/a",
+    ]
+
+
+def test_debians_bazel_trusts_the_machines_certificates(debian: Machine) -> None:
+    def certificates(count: int) -> None:
+        path = debian.system / "etc/ssl/certs/ca-certificates.crt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        one = "-----BEGIN CERTIFICATE-----\nAAEC\n-----END CERTIFICATE-----\n"
+        path.write_text(one * count)
+        os.utime(path, (time.time() + count, time.time() + count))
+
+    def trusted() -> int:
+        store = (place(debian) / "cacerts").read_bytes()
+        magic, version, count = struct.unpack(">III", store[:12])
+        assert (magic, version) == (0xFEEDFEED, 2)
+        assert store[-20:] == hashlib.sha1("changeit".encode("utf-16-be") + b"Mighty Aphrodite" + store[:-20]).digest()
+        assert store[:-20].endswith(b"\0\x05X.509\0\0\0\x03\0\x01\x02")
+        return int(count)
+
+    (debian.bin / "python3").symlink_to(sys.executable)
+    certificates(2)
+    assert debian.run("build").returncode == 0
+    assert trusted() == 2
+    certificates(3)
+    debian.run("build")
+    assert trusted() == 3
+
+
+def test_debian_asks_each_mirror_once(debian: Machine) -> None:
+    debian.run("build")
+    assert [call[-1] for call in debian.calls("apt-get")].count("update") == 2
+    debian.fake("apt-cache", "")
+    shutil.rmtree(place(debian))
+    done = debian.run("build")
+    assert done.returncode == 2
+    assert "no mirror of apt's configuration has a bazel-bootstrap of forky" in done.stderr
+
+
+def test_debian_without_its_keys_trusts_no_mirror(debian: Machine) -> None:
+    shutil.rmtree(debian.system / "usr/share/keyrings")
+    done = debian.run("build")
+    assert done.returncode == 2
+    assert "debian-archive-keyring.gpg, which Debian's signatures are checked with" in done.stderr
+    assert debian.calls("apt-get") == []
+
+
+def test_debian_that_fails_leaves_nothing_but_the_log(debian: Machine) -> None:
     (debian.root / "fail-download").touch()
     done = debian.run("build")
     assert done.returncode == 2
     assert "apt-get can not get the packages" in done.stderr
-    assert "install" not in steps(debian)
-    assert not any(path.exists() for path in suite_files(debian))
+    assert kept(debian) == []
 
 
-def test_debian_repairs_an_install_that_stops_half_way(debian: Machine) -> None:
-    (debian.root / "fail-install").touch()
+@pytest.mark.parametrize(("signal", "status"), [("INT", 130), ("TERM", 143), ("HUP", 143)])
+def test_debian_that_is_interrupted_leaves_nothing_but_the_log(debian: Machine, signal: str, status: int) -> None:
+    (debian.root / "kill-download").write_text(signal)
+    assert debian.run("build").returncode == status
+    assert kept(debian) == []
+
+
+def test_debian_that_was_killed_is_tidied_up_a_day_later(debian: Machine) -> None:
+    old, young = (place(debian).with_name(f"{place(debian).name}.new.{number}") for number in (1, 2))
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+    os.utime(old, (time.time() - 90000, time.time() - 90000))
     assert debian.run("build").returncode == 0
-    assert steps(debian)[-3:] == ["install", "-f install", "install"]
-    assert debian.calls("dpkg") == [["--force-overwrite", "--force-confold", "--configure", "-a"]]
+    assert kept(debian) == [place(debian).name, young.name]
 
 
-def test_debian_without_root_says_so(debian: Machine) -> None:
-    debian.fake("id", "echo 1000")
+def test_debians_packages_that_are_not_as_expected_are_refused(debian: Machine) -> None:
+    debian.fake("dpkg-deb", f"{PACKAGES}\nrm usr/bin/bazel")
     done = debian.run("build")
     assert done.returncode == 2
-    assert "run ./bazelw once as root" in done.stderr
+    assert "the packages have no /usr/bin/bazel" in done.stderr
+    assert kept(debian) == []
+
+
+@pytest.mark.parametrize(
+    ("cache", "reason"),
+    [("a b", "letters, digits"), ("relative", "from the root on"), ("/dev/null/x", "can not be written")],
+)
+def test_debians_bazel_needs_a_place(debian: Machine, cache: str, reason: str) -> None:
+    debian.environment["NEURON_KERNELGEN_CACHE"] = f"{debian.home}/a b" if " " in cache else cache
+    done = debian.run("build")
+    assert done.returncode == 2
+    assert reason in done.stderr
     assert debian.calls("apt-get") == []
 
 
-def test_debian_install_can_be_forbidden(debian: Machine) -> None:
+def test_debians_bazel_can_be_forbidden(debian: Machine) -> None:
     debian.environment["NEURON_KERNELGEN_INSTALL"] = "0"
     done = debian.run("build")
     assert done.returncode == 2
@@ -366,7 +525,7 @@ def test_debian_install_can_be_forbidden(debian: Machine) -> None:
     assert debian.calls("apt-get") == []
 
 
-def test_debian_does_not_replace_system_libraries_where_a_bazel_will_do(debian: Machine) -> None:
+def test_debian_is_not_asked_where_a_bazel_will_do(debian: Machine) -> None:
     debian.bazel("8.2.0")
     assert debian.run("build").returncode == 0
     assert debian.calls("apt-get") == []
