@@ -74,6 +74,19 @@ def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.C
     assert digest(checkout) == whole
 
 
+def test_no_lock_of_modules_is_written_or_read(checkout: scratch.Checkout) -> None:
+    lock = checkout.path / "MODULE.bazel.lock"
+    checkout.bazel("build", "--nobuild", "//manifests:basic_trn1")
+    assert not lock.exists()
+    # As a Bazel writes one that can.
+    text = '{"lockFileVersion": 13, "registryFileHashes": {}, "selectedYankedVersions": {}, "moduleExtensions": {}}'
+    lock.write_text(text)
+    checkout.bazel("shutdown")
+    checkout.bazel("build", "--nobuild", "//manifests:basic_trn1")
+    assert lock.read_text() == text
+    lock.unlink()
+
+
 def test_the_choice_of_the_simulator_is_said_once(checkout: scratch.Checkout) -> None:
     checkout.bazel("shutdown")
     output = checkout.bazel("build", "//manifests:basic_trn1", "//manifests:basic_inf2").output
