@@ -24,6 +24,10 @@ _kernels = tag_class(
     attrs = {"build_file": attr.label(mandatory = True, doc = "BUILD file of the folder; it exports the .py files.")},
 )
 
+def _reproducible(mctx):
+    # The repositories follow from the tags alone, so a MODULE.bazel.lock has nothing to hold of them, nor of what they read.
+    return mctx.extension_metadata(reproducible = True)
+
 def _neuron_impl(mctx):
     manifests = []
     libraries = []
@@ -35,6 +39,7 @@ def _neuron_impl(mctx):
         libraries = libraries + [Label("//kernels:BUILD.bazel")],
         manifests = manifests,
     )
+    return _reproducible(mctx)
 
 neuron = module_extension(
     doc = "Plans the kernels of all named manifests into one repository, so that manifests share them.",
@@ -42,22 +47,24 @@ neuron = module_extension(
     tag_classes = {"manifest": _manifest, "kernels": _kernels},
 )
 
-def _toolchains_impl(_mctx):
+def _toolchains_impl(mctx):
     python_env(name = "neuron_python", lock = Label("//:requirements.txt"), packages = ["jaxlib"])
     neuron_sdk(name = "neuron_sdk")
+    return _reproducible(mctx)
 
 toolchains = module_extension(
     doc = "The Python environment of the build steps and the Neuron compiler found on this machine.",
     implementation = _toolchains_impl,
 )
 
-def _development_impl(_mctx):
+def _development_impl(mctx):
     python_env(
         name = "neuron_python_dev",
         base = Label("@neuron_python//:python"),
         lock = Label("//:requirements-dev.txt"),
     )
     llama_cpp()
+    return _reproducible(mctx)
 
 development = module_extension(
     doc = "What this project's own tests and linters need.",
