@@ -52,6 +52,8 @@ class Machine:
             folder.mkdir(parents=True)
         for name in ("bazelw", ".bazelversion", ".bazelrc"):
             shutil.copy(ROOT / name, self.project / name)
+        (self.project / "tools").mkdir()
+        shutil.copy(ROOT / "tools/debian-unpack", self.project / "tools")
         for tool in TOOLS:
             path = shutil.which(tool)
             assert path, tool
@@ -94,6 +96,7 @@ class Machine:
             [str(self.project / "bazelw"), *args],
             env=environment,
             cwd=cwd or self.project,
+            start_new_session=True,  # what a fake sends its process group stays in it, as a terminal's interrupt does
             capture_output=True,
             text=True,
             timeout=60,
@@ -270,16 +273,16 @@ def test_use_bazel_version_is_honoured(machine: Machine) -> None:
 
 MIRROR, OTHER = "http://mirror.invalid/debian/", "http://other.invalid/apt/"
 
-# What the packages hold, as far as it is looked at: each program prints what it was given.
+# What the packages hold, as far as it is looked at: the loader prints what the program that it starts was given.
 PACKAGES = f"""
 cd "$3"
-program() {{ mkdir -p "${{1%/*}}"; printf '#!/usr/bin/env bash\\n%s\\n' "$2" >"$1"; chmod +x "$1"; }}
+program() {{ mkdir -p "${{1%/*}}"; printf '#!/usr/bin/env bash\\n%s\\n' "${{2:-}}" >"$1"; chmod +x "$1"; }}
 lib=usr/lib/x86_64-linux-gnu java=usr/lib/jvm/java-25-openjdk-amd64
-program $lib/ld-linux-x86-64.so.2 'shift 3; exec "$@"'
-program usr/bin/bazel 'printf "%s\\n" "$@"'
-program usr/libexec/x86_64-linux-gnu/bazel/linux-sandbox true
-program $java/bin/java true
-program $java/lib/jspawnhelper true
+program $lib/ld-linux-x86-64.so.2 'shift 4; printf "%s\\n" "$@"'
+program usr/bin/script true
+for name in usr/bin/bazel usr/libexec/x86_64-linux-gnu/bazel/linux-sandbox $java/bin/java $java/lib/jspawnhelper $java/lib/libjvm.so; do
+  program "$name"; printf '\\x7fELF\\0' >"$name"
+done
 ln -s java-25-openjdk-amd64 usr/lib/jvm/java-1.25.0-openjdk-amd64
 mkdir -p usr/share/bazel/rules usr/share/bazel/tools usr/share/java etc/bazel etc/java
 echo {PINNED} >usr/share/bazel/build-label.txt
@@ -313,7 +316,7 @@ def debian(machine: Machine, request: pytest.FixtureRequest) -> Machine:
           *install*) echo "installs: $*" >&2; exit 100 ;;
           *update*) step=update ;;
         esac
-        if [[ -e {machine.root}/kill-$step ]]; then kill -s "$(<{machine.root}/kill-$step)" $PPID; fi
+        if [[ -e {machine.root}/kill-$step ]]; then kill -s "$(<{machine.root}/kill-$step)" 0; fi
         if [[ -e {machine.root}/fail-$step ]]; then exit 100; fi
         """,
     )
@@ -403,7 +406,16 @@ def test_debians_bazel_runs_from_its_place(debian: Machine) -> None:
     assert (java / "settings").read_text() == "settings\n"
     assert (java / "elsewhere").readlink() == Path("/proc/version")
     sandbox = copy / "usr/libexec/x86_64-linux-gnu/bazel/linux-sandbox"
-    assert f"--library-path {copy}/usr/lib/x86_64-linux-gnu {sandbox}.elf" in sandbox.read_text()
+    libraries = f"{copy}/usr/lib/x86_64-linux-gnu"
+    assert sandbox.read_text().endswith(
+        f'exec {libraries}/ld-linux-x86-64.so.2 --inhibit-cache --library-path {libraries} {sandbox}.elf "$@"\n'
+    )
+    assert sorted(path.name for path in copy.rglob("*.elf")) == [
+        "bazel.elf",
+        "java.elf",
+        "jspawnhelper.elf",
+        "linux-sandbox.elf",
+    ]
 
 
 def test_debians_bazel_takes_its_own_rulesets(debian: Machine) -> None:
@@ -498,10 +510,10 @@ def test_debian_that_was_killed_is_tidied_up_a_day_later(debian: Machine) -> Non
 
 
 def test_debians_packages_that_are_not_as_expected_are_refused(debian: Machine) -> None:
-    debian.fake("dpkg-deb", f"{PACKAGES}\nrm usr/bin/bazel")
+    debian.fake("dpkg-deb", f"{PACKAGES}\nrm usr/bin/bazel*")
     done = debian.run("build")
     assert done.returncode == 2
-    assert "the packages have no /usr/bin/bazel" in done.stderr
+    assert "the packages have no usr/bin/bazel" in done.stderr
     assert kept(debian) == []
 
 
