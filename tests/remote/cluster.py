@@ -1,12 +1,14 @@
 """A remote-execution cluster and an HTTP cache on loopback, from packages: BuildGrid, PostgreSQL, buildbox, nginx.
 
 Everything is started by the test that uses it, listens on 127.0.0.1 only, keeps its files in one scratch folder and ends with it. What is
-not on the machine is installed where that is possible (as root on Debian; PyPI); `Missing` says what could not be had.
+not on the machine is unpacked into a scratch folder where that is possible (Debian's packages; PyPI); `Missing` says what could not be had.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pwd
@@ -15,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +25,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PYTHON_ENV = HERE.parents[1] / "rules" / "private" / "repositories" / "python_env.py"
+UNPACK = HERE.parents[1] / "tools" / "debian-unpack"
 
 START_SECONDS = 120
 """How long a server may take to listen."""
 
 
 class Missing(Exception):
-    """Something that the cluster needs is not on this machine and can't be installed."""
+    """Something that the cluster needs is not on this machine and can't be had."""
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------------
@@ -43,42 +47,34 @@ def _program(name: str, *folders: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _install(package: str) -> None:
-    """Installs one of Debian's packages, from the next release where this one has none.
+@functools.cache
+def _unpacked(package: str) -> Path:
+    """Unpacks one of Debian's packages with all it needs; nothing is installed, and the folder lasts as long as this process.
 
     Raises:
-        Missing: it can't be.
+        Missing: it can't be had.
     """
-    if os.geteuid() or not shutil.which("apt-get"):
-        raise Missing(f"{package} is not installed, and only root on Debian could install it")
-    # Packages of two releases may have a file in common.
-    options = ["-y", "--no-install-recommends"]
-    options += [f"-oDpkg::Options::=--force-{what}" for what in ("confold", "overwrite")]
-    # A server package would start its server; the tests start their own.
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    last = ""
-    for suite in ([], ["-t", "forky"]):
-        done = subprocess.run(
-            ["apt-get", "install", *options, *suite, package],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=900,
-        )
-        if done.returncode == 0:
-            return
-        last = "\n".join(done.stdout.splitlines()[-5:])
-    raise Missing(f"apt-get can't install {package}:\n{last}")
+    if not shutil.which("apt-get"):
+        raise Missing(f"{package} is not installed, and only on Debian could its packages be unpacked")
+    folder = tempfile.mkdtemp(prefix="neuron-kernelgen-debian-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # PostgreSQL does not run as root, and reads its own files.
+    Path(folder).chmod(0o755)
+    command = [str(UNPACK), "forky", folder, folder, "--has", "python3", package]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=900)
+    if done.returncode:
+        raise Missing(f"{package} can't be unpacked: {done.stdout}")
+    return Path(folder)
 
 
 def _need(name: str, package: str, *folders: str) -> Path:
     found = _program(name, *folders)
     if not found:
-        _install(package)
-        found = _program(name, *folders)
+        root = _unpacked(package)
+        places = [f"{root}{folder}" for folder in ("/usr/bin", "/usr/sbin", *folders)]
+        found = next(
+            (path / name for place in places for path in Path("/").glob(place[1:]) if (path / name).exists()), None
+        )
     if not found:
         raise Missing(f"the package {package} brings no {name}")
     return found
@@ -304,10 +300,10 @@ class Cluster:
             name,
             [
                 *prefix,
-                "buildbox-worker",
+                _need("buildbox-worker", "buildbox"),
                 f"--remote=http://127.0.0.1:{self.casd_port}",
                 f"--bots-remote={self.url.replace('grpc:', 'http:')}",
-                "--buildbox-run=buildbox-run-hosttools",
+                f"--buildbox-run={_need('buildbox-run-hosttools', 'buildbox')}",
                 "--platform=OSFamily=linux",
                 *words,
                 "--concurrent-jobs=1",
@@ -365,9 +361,9 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     """Yields a cluster that has no worker yet.
 
     Raises:
-        Missing: the machine lacks a program that can't be installed.
+        Missing: the machine lacks a program that can't be had.
     """
-    _need("buildbox-worker", "buildbox")
+    store = _need("buildbox-casd", "buildbox")
     bgd = _buildgrid()
     with _database(folder) as database, contextlib.ExitStack() as stack:
         # Tables first: the server and the workers die when they are missing.
@@ -382,7 +378,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         remote = f"http://127.0.0.1:{port}"
         casd = start(
             "casd",
-            ["buildbox-casd", f"--cas-remote={remote}", f"--bind=127.0.0.1:{casd_port}", folder / "casd"],
+            [store, f"--cas-remote={remote}", f"--bind=127.0.0.1:{casd_port}", folder / "casd"],
             folder,
         )
         stack.callback(casd.kill)
