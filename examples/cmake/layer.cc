@@ -20,9 +20,10 @@ int main() {
         // 512 rows of F16 weights times eight rows of F32 values; the numbers are ggml's types
         neuron_kernels_tensor inputs[2] = {
             { 1, { 256, 512, 1, 1 }, {} },
-            { 0, { 256, 8, 1, 1 }, {} },
+            { 0, { 256, 8, 1, 1 },   {} },
         };
-        neuron_kernels_tensor output = { 0, { 512, 8, 1, 1 }, {} };
+        neuron_kernels_tensor output = inputs[1];
+        output.ne[0]                 = 512;
         neuron_kernels_set_dense(&inputs[0]);
         neuron_kernels_set_dense(&inputs[1]);
         neuron_kernels_set_dense(&output);
