@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class FakePool:
     emitters: list[str] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)
     fail: set[str] = field(default_factory=set)
+    data: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def idle(self) -> int:
@@ -53,6 +56,7 @@ class FakePool:
                 return [Answer(task, 1, "refused", 0.0)]
             self.emitters.append(given["emitter"])
             Path(given["output"]).write_bytes(self.hlo or given["spec"].encode())
+            Path(given["reads"]).write_text(json.dumps({"data": self.data, "unknown": self.unknown}))
         else:
             self.compiled.append(given["kernel"])
             if given["kernel"] in self.fail:
@@ -92,7 +96,7 @@ def run(
 ) -> tuple[job.Result, Steps]:
     given = {"compiler": "neuronx-cc", "identity": "neuronx-cc 2", "executable": Path("/x"), "memory_mb": 10**6}
     made = job.BuildSettings(output=tmp_path, jobs=pool.size, **{**given, **settings})
-    for folder in ("hlo", "neff"):
+    for folder in ("hlo", "neff", "tmp"):
         (tmp_path / job.STATE / folder).mkdir(parents=True, exist_ok=True)
     steps = Steps()
     result = job._Run(what, libraries or [builtin_library()], made, steps, pool).run()  # type: ignore[arg-type]

@@ -6,11 +6,14 @@ A mistake in the input is raised as `KernelgenError` and printed without a trace
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_SHOWN = 100
 """How many mistakes are shown at most: a report is to be read."""
+MAX_TEXT = 1 << 16
+"""How many characters of one text by others are shown at most."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -72,6 +75,32 @@ class KernelgenError(Exception):
 def printable(text: str) -> str:
     """Returns text with its control characters written out, but for line ends and tabs: a file must not steer a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def shortened(text: str, limit: int = MAX_TEXT) -> str:
+    """Returns a text of at most about `limit` characters: the beginning of a longer one, and how much more there is."""
+    more = len(text) - limit
+    return f"{text[:limit]}\n… and {more} characters more" if more > 0 else text
+
+
+def described(error: BaseException) -> str:
+    """Returns the type of an exception and what it says, which may be long and may raise itself."""
+    name = type(error).__name__
+    try:
+        text = str(error).strip()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return f"{name}, which can't say what it is about"
+    return shortened(f"{name}: {text}" if text else name)
+
+
+def signal_name(number: int) -> str:
+    """Returns what a signal is called; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str | None:

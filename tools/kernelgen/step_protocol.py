@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, MAX_TEXT, KernelgenError, shortened
 
 Arguments = Mapping[str, list[str]]
 Steps = Mapping[str, Callable[[Arguments], None]]
@@ -38,9 +38,27 @@ def maybe(arguments: Arguments, name: str) -> str | None:
     return one(arguments, name) if arguments.get(name) else None
 
 
+class _Said(io.StringIO):
+    """What a step prints, but no more than a person reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = 0
+
+    def write(self, text: str) -> int:
+        room = max(0, MAX_TEXT - self.tell())
+        super().write(text[:room])
+        self._more += max(0, len(text) - room)
+        return len(text)
+
+    def text(self) -> str:
+        """Returns what was printed first, and how much more it was."""
+        return f"{self.getvalue()}\n… and {self._more} characters more\n" if self._more else self.getvalue()
+
+
 def run(steps: Steps, words: Sequence[str]) -> tuple[int, str]:
     """Runs one step and returns its exit status and what it has to say; nothing it prints reaches standard output."""
-    said = io.StringIO()
+    said = _Said()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             step, *rest = expand(steps, words)
@@ -53,14 +71,15 @@ def run(steps: Steps, words: Sequence[str]) -> tuple[int, str]:
                     raise KernelgenError(f"expected --name=value, not '{word}'")
                 arguments[name[2:]].append(value)
             steps[step](arguments)
-        return EXIT_OK, said.getvalue()
+        return EXIT_OK, said.text()
     except KernelgenError as error:
-        return error.exit_code, said.getvalue() + f"{error}\n"
+        # An emitter may raise one of its own: what failed did not succeed, whatever it says.
+        return error.exit_code or EXIT_FAILED, said.text() + shortened(f"{error}\n")
     except OSError as error:
         # A full disk or a folder that can't be written to is no bug of ours.
-        return EXIT_FAILED, said.getvalue() + f"error: {error}\n"
+        return EXIT_FAILED, said.text() + f"error: {error}\n"
     except Exception:
-        return EXIT_FAILED, said.getvalue() + traceback.format_exc()
+        return EXIT_FAILED, said.text() + shortened(traceback.format_exc())
 
 
 def expand(steps: Steps, words: Sequence[str]) -> list[str]:
@@ -85,13 +104,25 @@ def serve(steps: Steps, requests: TextIO, responses: TextIO) -> None:
         responses.flush()
 
 
+def close_in_copies(*descriptors: int) -> None:
+    """Closes descriptors in every copy of this process: it must not answer, nor keep who waits for the end of the answer."""
+
+    def close() -> None:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    os.register_at_fork(after_in_child=close)
+
+
 def _private_streams() -> tuple[TextIO, TextIO]:
     """Returns the streams of the protocol, on descriptors that no step knows of.
 
     A step reads an empty standard input, and what native code or an emitter writes to descriptor 1 goes where errors go: neither
-    can be taken for a request or an answer.
+    can be taken for a request or an answer. A copy of this process (`fork`) has neither.
     """
     requests, responses = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    close_in_copies(requests.fileno(), responses.fileno())
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelgen import step_protocol
-from kernelgen.errors import EXIT_OK, Diagnostic, KernelgenError
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
 from kernelgen.step_protocol import Arguments, Steps, maybe, one
 
 if TYPE_CHECKING:
@@ -29,10 +29,15 @@ if TYPE_CHECKING:
 
 
 def emit(arguments: Arguments) -> None:
-    """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`."""
-    from kernelgen import fileio, hlo
+    """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`.
+
+    With `--reads` (a path) it also writes which data the emitter read. With `--undeclared=refuse` the emitter may read no other
+    data than the files and folders that a `--data` names.
+    """
+    from kernelgen import fileio
+    from kernelgen.canonical import canonical_json
+    from kernelgen.emitters.emission import emit as run_emitter
     from kernelgen.emitters.library import Library
-    from kernelgen.emitters.loading import load_function
     from kernelgen.emitters.scan import registration
     from kernelgen.kernel import KernelSpec
 
@@ -40,20 +45,29 @@ def emit(arguments: Arguments) -> None:
     spec = KernelSpec.from_json(json.loads(one(arguments, "spec")))
     module = Path(one(arguments, "emitter"))
     source = Library(one(arguments, "library"), module.parent)
-    function = load_function(source, registration(module, spec.op))
-    fileio.write_bytes(one(arguments, "output"), hlo.emit(spec, function))
+    # What an emitter imports is told by other means (`helpers`), and it may read its own source.
+    declared = [*arguments["data"], str(module.parent / "__init__.py"), str(module)]
+    made = run_emitter(
+        source, registration(module, spec.op), spec, declared if maybe(arguments, "undeclared") else None
+    )
+    fileio.write_bytes(one(arguments, "output"), made.hlo)
+    if path := maybe(arguments, "reads"):
+        record = {"data": made.data, "unknown": [what for what, _ in made.unknown]}
+        fileio.write_bytes(path, canonical_json(record).encode())
 
 
 def emit_batch(arguments: Arguments) -> None:
     """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
 
     A file that is there with the same content keeps its time, so that nothing is compiled for it; the stamp is written when all
-    are up to date. A kernel that fails does not stop the others, and leaves no file.
+    are up to date. A kernel that fails does not stop the others, and leaves no file. The data that the emitter reads is in the
+    depfile, and an emitter that does what no build tool can follow is refused.
     """
-    from kernelgen import fileio, hlo
+    from kernelgen import fileio
     from kernelgen.emitters.dependencies import dependencies
+    from kernelgen.emitters.emission import emit as run_emitter
+    from kernelgen.emitters.emission import unfollowed
     from kernelgen.emitters.library import Library
-    from kernelgen.emitters.loading import load_function
     from kernelgen.emitters.scan import registration
     from kernelgen.filenames import hlo_file
     from kernelgen.kernel import KernelSpec
@@ -62,21 +76,30 @@ def emit_batch(arguments: Arguments) -> None:
     module, folder = Path(one(arguments, "emitter")), Path(one(arguments, "folder"))
     source = Library(one(arguments, "library"), module.parent)
     mistakes: dict[Diagnostic, None] = {}
+    data: set[Path] = set()
     code = EXIT_OK
     for text in arguments["spec"]:
         spec = KernelSpec.from_json(json.loads(text))
         output = folder / hlo_file(spec.id)
         try:
-            function = load_function(source, registration(module, spec.op))
-            fileio.write_if_changed(output, hlo.emit(spec, function))
+            made = run_emitter(source, registration(module, spec.op), spec)
+            if made.unknown:
+                raise KernelgenError(unfollowed(spec, made.unknown), exit_code=EXIT_FAILED)
+            data |= {_there(Path(path)) for path in made.data}
+            fileio.write_if_changed(output, made.hlo)
         except KernelgenError as error:
             output.unlink(missing_ok=True)
             mistakes |= dict.fromkeys(error.diagnostics)
-            code = max(code, error.exit_code)
+            code = max(code, error.exit_code, EXIT_FAILED)
     if mistakes:
         raise KernelgenError(mistakes, exit_code=code)
-    write_depfile(arguments, one(arguments, "stamp"), dependencies(source, module.stem))
+    write_depfile(arguments, one(arguments, "stamp"), [*dependencies(source, module.stem), *sorted(data)])
     fileio.write_bytes(one(arguments, "stamp"), b"")
+
+
+def _there(path: Path) -> Path:
+    """Returns a path that is there: of one that is not, the folder whose time changes when it comes to be."""
+    return next((p for p in (path, *path.parents) if p.exists()), Path("/"))
 
 
 def lint(arguments: Arguments) -> None:

@@ -1,14 +1,16 @@
 """Which HLO files of a build folder are what an emit would write now, so that only the others are emitted.
 
-Beside a kernel's HLO lies `<kernel>.inputs`, with two digests: of all that the HLO was made from (the kernel, its emitter and the
-modules that this imports, kernelgen, Python, the packages that emitting uses and the environment variables that they read) and of
-the HLO. Both must be as they are now; times of files say nothing. What imports anything else is emitted by every build.
+Beside a kernel's HLO lies `<kernel>.inputs`, with digests: of all that is known beforehand to go into the HLO (the kernel, its
+emitter and the modules that this imports, kernelgen, Python, the packages that emitting uses and the environment variables that
+they read), of each file that the emitter read while it ran, and of the HLO. All must be as they are now; times of files say
+nothing. What imports anything else, runs a program or reads what is not a file is emitted by every build.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
 import platform
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from kernelgen import fileio
 from kernelgen.canonical import canonical_json
+from kernelgen.emitters import foreign
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
@@ -45,6 +48,7 @@ class Emits:
     def __init__(self, folder: Path, libraries: Sequence[Library]) -> None:
         self._folder = folder
         self._libraries = {library.name: library for library in libraries}
+        self._data: dict[str, str | None] = {}
         self._common = {
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
             "kernelgen": {str(p.relative_to(_KERNELGEN)): _digest(p) for p in sorted(_KERNELGEN.rglob("*.py"))},
@@ -82,21 +86,52 @@ class Emits:
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
-        """Returns whether the HLO was made from these inputs, and is as it was made."""
+        """Returns whether the HLO was made from these inputs and from data that is as it was, and is as it was made."""
         if inputs is None:
             return False
         try:
-            return self._note_file(kernel).read_text() == _text(inputs, self.hlo(kernel))
-        except (OSError, UnicodeDecodeError):
+            note = json.loads(self._note_file(kernel).read_bytes())
+            return (
+                note["inputs"] == inputs
+                and note["hlo"] == _digest(self.hlo(kernel))
+                and all(self._digest_of_data(path) == digest for path, digest in note["data"].items())
+            )
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False
 
-    def note(self, kernel: Kernel, inputs: str) -> None:
-        """Remembers what the HLO that was just written was made from.
+    def _digest_of_data(self, path: str) -> str | None:
+        # Once in a build: kernels share their data, which may be large.
+        if path not in self._data:
+            self._data[path] = foreign.digest(path)
+        return self._data[path]
+
+    def forget(self, kernel: Kernel) -> None:
+        """Removes a kernel's HLO, so that what is there later was made later.
 
         Raises:
             OSError: the folder can't be written.
         """
-        fileio.write_bytes(self._note_file(kernel), _text(inputs, self.hlo(kernel)).encode())
+        self._note_file(kernel).unlink(missing_ok=True)
+        self.hlo(kernel).unlink(missing_ok=True)
+
+    def note(self, kernel: Kernel, inputs: str, reads: Path) -> None:
+        """Remembers what the HLO that was just written was made from, if that can be told.
+
+        Args:
+            kernel: whose HLO it is.
+            inputs: what was known beforehand (`inputs`).
+            reads: what the emit step wrote about what its emitter read.
+
+        Raises:
+            OSError: the folder can't be written.
+        """
+        try:
+            record = json.loads(reads.read_bytes())
+        except (OSError, ValueError):
+            return
+        if not record["unknown"]:
+            note = {"data": record["data"], "hlo": _digest(self.hlo(kernel)), "inputs": inputs}
+            fileio.write_bytes(self._note_file(kernel), canonical_json(note).encode())
 
     def _note_file(self, kernel: Kernel) -> Path:
         return self._folder / f"{kernel.spec.id}.inputs"
@@ -128,10 +163,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:  # the emit will say so
         return "none"
-
-
-def _text(inputs: str, hlo: Path) -> str:
-    return f"inputs {inputs}\nhlo {_digest(hlo)}\n"
 
 
 def _digest(file: Path) -> str:

@@ -39,6 +39,9 @@ from kernelgen.plan import Kernel, Neff, Plan
 STATE = ".kernelgen"
 """The folder in the output folder that holds what is between manifests and bundles."""
 
+EMIT_TIMEOUT = 600.0
+"""Seconds that emitting one kernel may take unless a user says otherwise; it takes milliseconds."""
+
 TIMEOUT_GRACE = 30.0
 """Seconds that a step may take beyond its time limit before its worker is killed: the compiler's driver stops it first."""
 
@@ -55,6 +58,7 @@ class BuildSettings:
         jobs: workers.
         memory_mb: MiB that all compiles may need together.
         timeout: seconds one step may take, or None.
+        emit_timeout: seconds emitting one kernel may take, or None.
         cache: the caches that builds share.
     """
 
@@ -65,6 +69,7 @@ class BuildSettings:
     jobs: int
     memory_mb: int
     timeout: float | None = None
+    emit_timeout: float | None = EMIT_TIMEOUT
     cache: cache.CacheSettings = cache.OFF
 
     @property
@@ -264,7 +269,9 @@ class _Run:
                 self._ready(kernel, linted=True)
             else:
                 self.running += 1
-                self.pool.start(emit, self._emit_arguments(kernel), self._limit())
+                self.made.forget(kernel)
+                limits = [s for s in (self._limit(), self.settings.emit_timeout) if s is not None]
+                self.pool.start(emit, self._emit_arguments(kernel), min(limits, default=None))
             return True
         return False
 
@@ -277,7 +284,8 @@ class _Run:
             f"--spec={spec_json(kernel.spec)}",
             f"--library={kernel.library}",
             f"--emitter={self.made.emitter(kernel)}",
-            f"--output={self.made.hlo(kernel)}",
+            f"--output={self.made.hlo(kernel).absolute()}",
+            f"--reads={self._reads(kernel).absolute()}",
         ]
 
     def _compile_arguments(self, compile_: _Compile) -> list[str]:
@@ -287,12 +295,12 @@ class _Run:
             f"--compiler={s.compiler}",
             *(f"--flag={word}" for word in self.configs[compile_.neff.config].flags()),
             f"--kernel={compile_.neff.kernel}",
-            f"--hlo={self.result.hlos[compile_.neff.kernel]}",
-            f"--output={compile_.path}",
-            f"--log-dir={s.state / 'logs'}",
-            f"--origin={self._origin(compile_)}",
+            f"--hlo={self.result.hlos[compile_.neff.kernel].absolute()}",
+            f"--output={compile_.path.absolute()}",
+            f"--log-dir={(s.state / 'logs').absolute()}",
+            f"--origin={self._origin(compile_).absolute()}",
             *s.cache.arguments(),
-            f"--notices={s.state / 'tmp' / 'notices'}",
+            f"--notices={(s.state / 'tmp' / 'notices').absolute()}",
         ]
         if s.executable:
             arguments += [f"--executable={s.executable}", f"--identity={s.identity}"]
@@ -301,20 +309,29 @@ class _Run:
             arguments.append(f"--timeout={s.timeout}")
         return arguments
 
+    def _reads(self, kernel: Kernel) -> Path:
+        return self.settings.state / "tmp" / f"{kernel.spec.id}.reads"
+
     def _origin(self, compile_: _Compile) -> Path:
         return self.settings.state / "tmp" / f"{compile_.path.stem}.origin"
 
     def _emitted(self, emit: _Emit, answer: Answer) -> None:
         kernel = emit.kernel
         if answer.exit_code:
-            for neff in self.neffs_of[kernel.spec.id]:
-                self._report(Step(neff, answer.output or f"emit failed with exit status {answer.exit_code}"))
+            self._not_emitted(kernel, answer.output or f"emit failed with exit status {answer.exit_code}")
+            return
+        if not self.made.hlo(kernel).is_file():
+            self._not_emitted(kernel, f"error: emit left no {self.made.hlo(kernel)}\n{answer.output}".rstrip())
             return
         self.result.emitted += 1
         # An emitter may be edited while it runs: nobody knows which of the two this HLO is of.
         if emit.inputs is not None and self.made.inputs(kernel) == emit.inputs:
-            self.made.note(kernel, emit.inputs)
+            self.made.note(kernel, emit.inputs, self._reads(kernel))
         self._ready(kernel, linted=False)
+
+    def _not_emitted(self, kernel: Kernel, failure: str) -> None:
+        for neff in self.neffs_of[kernel.spec.id]:
+            self._report(Step(neff, failure))
 
     def _ready(self, kernel: Kernel, linted: bool) -> None:
         """Goes on with the compiles of a kernel whose HLO is there.
@@ -324,8 +341,8 @@ class _Run:
             linted: whether this version of kernelgen has checked the HLO before. Compile steps check it, too.
         """
         path = self.made.hlo(kernel)
-        self.result.hlos[kernel.spec.id] = path
         hlo = path.read_bytes()
+        self.result.hlos[kernel.spec.id] = path
         for neff in self.neffs_of[kernel.spec.id]:
             target = _neff_file(self.settings, hlo, self.configs[neff.config])
             if target in self.waiting:
@@ -347,6 +364,8 @@ class _Run:
         failure = None
         if answer.exit_code:
             failure = answer.output or f"compile failed with exit status {answer.exit_code}"
+        elif not compile_.path.is_file():
+            failure = f"error: the compile left no {compile_.path}\n{answer.output}".rstrip()
         self.ended[compile_.path] = failure
         origin = origins.read(self._origin(compile_))
         cached = failure is None and origin is not None and origin.source != cache.COMPILED

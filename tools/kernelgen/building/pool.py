@@ -21,12 +21,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from kernelgen.errors import signal_name
+
 GRACE = 2.0
 """Seconds between asking a worker to stop and killing it."""
 
+MAX_ANSWER = 1 << 24
+"""Bytes of an answer at most; steps keep what they say far shorter."""
+MAX_LOG = 1 << 26
+"""Bytes that one step may print beside its answer."""
+
 _CHUNK = 1 << 16
+_LOOK = 1.0
+"""Seconds between two looks at how long the logs have become."""
 _TAIL = 20
-"""Lines of a dead worker's log that are shown."""
+_TAIL_BYTES = 8192
+"""Lines, and bytes at most, of a dead worker's log that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +113,16 @@ class Pool:
         """Returns the answers of the next steps that end; at least one, unless no step is running."""
         while any(worker.busy for worker in self._workers):
             deadlines = [w.deadline for w in self._workers if w.busy and w.deadline is not None]
-            pause = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+            pause = max(0.0, min([_LOOK, *(deadline - time.monotonic() for deadline in deadlines)]))
             answers = []
             for key, _ in self._selector.select(pause):
                 answers += self._read(key.data)
-            for worker in [w for w in self._workers if w.busy and w.deadline is not None]:
-                if time.monotonic() >= worker.deadline:  # type: ignore[operator]
-                    answers.append(self._bury(worker, "it took longer than its time limit and was stopped"))
+            for worker in [w for w in self._workers if w.busy]:
+                if worker.deadline is not None and time.monotonic() >= worker.deadline:
+                    reason = f"it took longer than its time limit and was stopped after {worker.limit:g} s"
+                    answers.append(self._bury(worker, reason))
+                elif worker.log.stat().st_size > MAX_LOG:
+                    answers.append(self._bury(worker, f"it printed more than {MAX_LOG >> 20} MiB and was stopped"))
             if answers:
                 return answers
         return []
@@ -131,15 +144,22 @@ class Pool:
                 return [self._bury(worker, "")]
             self._forget(worker)
             return []
+        if not worker.busy:
+            self._forget(worker)  # it answers what nobody asked
+            return []
         worker.buffer += chunk
+        if len(worker.buffer) > MAX_ANSWER:
+            return [self._bury(worker, f"its worker answered more than {MAX_ANSWER >> 20} MiB")]
         if not worker.buffer.endswith(b"\n"):
             return []
         line, worker.buffer = worker.buffer, b""
         try:
             response = json.loads(line)
-            code, output = int(response["exitCode"]), str(response["output"])
-        except (ValueError, TypeError, KeyError):
+            code, output, number = int(response["exitCode"]), str(response["output"]), int(response["requestId"])
+        except (ValueError, TypeError, KeyError, RecursionError):
             return [self._bury(worker, f"its worker answered {line[:200]!r}")]
+        if number != worker.request:
+            return [self._bury(worker, f"its worker answered request {number}, and was asked {worker.request}")]
         return [worker.end(code, output)]
 
     def _forget(self, worker: _Worker) -> None:
@@ -155,11 +175,17 @@ class Pool:
         if not reason:
             reason = f"its worker ended with exit status {status}"
             if status < 0:
-                reason = f"its worker was killed by {signal.Signals(-status).name}"
+                reason = f"its worker was killed by {signal_name(-status)}"
                 if -status == signal.SIGKILL:
                     reason += ": most likely the machine ran out of memory; fewer jobs (-j) need less"
-        log = worker.log.read_bytes()[-8192:].decode(errors="replace").splitlines()[-_TAIL:]
+        log = _end(worker.log).decode(errors="replace").splitlines()[-_TAIL:]
         return worker.end(1, "\n".join([f"error: {reason}", *(f"    {line}" for line in log)]))
+
+
+def _end(log: Path) -> bytes:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return file.read(_TAIL_BYTES)
 
 
 @dataclass(eq=False)
@@ -172,6 +198,8 @@ class _Worker:
     task: Any = None
     begun: float = 0.0
     deadline: float | None = None
+    limit: float = 0.0
+    request: int = 0
     log_file: IO[bytes] | None = field(default=None, repr=False)
 
     @staticmethod
@@ -192,10 +220,12 @@ class _Worker:
     def begin(self, task: Any, arguments: Sequence[str], timeout: float | None) -> None:
         self.busy, self.task, self.begun = True, task, time.monotonic()
         self.deadline = None if timeout is None else self.begun + timeout
+        self.limit = timeout or 0.0
+        self.request += 1
         if self.log_file:
             self.log_file.seek(0)
             self.log_file.truncate()  # so that its last lines are about this step
-        request = json.dumps({"arguments": list(arguments), "requestId": 0}) + "\n"
+        request = json.dumps({"arguments": list(arguments), "requestId": self.request}) + "\n"
         # A worker that is gone is found out about when its output ends.
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(request.encode())  # type: ignore[union-attr]

@@ -12,19 +12,28 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kernelgen.emitters import foreign
 from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.foreign import Reads
 from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library
 from kernelgen.emitters.registration import Registration
-from kernelgen.errors import Diagnostic, KernelgenError, Location
+from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 
 
-def load_function(library: Library, registration: Registration) -> Callable[..., Any]:
-    """Imports the emitter's module and returns the function; a module whose source changed since is imported anew.
+def load_function(
+    library: Library, registration: Registration, data: Collection[str] | None = None
+) -> Callable[..., Any]:
+    """Imports the emitter's module and returns the function; what was imported is imported anew when a file that it read changed.
+
+    Args:
+        library: where the emitter is.
+        registration: which one it is.
+        data: the absolute paths of all data that may have been read, None for any.
 
     Raises:
         KernelgenError: the module raises while it is imported.
@@ -39,18 +48,33 @@ def load_function(library: Library, registration: Registration) -> Callable[...,
         ).digest()
         for file in dependencies(library, registration.module)
     }
-    if any(_LOADED.get(key, digest) != digest for key, digest in digests.items()):
-        # Modules hold on to what they imported, so a changed helper makes all of them stale.
+    known = reads(library)
+    if (
+        any(_LOADED.get(key, digest) != digest for key, digest in digests.items())
+        or known.changed()
+        or (data is not None and not known.files.keys() <= set(data))
+        or known.unknown
+    ):
+        # Modules hold on to what they imported and read, so a changed file makes all of them stale.
         packages = {BUILTIN_PACKAGE, *(name for name, _ in _LOADED)}
-        for stale in [m for m in sys.modules if m in packages or m.rpartition(".")[0] in packages]:
+        for stale in [m for m in sys.modules if any(f"{m}.".startswith(f"{name}.") for name in packages)]:
             del sys.modules[stale]
         _LOADED.clear()
+        _READS.clear()
     try:
-        module = importlib.import_module(f"{package}.{registration.module}")
-    except Exception as error:
+        with foreign.running(reads(library)):
+            module = importlib.import_module(f"{package}.{registration.module}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: the code is anybody's
         raise _import_error(registration, error) from error
     _LOADED.update(digests)
     return getattr(module, registration.function)  # type: ignore[no-any-return]
+
+
+def reads(library: Library) -> Reads:
+    """Returns what a library's emitters have read besides its sources since they were imported."""
+    return _READS.setdefault(_package_name(library), Reads(library.root))
 
 
 class _SourceLoader(importlib.abc.SourceLoader):
@@ -67,7 +91,8 @@ class _SourceLoader(importlib.abc.SourceLoader):
         return str(self._path)
 
     def get_data(self, path: str | bytes) -> bytes:
-        return Path(path if isinstance(path, str) else path.decode()).read_bytes()
+        with foreign.untraced():
+            return Path(path if isinstance(path, str) else path.decode()).read_bytes()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -104,6 +129,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 _FINDER = _Finder()
 _LOADED: dict[tuple[str, str], bytes] = {}
 """The digest of every file that was imported, by package and file name."""
+_READS: dict[str, Reads] = {}
+"""What was read by libraries' emitters, by package."""
 
 
 def _package_name(library: Library) -> str:
@@ -112,7 +139,7 @@ def _package_name(library: Library) -> str:
     return f"_kernelgen_library_{hashlib.sha256(str(library.root.resolve()).encode()).hexdigest()[:16]}"
 
 
-def _import_error(registration: Registration, error: Exception) -> KernelgenError:
+def _import_error(registration: Registration, error: BaseException) -> KernelgenError:
     # The innermost frame inside the library is where the user looks.
     line, trace = 1, error.__traceback__
     while trace:
@@ -121,5 +148,5 @@ def _import_error(registration: Registration, error: Exception) -> KernelgenErro
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.lineno:
         line = error.lineno
-    message = f"can't import the emitter of '{registration.op}': {type(error).__name__}: {error}"
+    message = f"can't import the emitter of '{registration.op}': {described(error)}"
     return KernelgenError(Diagnostic(message, Location(str(registration.file), line, 1)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.emitter import CONTEXT
-from kernelgen.errors import Diagnostic, KernelgenError, Location
+from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.cpu import import_jax
 from kernelgen.hlo.storage import Storage, storage, update, view
@@ -78,10 +78,10 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
         with jax.enable_x64(False), jax.default_matmul_precision(None), jax.numpy_dtype_promotion("standard"):
             lowered = jax.jit(kernel, keep_unused=True).trace(*avals).lower(lowering_platforms=("cpu",))
             hlo = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
-    except KernelgenError:
+    except (KernelgenError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise _failure(spec, function, f"{type(error).__name__}: {str(error).strip()}", error) from error
+    except BaseException as error:  # SystemExit, too: an emitter is anybody's code
+        raise _failure(spec, function, described(error), error) from error
     finally:
         _lowered += 1
         if _lowered % CLEAR_EVERY == 0:

@@ -1,0 +1,112 @@
+"""One kernel's HLO from its emitter, and what else it was made from: the data that the emitter reads.
+
+Builds go by that: `kernelgen build` remembers it, CMake is told of it, and Bazel is told beforehand. What nobody can follow (a
+program that is run, a connection, a device) is said, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelgen import hlo
+from kernelgen.emitters import foreign
+from kernelgen.emitters.foreign import Reads
+from kernelgen.emitters.library import Library
+from kernelgen.emitters.loading import load_function, reads
+from kernelgen.emitters.registration import Registration
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
+from kernelgen.hlo.cpu import import_jax
+from kernelgen.kernel import KernelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What emitting one kernel gives.
+
+    Attributes:
+        hlo: the canonical HLO.
+        data: digests of the data that it may depend on, by absolute path (`foreign.digest`).
+        unknown: what else it may depend on that nobody can follow, and where.
+    """
+
+    hlo: bytes
+    data: dict[str, str]
+    unknown: tuple[tuple[str, Location | None], ...]
+
+
+def emit(
+    library: Library, registration: Registration, spec: KernelSpec, data: Collection[str] | None = None
+) -> Emission:
+    """Returns a kernel's HLO.
+
+    Args:
+        library: where its emitter is.
+        registration: which one it is.
+        spec: the kernel.
+        data: the files, and folders of files, that the emitter may read besides its sources; None for any.
+
+    Raises:
+        KernelgenError: the emitter refuses the kernel, or reads what it may not (`data`).
+    """
+    import_jax()  # what this opens is not the emitter's
+    allowed = None if data is None else _both_ways(data)
+    try:
+        known = None if allowed is None else [path for path in reads(library).files if _is_in(path, allowed)]
+        function = load_function(library, registration, known)
+        with foreign.running(reads(library)):
+            made = hlo.emit(spec, function)
+    except KernelgenError as error:
+        if allowed is None:
+            raise
+        # A file that is not declared may just not be there.
+        mistakes = _undeclared(spec, reads(library), allowed, missing=True)
+        raise KernelgenError([*error.diagnostics, *mistakes], exit_code=error.exit_code or EXIT_FAILED) from None
+    found = reads(library)
+    if allowed is not None and (mistakes := _undeclared(spec, found, allowed, missing=False)):
+        raise KernelgenError(mistakes, exit_code=EXIT_FAILED)
+    return Emission(made, {path: read.digest for path, read in found.files.items()}, tuple(found.unknown.items()))
+
+
+def unfollowed(spec: KernelSpec, unknown: Collection[tuple[str, Location | None]]) -> list[Diagnostic]:
+    """Returns what is wrong with an emitter whose result may change with nothing that a build can look at."""
+    return [
+        Diagnostic(
+            f"kernel {spec.id}: its emitter {what}: the build can't tell when the result of that changes",
+            place,
+            "have it read a file, which may be made by a step of the build",
+        )
+        for what, place in unknown
+    ]
+
+
+def _undeclared(spec: KernelSpec, found: Reads, allowed: Collection[str], missing: bool) -> list[Diagnostic]:
+    """Returns what an emitter reads and may not; with `missing`, also what it looks for and is not there."""
+    return [
+        *(
+            Diagnostic(
+                f"kernel {spec.id}: its emitter reads {path}, which is no declared input",
+                read.place,
+                "declare it: `data` of neuron.kernels, in MODULE.bazel, or of the neuron_hlo (docs/bazel.md)",
+            )
+            for path, read in found.files.items()
+            if (missing or read.digest != foreign.NOTHING) and not _is_in(path, allowed)
+        ),
+        *unfollowed(spec, found.unknown.items()),
+    ]
+
+
+def _both_ways(paths: Collection[str]) -> set[str]:
+    """Returns paths as they are and with links resolved, absolute."""
+    return {str(Path(p).absolute()) for p in paths} | {str(Path(p).resolve()) for p in paths}
+
+
+def _is_in(path: str, allowed: Collection[str]) -> bool:
+    """Returns whether a path is one of others, below one, or a folder that holds one."""
+    file = Path(path).resolve()
+    return (
+        path in allowed
+        or any(str(parent) in allowed for parent in (file, *file.parents))
+        or (file.is_dir() and any(Path(other).is_relative_to(file) for other in allowed))
+    )
