@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,18 @@ from .store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 TRN1 = CompileConfig.make("trn1")
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Lets this process have a gibibyte more than it has: what reads a file of 300 fails, and the machine goes on."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from kernelgen.cache import Folder, Key, archive, entry
 from kernelgen.cache.archive import Exported, Imported
 from kernelgen.errors import KernelgenError
 
+from .conftest import little_memory
+
 Neffs = list[tuple[Key, bytes]]
 
 
@@ -178,6 +180,28 @@ def test_a_size_that_is_a_lie_is_refused_without_reading_so_much(tmp_path: Path,
     (tmp_path / "bad.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     with pytest.raises(KernelgenError, match="claims 1152921504606846976 bytes"):
         archive.read(tmp_path / "bad.tar", target)
+
+
+def test_headers_that_speak_of_the_next_are_refused(tmp_path: Path, target: Folder) -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 100
+    chained = (header.tobuf(tarfile.GNU_FORMAT) + bytes(512)) * 20000
+    (tmp_path / "bad.tar").write_bytes(chained + bytes(1024))
+    with pytest.raises(KernelgenError, match="is no regular file") as caught:
+        archive.read(tmp_path / "bad.tar", target)
+    assert len(caught.value.diagnostics) == 1000
+
+
+def test_a_member_that_is_larger_than_memory_is_refused_unread(
+    tmp_path: Path, folder: Folder, target: Folder, neffs: Neffs
+) -> None:
+    for kind, name in ((tarfile.GNUTYPE_LONGNAME, "long"), (tarfile.REGTYPE, "0" * 64 + ".entry")):
+        header = tarfile.TarInfo(name)
+        header.type, header.size = kind, 300 << 30
+        (tmp_path / "bad.tar").write_bytes(header.tobuf(tarfile.GNU_FORMAT))
+        os.truncate(tmp_path / "bad.tar", 301 << 30)
+        with little_memory(), pytest.raises(KernelgenError, match=r"bad\.tar: '"):
+            archive.read(tmp_path / "bad.tar", target)
 
 
 def test_an_archive_that_is_cut_off_or_damaged_anywhere_is_refused(

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folde
 from kernelgen.cache import folder as folders
 from kernelgen.errors import KernelgenError
 
-from .conftest import environment
+from .conftest import environment, little_memory
 from .store import Store
 
 Neffs = list[tuple[Key, bytes]]
@@ -92,13 +93,23 @@ def damage(path: Path, how: str) -> None:
     elif how == "link":
         path.unlink()
         path.symlink_to("/dev/zero")
+    elif how == "sparse":
+        os.truncate(path, 300 << 30)
+    elif how == "zeros":
+        path.write_bytes(b"")
+        os.truncate(path, 300 << 30)
+    elif how == "says so":  # as a forger would write it
+        first, about, _ = data.split(b"\n", 2)
+        head = first + b"\n" + re.sub(rb'"size":\d+', b'"size":%d' % (300 << 30), about) + b"\n"
+        path.write_bytes(head)
+        os.truncate(path, len(head) + (300 << 30))
     elif how == "other":
         path.write_bytes(next(p for p in path.parent.glob("*.entry") if p != path).read_bytes())
     else:
         path.write_bytes({"empty": b"", "cut": data[:-1], "bit": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:]}[how])
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "bit", "other", "fifo", "link"])
+@pytest.mark.parametrize("how", ["empty", "cut", "bit", "other", "fifo", "link", "sparse", "zeros", "says so"])
 def test_a_damaged_entry_is_removed_and_made_again(
     tmp_path: Path, neffs: Neffs, made: Made, said: list[str], how: str
 ) -> None:
@@ -107,7 +118,8 @@ def test_a_damaged_entry_is_removed_and_made_again(
     key, neff = neffs[0]
     file = tmp_path / f"{key.name}.entry"
     damage(file, how)
-    assert made.get(opened(said, folder=tmp_path), key) == (neff, COMPILED)
+    with little_memory():
+        assert made.get(opened(said, folder=tmp_path), key) == (neff, COMPILED)
     assert len(said) == 1 and "damaged" in said[0] and str(tmp_path) in said[0] and key.name in said[0]
     assert file.is_file() and not file.is_symlink()
     assert made.get(opened(said, folder=tmp_path), key) == (neff, LOCAL)

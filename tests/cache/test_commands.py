@@ -14,7 +14,7 @@ from kernelgen import cli
 from kernelgen.cache import Folder, Key, entry
 from kernelgen.compilers.settings import CompileConfig
 
-from .conftest import manifest
+from .conftest import little_memory, manifest
 from .store import Store
 
 Neffs = list[tuple[Key, bytes]]
@@ -91,12 +91,16 @@ def test_prune_takes_sizes_as_people_write_them(run: Run, folder: Folder) -> Non
 def test_verify_names_and_removes_what_is_damaged(run: Run, folder: Folder, neffs: Neffs) -> None:
     assert run("cache", "verify").out == f"{folder}: 4 entries, 0 damaged\n"
     bad = folder.path(neffs[1][0].name)
+    size = bad.stat().st_size
     bad.write_bytes(bad.read_bytes()[:-1])
     done = run("cache", "verify", "--keep")
     assert done.code == 1 and bad.exists()
     done = run("cache", "verify")
     assert done.code == 1 and not bad.exists()
-    assert done.out == f"{bad}: it does not have its digest: removed\n{folder}: 4 entries, 1 damaged\n"
+    assert (
+        done.out
+        == f"{bad}: it has {size - 1} bytes, and says that it has {size}: removed\n{folder}: 4 entries, 1 damaged\n"
+    )
     assert run("cache", "verify").code == 0
 
 
@@ -111,6 +115,25 @@ def test_export_and_import(run: Run, folder: Folder, tmp_path: Path) -> None:
     assert not (tmp_path / "third").exists()
     done = run("cache", "import", tmp_path / "none.tar")
     assert done.code == 2 and "there is no such file" in done.err
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", ".."])
+def test_a_path_that_names_no_file_is_refused(run: Run, folder: Folder, path: str) -> None:
+    done = run("cache", "export", path)
+    assert done.code == 2 and "Traceback" not in done.err
+    assert run("cache", "import", path).code == 2
+
+
+def test_an_entry_that_is_larger_than_memory_is_damaged_and_not_read(
+    run: Run, folder: Folder, neffs: Neffs, tmp_path: Path
+) -> None:
+    bad = folder.path(neffs[1][0].name)
+    os.truncate(bad, 300 << 30)
+    with little_memory():
+        done = run("cache", "export", tmp_path / "a.tar")
+        assert done.code == 0 and f"{bad} is damaged and left out" in done.err
+        done = run("cache", "verify")
+    assert done.code == 1 and f"{bad}: it has {300 << 30} bytes, more than any entry: removed" in done.out
 
 
 def test_what_is_off_can_not_be_kept_in_order(run: Run) -> None:

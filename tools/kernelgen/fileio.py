@@ -20,8 +20,10 @@ def check_replaceable(path: str | Path) -> None:
     """Refuses an output that is there and is not a file: a rename would put a file in the place of `/dev/null`.
 
     Raises:
-        KernelgenError: `path` is a device, a FIFO or a socket.
+        KernelgenError: `path` is a device, a FIFO or a socket, or is not the name of a file.
     """
+    if Path(path).name in ("", ".."):
+        raise KernelgenError(f"'{path}' is not the path of a file to write")
     try:
         kind = _SPECIAL.get(stat.S_IFMT(Path(path).lstat().st_mode))
     except OSError:
@@ -59,7 +61,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yields a path to write to; it becomes `path` when the block ends, and is removed when the block raises.
 
     Raises:
-        KernelgenError: `path` is a device, a FIFO or a socket.
+        KernelgenError: `path` is a device, a FIFO or a socket, or is not the name of a file.
         OSError: the folder cannot be written to.
     """
     path = Path(path)

@@ -7,7 +7,6 @@ member first, and takes all of them or none.
 from __future__ import annotations
 
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,11 @@ from kernelgen.errors import Diagnostic, KernelgenError
 
 _END = bytes(2 * tarfile.BLOCKSIZE)
 _CHUNK = 1 << 20
+_MAX_MISTAKES = 1000
+"""Who has so many is told no more."""
 
-# What tarfile raises for bytes that are no tar.
-_TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, OverflowError, zlib.error)
+# What tarfile raises for bytes that are no header.
+_TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,41 +122,51 @@ def _members(path: Path, file: IO[bytes], mistakes: list[Diagnostic]) -> Iterato
         mistakes.append(Diagnostic(f"{path}: {what}"))
 
     total = path.stat().st_size
-    file.seek(0)
+    offset = 0
     seen: set[str] = set()
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                shown = ascii(member.name[:200])
-                name = entry.name_of(member.name)
-                if not member.isreg() or member.issparse():
-                    wrong(f"{shown} is no regular file: an exported cache holds nothing else")
-                elif name is None:
-                    wrong(f"{shown} is not the name of an entry")
-                elif name in seen:
-                    wrong(f"{shown} is there twice")
-                elif member.size > total:
-                    wrong(f"{shown} claims {member.size} bytes, and the file has {total}")
-                    return
-                else:
-                    seen.add(name)
-                    content = tar.extractfile(member)
-                    assert content is not None  # None is for what is no file
-                    data = content.read()
-                    try:
-                        if len(data) < member.size:
-                            raise Damaged("it is cut off")
-                        entry.unpack(data, name)
-                    except Damaged as problem:
-                        wrong(f"{shown}: {problem}")
-                    else:
-                        yield name, data
-            # tarfile takes anything it can't read for the end.
-            file.seek(tar.offset)
-            if not _zeros(iter(lambda: file.read(_CHUNK), b""), tarfile.BLOCKSIZE):
-                wrong(f"it is cut off or damaged after {len(seen)} entries")
-    except _TAR_ERRORS as error:
-        wrong(f"not an exported cache: {error}")
+    while True:
+        file.seek(offset)
+        block = file.read(tarfile.BLOCKSIZE)
+        if len(block) == tarfile.BLOCKSIZE and not block.strip(b"\0"):
+            break
+        try:
+            # One header by itself: what tarfile makes of headers that speak of the next one has no bounds.
+            member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except _TAR_ERRORS as error:
+            wrong(
+                f"it is cut off or damaged after {len(seen)} entries" if offset else f"not an exported cache: {error}"
+            )
+            return
+        shown = ascii(member.name[:200])
+        name = entry.name_of(member.name)
+        if len(mistakes) >= _MAX_MISTAKES:
+            return
+        if not 0 <= member.size <= total:
+            wrong(f"{shown} claims {member.size} bytes, and the file has {total}")
+            return
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            wrong(f"{shown} is no regular file: an exported cache holds nothing else")
+        elif name is None:
+            wrong(f"{shown} is not the name of an entry")
+        elif name in seen:
+            wrong(f"{shown} is there twice")
+        else:
+            seen.add(name)
+            try:
+                file.seek(offset + tarfile.BLOCKSIZE)
+                entry.check_size(file.read(min(entry.MAX_HEAD, member.size)), member.size, name)
+                file.seek(offset + tarfile.BLOCKSIZE)
+                data = file.read(member.size)
+                if len(data) < member.size:
+                    raise Damaged("it is cut off")
+                entry.unpack(data, name)
+            except Damaged as problem:
+                wrong(f"{shown}: {problem}")
+            else:
+                yield name, data
+        offset += tarfile.BLOCKSIZE + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    if not _zeros(iter(lambda: file.read(_CHUNK), b""), tarfile.BLOCKSIZE):
+        wrong(f"it is cut off or damaged after {len(seen)} entries")
 
 
 def _zeros(chunks: Iterable[bytes], least: int) -> bool:

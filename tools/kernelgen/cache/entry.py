@@ -25,6 +25,9 @@ SUFFIX = ".entry"
 MAX_HEAD = 1 << 16
 """Bytes that hold the two lines of any entry."""
 
+MAX_SIZE = 1 << 31
+"""Bytes of an entry at most: far more than any NEFF has, and a file that claims more is not read."""
+
 _FIRST = re.compile(rb"kernelgen-neff-cache (\d{1,9}) ([0-9a-f]{64})\n")
 _NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -65,7 +68,7 @@ def pack(key: Key, kernel: str, neff: bytes) -> bytes:
     """Returns an entry; the same arguments give the same bytes.
 
     Raises:
-        ValueError: the parts of the key are too long to be kept.
+        ValueError: the parts of the key, or the NEFF, are too long to be kept.
     """
     about = {
         "kernel": kernel,
@@ -78,6 +81,8 @@ def pack(key: Key, kernel: str, neff: bytes) -> bytes:
     head = f"kernelgen-neff-cache {FORMAT} {digest.hexdigest()}\n".encode() + line
     if len(head) > MAX_HEAD:
         raise ValueError(f"a key of {len(line)} bytes")
+    if len(head) + len(neff) > MAX_SIZE:
+        raise ValueError(f"a NEFF of {len(neff)} bytes")
     return head + neff
 
 
@@ -108,6 +113,24 @@ def read_head(data: bytes, name: str) -> tuple[Head, int]:
     if head.key.name != name:
         raise Damaged(f"it is the entry {head.key.name}")
     return head, end
+
+
+def check_size(start: bytes, size: int, name: str) -> None:
+    """Raises when a file can't be an entry because of its size, so that it need not be read.
+
+    Args:
+        start: its first `MAX_HEAD` bytes.
+        size: how many bytes it has.
+        name: the name that it goes by.
+
+    Raises:
+        Damaged: it is no entry of that name, or is longer or shorter than it says.
+    """
+    head, end = read_head(start, name)
+    if size > MAX_SIZE:
+        raise Damaged(f"it has {size} bytes, more than any entry")
+    if size != end + head.size:
+        raise Damaged(f"it has {size} bytes, and says that it has {end + head.size}")
 
 
 def unpack(data: bytes, name: str) -> tuple[Head, bytes]:

@@ -72,7 +72,7 @@ class Folder:
 
         Raises:
             OSError: it can't be read.
-            Damaged: it is no regular file, which the caller should `drop`.
+            Damaged: it is no regular file, or has not the size that it says; the caller should `drop` it.
         """
         return self._read(name, None)
 
@@ -98,7 +98,13 @@ class Folder:
         with os.fdopen(file, "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise Damaged("it is no regular file")
-            return stream.read(-1 if count is None else count)
+            if count is not None:
+                return stream.read(count)
+            # Looked at before it is read: a file of no content may be larger than the machine's memory.
+            size = os.fstat(stream.fileno()).st_size
+            entry.check_size(stream.read(entry.MAX_HEAD), size, name)
+            stream.seek(0)
+            return stream.read(size)
 
     def used(self, name: str) -> None:
         """Remembers that an entry was used now; `prune` removes others first."""
