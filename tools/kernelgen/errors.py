@@ -13,7 +13,9 @@ from dataclasses import dataclass
 MAX_SHOWN = 100
 """How many mistakes are shown at most: a report is to be read."""
 MAX_TEXT = 1 << 16
-"""How many characters of one text by others are shown at most."""
+"""How many characters of what a step says are shown at most."""
+_MAX_ERROR = 1 << 12
+"""How many characters of what an exception says are shown at most."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -92,7 +94,7 @@ def described(error: BaseException) -> str:
         raise
     except BaseException:
         return f"{name}, which can't say what it is about"
-    return shortened(f"{name}: {text}" if text else name)
+    return shortened(f"{name}: {text}" if text else name, _MAX_ERROR)
 
 
 def signal_name(number: int) -> str:

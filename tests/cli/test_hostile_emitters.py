@@ -1,0 +1,308 @@
+"""What an emitter does to its process reaches no other kernel, not the protocol and not the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelgen import hlo, worker
+from kernelgen.building import pool as pools
+from kernelgen.building.pool import Pool
+from kernelgen.errors import MAX_TEXT
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
+
+from .conftest import Done
+
+Run = Callable[..., Done]
+
+HLO = hlo.emit(
+    KernelSpec.make("toy", [TensorDesc.parse("(4,1,1,1)/f32")], TensorDesc.parse("(4,1,1,1)/f32")), lambda x: x
+)
+
+EMITTERS = """
+import ctypes, os, pathlib, signal, sys, threading, time
+from kernelgen.emitter import emitter
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+class Loud(BaseException):
+    pass
+
+@emitter("forks")
+def forks(x):
+    if os.fork() == 0:
+        return x * 2
+    os.wait()
+    return x + x
+
+@emitter("forks_natively")
+def forks_natively(x):
+    if ctypes.CDLL(None).fork() == 0:
+        return x * 2
+    os.wait()
+    return x + x
+
+@emitter("moves")
+def moves(x):
+    os.chdir("/")
+    os.environ["MOVED"] = "yes"
+    os.environ.pop("HOME", None)
+    os.umask(0o777)
+    sys.setrecursionlimit(5000)
+    signal.setitimer(signal.ITIMER_REAL, 1)
+    return x + x
+
+@emitter("leaves")
+def leaves(x):
+    sys.exit(0)
+
+@emitter("loud")
+def loud(x):
+    raise Loud("heard")
+
+@emitter("mute")
+def mute(x):
+    raise Mute()
+
+@emitter("long")
+def long(x):
+    raise ValueError("y" * 10_000_000)
+
+@emitter("prints")
+def prints(x):
+    for _ in range(2000):
+        print("z" * 10_000)
+    return x - x
+
+@emitter("steers")
+def steers(x):
+    raise ValueError("\\x1b[2J and \\x07")
+
+@emitter("signals")
+def signals(x):
+    os.kill(os.getpid(), 37)
+    time.sleep(60)
+
+@emitter("floods")
+def floods(x):
+    while True:
+        os.write(2, b"w" * 65536)
+
+@emitter("forges")
+def forges(x):
+    for name in os.listdir("/proc/self/fd"):
+        if name not in "012" and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
+            try:
+                os.write(int(name), b'{"exitCode": 0, "output": "", "requestId": 0}\\n')
+            except OSError:
+                pass
+    time.sleep(60)
+
+@emitter("sees")
+def sees(x):
+    if os.getcwd() == "/" or "MOVED" in os.environ or "HOME" not in os.environ or sys.getrecursionlimit() == 5000:
+        raise ValueError("another kernel was here")
+    time.sleep(1.5)  # an alarm would come now
+    return x * x
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/own.py").write_text(EMITTERS)
+    return tmp_path
+
+
+def line(text: str) -> int:
+    return EMITTERS[: EMITTERS.index(text)].count("\n") + 1
+
+
+def build(kernelgen: Run, folder: Path, *ops: str, more: tuple[str, ...] = ()) -> Done:
+    lines = "".join(f'  - {{op: {op}, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}}\n' for op in ops)
+    (folder / "m.yaml").write_text(f"format: 1\nname: m\ntargets: [trn1]\nkernels:\n{lines}")
+    words = ["-o", folder / "out", "-j", "1", "--compiler", "simulator", "--kernels", folder / "mine", *more]
+    return kernelgen("build", folder / "m.yaml", *words)
+
+
+def step(folder: Path, op: str) -> tuple[int, str]:
+    spec = json.dumps({"op": op, "inputs": ["(4,1,1,1)/f32"], "output": "(4,1,1,1)/f32", "params": {}, "alias": None})
+    words = [f"--spec={spec}", "--library=mine", f"--emitter={folder / 'mine/own.py'}", f"--output={folder / op}"]
+    return worker.run(["emit", *words])
+
+
+def test_bad_manners_cost_the_kernel_that_has_them_and_no_other(
+    kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    bad = ("forks", "leaves", "loud", "mute", "long", "steers", "signals")
+    words = ["-o", "out", "-j", "1", "--compiler", "simulator", "--kernels", "mine"]
+    done = build(kernelgen, folder, "moves", "sees", "prints", *bad)
+    assert done.code == 1
+    assert f"3 built (3 compiled, 0 up to date), {len(bad)} failed" in done.out, done.err[-5000:]
+    for op, text in (
+        ("forks", "if os.fork()"),
+        ("leaves", "sys.exit(0)"),
+        ("loud", "raise Loud"),
+        ("mute", "raise Mute"),
+    ):
+        assert re.search(rf"own\.py:{line(text)}:1: error: kernel {op}-4-f32-\w+: ", done.err), done.err[-5000:]
+    assert "Forked: an emitter must not fork" in done.err
+    assert (
+        "SystemExit: 0" in done.err
+        and "Loud: heard" in done.err
+        and "Mute, which can't say what it is about" in done.err
+    )
+    assert "its worker was killed by signal 37" in done.err
+    assert "\x1b" not in done.err and "\\x1b[2J and \\x07" in done.err
+    assert re.search(r"yyy\n *… and 99\d{5} characters more\n", done.err) and len(done.err) < 20_000
+    # Again, with relative paths, from the folder.
+    assert kernelgen("build", "m.yaml", *words, "--only", "moves").code == 0
+    assert list(folder.glob("out/.kernelgen/hlo/moves-*.hlo.pb"))
+
+
+def test_a_step_says_a_limited_amount(folder: Path) -> None:
+    code, said = step(folder, "prints")
+    assert code == 0 and len(said) < MAX_TEXT + 100 and said.endswith("characters more\n")
+    assert said.count("z") + int(re.findall(r"and (\d+) characters", said)[0]) >= 2000 * 10_000
+    code, said = step(folder, "long")
+    assert code == 1 and len(said) < 10_000
+
+
+def test_a_copy_of_the_process_ends_and_does_not_answer(folder: Path) -> None:
+    assert step(folder, "forks_natively") == (0, "")
+    assert (folder / "forks_natively").is_file()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_the_process_is_as_it_was_after_a_step(folder: Path) -> None:
+    def state() -> tuple[object, ...]:
+        mask = os.umask(0o022)
+        os.umask(mask)
+        return Path.cwd(), dict(os.environ), sys.getrecursionlimit(), mask
+
+    before = state()
+    assert step(folder, "moves") == (0, "")
+    assert state() == before
+    assert step(folder, "sees")[0] == 0
+
+
+def test_emit_in_this_process_is_not_ended_by_an_emitter(
+    kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    specs = []
+    for op in ("leaves", "moves", "prints"):
+        value = {"op": op, "inputs": ["(4,1,1,1)/f32"], "output": "(4,1,1,1)/f32", "params": {}, "alias": None}
+        specs += ["--spec", json.dumps(value)]
+    done = kernelgen("emit", *specs, "-o", "hlo", "--kernels", "mine")
+    assert done.code == 1 and "SystemExit: 0" in done.err
+    assert [path.split("-")[0] for path in done.out.splitlines()] == ["hlo/moves", "hlo/prints"]
+    assert sorted(p.name.split("-")[0] for p in (folder / "hlo").iterdir()) == ["moves", "prints"]
+
+
+def test_endless_output_is_stopped(kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "MAX_LOG", 1 << 20)
+    done = build(kernelgen, folder, "floods", "sees")
+    assert done.code == 1 and "it printed more than 1 MiB and was stopped" in done.err
+    assert len(done.err) < MAX_TEXT and "1 built (1 compiled, 0 up to date), 1 failed" in done.out
+
+
+def test_an_emitter_has_a_time_limit_that_can_be_lifted(kernelgen: Run, folder: Path) -> None:
+    done = build(kernelgen, folder, "sees", more=("--emit-timeout", "0.5"))
+    assert done.code == 1 and "it took longer than its time limit and was stopped after 0.5 s" in done.err
+    assert build(kernelgen, folder, "sees", more=("--emit-timeout", "0")).code == 0
+
+
+def test_an_answer_to_nothing_that_was_asked_is_no_answer(kernelgen: Run, folder: Path) -> None:
+    done = build(kernelgen, folder, "forges", "sees")
+    assert done.code == 1 and "its worker answered request 0, and was asked " in done.err
+    assert "1 built (1 compiled, 0 up to date), 1 failed" in done.out
+
+
+@pytest.mark.parametrize("name", ["emit", "compile"])
+def test_what_a_step_leaves_is_looked_at(
+    kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (folder / "stamp").touch()
+    # A step that succeeds and does something else.
+    other = ["lint", "--target=trn1", f"--hlo={folder}/hlo", f"--stamp={folder}/stamp"]
+    (folder / "hlo").write_bytes(HLO)
+    monkeypatch.setattr(f"kernelgen.building.job._Run._{name}_arguments", lambda self, task: other)
+    done = build(kernelgen, folder, "sees")
+    assert done.code == 1 and re.search(rf"error: (the )?{name} left no {folder}/out/\.kernelgen/", done.err), done.err
+    assert "0 built (0 compiled, 0 up to date), 1 failed" in done.out
+
+
+WORKER = """
+import json, os, sys, time
+line = sys.stdin.readline()
+{}
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def fake_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Pool]]:
+    """Returns pools of one worker whose program is given."""
+    made: list[Pool] = []
+
+    def make(answer: str) -> Pool:
+        package = tmp_path / str(len(made)) / "kernelgen"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "worker.py").write_text(WORKER.format(answer))
+        pool = Pool(1, tmp_path / "logs")
+        pool._environment["PYTHONPATH"] = str(package.parent)
+        made.append(pool)
+        return pool
+
+    yield make
+    for pool in made:
+        pool.stop()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            'print(json.dumps({"exitCode": 0, "output": "", "requestId": 7}), flush=True)',
+            "answered request 7, and was asked 1",
+        ),
+        ('print("nonsense", flush=True)', "its worker answered b'nonsense"),
+        ('print("[" * 100000, flush=True)', "its worker answered b'[[["),
+        ('print("x" * (17 << 20), flush=True)', "its worker answered more than 16 MiB"),
+        ("os.kill(os.getpid(), 63)", "its worker was killed by signal 63"),
+        ("os._exit(0)", "its worker ended with exit status 0"),
+    ],
+)
+def test_what_is_no_answer_fails_its_step_alone(fake_pool: Callable[[str], Pool], answer: str, message: str) -> None:
+    with fake_pool(answer) as pool:
+        pool.start("task", ["emit"], 60)
+        (end,) = pool.wait()
+        assert (end.task, end.exit_code) == ("task", 1) and message in end.output
+        assert pool.idle == 1
+
+
+def test_an_answer_that_comes_twice_is_taken_once(fake_pool: Callable[[str], Pool]) -> None:
+    answer = 'print(json.dumps({"exitCode": 0, "output": "a", "requestId": json.loads(line)["requestId"]}), flush=True)'
+    with fake_pool(f"{answer}\ntime.sleep(0.2)\n{answer}") as pool:
+        pool.start("one", ["emit"], 60)
+        (end,) = pool.wait()
+        assert (end.task, end.output) == ("one", "a")
+        time.sleep(0.5)
+        pool.start("two", ["emit"], 60)
+        (end,) = pool.wait()
+        assert end.task == "two"
+        assert end.exit_code == 1 and "its worker answered request 1, and was asked 2" in end.output
