@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kernelgen.building import emits, job
+from kernelgen.building.determinism import Checked
 from kernelgen.building.pool import Answer
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.compilers.settings import CompileConfig
@@ -99,7 +100,7 @@ def run(
     for folder in ("hlo", "neff", "tmp"):
         (tmp_path / job.STATE / folder).mkdir(parents=True, exist_ok=True)
     steps = Steps()
-    result = job._Run(what, libraries or [builtin_library()], made, steps, pool).run()  # type: ignore[arg-type]
+    result = job._Run(what, libraries or [builtin_library()], made, steps, pool, Checked({}, {})).run()  # type: ignore[arg-type]
     assert not pool.running
     return result, steps
 

@@ -26,13 +26,15 @@ from typing import IO, Protocol
 
 from kernelgen import cache
 from kernelgen import neff as neff_format
-from kernelgen.building import origins
+from kernelgen.building import determinism, origins
+from kernelgen.building.determinism import Checked
 from kernelgen.building.emits import Emits
 from kernelgen.building.pool import Answer, Pool
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.library import Library
-from kernelgen.errors import KernelgenError
+from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF
+from kernelgen.hlo.compare import first_difference
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Neff, Plan
 
@@ -171,16 +173,35 @@ def _tidy(settings: BuildSettings) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def run(plan: Plan, libraries: Sequence[Library], settings: BuildSettings, reporter: Reporter) -> Result:
+def run(
+    plan: Plan,
+    libraries: Sequence[Library],
+    settings: BuildSettings,
+    reporter: Reporter,
+    checked: Checked | None = None,
+) -> Result:
     """Emits and compiles everything in a plan; a kernel that fails does not stop the others.
 
     Call it inside `locked`.
+
+    Args:
+        plan: what to build.
+        libraries: every kernel library that the plan names.
+        settings: how to build.
+        reporter: is told how it goes.
+        checked: what emitting the kernels twice gave (`check_determinism`); a kernel whose HLO is another fails.
     """
     scratch = settings.state / "tmp"
     for folder in (settings.state / "hlo", settings.state / "neff", scratch):
         folder.mkdir(parents=True, exist_ok=True)
     with Pool(settings.jobs, settings.state / "logs", {"TMPDIR": str(scratch.resolve())}) as pool:
-        return _Run(plan, libraries, settings, reporter, pool).run()
+        return _Run(plan, libraries, settings, reporter, pool, checked or Checked({}, {})).run()
+
+
+def check_determinism(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> Checked:
+    """Emits every kernel twice, in different processes, and compares. Call it inside `locked`."""
+    scratch = settings.state / "tmp" / "determinism"
+    return determinism.check(plan.kernels, libraries, scratch, settings.jobs, settings.emit_timeout)
 
 
 def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> tuple[int, int]:
@@ -215,8 +236,15 @@ class _Compile:
 
 class _Run:
     def __init__(
-        self, plan: Plan, libraries: Sequence[Library], settings: BuildSettings, reporter: Reporter, pool: Pool
+        self,
+        plan: Plan,
+        libraries: Sequence[Library],
+        settings: BuildSettings,
+        reporter: Reporter,
+        pool: Pool,
+        checked: Checked,
     ) -> None:
+        self.checked = checked
         self.settings = settings
         self.reporter = reporter
         self.pool = pool
@@ -264,6 +292,9 @@ class _Run:
                 return True
         if self.emits:
             kernel = self.emits.popleft()
+            if kernel.spec.id in self.checked.differences:
+                self._not_emitted(kernel, str(self.checked.differences[kernel.spec.id]))
+                return True
             emit = _Emit(kernel, self.made.inputs(kernel))
             if self.made.is_current(kernel, emit.inputs):
                 self._ready(kernel, linted=True)
@@ -342,6 +373,15 @@ class _Run:
         """
         path = self.made.hlo(kernel)
         hlo = path.read_bytes()
+        other = self.checked.hlos.get(kernel.spec.id)
+        if other is not None and hlo != other.read_bytes():
+            # Whatever the emitter depends on, it is not among what kernelgen looks at.
+            self.made.forget(kernel)
+            message = f"kernel {kernel.spec.id}: emitting it again gives another HLO than there is"
+            message += f": {first_difference(hlo, other.read_bytes())}"
+            where = determinism.place(self.made.emitter(kernel), kernel.spec.op)
+            self._not_emitted(kernel, str(Diagnostic(message, where, determinism.HINT)))
+            return
         self.result.hlos[kernel.spec.id] = path
         for neff in self.neffs_of[kernel.spec.id]:
             target = _neff_file(self.settings, hlo, self.configs[neff.config])

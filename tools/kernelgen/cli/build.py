@@ -19,7 +19,7 @@ from kernelgen.cli import bundle_forms, options
 from kernelgen.cli.emit import select
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import EXIT_FAILED, EXIT_OK
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, printable
 from kernelgen.plan import Plan
 
 if TYPE_CHECKING:
@@ -53,6 +53,19 @@ if TYPE_CHECKING:
     help="Memory that compiles may need together; four fifths of the machine's by default.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit for one kernel.")
+@click.option(
+    "--emit-timeout",
+    type=click.FloatRange(min=0),
+    default=600,
+    show_default=True,
+    metavar="SECONDS",
+    help="Limit for emitting one kernel, which takes milliseconds; 0 is none.",
+)
+@click.option(
+    "--check-determinism",
+    is_flag=True,
+    help="Emit every kernel twice, in different processes, and compare.",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Print what would be built and stop.")
 def command(
     manifests: tuple[Path, ...],
@@ -66,6 +79,8 @@ def command(
     forms: tuple[str, ...],
     memory_mb: int | None,
     timeout: float | None,
+    emit_timeout: float,
+    check_determinism: bool,
     dry_run: bool,
 ) -> int:
     """Build every kernel of the manifests and write a bundle for each manifest and target.
@@ -92,6 +107,7 @@ def command(
         jobs=jobs or len(os.sched_getaffinity(0)),
         memory_mb=memory_mb or machine_memory_mb(),
         timeout=timeout,
+        emit_timeout=emit_timeout or None,
         cache=caches,
     )
     if dry_run:
@@ -101,7 +117,8 @@ def command(
     with _terminated_as_interrupt(), job.locked(settings):
         with _reporter(len(plan.neffs)) as reporter:
             reporter.say(chosen.note or f"compiling with {settings.identity}")
-            result = job.run(plan, catalog.libraries, settings, reporter)
+            checked = job.check_determinism(plan, catalog.libraries, settings) if check_determinism else None
+            result = job.run(plan, catalog.libraries, settings, reporter, checked)
         failed = [step for step in result.steps if step.failure is not None]
         written = _write_bundles(plan, result, settings, forms) if only is None else []
     _summarize(whole, result, failed, written, only, time.monotonic() - begun)
@@ -203,7 +220,7 @@ class _Plain:
         self.say(text)
 
     def say(self, text: str) -> None:
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
 
 
 class _Bar:
@@ -223,7 +240,7 @@ class _Bar:
         self.say(text)
 
     def say(self, text: str) -> None:
-        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _describe(step: Step) -> str:

@@ -133,11 +133,10 @@ def _of_file(
 def _of_manifests(
     pattern: str, manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog, identity: str
 ) -> list[Wanted]:
-    from kernelgen import hlo
     from kernelgen.cache import Key
     from kernelgen.cache.explain import Wanted
     from kernelgen.cli.emit import select
-    from kernelgen.emitters.loading import load_function
+    from kernelgen.emitters import emission
 
     if not manifests:
         raise click.UsageError(f"{pattern} is no HLO file: give the MANIFEST that has such a kernel")
@@ -147,7 +146,7 @@ def _of_manifests(
     wanted = []
     for kernel in plan.kernels:
         if kernel.spec.id in ids:
-            data = hlo.emit(kernel.spec, load_function(*catalog.emitter(kernel)))
+            data = emission.emit(*catalog.emitter(kernel), kernel.spec).hlo
             wanted += [
                 Wanted(kernel.spec.id, n.config, Key.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
+import os
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +16,6 @@ import click
 from kernelgen import fileio
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.loading import load_function
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.filenames import hlo_file
 from kernelgen.kernel import KernelSpec
@@ -29,8 +32,16 @@ from kernelgen.plan import Kernel, Plan
 @click.option(
     "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write to."
 )
+@click.option(
+    "--check-determinism", is_flag=True, help="Emit every kernel twice more, in different processes, and compare."
+)
 def command(
-    manifests: tuple[Path, ...], specs: tuple[str, ...], only: str | None, catalog: Catalog, output: Path
+    manifests: tuple[Path, ...],
+    specs: tuple[str, ...],
+    only: str | None,
+    catalog: Catalog,
+    output: Path,
+    check_determinism: bool,
 ) -> None:
     """Write the HLO of kernels to the folder, as <id>.hlo.pb; print the path of each.
 
@@ -45,7 +56,11 @@ def command(
         wanted |= {k.spec.id: k for k in Plan.merge(manifest.load(manifests, catalog)).kernels}
     chosen = select(sorted(wanted), [wanted[id].spec.op for id in sorted(wanted)], only)
     mistakes: list[Diagnostic] = []
+    differences = _differences([wanted[id] for id in chosen], catalog) if check_determinism else {}
     for id in chosen:
+        if id in differences:
+            mistakes.append(differences[id])
+            continue
         try:
             click.echo(str(_emit(wanted[id], catalog, output)))
         except KernelgenError as error:
@@ -81,9 +96,22 @@ def _spec(text: str) -> KernelSpec:
         raise KernelgenError(f"--spec: not a kernel: {what}") from None
 
 
-def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
-    from kernelgen import hlo
+def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagnostic]:
+    from kernelgen.building import determinism
+    from kernelgen.building.job import EMIT_TIMEOUT
 
-    path = output / hlo_file(kernel.spec.id)
-    fileio.write_bytes(path, hlo.emit(kernel.spec, load_function(*catalog.emitter(kernel))))
-    return path
+    with tempfile.TemporaryDirectory() as scratch:
+        jobs = len(os.sched_getaffinity(0))
+        return determinism.check(kernels, catalog.libraries, Path(scratch), jobs, EMIT_TIMEOUT).differences
+
+
+def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
+    from kernelgen.emitters import emission
+
+    path = (output / hlo_file(kernel.spec.id)).absolute()
+    library, registration = catalog.emitter(kernel)
+    # The paths are what this command prints: what an emitter prints goes to the other stream.
+    with contextlib.redirect_stdout(sys.stderr):
+        made = emission.emit(library, registration, kernel.spec)
+    fileio.write_bytes(path, made.hlo)
+    return output / hlo_file(kernel.spec.id)
