@@ -21,7 +21,10 @@ _manifest = tag_class(
 
 _kernels = tag_class(
     doc = "Names a folder of emitters; it wins over this project's own kernels.",
-    attrs = {"build_file": attr.label(mandatory = True, doc = "BUILD file of the folder; it exports the .py files.")},
+    attrs = {
+        "build_file": attr.label(mandatory = True, doc = "BUILD file of the folder; it exports the .py files."),
+        "data": attr.label_list(allow_files = True, doc = "Files that its emitters open, and targets that make such files; each visible everywhere."),
+    },
 )
 
 def _reproducible(mctx):
@@ -31,11 +34,17 @@ def _reproducible(mctx):
 def _neuron_impl(mctx):
     manifests = []
     libraries = []
+    data = {}
     for module in mctx.modules:
         manifests += [tag.file for tag in module.tags.manifest if tag.file not in manifests]
-        libraries += [tag.build_file for tag in module.tags.kernels if tag.build_file not in libraries]
+        for tag in module.tags.kernels:
+            if tag.build_file not in libraries:
+                libraries.append(tag.build_file)
+            for label in tag.data:
+                data.setdefault(label, []).append(str(libraries.index(tag.build_file)))
     kernels_repository(
         name = "neuron_kernels",
+        data = {label: " ".join(numbers) for label, numbers in data.items()},
         libraries = libraries + [Label("//kernels:BUILD.bazel")],
         manifests = manifests,
     )

@@ -18,16 +18,25 @@ def neuron_kernelgen_register_toolchains():
         "@neuron_kernelgen//rules/toolchain:all",
     )
 
-def neuron_kernels(name = "neuron_kernels", manifests = [], kernels = []):
+def neuron_kernels(name = "neuron_kernels", manifests = [], kernels = [], data = {}):
     """Declares the repository of kernel targets.
 
     Args:
         name: the repository's name.
         manifests: labels of the YAML files.
         kernels: labels of the BUILD files of your own kernel libraries.
+        data: labels of files that emitters open, by the label of their library's BUILD file.
     """
+    numbers = {}
+    for number, library in enumerate(kernels):
+        for label in data.get(library, []):
+            numbers.setdefault(label, []).append(str(number))
+    unknown = [library for library in data if library not in kernels]
+    if unknown:
+        fail("neuron_kernels: data names {}, and kernels does not".format(", ".join(unknown)))
     kernels_repository(
         name = name,
+        data = {label: " ".join(of) for label, of in numbers.items()},
         libraries = kernels + [Label("//kernels:BUILD.bazel")],
         manifests = manifests,
     )

@@ -109,6 +109,14 @@ def test_bazel_names_an_emitter_and_the_helpers_that_it_imports_by_label(plan: P
     assert '"kernelgen/norm": ["@@rules~//kernels:common.py"]' in text["kernels/BUILD.bazel"]
 
 
+def test_bazel_gives_a_librarys_kernels_its_data(plan: Plan) -> None:
+    library = bazel.BazelLibrary(builtin_library(), "@@rules~//kernels", ("@@//a:x.npy", "@@//b:all"))
+    text = bazel.generate(plan, [library], "@@rules~")["kernels/BUILD.bazel"]
+    assert '_DATA = {\n    "kernelgen": ["@@//a:x.npy", "@@//b:all"],\n}' in text
+    hlos = [a for rule, a in calls(text) if rule == "neuron_hlo"]
+    assert {ast.unparse(a["data"]) for a in hlos} == {"_DATA['kernelgen']"}
+
+
 def test_a_library_without_a_package_can_not_be_rendered(plan: Plan, tmp_path: Path) -> None:
     other = bazel.BazelLibrary(Library("other", tmp_path), "//other")
     with pytest.raises(KeyError, match="kernelgen"):

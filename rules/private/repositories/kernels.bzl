@@ -33,7 +33,7 @@ def _kernels_impl(rctx):
         rctx.watch(file)
     command = [python, "-P", "-m", "kernelgen", "generate", "bazel", "--output", str(rctx.path("."))]
     command += ["--rules", _repository(rctx.attr._tool)]
-    for library in rctx.attr.libraries:
+    for number, library in enumerate(rctx.attr.libraries):
         folder = rctx.path(library).dirname
         for file in _python_files(folder):
             rctx.watch(file)
@@ -43,6 +43,9 @@ def _kernels_impl(rctx):
             continue
         command += ["--kernels", str(folder)]
         command += ["--package", "{}={}//{}".format(folder.basename, _repository(library), library.package)]
+        for label, libraries in rctx.attr.data.items():
+            if str(number) in libraries.split(" "):
+                command += ["--data", "{}={}".format(folder.basename, label)]
     for manifest in rctx.attr.manifests:
         path = rctx.path(manifest)
         if not path.exists:
@@ -65,6 +68,7 @@ kernels_repository = repository_rule(
     doc = "One package of kernels shared by all manifests, and one of bundles.",
     implementation = _kernels_impl,
     attrs = {
+        "data": attr.label_keyed_string_dict(doc = "Files that emitters open, and the numbers of the libraries that they are of."),
         "manifests": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The manifests."),
         "libraries": attr.label_list(doc = "BUILD file of each folder of emitters; searched in this order."),
         "_python": attr.label(default = "@neuron_python//:python"),

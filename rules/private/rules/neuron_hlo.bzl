@@ -19,12 +19,16 @@ def _neuron_hlo_impl(ctx):
     args.add(ctx.attr.library, format = "--library=%s")
     args.add(ctx.file.emitter, format = "--emitter=%s")
     args.add(hlo, format = "--output=%s")
+
+    # A worker that is not sandboxed sees every file: what is not declared is refused, as it would not be there in a sandbox.
+    args.add("--undeclared=refuse")
+    args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
     run_kernelgen(
         ctx,
         ctx.attr._tool[KernelgenToolInfo],
         args,
         worker = True,
-        inputs = [ctx.file.emitter] + ctx.files.helpers,
+        inputs = [ctx.file.emitter] + ctx.files.helpers + ctx.files.data,
         mnemonic = "NeuronEmit",
         outputs = [hlo],
         progress_message = "Emitting " + kernel,
@@ -37,10 +41,11 @@ def _neuron_hlo_impl(ctx):
 neuron_hlo = rule(
     doc = """Emits one kernel: an op on tensors of exact shape and type (docs/manifest.md).
 
-The emitter's own module and the helpers it imports are the action's only sources.""",
+The emitter's own module, the helpers it imports and the data it reads are the action's only sources. Reading another file is an error.""",
     implementation = _neuron_hlo_impl,
     attrs = {
         "alias": attr.int(default = -1, doc = "The input whose memory the result is written to; -1 as the op has it."),
+        "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The module that registers the op."),
         "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own library."),
         "inputs": attr.string_list(doc = "The inputs, each `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`; an empty one is absent."),

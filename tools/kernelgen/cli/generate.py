@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -46,24 +46,47 @@ def command() -> None:
     metavar="NAME=LABEL",
     help="Bazel package that exports the modules of a kernel library.",
 )
-def bazel(manifests: tuple[Path, ...], catalog: Catalog, output: Path, rules: str, packages: tuple[str, ...]) -> None:
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="NAME=LABEL",
+    help="Bazel target of files that the emitters of a kernel library open. May be given several times.",
+)
+def bazel(
+    manifests: tuple[Path, ...],
+    catalog: Catalog,
+    output: Path,
+    rules: str,
+    packages: tuple[str, ...],
+    data: tuple[str, ...],
+) -> None:
     """Write the packages of a repository of kernel targets."""
     from kernelgen.render import bazel as renderer
 
-    labels = {BUILTIN: f"{rules}//kernels"}
-    for package in packages:
-        name, equals, label = package.partition("=")
-        if not equals or name not in {library.name for library in catalog.libraries}:
-            raise KernelgenError(f"--package {package}: expected NAME=LABEL with the name of a kernel library")
-        labels[name] = label
+    labels = {BUILTIN: f"{rules}//kernels"} | dict(_labels("--package", packages, catalog))
+    data_of: dict[str, list[str]] = {}
+    for name, label in _labels("--data", data, catalog):
+        data_of.setdefault(name, []).append(label)
     for library in catalog.libraries:
         if library.name not in labels:
             raise KernelgenError(
                 f"--kernels {library.name}: --package {library.name}=LABEL must name its Bazel package"
             )
     plan = Plan.merge(manifest.load(manifests, catalog))
-    sources = [renderer.BazelLibrary(library, labels[library.name]) for library in catalog.libraries]
+    sources = [
+        renderer.BazelLibrary(library, labels[library.name], tuple(sorted(data_of.get(library.name, []))))
+        for library in catalog.libraries
+    ]
     _write(output, renderer.generate(plan, sources, rules))
+
+
+def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tuple[str, str]]:
+    """Yields (name of a kernel library, label) of an option's values."""
+    for value in values:
+        name, equals, label = value.partition("=")
+        if not equals or name not in {library.name for library in catalog.libraries}:
+            raise KernelgenError(f"{option} {value}: expected NAME=LABEL with the name of a kernel library")
+        yield name, label
 
 
 @command.command()

@@ -23,10 +23,12 @@ class BazelLibrary:
     Attributes:
         library: the folder of emitters.
         package: the package's label without a target, `@@repository//path`.
+        data: labels of the files that its emitters open.
     """
 
     library: Library
     package: str
+    data: tuple[str, ...] = ()
 
     def label(self, file: Path) -> str:
         return f"{self.package}:{file.relative_to(self.library.root).as_posix()}"
@@ -54,6 +56,7 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
     values = {
         "rules": rules,
         "emitters": emitters,
+        "data": {s.library.name: list(s.data) for s in sources if s.data},
         "flags": {c.key: c.flags() for c in plan.configs},
         "targets": {c.key: c.target for c in plan.configs},
         "kernels": [

@@ -1,0 +1,42 @@
+"""Data that an emitter reads is declared, and then an edit of it builds what is made of it and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+import scratch
+
+READS = """
+FACTOR = float(__import__("pathlib").Path(__file__).with_name("factor.txt").read_text())
+
+
+@emitter("squared_relu")"""
+
+
+@pytest.mark.parametrize("mode", [[], ["--config=workspace"]], ids=["bzlmod", "workspace"])
+def test_data_is_declared(mode: list[str]) -> None:
+    with scratch.checkout(folder="e2e/smoke", flags=mode) as checkout:
+        kernels = "e2e/smoke/my_kernels"
+        checkout.edit(f"{kernels}/squared_relu.py", '\n@emitter("squared_relu")', READS)
+        checkout.edit(f"{kernels}/squared_relu.py", "jnp.float32(scale)", "jnp.float32(scale * FACTOR)")
+        (checkout.path / kernels / "factor.txt").write_text("2\n")
+        for more in ([], ["--strategy=NeuronEmit=sandboxed"]):
+            failed = checkout.bazel("build", "//:tiny_trn1.pack", expect=1, flags=more).output
+            assert "squared_relu.py:" in failed and "factor.txt, which is no declared input" in failed
+            assert "declare it: `data` of neuron.kernels, in MODULE.bazel, or of the neuron_hlo" in failed
+
+        checkout.edit(f"{kernels}/BUILD.bazel", '["*.py"]', '["*.py", "*.txt"]')
+        build_file = "//my_kernels:BUILD.bazel"
+        checkout.edit(
+            "e2e/smoke/MODULE.bazel", f'"{build_file}")', f'"{build_file}", data = ["//my_kernels:factor.txt"])'
+        )
+        given = f'kernels = ["{build_file}"],'
+        checkout.edit(
+            "e2e/smoke/WORKSPACE", given, f'data = {{"{build_file}": ["//my_kernels:factor.txt"]}},\n    {given}'
+        )
+        assert checkout.bazel("build", "//:tiny_trn1.pack").compiles == 2
+        (checkout.path / kernels / "factor.txt").write_text("3\n")
+        result = checkout.bazel("build", "//:tiny_trn1.pack")
+        assert (result.emits, result.compiles) == (1, 1)
+        result = checkout.bazel("build", "//:tiny_trn1.pack")
+        assert (result.emits, result.compiles) == (0, 0)
