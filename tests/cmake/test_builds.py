@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,6 +160,33 @@ def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_p
     assert any(c == "Emitting mine.more (1)" for c in result.commands)
     plan = json.loads((made.build / "neuron_kernels" / "k" / "plan.json").read_text())
     assert {k["library"] for k in plan["kernels"]} == {"kernelgen", "mine"}
+
+
+@GENERATORS
+def test_an_edit_of_data_that_an_emitter_reads_builds_its_kernels(project: Make, tmp_path: Path, generator: str) -> None:
+    library = tmp_path / "mine"
+    (library / "tables").mkdir(parents=True)
+    (library / "own.py").write_text(
+        "import pathlib\nfrom kernelgen.emitter import emitter\n\nHERE = pathlib.Path(__file__).parent\n"
+        "FACTOR = float((HERE / 'factor.txt').read_text())\n\n\n"
+        '@emitter("relu")\ndef relu(x):\n    return x * FACTOR + sum(1 for _ in (HERE / "tables").iterdir())\n'
+    )
+    (library / "factor.txt").write_text("2")
+    made = project(
+        f'add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK KERNELS "{library}")', generator=generator
+    )
+    made.configure()
+    assert len(made.make().compiles) == 3
+    assert made.make().compiles == ()
+    for change in ((library / "factor.txt").write_text, lambda text: (library / "tables" / text).touch()):
+        time.sleep(1.1)  # make goes by seconds on some file systems
+        change("3")
+        assert [id_.partition("-")[0] for id_ in made.make().compiles] == ["relu"]
+        assert made.make().compiles == ()
+    with (library / "own.py").open("a") as source:
+        source.write("__import__('os').system('true')\n")
+    result = made.make(expect=None)
+    assert "its emitter runs 'true': the build can't tell when the result of that changes" in result.output
 
 
 def test_a_manifest_that_breaks_stops_the_build_until_it_is_mended(project: Make) -> None:
