@@ -218,3 +218,8 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(kernelgen: Run, 
 def test_as_many_jobs_as_no_machine_has_are_refused(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
     done = kernelgen("build", basic, "-o", tmp_path / "out", "-j", "1000000000")
     assert done.code == 2 and "'-j' / '--jobs'" in done.err
+
+
+def test_a_path_that_no_build_file_can_hold_is_said(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
+    done = kernelgen("generate", "cmake", basic, "-o", tmp_path / os.fsdecode(b"odd\xff"), "--compiler", "simulator")
+    assert done.code == 2 and "a path that is not UTF-8 can't stand in a build file" in done.err

@@ -163,7 +163,9 @@ def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_p
 
 
 @GENERATORS
-def test_an_edit_of_data_that_an_emitter_reads_builds_its_kernels(project: Make, tmp_path: Path, generator: str) -> None:
+def test_an_edit_of_data_that_an_emitter_reads_builds_its_kernels(
+    project: Make, tmp_path: Path, generator: str
+) -> None:
     library = tmp_path / "mine"
     (library / "tables").mkdir(parents=True)
     (library / "own.py").write_text(

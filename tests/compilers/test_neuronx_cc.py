@@ -171,6 +171,10 @@ def test_killed(install: Install, module: bytes, tmp_path: Path) -> None:
     assert "was killed, most likely because the machine ran out of memory\n" in text
     text = failure(install(signal=int(signal.SIGSEGV), output="none"), module, tmp_path)
     assert "was killed by SIGSEGV\n" in text
+    # A real-time signal has no name.
+    with pytest.raises(KernelgenError, match=rf"{KERNEL} for trn1: neuronx-cc was killed by signal 37$") as caught:
+        compile_with(install(signal=37, output="none"), module, tmp_path)
+    assert caught.value.exit_code == 1
 
 
 def test_memory(install: Install, module: bytes, tmp_path: Path) -> None:

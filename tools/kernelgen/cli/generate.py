@@ -149,4 +149,9 @@ def cmake(
 def _write(folder: Path, files: Mapping[str, str]) -> None:
     """Writes files that changed; one that is there with the same content keeps its time, so that nothing is rebuilt for it."""
     for name, text in files.items():
-        fileio.write_if_changed(folder / name, text.encode())
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            bad = ascii(text[max(0, error.start - 40) : error.end])
+            raise KernelgenError(f"a path that is not UTF-8 can't stand in a build file: …{bad}") from None
+        fileio.write_if_changed(folder / name, data)
