@@ -8,6 +8,7 @@ set(NEURON_KERNELS_SOURCES
     key.cpp
     mapping.cpp
     pack.cpp
+    sha256.cpp
     tree.cpp
 )
 list(TRANSFORM NEURON_KERNELS_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/src/")

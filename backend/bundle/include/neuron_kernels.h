@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 // Version of the functions below. Functions are added, never changed; each addition raises it by one.
-#define NEURON_KERNELS_API_VERSION 2
+#define NEURON_KERNELS_API_VERSION 3
 
 // Version of what is in a pack, a tree and a table that this library reads: keys, hash and metadata
 // (docs/bundle-format.md).
@@ -206,6 +206,17 @@ NEURON_KERNELS_API const char * neuron_kernels_id(const neuron_kernels * bundle,
 // Returns a kernel's NEFF and sets *size (which may be NULL) to its length in bytes; NULL and 0 when there is no such
 // kernel.
 NEURON_KERNELS_API const void * neuron_kernels_neff(const neuron_kernels * bundle, int32_t kernel, size_t * size);
+
+// Compares a kernel's NEFF with the SHA-256 that the bundle's index has for it, which opening a bundle does not do: call it
+// once for each NEFF, before it is loaded. It reads the NEFF's bytes, some milliseconds for each MB.
+//
+// Returns NEURON_KERNELS_OK, NEURON_KERNELS_ERROR_CORRUPT when they differ, or NEURON_KERNELS_ERROR_ARGUMENT when there is no
+// such kernel; `message`, unless it is NULL, says what is wrong, and is empty when nothing is. An embedded bundle is part
+// of the program and has no digests: it is trusted as the program is. Since API version 3.
+NEURON_KERNELS_API neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
+                                                               int32_t                kernel,
+                                                               char *                 message,
+                                                               size_t                 message_size);
 
 // Equal NEFFs are stored once, so kernels may share one. Returns the number of the kernel's NEFF, which is below
 // neuron_kernels_neff_count: load each number once. NEURON_KERNELS_NOT_FOUND when there is no such kernel.

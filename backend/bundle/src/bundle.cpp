@@ -282,6 +282,38 @@ const void * neuron_kernels_neff(const neuron_kernels * bundle, int32_t kernel, 
     return table.neff_data + table.neff_offsets[neff];
 }
 
+neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
+                                            int32_t                kernel,
+                                            char *                 message,
+                                            size_t                 message_size) {
+    char room[1];
+    if (!message || message_size == 0) {
+        message      = room;
+        message_size = sizeof(room);
+    }
+    *message = '\0';
+    if (!has(bundle, kernel)) {
+        snprintf(message, message_size, "there is no kernel %" PRId32, kernel);
+        return NEURON_KERNELS_ERROR_ARGUMENT;
+    }
+    if (bundle->neff_sha256.empty()) {
+        return NEURON_KERNELS_OK;
+    }
+    size_t       size;
+    const auto * neff     = static_cast<const uint8_t *>(neuron_kernels_neff(bundle, kernel, &size));
+    const char * recorded = &bundle->neff_sha256[bundle->table.kernel_neff[kernel] * (nk::SHA256_DIGITS + 1)];
+    char         found[nk::SHA256_DIGITS + 1];
+    nk::sha256(neff, size, found);
+    if (strcmp(found, recorded) == 0) {
+        return NEURON_KERNELS_OK;
+    }
+    snprintf(message, message_size,
+             "its NEFF is damaged: the SHA-256 of its %zu bytes is %s, and the bundle's index says %s; build the "
+             "bundle again",
+             size, found, recorded);
+    return NEURON_KERNELS_ERROR_CORRUPT;
+}
+
 int32_t neuron_kernels_neff_index(const neuron_kernels * bundle, int32_t kernel) {
     return has(bundle, kernel) ? static_cast<int32_t>(bundle->table.kernel_neff[kernel]) : NEURON_KERNELS_NOT_FOUND;
 }

@@ -4,6 +4,7 @@
 
 #include "mapping.h"
 #include "neuron_kernels.h"
+#include "sha256.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +26,7 @@ struct neuron_kernels {
     std::string           jax_version;
     std::string           ids;
     std::string           hlo_sha256;
+    std::string           neff_sha256;  // of each NEFF 64 digits and a NUL; empty in an embedded bundle
     std::vector<uint32_t> id_offsets;
     std::vector<uint32_t> kernel_neff;
     std::vector<uint64_t> key_words;
@@ -39,8 +41,6 @@ struct neuron_kernels {
 };
 
 namespace nk {
-
-constexpr size_t SHA256_DIGITS = 64;
 
 bool is_kernel_id(std::string_view text);
 

@@ -93,6 +93,7 @@ void read_neffs(const gguf_file & file, neuron_kernels & bundle) {
             corrupt(DIGESTS_KEY, "item " + std::to_string(i) + " belongs to a tensor '" + name +
                                      "', and the tensor there is " + quoted(tensors[i].name));
         }
+        bundle.neff_sha256.append(digest).push_back('\0');
     });
     for (const gguf_tensor & tensor : tensors) {
         bundle.neff_offsets.push_back(static_cast<uint64_t>(tensor.data - tensors[0].data));

@@ -112,10 +112,11 @@ void read_kernels(const std::string & folder, const json & index, neuron_kernels
         bundle.key_words.insert(bundle.key_words.end(), words.begin(), words.end());
         bundle.key_offsets.push_back(static_cast<uint32_t>(bundle.key_words.size()));
 
-        const auto [neff, fresh] =
-            neffs.emplace(read_sha256(*kernel, "neff_sha256"), static_cast<uint32_t>(neffs.size()));
+        const std::string & digest = read_sha256(*kernel, "neff_sha256");
+        const auto [neff, fresh]   = neffs.emplace(digest, static_cast<uint32_t>(neffs.size()));
         if (fresh) {
             read_neff(folder, *kernel, bundle);
+            bundle.neff_sha256.append(digest).push_back('\0');
         }
         bundle.kernel_neff.push_back(neff->second);
     }

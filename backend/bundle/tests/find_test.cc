@@ -249,6 +249,40 @@ static void test_threads_find_at_once(const neuron_kernels * bundle, const std::
     CHECK(wrong[0] + wrong[1] + wrong[2] + wrong[3] == 0);
 }
 
+static void test_a_neff_that_is_not_the_indexs_is_noticed(const std::string & bytes, size_t n_kernels) {
+    std::string      damaged = bytes;
+    const size_t     last    = damaged.find_last_not_of('\0');  // of the last NEFF, which the last two kernels share
+    char             message[NEURON_KERNELS_MESSAGE_SIZE];
+    neuron_kernels * bundle = nullptr;
+    damaged[last] ^= 1;
+    CHECK(neuron_kernels_open_memory(damaged.data(), damaged.size(), &bundle, nullptr, 0) == NEURON_KERNELS_OK);
+    for (size_t i = 0; i < n_kernels; i++) {
+        const bool                  good   = i + 2 < n_kernels;
+        const neuron_kernels_status status = neuron_kernels_verify(bundle, (int32_t) i, message, sizeof(message));
+        CHECK_MSG(status == (good ? NEURON_KERNELS_OK : NEURON_KERNELS_ERROR_CORRUPT), "kernel %zu: %s", i, message);
+        CHECK_MSG(good ? !*message : strstr(message, "its NEFF is damaged: the SHA-256 of its") != nullptr, "%s",
+                  message);
+        CHECK(neuron_kernels_verify(bundle, (int32_t) i, nullptr, 0) == status);
+    }
+    CHECK(neuron_kernels_verify(bundle, (int32_t) n_kernels, message, sizeof(message)) ==
+          NEURON_KERNELS_ERROR_ARGUMENT);
+    CHECK(neuron_kernels_verify(nullptr, 0, message, sizeof(message)) == NEURON_KERNELS_ERROR_ARGUMENT);
+    neuron_kernels_close(bundle);
+}
+
+// FIPS 180-4's examples, and every length of an end.
+static void test_sha256() {
+    CHECK(test::digest_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    CHECK(test::digest_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    CHECK(test::digest_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
+          "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    std::string all;
+    for (size_t size = 0; size < 200; size++) {
+        all += test::digest_of(std::string(size, 'x'));
+    }
+    CHECK(test::digest_of(all) == "f61ffcc417e1f0e59eba2da7fa32fbe05b64e478b68c6bacf990455f00248b98");
+}
+
 int main() {
     const std::vector<kernel> kernels = test::sample_kernels();
     const std::string         bytes   = test::make_pack(kernels).bytes();
@@ -270,6 +304,8 @@ int main() {
     test_set_dense();
     test_finding_allocates_nothing(bundle, kernels);
     test_threads_find_at_once(bundle, kernels);
+    test_a_neff_that_is_not_the_indexs_is_noticed(bytes, kernels.size());
+    test_sha256();
     neuron_kernels_close(bundle);
     CHECK(neuron_kernels_api_version() == NEURON_KERNELS_API_VERSION);
     return test_result();

@@ -7,6 +7,7 @@
 
 #include "neuron_kernels.h"
 #include "src/key.h"
+#include "src/sha256.h"
 
 #include <cstdint>
 #include <cstdio>
@@ -146,6 +147,12 @@ inline std::string neff_bytes(size_t i) {
     return out;
 }
 
+inline std::string digest_of(const std::string & bytes) {
+    char digits[nk::SHA256_DIGITS + 1];
+    nk::sha256(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), digits);
+    return digits;
+}
+
 // Returns a pack without mistakes whose kernel i is kernels[i], with the id kernel_id(i). The last two kernels share a
 // NEFF.
 inline pack make_pack(const std::vector<kernel> & kernels) {
@@ -166,9 +173,9 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
         words.insert(words.end(), key.begin(), key.end());
         offsets.push_back(static_cast<uint32_t>(words.size()));
         if (i < n_neffs) {
-            digests.push_back(digest);
             const std::string data   = neff_bytes(i);
             const uint64_t    offset = out.tensors.empty() ? 0 : out.tensors.back().offset + out.tensors.back().size;
+            digests.push_back(digest_of(data));
             out.tensors.push_back(
                 { "neff." + digests.back().substr(0, 32), data, 1, 24, data.size(), (offset + 63) & ~uint64_t(63) });
         }

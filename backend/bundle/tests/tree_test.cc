@@ -39,10 +39,10 @@ static std::string entry(const std::vector<test::kernel> & kernels, size_t i) {
         std::snprintf(part, sizeof(part), "%016" PRIx64, word);
         key += part;
     }
-    std::snprintf(part, sizeof(part), "%016zx", neff);
     return "{\"id\":\"" + test::kernel_id(i) + "\",\"spec\":{\"params\":{\"eps\":1e-05,\"scale\":-0.125}},\"key\":\"" +
            key + "\",\"hlo_sha256\":\"" + DIGEST + "\",\"neff\":\"" + neff_name(neff) + "\",\"neff_sha256\":\"" +
-           std::string(48, '0') + part + "\",\"neff_size\":" + std::to_string(test::neff_bytes(neff).size()) + "}";
+           test::digest_of(test::neff_bytes(neff)) +
+           "\",\"neff_size\":" + std::to_string(test::neff_bytes(neff).size()) + "}";
 }
 
 // Returns the index of a tree without mistakes.
@@ -178,7 +178,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     wrong(test::kernel_id(0), std::string(64, 'z'), "is not a kernel id");
     wrong(test::kernel_id(1), test::kernel_id(0), "its id 'kernel-0000000' was there before");
     wrong(DIGEST, DIGEST.substr(1), "'hlo_sha256' is 'aaa");
-    wrong("\"neff_sha256\":\"00", "\"neff_sha256\":\"0G", "expected 64 hexadecimal digits");
+    wrong("\"neff_sha256\":\"", "\"neff_sha256\":\"G", "expected 64 hexadecimal digits");
     wrong("\"key\":\"", "\"key\":\"0", "not a sequence of words");
     wrong("\"key\":\"", "\"key\":\"000000000000000g", "not a sequence of words");
     wrong("\"key\":\"", "\"key\":\"0000000000000000", "its key: ");
@@ -195,8 +195,21 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     wrong(neff_name(0), "trn1/neff", "trn1/neff: a directory; expected a regular file", IO);
     wrong("\"neff_size\":2", "\"neff_size\":3", "has 2 bytes, and 'neff_size' is 3");
     write(folder / "trn1/neff/empty.neff", "");
-    wrong(neff_name(0) + "\",\"neff_sha256\":\"" + std::string(64, '0') + "\",\"neff_size\":2",
-          "trn1/neff/empty.neff\",\"neff_sha256\":\"" + std::string(64, '0') + "\",\"neff_size\":0", "has 0 bytes");
+    const std::string digest = "\",\"neff_sha256\":\"" + test::digest_of(test::neff_bytes(0)) + "\",\"neff_size\":";
+    wrong(neff_name(0) + digest + "2", "trn1/neff/empty.neff" + digest + "0", "has 0 bytes");
+}
+
+// A NEFF that was changed opens, and is noticed by whoever is about to load it.
+static void test_a_neff_that_is_not_the_indexs_is_noticed(const fs::path & folder) {
+    neuron_kernels * bundle;
+    std::string      message;
+    char             text[NEURON_KERNELS_MESSAGE_SIZE];
+    write(folder / neff_name(1), std::string(test::neff_bytes(1).size(), 'x'));
+    CHECK_MSG(open_tree(folder, &bundle, message) == NEURON_KERNELS_OK, "%s", message.c_str());
+    CHECK(neuron_kernels_verify(bundle, 0, text, sizeof(text)) == NEURON_KERNELS_OK && !*text);
+    CHECK(neuron_kernels_verify(bundle, 1, text, sizeof(text)) == CORRUPT && strstr(text, "its NEFF is damaged"));
+    neuron_kernels_close(bundle);
+    write(folder / neff_name(1), test::neff_bytes(1));
 }
 
 // An index of which only a part was written.
@@ -259,6 +272,8 @@ int main() {
     test_every_kernel_is_found(folder, kernels);
     test_the_order_in_the_index_means_nothing(folder, kernels);
     test_wrong_trees(folder, kernels);
+    write_tree(folder, kernels);
+    test_a_neff_that_is_not_the_indexs_is_noticed(folder);
     test_truncation(folder, kernels);
     test_random_damage(folder, kernels);
     test_arguments_and_missing_files(folder);

@@ -1,0 +1,15 @@
+// SHA-256 (FIPS 180-4): whether a NEFF's bytes are those that its bundle was made of.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nk {
+
+constexpr size_t SHA256_DIGITS = 64;
+
+// Writes the digest in lower-case hexadecimal digits, and a NUL.
+void sha256(const uint8_t * data, size_t size, char digits[SHA256_DIGITS + 1]);
+
+}  // namespace nk
