@@ -1,6 +1,7 @@
 #include "key.h"
 
 #include "ascii.h"
+#include "error.h"
 #include "hash.h"
 
 #include <cstring>
@@ -231,9 +232,14 @@ std::vector<uint32_t> make_slots(const std::vector<uint64_t> & words, const std:
         size *= 2;
     }
     std::vector<uint32_t> slots(size);
+    uint64_t              steps_left = max_steps(n);
     for (size_t i = 0; i < n; i++) {
         size_t slot = hash_words(words.data() + offsets[i], offsets[i + 1] - offsets[i]) & (size - 1);
         while (slots[slot] != 0) {
+            if (--steps_left == 0) {
+                fail(NEURON_KERNELS_ERROR_CORRUPT,
+                     "its keys have more equal hashes than in any bundle that kernelgen writes");
+            }
             slot = (slot + 1) & (size - 1);
         }
         slots[slot] = static_cast<uint32_t>(i + 1);

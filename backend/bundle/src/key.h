@@ -19,6 +19,12 @@ constexpr uint64_t ABSENT_WORD = 0xFFFFFFFFFFFFFFFF;
 
 constexpr size_t MIN_SLOTS = 8;  // of a hash table
 
+// Returns how many taken slots all searches for n keys together may pass. In a table that is at most half full each passes
+// one or two. Without a limit a file made for it could keep a program busy for hours.
+constexpr uint64_t max_steps(uint64_t n_keys) {
+    return 64 * n_keys + 4096;
+}
+
 struct key {
     uint64_t words[MAX_WORDS];
     size_t   n_words;
@@ -54,6 +60,8 @@ uint64_t hash_op(std::string_view name);
 
 // Returns the hash table of some keys, of which key i is the words from offsets[i] to offsets[i + 1]: in each slot the
 // number of a key + 1, or 0 where it is empty.
+//
+// Throws `error` with CORRUPT when so many keys begin their search at the same slots that nobody can have made them by chance.
 std::vector<uint32_t> make_slots(const std::vector<uint64_t> & words, const std::vector<uint32_t> & offsets);
 
 }  // namespace nk

@@ -169,12 +169,9 @@ void read_slots(const gguf_file & file, neuron_kernels & bundle) {
 void check_slots(const neuron_kernels_table & table) {
     constexpr const char * KEY = "kernelgen.key.slots";
 
-    // Chains in a table that is at most half full have one or two steps. Without a limit a file made for it could keep
-    // this loop busy for hours.
-    uint64_t steps_left = 64 * static_cast<uint64_t>(table.n_kernels) + 4096;
-
-    const uint32_t * slots = table.slots;
-    const size_t     mask  = table.n_slots - 1;
+    const uint32_t * slots      = table.slots;
+    const size_t     mask       = table.n_slots - 1;
+    uint64_t         steps_left = max_steps(table.n_kernels);
     for (uint32_t kernel = 0; kernel < table.n_kernels; kernel++) {
         const uint64_t * words   = table.key_words + table.key_offsets[kernel];
         const size_t     n_words = table.key_offsets[kernel + 1] - table.key_offsets[kernel];

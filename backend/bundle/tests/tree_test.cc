@@ -4,6 +4,7 @@
 #include "neuron_kernels.h"
 #include "pack_builder.h"
 #include "read_everything.h"
+#include "src/hash.h"
 
 #include <cinttypes>
 #include <cstdlib>
@@ -212,6 +213,27 @@ static void test_a_neff_that_is_not_the_indexs_is_noticed(const fs::path & folde
     write(folder / neff_name(1), test::neff_bytes(1));
 }
 
+// Gives a kernel the parameters with which its key has hash 0: the last word is what the words before it come to.
+static void let_hash_be_zero(test::kernel & k) {
+    const std::vector<uint64_t> words = test::key_words(k);
+    const uint64_t              last  = nk::hash_words(words.data(), words.size() - 1);
+    memcpy(&k.op_params[14], &last, sizeof(last));
+}
+
+// An index whose keys are all searched for from one slot: searches would take longer with each kernel.
+static void test_keys_of_one_hash_are_refused(const fs::path & folder) {
+    std::vector<test::kernel> kernels(2000, test::sample_kernels()[0]);
+    for (size_t i = 0; i < kernels.size(); i++) {
+        kernels[i].op_params[0] = (int32_t) i;
+        let_hash_be_zero(kernels[i]);
+    }
+    write_tree(folder, kernels);
+    neuron_kernels * bundle;
+    std::string      message;
+    CHECK(open_tree(folder, &bundle, message) == CORRUPT);
+    CHECK_MSG(message.find("its keys have more equal hashes") != std::string::npos, "%s", message.c_str());
+}
+
 // An index of which only a part was written.
 static void test_truncation(const fs::path & folder, const std::vector<test::kernel> & kernels) {
     const std::string right = make_index(kernels);
@@ -277,6 +299,7 @@ int main() {
     test_truncation(folder, kernels);
     test_random_damage(folder, kernels);
     test_arguments_and_missing_files(folder);
+    test_keys_of_one_hash_are_refused(fs::path(folder) / "hashes");
     fs::remove_all(folder);
     return test_result();
 }
