@@ -5,6 +5,7 @@
 #include "log.h"
 
 #include <algorithm>
+#include <mutex>
 #include <vector>
 
 // A backend that is loaded at run time links to libggml-base; where the CPU backend is registered is libggml's business,
@@ -20,6 +21,13 @@ static ggml_backend_t cpu_backend() {
         return device ? ggml_backend_dev_init(device, nullptr) : nullptr;
     }();
     return backend;
+}
+
+// The backend is one for all cores, and keeps its work memory and its threads: it computes for one of them at a time.
+static enum ggml_status compute_alone(ggml_backend_t cpu, ggml_cgraph * graph) {
+    static std::mutex                 mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    return ggml_backend_graph_compute(cpu, graph);
 }
 
 bool neuron_has_cpu() {
@@ -122,7 +130,7 @@ enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_acc
     }
     ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 8, false);
     ggml_graph_add_node(graph, result);
-    const enum ggml_status status = ggml_backend_graph_compute(cpu, graph);
+    const enum ggml_status status = compute_alone(cpu, graph);
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }

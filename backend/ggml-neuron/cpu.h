@@ -19,5 +19,5 @@ bool neuron_has_cpu();
 
 // Computes one node on the CPU: its device tensors are copied to the host and the result back. Slow, and meant for what
 // would otherwise end the program: a node that writes to memory of the device (the KV cache) without a kernel for it, or
-// a kernel that turns out not to load. Not for two threads at once.
+// a kernel that turns out not to load. Threads may call it at once, for different cores; it computes one node after another.
 enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_access & access);
