@@ -186,13 +186,12 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
 
 // ---- every function once -----------------------------------------------------------------------------------------------
 
-// In every libnrt that this project can work with.
+// What the backend calls: a libnrt that lacks one is not used.
 #define NRT_FUNCTIONS_REQUIRED(X)    \
     X(nrt_init)                      \
     X(nrt_close)                     \
     X(nrt_get_status_as_str)         \
     X(nrt_get_version)               \
-    X(nrt_get_total_vnc_count)       \
     X(nrt_get_visible_vnc_count)     \
     X(nrt_load)                      \
     X(nrt_unload)                    \
@@ -205,15 +204,16 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
     X(nrt_tensor_allocate)           \
     X(nrt_tensor_allocate_slice)     \
     X(nrt_tensor_free)               \
-    X(nrt_tensor_get_size)           \
     X(nrt_tensor_read)               \
     X(nrt_tensor_write)
 
-// May be missing from an older one.
+// May be missing from a libnrt: the backend does without, or never calls them.
 #define NRT_FUNCTIONS_OPTIONAL(X)      \
     X(nrt_tensor_copy)                 \
     X(nrt_tensor_memset)               \
     X(nrt_tensor_get_va)               \
+    X(nrt_tensor_get_size)             \
+    X(nrt_get_total_vnc_count)         \
     X(nrt_get_tensor_from_tensor_set)  \
     X(nrt_get_vnc_memory_stats)        \
     X(nrt_get_instance_info)

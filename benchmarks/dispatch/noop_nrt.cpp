@@ -1,7 +1,8 @@
 // A libnrt that does nothing when a kernel is executed: what is left of the time is the backend's own.
 //
-// Tensors are plain host memory, so that data can be written and read back. Any NEFF loads; since nothing reads it, its
-// tensors' names and sizes come from the environment variable NOOP_NRT_TENSORS: "input0=256,input1=256,output0=256".
+// It has the functions that the backend requires (nrt_api.h), and no others. Tensors are plain host memory, so that data can
+// be written and read back. Any NEFF loads; since nothing reads it, its tensors' names and sizes come from the environment
+// variable NOOP_NRT_TENSORS: "input0=256,input1=256,output0=256".
 //
 // For tests of what the backend does about errors, NOOP_NRT_FAIL is a list of "function=status": that function returns that
 // status from then on. "function=status@n": on its n-th call only.
@@ -111,19 +112,11 @@ API NRT_STATUS nrt_get_version(nrt_version_t * version, size_t size) {
     return NRT_SUCCESS;
 }
 
-static NRT_STATUS count_cores(uint32_t * count) {
+API NRT_STATUS nrt_get_visible_vnc_count(uint32_t * count) {
+    TRY("nrt_get_visible_vnc_count");
     const char * n = getenv("NEURON_RT_NUM_CORES");
     *count         = n ? (uint32_t) atoi(n) : 1;
     return NRT_SUCCESS;
-}
-
-API NRT_STATUS nrt_get_total_vnc_count(uint32_t * count) {
-    return count_cores(count);
-}
-
-API NRT_STATUS nrt_get_visible_vnc_count(uint32_t * count) {
-    TRY("nrt_get_visible_vnc_count");
-    return count_cores(count);
 }
 
 API NRT_STATUS nrt_load(const void *, size_t, int32_t start_vnc, int32_t, nrt_model_t ** model) {
@@ -221,10 +214,6 @@ API void nrt_tensor_free(nrt_tensor_t ** tensor) {
     }
     delete *tensor;
     *tensor = nullptr;
-}
-
-API size_t nrt_tensor_get_size(const nrt_tensor_t * tensor) {
-    return tensor->size;
 }
 
 API NRT_STATUS nrt_tensor_read(const nrt_tensor_t * tensor, void * data, size_t offset, size_t size) {
