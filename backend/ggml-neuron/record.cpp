@@ -9,9 +9,12 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cinttypes>
 #include <cmath>
@@ -20,6 +23,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -105,20 +109,27 @@ bool is_dense(const ggml_tensor * t) {
     return tensor_text(t).find("/(") == std::string::npos;
 }
 
-// Returns the shortest decimal number that is this binary32, as YAML writes it.
+// Returns the shortest decimal number that is this binary32, as printf("%g") writes it where the decimal point is a point:
+// printf itself goes by the locale of the program.
+std::string shortest_text(float value) {
+    for (int digits = 1;; digits++) {
+        char   text[32];
+        char * end  = std::to_chars(text, text + sizeof(text), value, std::chars_format::general, digits).ptr;
+        float  same = 0;
+        std::from_chars(text, end, same);
+        if (same == value || digits == 9) {
+            return std::string(text, end);
+        }
+    }
+}
+
+// Returns the same as YAML writes it.
 std::string float_text(float value) {
     if (std::isinf(value)) {
         return value > 0 ? ".inf" : "-.inf";
     }
-    char text[32];
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(text, sizeof(text), "%.*g", digits, (double) value);
-        if (strtof(text, nullptr) == value) {
-            break;
-        }
-    }
+    std::string result = shortest_text(value);
     // readers of YAML 1.1 take 1e-05 for a text
-    std::string result = text;
     if (result.find('.') == std::string::npos) {
         const size_t e = result.find('e');
         result.insert(e == std::string::npos ? result.size() : e, ".0");
@@ -210,18 +221,15 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
 }
 
 struct entry {
-    std::string  text;     // "{op: add, inputs: [...], output: ...}"
-    const char * reason;   // why no kernel can be built; NULL when one can
-    uint64_t     asked;    // how often, by this process
-    uint64_t     written;  // how many of these are in the file
+    std::string  text;             // "{op: add, inputs: [...], output: ...}"
+    std::string  without_emitter;  // what it was in a file that was recorded when the op had no emitter
+    const char * reason;           // why no kernel can be built; NULL when one can
+    uint64_t     asked;            // how often, by this process
+    uint64_t     written;          // how many of these are in the file
 };
 
-entry make_entry(const ggml_tensor * op) {
-    const std::string name   = nk::lower(ggml_op_desc(op));
-    const neuron_op * known  = find_op(name);
-    const int         alias  = neuron_alias_of(op);
-    const char *      reason = why_not(op, known, alias);
-
+// Returns a node as a manifest has it; `known` gives the parameters their names.
+std::string entry_text(const ggml_tensor * op, const std::string & name, const neuron_op * known, int alias) {
     std::string text = "{op: \"" + name + "\", inputs: [";
     for (int i = 0; i < neuron_n_src(op); i++) {
         text += (i ? ", " : "") + (op->src[i] ? "\"" + tensor_text(op->src[i]) + "\"" : "null");
@@ -234,7 +242,15 @@ entry make_entry(const ggml_tensor * op) {
     if (alias != NEURON_KERNELS_NO_ALIAS && !(known && known->alias == alias)) {
         text += ", alias: " + std::to_string(alias);
     }
-    return { text + "}", reason, 0, 0 };
+    return text + "}";
+}
+
+entry make_entry(const ggml_tensor * op) {
+    const std::string name  = nk::lower(ggml_op_desc(op));
+    const neuron_op * known = find_op(name);
+    const int         alias = neuron_alias_of(op);
+    return { entry_text(op, name, known, alias), entry_text(op, name, nullptr, alias), why_not(op, known, alias), 0,
+             0 };
 }
 
 // Returns a number that tells nodes apart as their entries do.
@@ -273,6 +289,9 @@ struct line {
     bool        is_entry  = false;
     bool        buildable = false;
     uint64_t    count     = 0;
+    bool        dropped   = false;  // another entry took its place
+
+    line(std::string text = "") : text(std::move(text)) {}
 };
 
 constexpr const char * ENTRY   = "  - {op: ";
@@ -280,7 +299,7 @@ constexpr const char * COMMENT = "  # - {op: ";
 constexpr const char * COUNT   = "  # asked for ";
 
 line parse(const std::string & text) {
-    line l{ text, false, false, 0 };
+    line l(text);
     l.buildable      = text.rfind(ENTRY, 0) == 0;
     const size_t end = text.rfind(COUNT);
     if ((l.buildable || text.rfind(COMMENT, 0) == 0) && end != std::string::npos) {
@@ -304,6 +323,125 @@ std::string manifest_name(const std::string & path) {
     }
     return name.empty() || !is_letter(name[0]) ? "recorded" : name;
 }
+
+// The lines of the file that is there, none when there is none.
+std::vector<line> read_lines(const std::string & path) {
+    std::vector<line> lines;
+    std::ifstream     file(path);
+    for (std::string text; std::getline(file, text);) {
+        lines.push_back(parse(text));
+    }
+    return lines;
+}
+
+// The lines of a new file, before its entries.
+std::vector<line> first_lines(const std::string & path, const std::string & target) {
+    return {
+        { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no" },
+        { "# bundle had a kernel for. Entries that begin with '#' can't be built." },
+        { "format: 1" },
+        { "name: " + manifest_name(path) },
+        { "targets: [" + target + "]" },
+        { "kernels:" },
+    };
+}
+
+// Adds what was noted to the lines: to the counts of entries that are there, and others at the end. What has got an emitter
+// since it was written as a comment becomes an entry.
+void add_entries(const std::unordered_map<uint64_t, entry> & entries, std::vector<line> & lines) {
+    std::map<std::string, line *> known;
+    for (line & l : lines) {
+        if (l.is_entry) {
+            known[l.text] = &l;
+        }
+    }
+    std::map<std::string, line> fresh;  // sorted, so that equal runs give equal files
+    for (const auto & item : entries) {
+        const entry & e     = item.second;
+        uint64_t      count = e.asked - e.written;
+        const auto    stale = known.find(e.without_emitter);
+        if (stale != known.end() && e.without_emitter != e.text && !stale->second->buildable) {
+            count += stale->second->count;
+            stale->second->dropped = true;
+        }
+        const auto found = known.find(e.text);
+        line &     l     = found != known.end() ? *found->second : fresh[e.text];
+        l.text           = e.text;
+        l.is_entry       = true;
+        l.buildable      = l.buildable || !e.reason;
+        l.count += count;
+    }
+    for (const auto & item : fresh) {
+        lines.push_back(item.second);
+    }
+}
+
+std::string text_of(const std::vector<line> & lines) {
+    std::string text;
+    for (const line & l : lines) {
+        if (l.is_entry && !l.dropped) {
+            text += (l.buildable ? "  - " : "  # - ") + l.text + COUNT + std::to_string(l.count) +
+                    (l.count == 1 ? " time\n" : " times\n");
+        } else if (!l.is_entry) {
+            text += l.text + "\n";
+        }
+    }
+    return text;
+}
+
+// Puts a file with this text in the place of a path. Returns 0, or an errno.
+int replace_file(const std::string & path, const std::string & text) {
+    const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
+    unlink(temporary.c_str());  // of a process that had the same number; what comes there now is not written to
+    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return errno;
+    }
+    int error = 0;
+    for (size_t done = 0; done < text.size() && !error;) {
+        const ssize_t n = write(fd, text.data() + done, text.size() - done);
+        if (n >= 0) {
+            done += (size_t) n;
+        } else if (errno != EINTR) {
+            error = errno;
+        }
+    }
+    if (close(fd) != 0 && !error) {
+        error = errno;
+    }
+    if (!error && rename(temporary.c_str(), path.c_str()) != 0) {
+        error = errno;
+    }
+    if (error) {
+        unlink(temporary.c_str());
+    }
+    return error;
+}
+
+// Locks a folder among the processes that record into it. Any process can keep it locked for ever: so it is not waited for.
+class folder_lock {
+  public:
+    explicit folder_lock(const std::string & folder) : fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+        error = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+    }
+
+    ~folder_lock() {
+        if (fd >= 0) {
+            close(fd);  // and with it the lock
+        }
+    }
+
+    folder_lock(const folder_lock &) = delete;
+
+    int error;  // 0: locked; EWOULDBLOCK: another process has it
+
+  private:
+    int fd;
+};
+
+// How often the folder's lock is tried for before something is lost, and the pause between.
+constexpr int                       LOCK_TRIES = 100;
+constexpr std::chrono::milliseconds LOCK_PAUSE{ 50 };
 
 struct recorder {
     std::mutex                            mutex;
@@ -335,121 +473,87 @@ struct recorder {
                        e.reason ? ")" : "");
         }
         found->second.asked++;
-        dirty          = true;
-        const auto now = std::chrono::steady_clock::now();
-        if (now - last_flush > std::chrono::seconds(1)) {
-            flush_locked();
+        dirty = true;
+        // Whoever asks may hold a core's mutex: what can't be written at once is written later.
+        if (std::chrono::steady_clock::now() - last_flush > std::chrono::seconds(1)) {
+            (void) write();
             last_flush = std::chrono::steady_clock::now();
         }
     }
 
+    // Writes what is not written yet, if need be when other processes have done so.
     void flush() {
+        for (int i = 0; i < LOCK_TRIES; i++) {
+            {
+                std::lock_guard<std::mutex> lock(mutex);
+                if (write()) {
+                    return;
+                }
+            }
+            std::this_thread::sleep_for(LOCK_PAUSE);
+        }
         std::lock_guard<std::mutex> lock(mutex);
-        flush_locked();
+        fail("another process keeps the folder of " + path +
+             " locked, so the last ops that were asked for are not in it");
     }
 
-    void flush_locked() {
+    // locked
+    void fail(const std::string & message) {
+        failed = true;
+        NEURON_ERROR("GGML_NEURON_RECORD: %s: recording is off\n", message.c_str());
+    }
+
+    // locked. Merges what this process noted into the file, which other processes do as well. Returns false when one of them
+    // is at it.
+    bool write() {
         if (path.empty() || !dirty || failed) {
-            return;
+            return true;
         }
-        std::string message;
-        if (!write(message)) {
-            failed = true;
-            NEURON_ERROR("GGML_NEURON_RECORD: %s: recording is off\n", message.c_str());
+        // The folder is locked, for the file itself is replaced.
+        std::string folder = std::filesystem::path(path).parent_path().string();
+        folder             = folder.empty() ? "." : folder;
+        const folder_lock lock(folder);
+        if (lock.error == EWOULDBLOCK) {
+            return false;
+        }
+        std::string message = lock.error ? folder + ": " + strerror(lock.error) : merge();
+        if (!message.empty()) {
+            fail(message);
         }
         dirty = false;
+        return true;
     }
 
-    // Merges what this process noted into the file, which other processes do as well.
-    bool write(std::string & message) {
-        namespace fs    = std::filesystem;
-        // The folder is locked, for the file itself is replaced.
-        fs::path folder = fs::path(path).parent_path();
-        if (folder.empty()) {
-            folder = ".";
+    // locked. Returns "", or why the file can't be written.
+    std::string merge() {
+        struct stat info;
+        const bool  there = stat(path.c_str(), &info) == 0;
+        if (there && !S_ISREG(info.st_mode)) {
+            return path + " is not a regular file";
         }
-        const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd < 0 || flock(fd, LOCK_EX) != 0) {
-            message = folder.string() + ": " + strerror(errno);
-            if (fd >= 0) {
-                close(fd);
-            }
-            return false;
-        }
-        const bool written = merge(message);
-        close(fd);  // and with it the lock
-        return written;
-    }
-
-    bool merge(std::string & message) {
-        std::vector<line>             lines;
-        std::map<std::string, size_t> known;
-        bool                          has_list = false;
-        std::ifstream                 old(path);
-        for (std::string text; std::getline(old, text);) {
-            lines.push_back(parse(text));
-            has_list = has_list || text.rfind("kernels:", 0) == 0;
-            if (lines.back().is_entry) {
-                known[lines.back().text] = lines.size() - 1;
-            }
-        }
-        old.close();
+        std::vector<line> lines   = read_lines(path);
+        const auto        is_list = [](const line & l) {
+            return l.text.rfind("kernels:", 0) == 0;
+        };
         if (lines.empty()) {
-            for (const char * text :
-                 { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no",
-                   "# bundle had a kernel for. Entries that begin with '#' can't be built.", "format: 1" }) {
-                lines.push_back({ text, false, false, 0 });
-            }
-            lines.push_back({ "name: " + manifest_name(path), false, false, 0 });
-            lines.push_back({ "targets: [" + target + "]", false, false, 0 });
-            lines.push_back({ "kernels:", false, false, 0 });
-        } else if (!has_list) {
-            message = path + " exists and is no manifest with a list of kernels";
-            return false;
+            lines = first_lines(path, target);
+        } else if (std::none_of(lines.begin(), lines.end(), is_list)) {
+            return path + " exists and is no manifest with a list of kernels";
         }
-
-        std::map<std::string, entry *> fresh;  // sorted, so that equal runs give equal files
-        bool                           any = false;
-        for (auto & item : entries) {
-            entry &    e     = item.second;
-            const auto found = known.find(e.text);
-            if (found != known.end()) {
-                lines[found->second].count += e.asked - e.written;
-            } else {
-                fresh[e.text] = &e;
-            }
+        add_entries(entries, lines);
+        const auto is_kernel = [](const line & l) {
+            return l.is_entry && l.buildable;
+        };
+        if (std::none_of(lines.begin(), lines.end(), is_kernel)) {
+            return "";  // a manifest without kernels is none
         }
-        for (const auto & item : fresh) {
-            lines.push_back(
-                { item.first, true, item.second->reason == nullptr, item.second->asked - item.second->written });
-        }
-        for (const line & l : lines) {
-            any = any || (l.is_entry && l.buildable);
-        }
-        if (!any) {
-            return true;  // a manifest without kernels is none
-        }
-
-        const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
-        std::ofstream     out(temporary);
-        for (const line & l : lines) {
-            if (l.is_entry) {
-                out << (l.buildable ? "  - " : "  # - ") << l.text << COUNT << l.count
-                    << (l.count == 1 ? " time\n" : " times\n");
-            } else {
-                out << l.text << "\n";
-            }
-        }
-        out.close();
-        if (!out || rename(temporary.c_str(), path.c_str()) != 0) {
-            message = path + " can't be written: " + strerror(errno);
-            unlink(temporary.c_str());
-            return false;
+        if (const int error = replace_file(path, text_of(lines))) {
+            return path + " can't be written: " + strerror(error);
         }
         for (auto & item : entries) {
             item.second.written = item.second.asked;
         }
-        return true;
+        return "";
     }
 };
 

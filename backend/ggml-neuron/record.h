@@ -19,5 +19,6 @@ bool neuron_recording();
 // Says what the manifest's kernels are to be compiled for ("trn1"); "" or what kernelgen does not know is trn1.
 void neuron_record_target(const std::string & target);
 
-// Writes what was noted and is not yet in the file. Happens by itself about every second and when the process exits.
+// Writes what was noted and is not yet in the file, and waits a few seconds while other processes write. Happens by itself,
+// without waiting, about every second, and when the process exits.
 void neuron_record_flush();
