@@ -31,32 +31,27 @@ void neuron_core::release() {
 // memory
 //
 
-NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
-    const NRT_STATUS status = core->nrt.nrt_tensor_write(tensor, data, offset, n);
+// Passes a status on, and reports and keeps what failed.
+NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size_t offset, size_t n) {
     if (status != NRT_SUCCESS) {
-        NEURON_ERROR("core %d: %s: %zu bytes at offset %zu of %zu\n", core->vnc,
-                     core->nrt.describe("nrt_tensor_write", status).c_str(), n, offset, size);
+        failure = "core " + std::to_string(core->vnc) + ": " + core->nrt.describe(function, status) + ": " +
+                  std::to_string(n) + " bytes at offset " + std::to_string(offset) + " of " + std::to_string(size);
+        NEURON_ERROR("%s\n", failure.c_str());
     }
     return status;
 }
 
+NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
+    return checked(core->nrt.nrt_tensor_write(tensor, data, offset, n), "nrt_tensor_write", offset, n);
+}
+
 NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n) {
-    const NRT_STATUS status = core->nrt.nrt_tensor_read(tensor, data, offset, n);
-    if (status != NRT_SUCCESS) {
-        NEURON_ERROR("core %d: %s: %zu bytes at offset %zu of %zu\n", core->vnc,
-                     core->nrt.describe("nrt_tensor_read", status).c_str(), n, offset, size);
-    }
-    return status;
+    return checked(core->nrt.nrt_tensor_read(tensor, data, offset, n), "nrt_tensor_read", offset, n);
 }
 
 NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
     if (core->nrt.nrt_tensor_memset) {
-        const NRT_STATUS status = core->nrt.nrt_tensor_memset(tensor, offset, value, n);
-        if (status != NRT_SUCCESS) {
-            NEURON_ERROR("core %d: %s: %zu bytes at offset %zu of %zu\n", core->vnc,
-                         core->nrt.describe("nrt_tensor_memset", status).c_str(), n, offset, size);
-        }
-        return status;
+        return checked(core->nrt.nrt_tensor_memset(tensor, offset, value, n), "nrt_tensor_memset", offset, n);
     }
     // a library that has no memset: write a block repeatedly
     const std::vector<uint8_t> block(std::min<size_t>(n, 1 << 20), value);
@@ -69,19 +64,19 @@ NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
     return NRT_SUCCESS;
 }
 
-bool neuron_memory::write(const void * data, size_t offset, size_t n) {
+std::string neuron_memory::write(const void * data, size_t offset, size_t n) {
     std::lock_guard<std::mutex> lock(core->mutex);
-    return write_locked(data, offset, n) == NRT_SUCCESS;
+    return write_locked(data, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
-bool neuron_memory::read(void * data, size_t offset, size_t n) {
+std::string neuron_memory::read(void * data, size_t offset, size_t n) {
     std::lock_guard<std::mutex> lock(core->mutex);
-    return read_locked(data, offset, n) == NRT_SUCCESS;
+    return read_locked(data, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
-bool neuron_memory::set(uint8_t value, size_t offset, size_t n) {
+std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
     std::lock_guard<std::mutex> lock(core->mutex);
-    return set_locked(value, offset, n) == NRT_SUCCESS;
+    return set_locked(value, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
 neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message) {
@@ -117,6 +112,7 @@ neuron_memory * neuron_core::allocate(size_t size) {
 }
 
 void neuron_core::free_locked(neuron_memory * memory) {
+    epoch++;  // also when no step is bound to it: a plan may copy from it or to it
     // a step's key holds the id of every memory that it is bound to: see step_key
     const uint64_t id = memory->id;
     destroy_steps([id](const std::vector<uint64_t> & key) {
@@ -238,6 +234,7 @@ void neuron_core::unload(neuron_model & model) {
 void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
     model.broken = why;
     any_broken   = true;
+    NEURON_ERROR("core %d: %s\n", vnc, why.c_str());
 }
 
 // Reports an execution that did not just succeed, and returns what it comes to.
@@ -273,9 +270,9 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
                 mark_broken(model, message);
                 break;
             default:
+                NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
                 break;
         }
-        NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
         return status;
     }
     nrt.users++;
@@ -285,7 +282,6 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
         status = read_tensors(model, message);
         if (status != NRT_SUCCESS) {
             mark_broken(model, message);
-            NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
             unload(model);
         }
     }
@@ -425,22 +421,20 @@ static std::string disagreement(const neuron_model &   model,
     return "";
 }
 
-// Returns the kernel's model, loaded, or NULL and says why in `message`.
-neuron_model * neuron_core::loaded_model(const neuron_kernel & kernel, std::string & message) {
+// Returns the kernel's model, whose NEFF is compared with its bundle's index when it is asked for first.
+neuron_model & neuron_core::model_of(const neuron_kernel & kernel) {
     std::unique_ptr<neuron_model> & model = models[kernel.neff_number()];
     if (!model) {
         model       = std::make_unique<neuron_model>();
         model->neff = neuron_kernels_neff(kernel.bundle->handle, kernel.number, &model->neff_size);
         model->name = std::string(kernel.id()) + " of " + kernel.bundle->origin;
+        char message[NEURON_KERNELS_MESSAGE_SIZE];
+        if (neuron_kernels_verify(kernel.bundle->handle, kernel.number, message, sizeof(message)) !=
+            NEURON_KERNELS_OK) {
+            mark_broken(*model, model->name + ": " + message);
+        }
     }
-    if (!model->broken.empty()) {
-        message = model->broken;
-        return nullptr;
-    }
-    if (!model->handle && load(*model, message) != NRT_SUCCESS) {
-        return nullptr;
-    }
-    return model.get();
+    return *model;
 }
 
 // Makes the tensor sets of a step. Returns false and sets `message` when that fails: what was made is the step's.
@@ -470,10 +464,34 @@ bool neuron_core::fill(neuron_step & step, const neuron_operand * operands, size
     return true;
 }
 
+// Loads the model if need be and makes a step of it, or returns NULL and sets `message`.
+std::unique_ptr<neuron_step> neuron_core::make_step(neuron_model &         model,
+                                                    const neuron_kernel &  kernel,
+                                                    const neuron_operand * operands,
+                                                    size_t                 n_src,
+                                                    std::string &          message) {
+    if (!model.handle && load(model, message) != NRT_SUCCESS) {
+        return nullptr;
+    }
+    message = disagreement(model, kernel, operands, n_src);
+    if (!message.empty()) {
+        mark_broken(model, message);
+        return nullptr;
+    }
+    auto step   = std::make_unique<neuron_step>();
+    step->model = &model;
+    if (!fill(*step, operands, n_src, message)) {
+        destroy(*step);
+        return nullptr;
+    }
+    return step;
+}
+
 neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
                                 const neuron_operand * operands,
                                 size_t                 n_src,
-                                std::string &          message) {
+                                std::string &          message,
+                                bool &                 broken) {
     std::vector<uint64_t> key   = step_key(kernel, operands, n_src);
     const auto            found = steps.find(key);
     if (found != steps.end()) {
@@ -482,23 +500,9 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
     if (steps.size() >= MAX_STEPS) {
         destroy_steps_and_slices();
     }
-    neuron_model * model = loaded_model(kernel, message);
-    if (!model) {
-        return nullptr;
-    }
-    message = disagreement(*model, kernel, operands, n_src);
-    if (!message.empty()) {
-        mark_broken(*model, message);
-        NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
-        return nullptr;
-    }
-    auto step   = std::make_unique<neuron_step>();
-    step->model = model;
-    if (!fill(*step, operands, n_src, message)) {
-        destroy(*step);
-        return nullptr;
-    }
-    neuron_step * result = step.get();
-    steps.emplace(std::move(key), std::move(step));
-    return result;
+    neuron_model & model = model_of(kernel);
+    message              = model.broken;
+    auto step            = message.empty() ? make_step(model, kernel, operands, n_src, message) : nullptr;
+    broken               = !model.broken.empty();
+    return step ? steps.emplace(std::move(key), std::move(step)).first->second.get() : nullptr;
 }

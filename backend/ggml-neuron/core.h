@@ -36,15 +36,20 @@ struct neuron_memory {
 
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 
-    // Each returns whether it worked and reports why it did not.
-    bool write(const void * data, size_t offset, size_t n);
-    bool read(void * data, size_t offset, size_t n);
-    bool set(uint8_t value, size_t offset, size_t n);
+    // Each returns "" when it worked, else what failed, which it reports, too.
+    std::string write(const void * data, size_t offset, size_t n);
+    std::string read(void * data, size_t offset, size_t n);
+    std::string set(uint8_t value, size_t offset, size_t n);
 
-    // locked
+    // locked. Each reports what failed.
     NRT_STATUS write_locked(const void * data, size_t offset, size_t n);
     NRT_STATUS read_locked(void * data, size_t offset, size_t n);
     NRT_STATUS set_locked(uint8_t value, size_t offset, size_t n);
+
+  private:
+    NRT_STATUS checked(NRT_STATUS status, const char * function, size_t offset, size_t n);
+
+    std::string failure;  // what failed last
 };
 
 // Where a kernel finds an input or puts its result.
@@ -70,7 +75,7 @@ struct neuron_model {
     nrt_model_t *       handle = nullptr;
     std::vector<tensor> tensors;
     uint64_t            last_used = 0;
-    std::string         broken;  // why it will never load; empty when nothing is known against it
+    std::string         broken;  // why it will never be used; empty when nothing is known against it
 };
 
 // A kernel bound to operands.
@@ -88,7 +93,7 @@ struct neuron_core {
     const int          vnc;
     std::mutex         mutex;
 
-    // Grows when steps are destroyed: then pointers to them are no longer good.
+    // Grows when steps are destroyed and when memory is freed: then pointers to either may be no longer good.
     uint64_t epoch = 1;
 
     // Returns memory, or NULL and reports why.
@@ -98,7 +103,7 @@ struct neuron_core {
     // Sets both to 0 when the library does not tell.
     void memory_stats(size_t * free, size_t * total);
 
-    // Returns whether the kernel's NEFF was tried and will never load.
+    // Returns whether the kernel's NEFF was tried and will never be used.
     bool is_broken(const neuron_kernel & kernel);
 
     // Gives back what the core has for itself: loaded models, bound kernels and scratch memory.
@@ -108,11 +113,13 @@ struct neuron_core {
     neuron_memory * scratch(size_t size);
 
     // locked. Returns the kernel bound to the operands, in the order of ggml's sources and then the result; those of
-    // absent sources have size 0. Equal arguments give the same step. NULL when it can't be: `message` says why.
+    // absent sources have size 0. Equal arguments give the same step. NULL when it can't be: `message` says why, and
+    // `broken` whether it never will be.
     neuron_step * bind(const neuron_kernel &  kernel,
                        const neuron_operand * operands,
                        size_t                 n_src,
-                       std::string &          message);
+                       std::string &          message,
+                       bool &                 broken);
 
     // locked. Executes a kernel, whose model is loaded again if it had to make room; reports why that fails. `node` is what
     // it is executed for.
@@ -139,14 +146,20 @@ struct neuron_core {
     void            mark_broken(neuron_model & model, const std::string & why);
     void            unload(neuron_model & model);
     bool            evict();
-    neuron_model *  loaded_model(const neuron_kernel & kernel, std::string & message);
+    neuron_model &  model_of(const neuron_kernel & kernel);
     neuron_memory * allocate_locked(size_t size, std::string & message);
     void            free_locked(neuron_memory * memory);
     nrt_tensor_t *  slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
     bool            fill(neuron_step & step, const neuron_operand * operands, size_t n_src, std::string & message);
-    void            destroy(neuron_step & step);
-    template <typename F> void destroy_steps(F which);
-    void                       destroy_steps_and_slices();
+
+    std::unique_ptr<neuron_step> make_step(neuron_model &         model,
+                                           const neuron_kernel &  kernel,
+                                           const neuron_operand * operands,
+                                           size_t                 n_src,
+                                           std::string &          message);
+    void                         destroy(neuron_step & step);
+    template <typename F> void   destroy_steps(F which);
+    void                         destroy_steps_and_slices();
 
     struct key_hash {
         size_t operator()(const std::vector<uint64_t> & key) const {

@@ -136,13 +136,22 @@ static void * ggml_backend_neuron_buffer_get_base(ggml_backend_buffer_t buffer) 
     return ((ggml_backend_neuron_buffer_context *) buffer->context)->base;
 }
 
+// Ends the program when data did not get where it should be, as ggml-cuda does: ggml has no way to be told, and would go on
+// with other numbers.
+static void ggml_backend_neuron_require(const std::string & failure, const char * doing, const ggml_tensor * tensor) {
+    if (!failure.empty()) {
+        const std::string what = tensor ? std::string(doing) + " tensor '" + tensor->name + "'" : doing;
+        GGML_ABORT("ggml-neuron: %s: %s", what.c_str(), failure.c_str());
+    }
+}
+
 static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffer,
                                                      ggml_tensor *         tensor,
                                                      uint8_t               value,
                                                      size_t                offset,
                                                      size_t                size) {
     auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
-    ctx->memory->set(value, ctx->offset_of(tensor) + offset, size);
+    ggml_backend_neuron_require(ctx->memory->set(value, ctx->offset_of(tensor) + offset, size), "setting", tensor);
 }
 
 static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
@@ -151,7 +160,7 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
                                                   size_t                offset,
                                                   size_t                size) {
     auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
-    ctx->memory->write(data, ctx->offset_of(tensor) + offset, size);
+    ggml_backend_neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size), "writing", tensor);
 }
 
 static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
@@ -160,9 +169,7 @@ static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
                                                   size_t                offset,
                                                   size_t                size) {
     auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
-    if (!ctx->memory->read(data, ctx->offset_of(tensor) + offset, size)) {
-        memset(data, 0, size);  // ggml has no way to be told; what it gets must not be what was there before
-    }
+    ggml_backend_neuron_require(ctx->memory->read(data, ctx->offset_of(tensor) + offset, size), "reading", tensor);
 }
 
 // Returns the buffer's context when a tensor is in device memory, else NULL.
@@ -190,7 +197,7 @@ static bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer,
 
 static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
     auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
-    ctx->memory->set(value, 0, ctx->memory->size);
+    ggml_backend_neuron_require(ctx->memory->set(value, 0, ctx->memory->size), "clearing a buffer", nullptr);
 }
 
 static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {

@@ -196,7 +196,8 @@ static void add_copies(neuron_planned_node &    planned,
 static neuron_planned_node bind_node(neuron_core &     core,
                                      neuron_memory *   scratch,
                                      ggml_tensor *     node,
-                                     const candidate & c) {
+                                     const candidate & c,
+                                     bool &            whole) {
     neuron_planned_node planned{ c.index, node, node->data, nullptr, {}, {}, {}, {} };
     if (!c.kernel) {
         return planned;
@@ -209,11 +210,13 @@ static neuron_planned_node bind_node(neuron_core &     core,
         }
     }
     std::string message;
-    planned.step = core.bind(c.kernel, operands, (size_t) c.placement.n_src, message);
+    bool        broken = false;
+    planned.step       = core.bind(c.kernel, operands, (size_t) c.placement.n_src, message, broken);
     if (planned.step) {
         add_copies(planned, c.kernel, c.placement, operands);
     } else {
-        NEURON_WARN("%s; computing %s on the CPU\n", message.c_str(), ggml_op_desc(node));
+        NEURON_WARN("%s; computing %s on the CPU%s\n", message.c_str(), ggml_op_desc(node), broken ? "" : " this time");
+        whole = whole && broken;
     }
     return planned;
 }
@@ -228,10 +231,11 @@ static enum ggml_status bind_all(neuron_core &                  core,
     for (int attempt = 0; attempt < 2; attempt++) {
         plan.epoch         = core.epoch;
         plan.n_graph_nodes = cgraph->n_nodes;
+        plan.whole         = true;
         plan.nodes.clear();
         plan.nodes.reserve(candidates.size());
         for (const candidate & c : candidates) {
-            plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c));
+            plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c, plan.whole));
         }
         if (plan.epoch == core.epoch) {
             return GGML_STATUS_SUCCESS;
@@ -338,7 +342,7 @@ void neuron_planner::forget() {
 }
 
 bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const {
-    if (plan.epoch != core.epoch || plan.n_graph_nodes != cgraph->n_nodes) {
+    if (!plan.whole || plan.epoch != core.epoch || plan.n_graph_nodes != cgraph->n_nodes) {
         return false;
     }
     // what a fingerprint tells of graphs without a uid

@@ -47,7 +47,8 @@ struct neuron_plan {
     uint64_t                         epoch         = 0;  // of the core, when the steps were bound
     uint64_t                         last_used     = 0;
     int                              n_graph_nodes = 0;
-    std::vector<neuron_planned_node> nodes;  // those that have to be computed
+    bool                             whole = true;  // false: a kernel could not be bound, but may be the next time
+    std::vector<neuron_planned_node> nodes;         // those that have to be computed
 };
 
 // Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on
@@ -60,8 +61,8 @@ class neuron_planner {
     neuron_planner(neuron_core & core, const neuron_kernel_store & kernels, neuron_locate_t locate) :
         core(core), kernels(kernels), locate(locate) {}
 
-    // locked. Sets `plan` to the graph's, which is made on first use and again when what it refers to is gone. It is good
-    // until the next call.
+    // locked. Sets `plan` to the graph's, which is made on first use, and again when what it refers to is gone or when not
+    // all of it could be made. It is good until the next call.
     enum ggml_status get(const ggml_cgraph * cgraph, const neuron_plan ** plan);
 
   private:

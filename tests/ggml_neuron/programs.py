@@ -18,6 +18,7 @@ SCENARIOS = (
     "views",
     "cache",
     "copied-destination",
+    "freed-copy",
     "copies",
     "inplace",
     "inplace-twice",

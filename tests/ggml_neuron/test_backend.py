@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import signal
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import SCENARIOS, Programs, Result, Run
+from programs import ROOT, SCENARIOS, Programs, Result, Run
 
 from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
@@ -60,6 +64,25 @@ def test_without_a_kernel_an_optimizers_step_changes_its_momenta_too(run: Run) -
     result = run("stranded-optimizer", GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     assert result.said == {"stranded-optimizer": "ok"}, result.log
     assert ran_on(result) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "ran"),
+    [
+        ("two-cores", (2 * 5 * 6, 2 * 5)),
+        ("two-cores-and-the-cpu", (0, 2 * 5)),
+    ],  # rounds of a chain of six nodes and one
+)
+def test_two_cores_compute_at_once(run: Run, kernels: Path, scenario: str, ran: tuple[int, int]) -> None:
+    result = run(
+        scenario,
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_LOG="1",
+        NEURON_RT_NUM_CORES="2",
+    )
+    assert result.said == {scenario: "ok"}, result.log
+    assert ran_on(result) == ran
 
 
 def test_a_kernel_is_loaded_once_however_often_it_runs(run: Run, kernels: Path) -> None:
@@ -162,6 +185,97 @@ def test_a_folder_that_is_not_there_ends_recording_and_nothing_else(run: Run, ke
     assert f"GGML_NEURON_RECORD: {tmp_path}/no: No such file or directory: recording is off" in result.log
 
 
+def test_a_comment_becomes_an_entry_when_there_is_an_emitter(run: Run, tmp_path: Path) -> None:
+    """As an earlier version wrote it, which knew no emitter and so no names of parameters either."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "format: 1\nname: mine\ntargets: [trn1]\nkernels:\n"
+        '  # - {op: "add", inputs: ["(64,4,1,1)/f32", "(64,4,1,1)/f32"], output: "(64,4,1,1)/f32"}  # asked for 3 times\n'
+        '  # - {op: "rms_norm", inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32", params: {word0: 925353388}}'
+        "  # asked for 1 time\n"
+        '  # - {op: "nothing", inputs: [], output: "(64,4,1,1)/f32"}  # asked for 1 time\n'
+    )
+    run("chain", GGML_NEURON_RECORD=path)
+    found = {i.split("-")[0]: count for i, count in entries(path).items()}
+    assert found == {"add": 4, "mul": 1, "rms_norm": 2, "scale": 1, "silu": 1, "sub": 1}
+    assert re.findall(r"^  # .*", path.read_text(), re.MULTILINE) == [
+        '  # - {op: "nothing", inputs: [], output: "(64,4,1,1)/f32"}  # asked for 1 time'
+    ]
+
+
+def decimal_comma(folder: Path) -> dict[str, str | Path]:
+    """Makes a locale whose decimal point is a comma; returns the variables that choose it, of glibc."""
+    strings = [b",\0", b"\0", b"\0", struct.pack("=I", ord(",")), struct.pack("=I", 0), b"UTF-8\0"]
+    offsets, at = [], 8 + 4 * len(strings)
+    for string in strings:
+        at += -at % 4
+        offsets.append(at)
+        at += len(string)
+    data = struct.pack(f"=II{len(strings)}I", 0x20031115 ^ 1, len(strings), *offsets)
+    for offset, string in zip(offsets, strings, strict=True):
+        data += bytes(offset - len(data)) + string
+    (folder / "comma").mkdir()
+    (folder / "comma" / "LC_NUMERIC").write_bytes(data)
+    return {"LOCPATH": folder, "LC_NUMERIC": "comma"}
+
+
+def test_numbers_are_recorded_with_a_decimal_point_in_any_locale(run: Run, tmp_path: Path) -> None:
+    texts = {}
+    for name, locale in {"point": {}, "comma": decimal_comma(tmp_path)}.items():
+        path = tmp_path / f"{name}.yaml"
+        result = run("locale", "chain", "inplace", GGML_NEURON_RECORD=path, **locale)
+        assert result.said["locale"] == f"a half is {'0.5' if name == 'point' else '0,5'}", result.log
+        texts[name] = path.read_text().replace(name, "")
+    assert "params: {s: 0.5}" in texts["point"] and "params: {eps: 1.0e-05}" in texts["point"]
+    assert texts["comma"] == texts["point"]
+
+
+def run_with_link(programs: Programs, path: Path, link_to: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a scenario that records, with a link where it will put its temporary file."""
+    script = 'ln -s "$1" "$2.$$.tmp" && shift 2 && exec "$@"'
+    command = [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp, "add"]
+    return subprocess.run(
+        ["sh", "-c", script, "sh", link_to, path, *command],
+        env=programs.environment(GGML_NEURON_RECORD=path),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_recording_writes_through_no_link(programs: Programs, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path = tmp_path / "mine.yaml"
+    result = run_with_link(programs, path, victim)
+    assert victim.read_text() == "precious"
+    assert {i.split("-")[0] for i in entries(path)} == {"add"}, result.stderr
+    assert not path.is_symlink() and sorted(p.name for p in tmp_path.iterdir()) == ["mine.yaml", "victim"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_not_a_file_is_not_recorded_into(run: Run, tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "other.yaml"
+    make(path)
+    result = run("add", GGML_NEURON_RECORD=path)
+    assert f"GGML_NEURON_RECORD: {path} is not a regular file: recording is off" in result.log
+    assert not path.is_file()
+
+
+def test_a_lock_that_another_process_keeps_does_not_stop_a_computation(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    result = run("add", "memory", GGML_NEURON_RECORD=path)
+    assert result.said == {"add": "no kernel for ADD", "memory": "ok"}
+    said = f"GGML_NEURON_RECORD: another process keeps the folder of {path} locked, so the last ops that were asked for are not in it: recording is off"
+    assert result.log.count(said) == 1 and not path.exists()
+    os.close(folder)
+    run("add", GGML_NEURON_RECORD=path)
+    assert len(entries(path)) == 1
+
+
 # --- faults ----------------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +291,19 @@ def test_a_libnrt_that_does_not_initialize_gives_no_devices(run: Run, noop: dict
     result = run("add", NOOP_NRT_FAIL="nrt_init=2", **noop)
     assert result.status == 3
     assert "nrt_init failed: NRT_INVALID (2)" in result.log
+
+
+def test_every_function_that_a_libnrt_must_have_is_called() -> None:
+    """The libnrt that does nothing has these functions and no others, so what is required besides fails every test with it."""
+    backend = ROOT / "backend"
+    required, _ = (
+        (backend / "nrt" / "nrt_api.h").read_text().split("#define NRT_FUNCTIONS_REQUIRED(X)")[1].split("#define")
+    )
+    sources = [*(backend / "ggml-neuron").glob("*.*"), *(backend / "nrt").glob("*.cpp")]
+    text = "".join(path.read_text() for path in sources)
+    names = re.findall(r"X\((\w+)\)", required)
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf"\b{name}\(", text)] == []
 
 
 @pytest.mark.parametrize("keep", [0, 100, 5000, -1])
@@ -218,16 +345,41 @@ def test_a_neff_that_disagrees_with_the_index_is_not_used(
     )
 
 
-def test_a_damaged_neff_is_not_used(run: Run, kernels: Path, tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
+def damage_tree(kernels: Path, folder: Path) -> Path:
+    """Copies a tree and changes bytes of the NEFFs of `add`."""
+    tree = folder / "tree"
     shutil.copytree(kernels / "scenarios_trn1", tree)
     for neff in tree.rglob("add-*.neff"):
         data = neff.read_bytes()
         neff.unlink()  # it may be a hard link
         neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
-    result = run("add", "skip", GGML_NEURON_KERNEL_DIR=tree)
-    assert result.said == {"add": "ok", "skip": "no kernel for ADD"}, result.log
-    assert re.search(r"nrt_load failed: .*: add-64x4-f32", result.log)
+    return tree
+
+
+def damage_pack(kernels: Path, folder: Path) -> Path:
+    """Copies a pack and changes a byte of the NEFFs of `add`."""
+    pack = folder / "damaged.kernels.gguf"
+    data = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
+    for neff in (kernels / "scenarios_trn1").rglob("add-*.neff"):
+        at = data.index(neff.read_bytes()) + 500  # in the header's padding, which nrt_load does not look at
+        data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    pack.write_bytes(data)
+    return pack
+
+
+@pytest.mark.parametrize("damage", [damage_tree, damage_pack])
+def test_a_damaged_neff_is_not_used(
+    run: Run, kernels: Path, tmp_path: Path, damage: Callable[[Path, Path], Path]
+) -> None:
+    damaged = damage(kernels, tmp_path)
+    result = run("add", "skip", "in-turn", GGML_NEURON_KERNEL_DIR=damaged, GGML_NEURON_LOG="1")
+    assert result.said == {"add": "ok", "skip": "no kernel for ADD", "in-turn": "ok"}, result.log
+    found = re.findall(
+        r"(add-64x4-f32-\w+) of (.*): its NEFF is damaged: the SHA-256 of its \d+ bytes is \w{64}, and", result.log
+    )
+    assert {path for _, path in found} == {str(damaged)}
+    assert "loaded add-" not in result.log
+    assert "loaded sub-" in result.log  # others are used
 
 
 def test_a_folder_that_cannot_be_read_is_said(run: Run, kernels: Path, tmp_path: Path) -> None:
@@ -295,6 +447,39 @@ def test_every_failure_is_reported_with_its_function(
     )
     assert result.status in (0, 1), result.log  # no signal ended it
     assert f"{function} failed: NRT_RESOURCE (4)" in result.log
+
+
+@pytest.mark.parametrize("function", ["nrt_tensor_allocate_slice", "nrt_allocate_tensor_set", "nrt_load"])
+def test_what_fails_once_is_tried_again_when_the_graph_is_computed_again(
+    run: Run, kernels: Path, noop: dict[str, str], function: str
+) -> None:
+    sizes = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024"}
+    result = run(
+        "in-turn", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", NOOP_NRT_FAIL=f"{function}=4@1", **noop | sizes
+    )
+    assert result.said == {"in-turn": "ok"}, result.log
+    assert result.log.count(f"{function} failed: NRT_RESOURCE (4)") >= 1
+    assert result.log.count("; computing ADD on the CPU this time\n") == 1
+    assert ran_on(result) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("failure", "doing"),
+    [
+        ("nrt_tensor_write=6@1", "clearing a buffer"),
+        ("nrt_tensor_write=6@2", "writing tensor 'a'"),
+        ("nrt_tensor_write=6@5", "setting tensor 'c'"),
+        ("nrt_tensor_read=6@1", "reading tensor 'a'"),
+    ],
+)
+def test_data_that_does_not_arrive_ends_the_program(
+    run: Run, noop: dict[str, str | Path], failure: str, doing: str
+) -> None:
+    result = run("memory", GGML_NEURON_BUFFERS="device", NOOP_NRT_FAIL=failure, GGML_NO_BACKTRACE="1", **noop)
+    assert (result.status, result.said) == (-signal.SIGABRT, {})
+    function = failure.split("=")[0]
+    what = rf"ggml-neuron: {doing}: core 0: {function} failed: NRT_HW_ERROR \(6\): \d+ bytes at offset \d+ of \d+\n"
+    assert re.search(what, result.log), result.log
 
 
 @pytest.mark.parametrize(

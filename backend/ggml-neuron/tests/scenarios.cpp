@@ -2,12 +2,15 @@
 //
 //     scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...
 //
+// Those with "two-cores" in their names need a second NeuronCore.
+//
 // Nothing here knows which kernels there are: tests/ggml_neuron runs the scenarios once to record what they ask for, builds
 // that, and runs them again, under all kinds of circumstances. Results are compared with those of the CPU.
 //
 // Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>"; a node without a kernel is wrong, too.
 
 #include "ggml-alloc.h"
+#include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-impl.h"
@@ -18,7 +21,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <clocale>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -26,12 +31,14 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-static ggml_backend_dev_t neuron;
+static ggml_backend_reg_t neurons;  // all NeuronCores
+static ggml_backend_dev_t neuron;   // the first
 static ggml_backend_dev_t cpu;
 
 [[noreturn]] static void fail(const std::string & message) {
@@ -268,6 +275,42 @@ static void copied_destination() {
     compare(read(cells), wanted);
 }
 
+// Memory that a plan copies from, and that no kernel is bound to, is freed. What is planned for it must not be used again.
+static void freed_copy() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    context          other;  // whose memory comes and goes
+    ggml_tensor *    cells  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 32, 16);
+    ggml_tensor *    copy   = ggml_new_tensor_2d(other.get(), GGML_TYPE_F16, 32, 16);
+    ggml_tensor *    rows   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 3);
+    ggml_tensor *    fresh  = f32(ctx.get(), 32, 3);
+    ggml_tensor *    result = ggml_set_rows(ctx.get(), cells, fresh, rows);
+    result->src[2]          = copy;
+    ggml_cgraph * graph     = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, result);
+    graph->uid = 9;
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    fill(rows, 0);
+    fill(fresh, 2);
+    const std::vector<float> values = numbers(32 * 3, 2);
+    for (int round = 0; round < 3; round++) {
+        // takes what was freed in the round before
+        ggml_backend_buffer_ptr taken(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 1 << 16));
+        ggml_backend_buffer_clear(taken.get(), 0);
+        copy->data                   = nullptr;
+        copy->buffer                 = nullptr;
+        ggml_backend_buffer_ptr gone = allocate(other, backend);
+        fill(copy, (float) round);
+        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        std::vector<float> wanted = numbers(32 * 16, (float) round);
+        for (int row = 0; row < 3; row++) {
+            std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
+        }
+        compare(read(cells), wanted);
+    }
+}
+
 static built copies(ggml_context * ctx) {
     ggml_tensor * to   = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 8);
     ggml_tensor * from = f32(ctx, 32, 3);
@@ -317,6 +360,8 @@ static void memory() {
     ggml_tensor *    a = f32(ctx.get(), 100);
     ggml_tensor *    b = f32(ctx.get(), 100);
     ggml_tensor *    c = ggml_view_1d(ctx.get(), b, 40, 20 * sizeof(float));
+    ggml_set_name(a, "a");
+    ggml_set_name(c, "c");
 
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     check(ggml_backend_buffer_get_base(buffer.get()) != nullptr, "the base is NULL");
@@ -406,9 +451,9 @@ static void empty() {
     ggml_tensor * cells   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 32, 16);
     ggml_tensor * none =
         ggml_set_rows(ctx.get(), cells, f32(ctx.get(), 32, 0), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 0));
-    ggml_tensor * filter = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, 0, 1, 1, 1);
-    ggml_tensor * volume = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, 4, 3, 2, 1);
-    ggml_tensor * zero   = ggml_conv_3d_direct(ctx.get(), filter, volume, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1);
+    ggml_tensor *           filter = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, 0, 1, 1, 1);
+    ggml_tensor *           volume = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, 4, 3, 2, 1);
+    ggml_tensor *           zero   = ggml_conv_3d_direct(ctx.get(), filter, volume, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1);
     ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     ggml_cgraph *           graph  = ggml_new_graph(ctx.get());
@@ -425,8 +470,8 @@ static void empty() {
 }
 
 // Nodes that write to memory of the device when there is no kernel for them: nobody else could.
-static void stranded() {
-    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+static void stranded(ggml_backend_dev_t dev) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
     context          ctx;
     ggml_tensor *    cells = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 48, 16);
     ggml_tensor *    rows  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 3);
@@ -437,7 +482,7 @@ static void stranded() {
     fill(cells, 1);
     fill(rows, 0);
     fill(fresh, 2);
-    check(ggml_backend_dev_supports_op(neuron, all), "refused, though nobody else can");
+    check(ggml_backend_dev_supports_op(dev, all), "refused, though nobody else can");
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, all);
     check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
@@ -539,34 +584,14 @@ static void scheduled() {
     }
 }
 
-// Threads that ask for many ops, each for its own and all for some.
-static void threads() {
+// Runs a function in as many threads, each of which it gets the number of, and fails as they do.
+static void in_threads(int n, const std::function<void(int)> & function) {
+    std::vector<std::string> wrong((size_t) n);
     std::vector<std::thread> all;
-    for (int n = 0; n < 8; n++) {
-        all.emplace_back([n] {
-            for (int i = 1; i <= 40; i++) {
-                context       ctx;
-                const int64_t rows = i <= 20 ? i : i + 100 * n;
-                (void) ggml_backend_dev_supports_op(neuron, ggml_sqr(ctx.get(), f32(ctx.get(), 8, rows)));
-            }
-        });
-    }
-    for (std::thread & t : all) {
-        t.join();
-    }
-}
-
-// Threads that compute on one NeuronCore, each with a backend of its own.
-static void parallel() {
-    const std::vector<float> wanted = run(cpu, chain);
-    std::vector<std::string> wrong(4);
-    std::vector<std::thread> all;
-    for (std::string & message : wrong) {
-        all.emplace_back([&wanted, &message] {
+    for (int i = 0; i < n; i++) {
+        all.emplace_back([&function, &message = wrong[(size_t) i], i] {
             try {
-                for (int i = 0; i < 10; i++) {
-                    compare(run(neuron, chain), wanted);
-                }
+                function(i);
             } catch (const std::exception & error) {
                 message = error.what();
             }
@@ -578,6 +603,97 @@ static void parallel() {
     for (const std::string & message : wrong) {
         check(message.empty(), message);
     }
+}
+
+// Threads that ask for many ops, each for its own and all for some.
+static void threads() {
+    in_threads(8, [](int n) {
+        for (int i = 1; i <= 40; i++) {
+            context       ctx;
+            const int64_t rows = i <= 20 ? i : i + 100 * n;
+            (void) ggml_backend_dev_supports_op(neuron, ggml_sqr(ctx.get(), f32(ctx.get(), 8, rows)));
+        }
+    });
+}
+
+// Threads that compute on one NeuronCore, each with a backend of its own.
+static void parallel() {
+    const std::vector<float> wanted = run(cpu, chain);
+    in_threads(4, [&wanted](int) {
+        for (int i = 0; i < 10; i++) {
+            compare(run(neuron, chain), wanted);
+        }
+    });
+}
+
+// Returns a NeuronCore by its number.
+static ggml_backend_dev_t core(int n) {
+    check((size_t) n < ggml_backend_reg_dev_count(neurons), "there are too few NeuronCores for this scenario");
+    return ggml_backend_reg_dev_get(neurons, (size_t) n);
+}
+
+// A NeuronCore for each of two threads: kernels, nodes without one, memory that comes and goes, and questions.
+static void two_cores() {
+    const std::vector<float> wanted = run(cpu, chain);
+    in_threads(2, [&wanted](int n) {
+        for (int i = 0; i < 5; i++) {
+            compare(run(core(n), chain), wanted);
+            stranded(core(n));
+            context ctx;
+            (void) ggml_backend_dev_supports_op(core(n), ggml_sqr(ctx.get(), f32(ctx.get(), 8, i + 1)));
+        }
+    });
+}
+
+// Stands before a backend's graph_compute, and notices when two threads are in it at once.
+static struct {
+    ggml_backend_t (*init)(ggml_backend_dev_t, const char *);
+    ggml_status (*compute)(ggml_backend_t, ggml_cgraph *);
+    std::mutex                    mutex;
+    std::map<ggml_backend_t, int> inside;
+    bool                          twice = false;
+} watched;
+
+static ggml_status compute_watched(ggml_backend_t backend, ggml_cgraph * graph) {
+    const auto count = [backend](int n) {
+        const std::lock_guard<std::mutex> lock(watched.mutex);
+        watched.inside[backend] += n;
+        watched.twice = watched.twice || watched.inside[backend] > 1;
+    };
+    count(1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that another one comes meanwhile
+    const ggml_status status = watched.compute(backend, graph);
+    count(-1);
+    return status;
+}
+
+static ggml_backend_t init_watched(ggml_backend_dev_t dev, const char * params) {
+    ggml_backend_t backend       = watched.init(dev, params);
+    watched.compute              = backend->iface.graph_compute;
+    backend->iface.graph_compute = compute_watched;
+    return backend;
+}
+
+// Two NeuronCores whose threads have nodes for the CPU at the same time. A backend of ggml's is not for two threads at once.
+static void two_cores_and_the_cpu() {
+    watched.init            = cpu->iface.init_backend;
+    cpu->iface.init_backend = init_watched;
+    in_threads(2, [](int n) {
+        for (int i = 0; i < 5; i++) {
+            stranded(core(n));
+        }
+    });
+    cpu->iface.init_backend = watched.init;
+    check(!watched.inside.empty(), "the CPU computed nothing: this scenario shows nothing");
+    check(!watched.twice, "two threads computed on one backend of the CPU at once");
+}
+
+// What the C library makes of a number, in the locale that the environment asks for.
+static void locale() {
+    setlocale(LC_ALL, "");
+    char text[16];
+    snprintf(text, sizeof(text), "%g", 0.5);
+    fail(std::string("a half is ") + text);
 }
 
 // More memory than there is.
@@ -717,45 +833,85 @@ int main(int argc, char ** argv) {
         return 2;
     }
     const std::map<std::string, std::function<void()>> scenarios = {
-        { "add",                [] { against_cpu(add, 2); }                                    },
-        { "chain",              [] { against_cpu(chain); }                                     },
-        { "chain-allocated",    [] { compare(run_allocated(neuron, chain), run(cpu, chain)); } },
-        { "views",              [] { against_cpu(views); }                                     },
-        { "cache",              [] { against_cpu(cache, 2); }                                  },
-        { "copied-destination", copied_destination                                             },
-        { "copies",             [] { against_cpu(copies); }                                    },
-        { "inplace",            [] { against_cpu(inplace); }                                   },
-        { "inplace-twice",      [] { against_cpu(inplace_twice); }                             },
-        { "same-twice",         [] { against_cpu(same_twice); }                                },
-        { "optimizer",          [] { against_cpu(optimizer); }                                 },
-        { "stranded-optimizer", stranded_optimizer                                             },
-        { "memory",             memory                                                         },
-        { "reuse",              reuse                                                          },
-        { "skip",               skip                                                           },
-        { "probes",             probes                                                         },
-        { "empty",              empty                                                          },
-        { "stranded",           stranded                                                       },
-        { "threads",            threads                                                        },
-        { "scheduled",          scheduled                                                      },
-        { "parallel",           parallel                                                       },
-        { "too-much",           too_much                                                       },
-        { "in-turn",            in_turn                                                        },
-        { "killed",             killed                                                         },
-        { "fails-once",         [] { fails_once([] {}, false); }                               },
+        { "add",
+         [] {
+              against_cpu(add, 2);
+          }                                              },
+        { "chain",
+         [] {
+              against_cpu(chain);
+          }                                              },
+        { "chain-allocated",
+         [] {
+              compare(run_allocated(neuron, chain), run(cpu, chain));
+          }                                              },
+        { "views",
+         [] {
+              against_cpu(views);
+          }                                              },
+        { "cache",
+         [] {
+              against_cpu(cache, 2);
+          }                                              },
+        { "copied-destination",    copied_destination    },
+        { "copies",
+         [] {
+              against_cpu(copies);
+          }                                              },
+        { "inplace",
+         [] {
+              against_cpu(inplace);
+          }                                              },
+        { "inplace-twice",
+         [] {
+              against_cpu(inplace_twice);
+          }                                              },
+        { "same-twice",
+         [] {
+              against_cpu(same_twice);
+          }                                              },
+        { "optimizer",
+         [] {
+              against_cpu(optimizer);
+          }                                              },
+        { "stranded-optimizer",    stranded_optimizer    },
+        { "memory",                memory                },
+        { "reuse",                 reuse                 },
+        { "skip",                  skip                  },
+        { "probes",                probes                },
+        { "empty",                 empty                 },
+        { "stranded",
+         [] {
+              stranded(neuron);
+          }                                              },
+        { "freed-copy",            freed_copy            },
+        { "two-cores",             two_cores             },
+        { "two-cores-and-the-cpu", two_cores_and_the_cpu },
+        { "threads",               threads               },
+        { "scheduled",             scheduled             },
+        { "parallel",              parallel              },
+        { "locale",                locale                },
+        { "too-much",              too_much              },
+        { "in-turn",               in_turn               },
+        { "killed",                killed                },
+        { "fails-once",
+         [] {
+              fails_once([] {}, false);
+          }                                              },
     };
 
     ggml_backend_load_all_from_path(argv[2]);
-    cpu                    = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    ggml_backend_reg_t reg = ggml_backend_load(argv[1]);
-    if (!reg || !cpu) {
+    cpu     = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    neurons = ggml_backend_load(argv[1]);
+    if (!neurons || !cpu) {
         fprintf(stderr, "scenarios: a backend does not load\n");
         return 2;
     }
-    if (ggml_backend_reg_dev_count(reg) == 0) {
+    if (ggml_backend_reg_dev_count(neurons) == 0) {
         printf("no devices\n");
         return 3;
     }
-    neuron     = ggml_backend_reg_dev_get(reg, 0);
+    neuron     = ggml_backend_reg_dev_get(neurons, 0);
     int result = 0;
     for (int i = 3; i < argc; i++) {
         const auto scenario = scenarios.find(argv[i]);
