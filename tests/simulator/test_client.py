@@ -91,6 +91,10 @@ def test_tensors(client: Run) -> None:
     assert "helper" not in result.stderr  # none is started for this
 
 
+def test_threads_use_one_set_of_tensors(client: Run) -> None:
+    good(client("sets", NEURON_RT_NUM_CORES="2"))
+
+
 def test_order_of_calls(client: Run, add: Path) -> None:
     good(client("sequence", add))
 

@@ -47,19 +47,35 @@ struct nrt_tensor {
     bool holds(size_t at, size_t bytes) const { return at <= size && bytes <= size - at; }
 };
 
+// Tensors by name. Any number of threads may use a set at once. It owns no tensor: one that was freed since is noticed when it
+// is used.
 struct nrt_tensor_set {
-    // A set owns no tensor: one that was freed since is noticed when it is used.
-    std::vector<std::pair<std::string, std::weak_ptr<nrt_tensor>>> tensors;
-
-    // Returns null when there is none of this name.
-    std::weak_ptr<nrt_tensor> * find(const char * name) {
-        for (auto & [own, tensor] : tensors) {
+    void put(const char * name, const std::shared_ptr<nrt_tensor> & tensor) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (auto & [own, old] : tensors_) {
             if (own == name) {
-                return &tensor;
+                old = tensor;
+                return;
             }
         }
-        return nullptr;
+        tensors_.emplace_back(name, tensor);
     }
+
+    // Returns false when there is none of this name; `out` is null when it was freed.
+    bool find(const char * name, std::shared_ptr<nrt_tensor> & out) const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto & [own, tensor] : tensors_) {
+            if (own == name) {
+                out = tensor.lock();
+                return true;
+            }
+        }
+        return false;
+    }
+
+  private:
+    mutable std::mutex                                             mutex_;
+    std::vector<std::pair<std::string, std::weak_ptr<nrt_tensor>>> tensors_;
 };
 
 namespace {
@@ -349,16 +365,14 @@ std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
 NRT_STATUS bind(const runtime &               rt,
                 const nrt_model &             model,
                 const tensor_info &           info,
-                nrt_tensor_set &              set,
+                const nrt_tensor_set &        set,
                 std::shared_ptr<nrt_tensor> & out) {
     const char * const where = "nrt_execute";
     const char * const kind  = info.usage == NRT_TENSOR_USAGE_INPUT ? "input" : "output";
-    const auto *       found = set.find(info.name.c_str());
-    if (found == nullptr) {
+    if (!set.find(info.name.c_str(), out)) {
         log(level::error, where, "the %s set has no tensor '%s'", kind, info.name.c_str());
         return NRT_FAILURE;
     }
-    out = found->lock();
     if (out == nullptr) {
         log(level::error, where, "%s '%s' was freed", kind, info.name.c_str());
         return NRT_INVALID_HANDLE;
@@ -728,12 +742,7 @@ NRT_STATUS nrt_add_tensor_to_tensor_set(nrt_tensor_set_t * handle, const char * 
         if (name == nullptr || strlen(name) >= NRT_TENSOR_NAME_MAX) {
             return invalid(where, name == nullptr ? "a tensor without a name" : "a name of 256 bytes or more");
         }
-        auto * const found = set->find(name);
-        if (found != nullptr) {
-            *found = tensor;
-        } else {
-            set->tensors.emplace_back(name, tensor);
-        }
+        set->put(name, tensor);
         return NRT_SUCCESS;
     });
 }
@@ -748,12 +757,12 @@ NRT_STATUS nrt_get_tensor_from_tensor_set(nrt_tensor_set_t * handle, const char 
         if (name == nullptr || out == nullptr) {
             return invalid(where, "null pointer");
         }
-        auto * const found = set->find(name);
-        if (found == nullptr) {
+        std::shared_ptr<nrt_tensor> tensor;
+        if (!set->find(name, tensor)) {
             log(level::error, where, "the set has no tensor '%s'", name);
             return NRT_FAILURE;
         }
-        *out = found->lock().get();
+        *out = tensor.get();
         return *out == nullptr ? invalid_handle(where, name) : NRT_SUCCESS;
     });
 }

@@ -5,6 +5,7 @@
 //     nrt_client threads NEFF N COUNT     N threads execute at once, each on its own tensors, and compare what they get
 //     nrt_client load NEFF                prints the status of nrt_load
 //     nrt_client tensors                  tensors, slices, copies, bounds
+//     nrt_client sets                     threads put tensors into one set and look them up, on two cores
 //     nrt_client sequence NEFF            calls before nrt_init, twice, and after nrt_close
 //     nrt_client binding NEFF             tensors that are missing, of the wrong size, freed, on another core
 //     nrt_client memory                   out of device memory; what is freed can be had again
@@ -254,7 +255,7 @@ static void threads(const char * path, int n, int count) {
     thread_arguments arguments[64];
     CHECK(n <= 64);
     for (int i = 0; i < n; i++) {
-        arguments[i] = (thread_arguments) { model, i, count };
+        arguments[i] = (thread_arguments){ model, i, count };
         CHECK(pthread_create(&all[i], NULL, thread, &arguments[i]) == 0);
     }
     for (int i = 0; i < n; i++) {
@@ -348,6 +349,62 @@ static void tensors(void) {
     nrt_tensor_free(&freed);
     nrt_tensor_free(NULL);
     nrt_destroy_tensor_set(&set);
+    nrt_destroy_tensor_set(&set);
+    nrt_close();
+}
+
+enum { SET_THREADS = 4, SET_NAMES = 500 };
+
+typedef struct {
+    int                core;
+    int                number;
+    nrt_tensor_set_t * set;
+} set_user;
+
+static void set_name(char name[32], int thread, int i) {
+    snprintf(name, 32, "tensor%d.%d", thread, i);
+}
+
+static void * use_set(void * pointer) {
+    const set_user * user = pointer;
+    nrt_tensor_t *   tensor;
+    nrt_tensor_t *   found;
+    char             name[32];
+    OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, user->core, 16, "t", &tensor));
+    for (int i = 0; i < SET_NAMES; i++) {
+        set_name(name, user->number, i);
+        OK(nrt_add_tensor_to_tensor_set(user->set, name, tensor));
+        OK(nrt_get_tensor_from_tensor_set(user->set, name, &found));
+        CHECK(found == tensor);
+        OK(nrt_tensor_write(tensor, name, 0, 8));
+    }
+    return tensor;
+}
+
+static void sets(void) {
+    init();
+    nrt_tensor_set_t * set;
+    OK(nrt_allocate_tensor_set(&set));
+    pthread_t      all[SET_THREADS];
+    set_user       users[SET_THREADS];
+    nrt_tensor_t * tensors[SET_THREADS];
+    for (int t = 0; t < SET_THREADS; t++) {
+        users[t] = (set_user){ t % 2, t, set };
+        CHECK(pthread_create(&all[t], NULL, use_set, &users[t]) == 0);
+    }
+    for (int t = 0; t < SET_THREADS; t++) {
+        CHECK(pthread_join(all[t], (void **) &tensors[t]) == 0);
+    }
+    for (int t = 0; t < SET_THREADS; t++) {
+        for (int i = 0; i < SET_NAMES; i++) {
+            char           name[32];
+            nrt_tensor_t * found;
+            set_name(name, t, i);
+            OK(nrt_get_tensor_from_tensor_set(set, name, &found));
+            CHECK(found == tensors[t]);
+        }
+        nrt_tensor_free(&tensors[t]);
+    }
     nrt_destroy_tensor_set(&set);
     nrt_close();
 }
@@ -682,6 +739,8 @@ int main(int argc, char ** argv) {
         nrt_close();
     } else if (strcmp(command, "tensors") == 0 && argc == 2) {
         tensors();
+    } else if (strcmp(command, "sets") == 0 && argc == 2) {
+        sets();
     } else if (strcmp(command, "sequence") == 0 && argc == 3) {
         sequence(argv[2]);
     } else if (strcmp(command, "binding") == 0 && argc == 3) {
