@@ -1,8 +1,11 @@
 """Keeps what XLA compiled in a folder, for processes that load the same kernels one after another: `NEURON_SIMULATOR_CACHE`.
 
 A file's name is the digest of all that XLA's result depends on: the HLO, jaxlib, the CPU, how many threads it compiles for, and its
-flags. A file begins with the digest of the rest, and one that is damaged counts as missing. A folder that can't be used is done
-without. Nothing is ever removed: empty the folder when it grows too large.
+flags. A file begins with the digest of the rest, and one that is damaged counts as missing. Nothing is ever removed: empty the
+folder when it grows too large.
+
+A file is code, which runs with the user's rights; its digest tells damage, not who wrote it. So the folder must be the user's own,
+and closed to others.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,17 +29,51 @@ VARIABLE = "NEURON_SIMULATOR_CACHE"
 _FORMAT = b"1"
 
 
+def folder() -> Path | None:
+    """Returns the folder that the environment names, and makes it if need be; None when it names none.
+
+    Raises:
+        ValueError: it can't be made, or somebody but this user may write to it or read it.
+    """
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return None
+    path = Path(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(path):
+            path.mkdir(mode=0o700, exist_ok=True)  # another process may be as quick
+        info = path.lstat()
+    except OSError as error:
+        raise ValueError(f"{VARIABLE}={name} can't be made: {error.strerror}") from error
+    if not stat.S_ISDIR(info.st_mode):
+        kind = "not a folder but a link" if stat.S_ISLNK(info.st_mode) else "not a folder"
+        raise ValueError(f"{VARIABLE}={name} is {kind}; name a folder, which may be one to be made")
+    if info.st_uid != os.geteuid():
+        raise ValueError(
+            f"{VARIABLE}={name} belongs to user {info.st_uid}, and what is in it would run as user {os.geteuid()}; "
+            "name a folder of your own"
+        )
+    mode = stat.S_IMODE(info.st_mode)
+    if mode & 0o077:
+        raise ValueError(
+            f"{VARIABLE}={name} is open to other users (mode {mode:03o}, expected 700), and what is in it is run; "
+            f"empty it if they may have written to it, then: chmod 700 {name}"
+        )
+    return path
+
+
 def compiled(hlo: bytes, compile_: Callable[[bytes], Executable]) -> Executable:
     """Returns the executable of a serialized `HloModuleProto`: from the folder, else from `compile_`, and then it is kept.
 
     Raises:
-        ValueError: as `compile_` does.
+        ValueError: as `compile_` and `folder` do.
     """
-    folder = os.environ.get(VARIABLE)
-    if not folder:
+    kept = folder()
+    if kept is None:
         return compile_(hlo)
     name = hashlib.sha256(_machine() + hashlib.sha256(hlo).digest()).hexdigest()
-    file = Path(folder) / name[:2] / f"{name}.xla"
+    file = kept / name[:2] / f"{name}.xla"
     loaded = _load(file)
     if loaded is not None:
         return Executable(loaded, parameters(hlo))

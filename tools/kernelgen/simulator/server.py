@@ -54,9 +54,11 @@ def _greet(control: socket.socket) -> Requests:
         _refuse(control, f"libnrt speaks version {version} of its protocol, this kernelgen {protocol.VERSION}")
     _limit_threads()
     try:
+        from kernelgen.simulator import cache
         from kernelgen.simulator.device import Arena, Device
         from kernelgen.simulator.requests import Requests
 
+        cache.folder()
         sizes = [size for (size,) in protocol.SIZE.iter_unpack(message[protocol.HELLO.size :])]
         if not len(fds) == len(sizes) == count:
             raise ValueError(f"{count} arenas were announced, {len(fds)} came")
