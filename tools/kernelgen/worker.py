@@ -138,7 +138,8 @@ def compile_(arguments: Arguments) -> None:
 
     `--cache` is a folder of NEFFs; `--shared-cache` (URL or folder), `--shared-cache-mode` and `--shared-cache-timeout` (seconds)
     the one that machines share; `--notices` (a folder) and `--build` (any word) keep their warnings from being printed by every
-    step. What the NEFF was made of, and whether it was compiled now, is written to `--origin` (`kernelgen.building.origins`).
+    step. What the NEFF was made of, its digest, and whether it was compiled now, is written to `--origin`
+    (`kernelgen.building.origins`).
     """
     from kernelgen.compilers import choice
     from kernelgen.compilers.step import compile_file
@@ -152,7 +153,7 @@ def compile_(arguments: Arguments) -> None:
         raise KernelgenError(
             f"the build is for {planned}, and this machine has {compiler.identity} ({executable or sys.prefix})"
         )
-    source = compile_file(
+    done = compile_file(
         Path(one(arguments, "hlo")),
         Path(one(arguments, "output")),
         _config(arguments),
@@ -166,7 +167,7 @@ def compile_(arguments: Arguments) -> None:
     if origin := maybe(arguments, "origin"):
         from kernelgen.building import origins
 
-        origins.write(origin, one(arguments, "hlo"), source)
+        origins.write(origin, one(arguments, "hlo"), done.source, done.sha256)
 
 
 def _config(arguments: Arguments) -> CompileConfig:

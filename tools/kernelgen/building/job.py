@@ -3,10 +3,11 @@
 Everything between the manifests and the bundles lives in one folder, `<output>/.kernelgen`:
 
     hlo/<kernel>.hlo.pb     what was emitted last; <kernel>.inputs beside it says from what, so that it is not emitted again
-    neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else
+    neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else;
+                            <key>.origin beside it has the digest of the NEFF (`kernelgen.building.origins`)
     logs/  tmp/             of the workers
 
-So a NEFF that is there is up to date by its name, whichever kernel, manifest or earlier build it was made for. What is not there
+So a NEFF that is there with its digest is up to date, whichever kernel, manifest or earlier build it was made for. What is not there
 may be in a cache that other builds share (`kernelgen.cache`); a compile step looks there first.
 """
 
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from kernelgen import cache
-from kernelgen import neff as neff_format
 from kernelgen.building import determinism, origins
 from kernelgen.building.determinism import Checked
 from kernelgen.building.emits import Emits
@@ -329,7 +329,7 @@ class _Run:
             f"--hlo={self.result.hlos[compile_.neff.kernel].absolute()}",
             f"--output={compile_.path.absolute()}",
             f"--log-dir={(s.state / 'logs').absolute()}",
-            f"--origin={self._origin(compile_).absolute()}",
+            f"--origin={_origin_file(compile_.path).absolute()}",
             *s.cache.arguments(),
             f"--notices={(s.state / 'tmp' / 'notices').absolute()}",
         ]
@@ -342,9 +342,6 @@ class _Run:
 
     def _reads(self, kernel: Kernel) -> Path:
         return self.settings.state / "tmp" / f"{kernel.spec.id}.reads"
-
-    def _origin(self, compile_: _Compile) -> Path:
-        return self.settings.state / "tmp" / f"{compile_.path.stem}.origin"
 
     def _emitted(self, emit: _Emit, answer: Answer) -> None:
         kernel = emit.kernel
@@ -407,7 +404,7 @@ class _Run:
         elif not compile_.path.is_file():
             failure = f"error: the compile left no {compile_.path}\n{answer.output}".rstrip()
         self.ended[compile_.path] = failure
-        origin = origins.read(self._origin(compile_))
+        origin = origins.read(_origin_file(compile_.path))
         cached = failure is None and origin is not None and origin.source != cache.COMPILED
         if failure is None:
             for line in answer.output.splitlines():
@@ -441,10 +438,10 @@ def _refusal(hlo: bytes, target: str, kernel: str) -> str | None:
     return None
 
 
+def _origin_file(neff: Path) -> Path:
+    return neff.with_suffix(".origin")
+
+
 def _whole(path: Path) -> bool:
-    """Returns whether a NEFF is there as it was written; one that a full disk or a stray hand has damaged is made again."""
-    try:
-        neff_format.check_payload(path.read_bytes(), source=str(path))
-    except (OSError, KernelgenError):
-        return False
-    return True
+    """Returns whether a NEFF is there as it was made; another one is made again."""
+    return origins.is_as_made(path, origins.read(_origin_file(path)))

@@ -1,7 +1,9 @@
-"""Where the NEFFs of a build folder came from: what CMake's steps tell each other beside the files that CMake knows of.
+"""Where the NEFFs of a build folder came from, and what their bytes were: what the steps of a build tell each other.
 
-A compile step writes, beside its NEFF, which HLO the NEFF is of and whether it was compiled. The bundle step counts, and it
-refuses a NEFF of an earlier HLO: build tools go by files' times, and believe that nothing changed when the clock was set back.
+A compile step writes, beside its NEFF, which HLO the NEFF is of, the NEFF's digest, and whether it was compiled. A NEFF is as it was
+made when it has that digest: neuronx-cc's own hash, in the header, is not known how to make. `kernelgen build` compiles what is not. CMake's
+bundle step counts, and it refuses a NEFF of an earlier HLO: build tools go by files' times, and believe that nothing changed when
+the clock was set back.
 """
 
 from __future__ import annotations
@@ -26,21 +28,23 @@ class NeffOrigin:
         hlo_sha256: digest of the HLO that it is of, in hex.
         source: `compiled`, or a level of the cache.
         run: differs from run to run of the step.
+        neff_sha256: digest of the NEFF, in hex; empty when an earlier version of kernelgen wrote this.
     """
 
     hlo_sha256: str
     source: str
     run: str
+    neff_sha256: str = ""
 
 
-def write(path: str | Path, hlo: str | Path, source: str) -> None:
+def write(path: str | Path, hlo: str | Path, source: str, neff_sha256: str) -> None:
     """Writes the origin of a NEFF that was just made.
 
     Raises:
         OSError: a file can't be read or written.
     """
     digest = hashlib.sha256(Path(hlo).read_bytes()).hexdigest()
-    value = {"hlo_sha256": digest, "run": secrets.token_hex(8), "source": source}
+    value = {"hlo_sha256": digest, "neff_sha256": neff_sha256, "run": secrets.token_hex(8), "source": source}
     fileio.write_bytes(path, canonical_json(value).encode())
 
 
@@ -48,13 +52,24 @@ def read(path: str | Path) -> NeffOrigin | None:
     """Returns an origin, None when there is none that can be read."""
     try:
         value = json.loads(Path(path).read_bytes())
-        return NeffOrigin(str(value["hlo_sha256"]), str(value["source"]), str(value["run"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        texts = (str(value[name]) for name in ("hlo_sha256", "source", "run"))
+        return NeffOrigin(*texts, neff_sha256=str(value.get("neff_sha256", "")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
+def is_as_made(neff: Path, origin: NeffOrigin | None) -> bool:
+    """Returns whether a NEFF is there with the bytes that its step wrote; a full disk or a stray hand may have changed them."""
+    if origin is None:
+        return False
+    try:
+        return hashlib.sha256(neff.read_bytes()).hexdigest() == origin.neff_sha256
+    except OSError:
+        return False
+
+
 def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> dict[str, NeffOrigin]:
-    """Returns the origins of kernels' NEFFs, after comparing them with the HLO that there is now.
+    """Returns the origins of kernels' NEFFs, after comparing them with the HLO and the NEFFs that there are now.
 
     Args:
         origins: the origins' files, by kernel.
@@ -62,7 +77,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
         neffs: their NEFF files.
 
     Raises:
-        KernelgenError: NEFFs are of other HLO. They are removed, so that the next build makes them.
+        KernelgenError: NEFFs are of other HLO, or not as they were made. They are removed, so that the next build makes them.
     """
     known: dict[str, NeffOrigin] = {}
     stale = []
@@ -78,6 +93,14 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
                 Diagnostic(
                     f"kernel {kernel}: {neffs[kernel]} is not of the HLO that there is now",
                     hint="it was removed: build again (files' times do not tell what changed, as after a clock was set back)",
+                )
+            )
+        elif origin.neff_sha256 and neffs[kernel].exists() and not is_as_made(neffs[kernel], origin):
+            neffs[kernel].unlink(missing_ok=True)
+            stale.append(
+                Diagnostic(
+                    f"kernel {kernel}: {neffs[kernel]} is not as it was compiled: its SHA-256 is another",
+                    hint="it was removed: build again",
                 )
             )
         else:

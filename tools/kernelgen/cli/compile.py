@@ -96,6 +96,6 @@ def command(
         click.echo(f"warning: {text}", err=True)
 
     cache = Cache(caches, Notices(say)) if caches != OFF else None
-    source = compile_file(hlo, output, config, chosen, timeout=timeout, memory_mb=memory_mb, cache=cache)
-    if source != COMPILED:
+    done = compile_file(hlo, output, config, chosen, timeout=timeout, memory_mb=memory_mb, cache=cache)
+    if done.source != COMPILED:
         click.echo("from the cache", err=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,19 @@ if TYPE_CHECKING:
     from kernelgen.cache import Cache
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a step did.
+
+    Attributes:
+        source: where the NEFF came from: `compiled`, or a level of the cache (`local`, `shared`).
+        sha256: digest of the NEFF, in hex.
+    """
+
+    source: str
+    sha256: str
+
+
 def compile_file(
     hlo: str | Path,
     output: str | Path,
@@ -26,10 +41,8 @@ def compile_file(
     timeout: float | None = None,
     memory_mb: int | None = None,
     cache: Cache | None = None,
-) -> str:
+) -> Compiled:
     """Compiles one HLO file to a NEFF file, which appears by rename; on failure there is none.
-
-    Returns where the NEFF came from: `compiled`, or a level of the cache (`local`, `shared`).
 
     Args:
         hlo: the file to compile.
@@ -62,7 +75,7 @@ def compile_file(
     refuse_unsupported(data, config.target, name)
 
     def compile_() -> bytes:
-        return compiler.compile(
+        made = compiler.compile(
             data,
             config,
             kernel=name,
@@ -70,12 +83,14 @@ def compile_file(
             timeout=timeout,
             memory_mb=memory_mb,
         )
+        return made
 
     if cache is None:
-        fileio.write_bytes(output, compile_())
-        return "compiled"
-    from kernelgen.cache import Key
+        neff, source = compile_(), "compiled"
+    else:
+        from kernelgen.cache import Key
 
-    neff, source = cache.neff(Key.make(data, compiler.identity, config.flags()), name, compile_, timeout)
+        neff, source = cache.neff(Key.make(data, compiler.identity, config.flags()), name, compile_, timeout)
     fileio.write_bytes(output, neff)
-    return source
+    return Compiled(source, hashlib.sha256(neff).hexdigest())
+
