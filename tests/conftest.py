@@ -1,8 +1,12 @@
-"""No cache of NEFFs, quick compiles, and Bazel's sharding protocol for pytest: each shard runs every n-th test."""
+"""What all tests share: no cache of NEFFs, NEFFs in the real form, quick compiles, and Bazel's sharding protocol for pytest (each shard
+runs every n-th test).
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,13 @@ os.environ.pop("NEURON_KERNELGEN_SHARED_CACHE", None)
 
 # Tests run a kernel once or a few times, on small tensors: XLA compiles in two thirds of the time without LLVM's optimizations.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+@pytest.fixture(scope="session")
+def real_neff() -> Callable[..., bytes]:
+    """Makes NEFFs in the form that neuronx-cc writes, by the double's function `neff(hlo, target, lnc, …)`."""
+    made: Callable[..., bytes] = runpy.run_path(str(Path(__file__).parent / "compilers" / "fake_neuronx_cc"))["neff"]
+    return made
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

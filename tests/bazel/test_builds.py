@@ -188,7 +188,7 @@ def test_a_new_emitter_is_found_without_being_named(checkout: scratch.Checkout) 
     assert (result.emits, result.compiles) == (1, 1)
 
 
-STATED = "2.10.0.34+6c8792c6f"
+STATED = "2.24.5133.0+58f8de22"
 """The version that the double prints."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tracemalloc
@@ -23,7 +24,7 @@ from kernelgen.kernel import KernelSpec
 from .conftest import COMPILER, Kernels, make_hlo, unary
 
 REAL = neff._HEADER.pack(
-    2, 1024, 9, 2, 0, b"2.10.0.34", 1, b"", b"", b"kernel", 1, b"", 0, 1, b""
+    2, 1024, 9, 2, 0, b"", 1, b"", b"", b"kernel", 1, b"", 0, 1, b""
 ) + b"nonsense!"  # fmt: skip
 
 
@@ -62,11 +63,11 @@ def test_origin_is_recorded_in_every_form(kernels: Kernels, tmp_path: Path) -> N
     assert index["flags"] == list(origin.flags)
 
 
-def test_a_given_compiler_wins_over_what_neffs_say(kernels: Kernels) -> None:
-    for path in kernels.neffs.values():
-        path.write_bytes(REAL)
+def test_a_given_compiler_wins_over_what_neffs_say(kernels: Kernels, real_neff: Callable[..., bytes]) -> None:
+    for id, path in kernels.neffs.items():
+        path.write_bytes(real_neff(kernels.hlos[id].read_bytes(), "trn1", 1))
     contents = bundle.gather(*kernels.arguments)
-    assert (contents.origin.simulated, contents.origin.compiler) == (False, "2.10.0.34")
+    assert (contents.origin.simulated, contents.origin.compiler) == (False, "neuronx-cc 2.24.5133.0+58f8de22")
     assert bundle.gather(*kernels.arguments, compiler="neuronx-cc 2.10").origin.compiler == "neuronx-cc 2.10"
 
 
@@ -96,9 +97,31 @@ def test_an_equal_neff_of_another_hlo_is_noticed(kernels: Kernels) -> None:
     assert f"kernel {last}: {kernels.neffs[last]}: compiled from another HLO" in refused(kernels)
 
 
-def test_simulated_and_real_are_not_mixed(kernels: Kernels) -> None:
-    kernels.neffs[min(kernels.specs)].write_bytes(REAL)
+def test_simulated_and_real_are_not_mixed(kernels: Kernels, real_neff: Callable[..., bytes]) -> None:
+    first = min(kernels.specs)
+    kernels.neffs[first].write_bytes(real_neff(kernels.hlos[first].read_bytes(), "trn1", 1))
     assert "made by more than one compiler" in refused(kernels)
+
+
+def test_real_neffs_are_compared_with_their_hlo_and_the_target(
+    kernels: Kernels, real_neff: Callable[..., bytes]
+) -> None:
+    for id, path in kernels.neffs.items():
+        path.write_bytes(real_neff(kernels.hlos[id].read_bytes(), "trn1", 1))
+    assert bundle.gather(*kernels.arguments).origin.compiler == "neuronx-cc 2.24.5133.0+58f8de22"
+    first, second, third, fourth, fifth, *_, last = sorted(kernels.specs)
+    kernels.neffs[first].write_bytes(real_neff(kernels.hlos[first].read_bytes(), "trn2", 2))
+    kernels.neffs[second].write_bytes(real_neff(make_hlo(99), "trn1", 1))
+    kernels.neffs[third].write_bytes(b"ERROR")
+    # Equal bytes are read once and compared with the HLO of each kernel.
+    kernels.neffs[last].write_bytes(kernels.neffs[fourth].read_bytes())
+    kernels.neffs[fifth].write_bytes(real_neff(kernels.hlos[fifth].read_bytes(), "trn1", 1, drop=["input0"]))
+    text = refused(kernels)
+    assert f"kernel {first}: {kernels.neffs[first]}: compiled for cayman (trn2), not for trn1 (sunda)" in text
+    assert f"kernel {second}: {kernels.neffs[second]}: its input input0 has 396 bytes" in text
+    assert f"kernel {third}: {kernels.neffs[third]}: not a NEFF: 5 bytes" in text
+    assert f"kernel {last}: {kernels.neffs[last]}: its input input0 has" in text
+    assert f"kernel {fifth}" not in text, "the compiler drops inputs that do not matter"
 
 
 def test_settings_must_be_the_bundle_s(kernels: Kernels) -> None:
@@ -179,11 +202,13 @@ def test_same_bytes_everywhere(kernels: Kernels, tmp_path: Path) -> None:
     assert not [name for name, data in made[0].items() if str(tmp_path).encode() in data], "no path is in an output"
 
 
-def test_memory_does_not_grow_with_the_bundle(make: Callable[..., Kernels], tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_bundle(
+    make: Callable[..., Kernels], tmp_path: Path, real_neff: Callable[..., bytes]
+) -> None:
     kernels = make([unary("relu", n) for n in range(1, 41)])
-    for n, path in enumerate(kernels.neffs.values()):
-        payload = bytes([n]) * (1 << 20)
-        path.write_bytes(REAL[:16] + len(payload).to_bytes(8, "little") + REAL[24:1024] + payload)
+    for n, (id, path) in enumerate(kernels.neffs.items()):
+        code = random.Random(n).randbytes(1 << 18)
+        path.write_bytes(real_neff(kernels.hlos[id].read_bytes(), "trn1", 1, code=code))
     tracemalloc.start()
     bundle.build(*kernels.arguments, tree_path=tmp_path / "tree", pack_path=tmp_path / "p.gguf", embed_folder=tmp_path)
     _, peak = tracemalloc.get_traced_memory()

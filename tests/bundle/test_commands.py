@@ -7,6 +7,7 @@ import io
 import json
 import random
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,29 @@ def test_text(out: Path, kernels: Kernels) -> None:
     assert ": HLO module\n" in module and "  instructions 1 copy, 1 parameter\n" in module
 
 
-def test_real_neff(tmp_path: Path) -> None:
+def test_real_neff(tmp_path: Path, real_neff: Callable[..., bytes]) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(real_neff(make_hlo(6), "trn2", 2))
+    what = described(path)
+    assert (what["kind"], what["simulated"], what["compiler"]) == ("neff", False, "neuronx-cc 2.24.5133.0+58f8de22")
+    assert (what["target"], what["device"], what["physical_cores"], what["lnc"]) == ("trn2", "cayman", 2, 2)
+    assert what["features"] == ["logical cores"] and what["build"] == "" and what["name"] == "kernel.neff"
+    assert [(t["name"], t["usage"], t["dtype"], t["size"]) for t in what["tensors"]] == [
+        ("input0", "in", "f32", 24),
+        ("output0", "out", "f32", 24),
+    ]
+    assert what["digest"] == "the hash is no digest of the payload that is known"
+    text = run(inspect_command.command, path).stdout
+    for line in ("target       trn2", "compiler     neuronx-cc 2.24.5133.0+58f8de22", "build        none"):
+        assert f"  {line}\n" in text
+    path.write_bytes(real_neff(make_hlo(6), "inf2", 1, version="2.14.227.0+2d4f85be"))
+    what = described(path)
+    assert (what["target"], what["digest"]) == ("trn1, trn1n, inf2", "MD5")
+    path.write_bytes(path.read_bytes()[:2000] + b"damage" + path.read_bytes()[2006:])
+    assert "damaged NEFF" in failure(inspect_command.command, path)
+
+
+def test_a_neff_of_a_form_that_is_not_known(tmp_path: Path) -> None:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("sg00/def.json"))
@@ -86,11 +109,8 @@ def test_real_neff(tmp_path: Path) -> None:
     data = REAL[:16] + len(payload).to_bytes(8, "little") + REAL[24:1024] + payload
     (tmp_path / "x").write_bytes(data)
     what = described(tmp_path / "x")
-    assert (what["kind"], what["simulated"], what["compiler"]) == ("neff", False, "2.10.0.34")
-    assert what["members"] == {"sg00/def.json": 0} and what["digest"] == "does not match the payload"
-    digest = hashlib.md5(payload, usedforsecurity=False).digest()
-    (tmp_path / "x").write_bytes(data[:172] + digest + data[188:])
-    assert described(tmp_path / "x")["digest"] == "matches the payload"
+    assert (what["kind"], what["simulated"]) == ("neff", False)
+    assert what["members"] == {"sg00/def.json": 0} and "it has no info.json" in what["not_read"]
 
 
 def test_check_reads_the_files(out: Path) -> None:
@@ -116,6 +136,32 @@ def test_a_real_neff_in_a_simulated_bundle(out: Path) -> None:
     size = index["kernels"][0]["neff_size"]
     file.write_bytes(REAL[:16] + (size - 1024).to_bytes(8, "little") + REAL[24:1024] + bytes(size - 1024))
     assert "real, unlike its bundle" in failure(inspect_command.command, out / "tiny_trn1")
+
+
+def test_check_compares_real_neffs_with_what_the_index_says(
+    kernels: Kernels, tmp_path: Path, real_neff: Callable[..., bytes]
+) -> None:
+    for id, path in kernels.neffs.items():
+        path.write_bytes(real_neff(kernels.hlos[id].read_bytes(), "trn1", 1))
+    laid, packed = tmp_path / "tree", tmp_path / "p.gguf"
+    made = bundle.build(*kernels.arguments, tree_path=laid, pack_path=packed)
+    assert made.origin.compiler == "neuronx-cc 2.24.5133.0+58f8de22"
+    assert described(laid, "--check")["neff_count"] == described(packed, "--check")["neff_count"] == 12
+    # Whoever writes the index can write any digest.
+    index = json.loads((laid / "index.json").read_text())
+    file = laid / index["kernels"][3]["neff"]
+
+    def exchanged(data: bytes) -> str:
+        file.write_bytes(data)
+        index["kernels"][3] |= {"neff_sha256": hashlib.sha256(data).hexdigest(), "neff_size": len(data)}
+        (laid / "index.json").write_text(json.dumps(index))
+        described(laid)
+        return failure(inspect_command.command, laid, "--check")
+
+    assert f"{file}: compiled for cayman (trn2), not for trn1 (sunda)" in exchanged(real_neff(make_hlo(4), "trn2", 2))
+    assert f"{file}: its input input0 has 396 bytes; its HLO's input0: f32[4], 16" in exchanged(
+        real_neff(make_hlo(99), "trn1", 1)
+    )
 
 
 def test_what_is_nothing_of_the_kind(tmp_path: Path, out: Path) -> None:

@@ -75,11 +75,11 @@ def test_what_only_one_way_of_working_needs_is_absent_and_no_failure(
 def test_neuronx_cc_is_found_in_neuron_sdk(kernelgen: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "bin" / "neuronx-cc"
     program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "NeuronX Compiler version 2.10.0.34+6c8792c6f"\necho "Python version 3.11"\n')
+    program.write_text('#!/bin/sh\necho "NeuronX Compiler version 2.24.5133.0+58f8de22"\necho "Python version 3.11"\n')
     program.chmod(0o755)
     monkeypatch.setenv("NEURON_SDK", str(tmp_path))
     checks = report(kernelgen("doctor", "--format", "json"))
-    assert checks["neuronx-cc"]["found"] == "neuronx-cc 2.10.0.34+6c8792c6f"
+    assert checks["neuronx-cc"]["found"] == "neuronx-cc 2.24.5133.0+58f8de22"
 
 
 def test_a_neuron_sdk_without_the_compiler_is_said(

@@ -47,7 +47,7 @@ def test_the_sdk_is_taken_where_it_is_installed(build: Build, tmp_path: Path) ->
     code, out, err = build()
     assert code == 0, err
     assert "2 built (2 compiled, 0 up to date), 0 failed" in out
-    assert err.startswith("compiling with neuronx-cc 2.10.0.34+6c8792c6f\n")
+    assert err.startswith("compiling with neuronx-cc 2.24.5133.0+58f8de22\n")
     index = json.loads((tmp_path / "out/two_trn1/index.json").read_text())
     assert index["simulated"] is False
     for kernel in index["kernels"]:
@@ -67,8 +67,33 @@ def test_what_the_sdk_compiled_is_not_compiled_again_by_the_same_version(build: 
     assert len(compiles(tmp_path)) == 4
 
 
+def test_a_neff_of_the_sdk_is_judged_by_the_digest_that_was_recorded(build: Build, tmp_path: Path) -> None:
+    """Its own hash is not known how to make, and two compiles are never byte-equal."""
+    build()
+    one, two = sorted((tmp_path / "out/.kernelgen/neff").glob("*.neff"))
+    data = one.read_bytes()
+    assert neff.payload_digest(data, neff.read_header(data)) is None
+    one.write_bytes(data[:-3] + b"\1\1\1")
+    before = two.read_bytes()
+    code, out, _ = build()
+    assert code == 0 and "(1 compiled, 1 up to date)" in out
+    assert one.read_bytes() != data and two.read_bytes() == before
+    one.with_suffix(".origin").unlink()
+    code, out, _ = build("--dry-run")
+    assert code == 0 and "compile at most 1 of 2" in out
+    code, out, _ = build()
+    assert code == 0 and "(1 compiled, 1 up to date)" in out
+
+
 @pytest.mark.parametrize(
-    "manners", [{"exit": 1, "output": "none"}, {"output": "none"}, {"exit": 1}, {"output": "garbage"}]
+    "manners",
+    [
+        {"exit": 1, "output": "none"},
+        {"output": "none"},
+        {"exit": 1},
+        {"output": "garbage"},
+        {"exit": 70, "output": "error"},
+    ],
 )
 def test_a_failure_of_the_sdk_is_shown_and_never_taken_for_a_result(
     build: Build, tmp_path: Path, manners: dict[str, object]
@@ -80,6 +105,26 @@ def test_a_failure_of_the_sdk_is_shown_and_never_taken_for_a_result(
     assert not (tmp_path / "out/two_trn1.kernels.gguf").exists()
     code, out, _ = build()
     assert code == 0 and "2 built (2 compiled" in out
+
+
+@pytest.mark.parametrize(
+    "manners, reason",
+    [
+        ({"target": "trn2"}, "compiled for cayman (trn2), not for trn1 (sunda)"),
+        ({"rename": {"output0": "other"}}, "it has no output output0, which its HLO has"),
+    ],
+)
+def test_a_neff_of_something_else_is_in_no_bundle_and_no_cache(
+    build: Build, tmp_path: Path, manners: dict[str, object], reason: str
+) -> None:
+    shared = ("--cache", str(tmp_path / "cache"))
+    code, out, err = build(*shared, **manners)
+    assert code == 1 and "2 failed" in out
+    assert f"neuronx-cc's NEFF is not used: {reason}" in err
+    assert not (tmp_path / "out/two_trn1.kernels.gguf").exists()
+    assert not list((tmp_path / "cache").glob("*.entry"))
+    code, out, err = build(*shared, drop=["input0"])
+    assert code == 0 and "2 built (2 compiled" in out, "the compiler drops inputs that do not matter"
 
 
 def test_a_hanging_sdk_is_stopped_at_the_time_limit(build: Build) -> None:

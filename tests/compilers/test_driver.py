@@ -21,7 +21,7 @@ from kernelgen.hlo import proto
 Install = Callable[..., Path]
 
 DRIVER = Path(driver.__file__)
-IDENTITY = "neuronx-cc 2.10.0.34+6c8792c6f"
+IDENTITY = "neuronx-cc 2.24.5133.0+58f8de22"
 KERNEL = "sqr-64x4-f32-0123456789ab"
 
 # What the rules copy without its lines of comment: the driver, and the modules of the simulator's step (tools/kernelgen/BUILD.bazel).
@@ -172,9 +172,9 @@ def test_the_driver_needs_nothing_but_the_standard_library() -> None:
 
 def test_a_simulated_neff_has_the_bytes_that_its_version_stands_for() -> None:
     # The caches know a simulated NEFF by the simulator's version: raise it with this digest.
-    assert simulate.VERSION == "2"
-    made = neff.write_simulated(copy_module(), CompileConfig.make("trn1").flags(), "simulator 2 (jaxlib 0)")
-    assert hashlib.sha256(made).hexdigest() == "b24e48d6789f1dcf6b1078ac12be87b3f0b4e58174f80fe21db75ea8c23ddecb"
+    assert simulate.VERSION == "3"
+    made = neff.write_simulated(copy_module(), CompileConfig.make("trn1").flags(), "simulator 3 (jaxlib 0)")
+    assert hashlib.sha256(made).hexdigest() == "634ae124ba160e93af8a8aef61b437de513177b9fd24db619e0b15eed4a88594"
 
 
 def copy_module() -> bytes:

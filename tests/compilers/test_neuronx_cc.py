@@ -67,9 +67,9 @@ def failure(program: Path, module: bytes, log_dir: Path, **limits: Any) -> str:
 
 def test_compiles(install: Install, module: bytes, tmp_path: Path) -> None:
     data = compile_with(install(), module, tmp_path / "logs", timeout=30, memory_mb=2000)
-    header = neff.check_payload(data)
+    header = neff.read_header(data)
     assert not header.simulated and header.pkg_version == 2 and header.lnc_size == 1
-    assert "sg00/code.bin" in neff.unpack(data)
+    assert "sg00/PE.bin" in neff.unpack(data)
     assert not (tmp_path / "logs").exists(), "nothing is kept when all goes well"
 
 
@@ -127,7 +127,12 @@ def test_status_with_file(install: Install, module: bytes, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("output", "reason"),
-    [("garbage", "package version"), ("truncated", "its header says"), ("empty", "0 bytes, less than the header")],
+    [
+        ("garbage", "package version"),
+        ("truncated", "its header says"),
+        ("empty", "0 bytes, less than the header"),
+        ("error", "5 bytes, less than the header"),
+    ],
 )
 def test_bad_file(install: Install, module: bytes, tmp_path: Path, output: str, reason: str) -> None:
     text = failure(install(output=output), module, tmp_path)
@@ -201,7 +206,7 @@ def test_failure_is_not_remembered(install: Install, module: bytes, tmp_path: Pa
 
 def test_version(install: Install) -> None:
     compiler = NeuronxCC.open(install())
-    assert (compiler.name, compiler.identity) == ("neuronx-cc", "neuronx-cc 2.10.0.34+6c8792c6f")
+    assert (compiler.name, compiler.identity) == ("neuronx-cc", "neuronx-cc 2.24.5133.0+58f8de22")
 
 
 @pytest.mark.parametrize("version", ["", "usage: neuronx-cc", "\nNeuronX Compiler version 2.0", "\x00\xff"])

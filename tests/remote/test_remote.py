@@ -130,7 +130,7 @@ def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster) -> Non
 
 def test_a_worker_without_the_compiler_is_never_given_a_compile(cluster: clusters.Cluster) -> None:
     """It emits, and holds another version of the compiler; compiles wait for the worker that has the right one."""
-    other = cluster.worker("other", {"neuron-compiler": ["neuronx-cc 2.10.0.34+6c8792c6f"], "neuron-target": ["trn1"]})
+    other = cluster.worker("other", {"neuron-compiler": ["neuronx-cc 2.24.5133.0+58f8de22"], "neuron-target": ["trn1"]})
     with scratch.checkout() as checkout:
         flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
         results: list[scratch.Result] = []

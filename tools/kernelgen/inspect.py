@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelgen import neff
+from kernelgen import neff, neff_description
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.compilers.identity import flag
@@ -56,12 +56,12 @@ def text(what: dict[str, Any]) -> str:
         if name in ("path", "kind", "tensors", "kernels", "members"):
             continue
         if isinstance(value, list):
-            value = " ".join(map(str, value))
+            value = (", " if name == "features" else " ").join(map(str, value))
         elif isinstance(value, dict):
             value = ", ".join(f"{count} {key}" for key, count in value.items())
         elif isinstance(value, bool):
             value = "yes" if value else "no"
-        lines.append(f"  {name.replace('_', ' '):{_WIDTH}} {value}")
+        lines.append(f"  {name.replace('_', ' '):{_WIDTH}} {'none' if value == '' else value}")
     for tensor in what.get("tensors", ()):
         dims = ",".join(map(str, tensor["shape"]))
         shared = f", in the memory of {tensor['alias']}" if tensor["alias"] else ""
@@ -124,7 +124,7 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
     for number, stored in enumerate(made.neffs):
         source = f"{path}: NEFF {stored.sha256[:12]}"
         data = made.read_neff(number, None if check else HEADER_SIZE)
-        mistakes += _judge(data, stored.size, stored.sha256, made.origin.simulated, source, check)
+        mistakes += _judge(data, stored.size, stored.sha256, made.origin, source, check)
     kernels = []
     first: dict[int, str] = {}
     for number, kernel in enumerate(made.index.ids):
@@ -158,6 +158,8 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
 
 def _tree(path: Path, check: bool) -> dict[str, Any]:
     index = tree.read_index(path)
+    names = ("name", "target", "lnc", "simulated", "compiler", "version", "jax_version")
+    origin = BundleOrigin(**{name: index[name] for name in names}, flags=tuple(map(str, index["flags"])))
     mistakes: list[Diagnostic] = []
     kernels = []
     first: dict[str, str] = {}
@@ -180,7 +182,8 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
                 if real != kernel["neff_size"]:
                     mistakes.append(Diagnostic(f"{file}: {real} bytes, but {tree.INDEX} says {kernel['neff_size']}"))
                 else:
-                    mistakes += _judge(data, real, kernel["neff_sha256"], index["simulated"], str(file), check)
+                    tensors = _tensors_of(path / kernel["hlo"]) if check else None
+                    mistakes += _judge(data, real, kernel["neff_sha256"], origin, str(file), check, tensors)
         try:
             _spec_text(kernel["spec"])
         except (LookupError, TypeError, AttributeError):
@@ -196,8 +199,6 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
         sizes[sha] = kernel["neff_size"]
     if mistakes:
         raise KernelgenError(mistakes)
-    names = ("name", "target", "lnc", "simulated", "compiler", "version", "jax_version")
-    origin = BundleOrigin(**{name: index[name] for name in names}, flags=tuple(map(str, index["flags"])))
     return {
         "path": str(path),
         "kind": "tree",
@@ -207,16 +208,41 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
     }
 
 
-def _judge(data: bytes, size: int, sha256: str, simulated: bool, source: str, whole: bool) -> list[Diagnostic]:
-    """Returns what is wrong with a NEFF of a bundle; `data` is all of it, or its header."""
+def _tensors_of(hlo: Path) -> tuple[neff.Tensor, ...] | None:
+    """Returns the tensors of a kernel; None when its HLO can't be read, which is said elsewhere."""
+    try:
+        return neff.tensors_of(hlo.read_bytes())
+    except (OSError, KernelgenError):
+        return None
+
+
+def _judge(
+    data: bytes,
+    size: int,
+    sha256: str,
+    origin: BundleOrigin,
+    source: str,
+    whole: bool,
+    tensors: tuple[neff.Tensor, ...] | None = None,
+) -> list[Diagnostic]:
+    """Returns what is wrong with a NEFF of a bundle; `data` is all of it, or its header. A pack has no HLO to compare it with."""
     try:
         header = neff.read_header(data, total=size, source=source)
     except KernelgenError as error:
         return list(error.diagnostics)
-    if header.simulated != simulated:
+    if header.simulated != origin.simulated:
         return [Diagnostic(f"{source}: {'simulated' if header.simulated else 'real'}, unlike its bundle")]
     if whole and hashlib.sha256(data).hexdigest() != sha256:
         return [Diagnostic(f"{source}: damaged: its SHA-256 is not the one in the index")]
+    if whole:
+        try:
+            said = neff_description.describe(data, source=source)
+            if tensors is None:
+                neff_description.check_device(said, origin.target, origin.lnc, source=source)
+            else:
+                neff_description.check(said, tensors, origin.target, origin.lnc, source=source)
+        except KernelgenError as error:
+            return list(error.diagnostics)
     return []
 
 
@@ -227,36 +253,40 @@ def _head(path: Path) -> bytes:
 
 def _neff(data: bytes, source: str) -> dict[str, Any]:
     header = neff.read_header(data, source=source)
+    members = neff.members(data, source=source)
     what: dict[str, Any] = {"path": source, "kind": "neff", "simulated": header.simulated}
+    try:
+        said = neff_description.describe(data, source=source)
+    except KernelgenError as error:
+        # It is whole, and of a form that no public NEFF had.
+        said = None
+        what["not_read"] = error.diagnostics[0].message.removeprefix(f"{source}: ")
+    if said is not None:
+        what |= {"target": ", ".join(said.targets), "device": said.device, "compiler": said.identity}
+        what["physical_cores"] = len(said.cores)
+        what["features"] = list(said.features)
     if header.simulated:
         made = neff.read_simulated(data, source=source)
-        what |= {
-            "target": flag(made.info["flags"], "--target"),
-            "compiler": made.info["compiler"],
-            "flags": made.info["flags"],
-            "hlo_sha256": made.info["hlo_sha256"],
-        }
-    else:
-        what["compiler"] = header.build_version
+        what |= {"target": flag(made.info["flags"], "--target")}
+        what |= {"flags": made.info["flags"], "hlo_sha256": made.info["hlo_sha256"]}
     what |= {
         "lnc": header.lnc_size,
-        "cores": header.num_tpb,
         "name": header.name,
         "neff_version": ".".join(map(str, header.neff_version)),
         "package": f"{header.pkg_version}, {'gzip' if header.pkg_version == neff.GZIP else 'plain'} tar",
+        "build": header.build_version,
+        "cores": f"{header.num_tpb}, {header.requested_tpb} requested, {sum(header.tpb_per_node)} on all nodes",
+        "hash": header.hash.hex(),
+        # From 2.18 on nobody knows how neuronx-cc makes it, so that it is none is worth a remark and no error.
+        "digest": neff.payload_digest(data, header) or "the hash is no digest of the payload that is known",
         "uuid": header.uuid.hex(),
         "size": len(data),
     }
     if header.simulated:
         what["tensors"] = [t.to_json() for t in made.tensors]
-    else:
-        # How a real NEFF's digest is made is not documented by AWS, so that it differs is worth a remark and no error.
-        try:
-            neff.check_payload(data, source=source)
-            what["digest"] = "matches the payload"
-        except KernelgenError:
-            what["digest"] = "does not match the payload"
-    what["members"] = neff.members(data, source=source)
+    elif said is not None:
+        what["tensors"] = [t.to_json() for t in said.tensors]
+    what["members"] = members
     return what
 
 

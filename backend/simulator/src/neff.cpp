@@ -8,10 +8,9 @@ namespace simulator {
 // docs/simulated-neff.md
 static constexpr size_t   HEADER_SIZE     = 1024;
 static constexpr size_t   BUILD_OFFSET    = 40;
-static constexpr size_t   BUILD_SIZE      = 128;
 static constexpr char     SIMULATED[]     = "kernelgen-simulator";
 static constexpr uint64_t SIMULATED_MAJOR = 0x4D4953;  // SIM
-static constexpr uint64_t FORMAT          = 2;
+static constexpr uint64_t FORMAT          = 3;
 
 static uint64_t u64_at(const uint8_t * data, size_t offset) {
     uint64_t value = 0;
@@ -41,8 +40,7 @@ NRT_STATUS check_neff_header(const void * data, size_t size, std::string & why) 
     }
     const char * build = reinterpret_cast<const char *>(bytes + BUILD_OFFSET);
     if (strncmp(build, SIMULATED, sizeof(SIMULATED) - 1) != 0) {
-        why = "a NEFF for a Neuron device (built by '" + std::string(build, strnlen(build, BUILD_SIZE)) +
-              "'), which the simulator cannot run; compile the kernel with the simulator";
+        why = "a NEFF for a Neuron device, which the simulator cannot run; compile the kernel with the simulator";
         return NRT_UNSUPPORTED_NEFF_VERSION;
     }
     if (package != 1 || u64_at(bytes, 24) != SIMULATED_MAJOR || u64_at(bytes, 32) != FORMAT) {

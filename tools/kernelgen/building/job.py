@@ -7,8 +7,8 @@ Everything between the manifests and the bundles lives in one folder, `<output>/
                             <key>.origin beside it has the digest of the NEFF (`kernelgen.building.origins`)
     logs/  tmp/             of the workers
 
-So a NEFF that is there with its digest is up to date, whichever kernel, manifest or earlier build it was made for. What is not there
-may be in a cache that other builds share (`kernelgen.cache`); a compile step looks there first.
+So a NEFF that is there with its digest is up to date, whichever kernel, manifest or earlier build it was made for. What is not
+there may be in a cache that other builds share (`kernelgen.cache`); a compile step looks there first.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import kernelgen
 from kernelgen import neff as neff_format
+from kernelgen import neff_description
 from kernelgen.bundle import embed, pack, tree
 from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.index import Index
@@ -122,6 +123,9 @@ def gather(
                 raise KernelgenError(
                     f"{neffs[kernel]}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})"
                 )
+            if neff.said is not None:
+                tensors = neff_format.tensors_of(Path(hlos[kernel]).read_bytes(), source=str(hlos[kernel]))
+                neff_description.check(neff.said, tensors, config.target, config.lnc, source=str(neffs[kernel]))
         except KernelgenError as error:
             mistakes += [Diagnostic(f"kernel {kernel}: {d.message}", d.location, d.hint) for d in error.diagnostics]
             continue
@@ -161,12 +165,14 @@ class _Neff:
     made_by: str
     hlo_sha256: str | None
     """None for a real NEFF, which does not tell what it was compiled from."""
+    said: neff_description.Description | None = None
+    """Of a real NEFF, what is to be compared with the HLO instead."""
 
 
 def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
     """Returns the NEFF in `path`: one of `known` when its bytes are equal, else a new one, which is added to `known`.
 
-    Of a real NEFF only the header is checked; of a simulated one everything, its settings too.
+    Of a simulated NEFF everything is checked, its settings too. A real one is read to its end.
     """
     data = path.read_bytes()
     sha = hashlib.sha256(data).hexdigest()
@@ -175,7 +181,8 @@ def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
     file = StoredFile(path, sha, len(data))
     header = neff_format.read_header(data, source=str(path))
     if not header.simulated:
-        made = _Neff(len(known), file, False, header.build_version, None)
+        said = neff_description.describe(data, source=str(path))
+        made = _Neff(len(known), file, False, said.identity, None, said)
     else:
         info = neff_format.read_simulated(data, source=str(path)).info
         if info["flags"] != config.flags():

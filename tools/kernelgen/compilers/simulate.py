@@ -19,7 +19,7 @@ from kernelgen.fileio import write_bytes
 from kernelgen.hlo.cpu import check_compiles
 from kernelgen.step_protocol import Arguments, one
 
-VERSION = "2"
+VERSION = "3"
 """Raised when the simulator makes other NEFFs of the same HLO; a test holds the bytes of one against it."""
 
 

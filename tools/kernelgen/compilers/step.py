@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelgen import fileio
+from kernelgen import fileio, neff_description
+from kernelgen import neff as neff_format
 from kernelgen.compilers.base import Compiler, refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.errors import KernelgenError
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.filenames import kernel_of
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def compile_file(
             same is limited by `timeout` too, and counts apart.
 
     Raises:
-        KernelgenError: `hlo` cannot be read, is the output too, or is refused; or the compiler failed.
+        KernelgenError: `hlo` cannot be read, is the output too, or is refused; or the compiler failed, or made a NEFF of something
+            else.
         OSError: the output cannot be written.
     """
     hlo, output = Path(hlo), Path(output)
@@ -83,6 +85,7 @@ def compile_file(
             timeout=timeout,
             memory_mb=memory_mb,
         )
+        _check(made, data, config, name, compiler)
         return made
 
     if cache is None:
@@ -94,3 +97,17 @@ def compile_file(
     fileio.write_bytes(output, neff)
     return Compiled(source, hashlib.sha256(neff).hexdigest())
 
+
+def _check(made: bytes, hlo: bytes, config: CompileConfig, kernel: str, compiler: Compiler) -> None:
+    """Raises when a NEFF that was just made is not for the target, or has not the HLO's tensors: no cache may get it."""
+    try:
+        expected = neff_format.tensors_of(hlo)
+        neff_description.check(neff_description.describe(made), expected, config.target, config.lnc)
+    except KernelgenError as error:
+        what = [
+            Diagnostic(
+                f"kernel {kernel} for {config.target}: {compiler.name}'s NEFF is not used: {d.message.removeprefix('NEFF: ')}"
+            )
+            for d in error.diagnostics
+        ]
+        raise KernelgenError(what, exit_code=EXIT_FAILED) from None
