@@ -20,6 +20,7 @@ from kernelgen.cli import bundle as bundle_command
 from kernelgen.cli import compile as compile_command
 from kernelgen.cli import inspect as inspect_command
 from kernelgen.errors import EXIT_USAGE, KernelgenError
+from kernelgen.hlo import proto
 from kernelgen.plan import Kernel, Neff, Plan
 
 from .conftest import COMPILER, Kernels, make_hlo
@@ -215,6 +216,25 @@ def test_compile_command(tmp_path: Path) -> None:
     flags = described(tmp_path / "k.neff")["flags"]
     assert flags[:6] == ["--framework", "XLA", "--target", "trn2", "--optlevel", "3"] and flags[-2:] == ["--lnc", "1"]
     assert "--lnc 2: trn1 takes 1" in failure(compile_command.command, *arguments, "--target", "trn1", "--lnc", "2")
+
+
+def test_compile_command_prints_warnings(tmp_path: Path) -> None:
+    module = proto.parse(make_hlo(4))
+    for i in module.computations[0].instructions:
+        i.shape.element_type = 5
+    (tmp_path / "k.hlo.pb").write_bytes(proto.serialize(module))
+    result = run(
+        compile_command.command,
+        tmp_path / "k.hlo.pb",
+        "-o",
+        tmp_path / "k.neff",
+        "--target",
+        "trn1",
+        "--compiler",
+        "simulator",
+    )
+    assert result.exit_code == 0 and (tmp_path / "k.neff").exists()
+    assert "warning: kernel k for trn1: [kernelgen/i64-parameter] input0 (parameter)" in result.stderr
 
 
 def test_compile_command_says_which_compiler_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ class FakePool:
     fail: set[str] = field(default_factory=set)
     data: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    say: str = ""
 
     @property
     def idle(self) -> int:
@@ -63,15 +64,20 @@ class FakePool:
             if given["kernel"] in self.fail:
                 return [Answer(task, 1, "no", 0.0)]
             Path(given["output"]).write_bytes(b"not a NEFF")
+            return [Answer(task, 0, self.say, 0.5)]
         return [Answer(task, 0, "", 0.5)]
 
 
 class Steps(list[job.Step]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.warned: list[str] = []
+
     def step(self, step: job.Step) -> None:
         self.append(step)
 
     def warn(self, text: str) -> None:
-        raise AssertionError(text)
+        self.warned.append(text)
 
 
 def plan(
@@ -102,6 +108,8 @@ def run(
     steps = Steps()
     result = job._Run(what, libraries or [builtin_library()], made, steps, pool, Checked({}, {})).run()  # type: ignore[arg-type]
     assert not pool.running
+    if not pool.say:
+        assert steps.warned == []
     return result, steps
 
 
@@ -158,6 +166,12 @@ def test_kernels_with_equal_hlo_fail_together(tmp_path: Path) -> None:
     result, steps = run(pool, what, tmp_path)
     assert len(pool.compiled) == 1
     assert result.neffs == {} and [s.failure for s in steps] == ["no"] * 5
+
+
+def test_warnings_of_compiles_are_reported_once_and_fail_nothing(tmp_path: Path) -> None:
+    pool = FakePool(2, say="warning: the same\nsomething else\n")
+    result, steps = run(pool, plan(3), tmp_path)
+    assert len(result.neffs) == 3 and steps.warned == ["warning: the same"]
 
 
 def test_other_settings_another_compiler_or_target_compile_again(tmp_path: Path) -> None:

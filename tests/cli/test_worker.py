@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from kernelgen import worker
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.hlo import proto
 
 TENSOR = "(4,1,1,1)/f32"
 
@@ -46,6 +48,46 @@ def request(emitters: Path, op: str, number: int) -> str:
     output = emitters.with_name(f"{op}{number}.hlo.pb")
     words = ["emit", f"--spec={spec}", "--library=mine", f"--emitter={emitters}", f"--output={output}"]
     return json.dumps({"arguments": words, "requestId": number}) + "\n"
+
+
+CAUTION = "[kernelgen/i64-parameter] input0 (parameter): a 64-bit integer parameter"
+
+
+def wide(folder: Path, kind: str) -> Path:
+    """Writes HLO that returns its one parameter, of an element type."""
+    module = proto.parse(b"\x1a\x00")
+    module.name = module.entry_computation_name = "k"
+    (computation,) = module.computations
+    instruction = computation.instructions.add(name="input0", opcode="parameter")
+    instruction.shape.element_type = next(n for n, name in proto.ELEMENT_TYPES.items() if name == kind)
+    instruction.shape.dimensions.append(4)
+    computation.program_shape.parameters.append(instruction.shape)
+    computation.program_shape.result.CopyFrom(instruction.shape)
+    computation.program_shape.parameter_names.append("input0")
+    module.host_program_shape.CopyFrom(computation.program_shape)
+    path = folder / f"{kind}.hlo.pb"
+    path.write_bytes(proto.serialize(module))
+    return path
+
+
+def test_the_check_of_hlo_prints_warnings_and_refuses_errors(tmp_path: Path) -> None:
+    stamp = tmp_path / "stamp"
+    words = ["lint", "--target=trn1", f"--stamp={stamp}", f"--hlo={wide(tmp_path, 's64')}"]
+    code, said = worker.run(words)
+    assert (code, stamp.exists()) == (0, True)
+    assert said.startswith(f"warning: kernel s64 for trn1: {CAUTION}") and said.count("\n") == 1
+    stamp.unlink()
+    code, said = worker.run([*words, f"--hlo={wide(tmp_path, 'f64')}"])
+    assert (code, stamp.exists()) == (1, False)
+    assert "error: kernel f64 for trn1: [NCC_ESPP004] input0 (parameter): the type f64" in said
+
+
+def test_a_compile_prints_warnings_and_goes_on(tmp_path: Path) -> None:
+    hlo, output = wide(tmp_path, "s64"), tmp_path / "k.neff"
+    words = ["compile", "--compiler=simulator", "--kernel=k", f"--hlo={hlo}", f"--output={output}"]
+    code, said = worker.run([*words, *(f"--flag={flag}" for flag in CompileConfig.make("trn1").flags())])
+    assert (code, output.exists()) == (0, True), said
+    assert said.startswith(f"warning: kernel k for trn1: {CAUTION}")
 
 
 def test_what_a_step_writes_and_reads_is_no_part_of_the_protocol(emitters: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +13,10 @@ import pytest
 from jax import lax
 from toys import canonical, raw
 
+from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
-from kernelgen.hlo.lint import RULES, Finding, lint
+from kernelgen.hlo.lint import ERROR, KNOWN_CUSTOM_CALLS, RULES, WARNING, Finding, errors, lint
 from kernelgen.targets import TARGETS
 
 FLOAT, INT = "float32", "int32"
@@ -77,6 +81,13 @@ BROKEN = [
     ("kernelgen/id-32-bit", "does not fit 32 bits", "", lambda: raw(jnp.add, ((2,), FLOAT), ((2,), FLOAT)), None),
     (
         "kernelgen/id-32-bit",
+        "instruction id -1 does not fit 32 bits",
+        "",
+        lambda: edited(canonical(jnp.exp, ((2,), FLOAT)), "exponential", id=-1),
+        None,
+    ),
+    (
+        "kernelgen/id-32-bit",
         "is used twice",
         "add.3 (add)",
         lambda: edited(canonical(jnp.add, ((2,), FLOAT), ((2,), FLOAT)), "add", id=2),
@@ -91,7 +102,7 @@ BROKEN = [
     ),
     ("NCC_EVRF001", "topk is not supported", "", lambda: canonical(lambda x: lax.top_k(x, 3)[0], ((9,), FLOAT)), None),
     (
-        "kernelgen/f64",
+        "NCC_ESPP004",
         "f64 is not supported",
         "input0 (parameter)",
         lambda: canonical(jnp.exp, ((2,), "float64"), x64=True),
@@ -104,7 +115,21 @@ BROKEN = [
         lambda: canonical(jnp.negative, ((2,), "int64"), x64=True),
         None,
     ),
-    ("kernelgen/i64-dot", "a dot of s64", "", lambda: DOT(((2, 2), "int64"), ((2, 2), "int64"), x64=True), None),
+    (
+        "NCC_EVRF004",
+        "c64 is not supported",
+        "exponential",
+        lambda: retyped(canonical(jnp.exp, ((2,), FLOAT)), "exponential", "c64"),
+        None,
+    ),
+    (
+        "kernelgen/empty-tensor",
+        "the parameter f32[0,3] has no elements",
+        "input1 (parameter)",
+        lambda: canonical(lambda x, y: x + jnp.sum(y), ((2,), FLOAT), ((0, 3), FLOAT)),
+        None,
+    ),
+    ("NCC_EVRF035", "a dot of s64", "", lambda: DOT(((2, 2), "int64"), ((2, 2), "int64"), x64=True), None),
     (
         "ESFH002",
         "above 2^32 - 1",
@@ -112,7 +137,7 @@ BROKEN = [
         lambda: canonical(lambda x: x + jnp.uint64(2**40), ((2,), "uint64"), x64=True),
         None,
     ),
-    ("kernelgen/dynamic-shape", "f32[<=4] is dynamic", "exponential.2 (exponential)", dynamic, None),
+    ("NCC_EMOD025", "f32[<=4] is dynamic", "exponential.2 (exponential)", dynamic, None),
     (
         "kernelgen/conditional",
         "cond is not supported",
@@ -139,7 +164,7 @@ BROKEN = [
         None,
     ),
     (
-        "NCC_EVRF051",
+        "NCC_EVRF005",
         "f8e4m3fnuz is not supported",
         "exponential",
         lambda: retyped(canonical(jnp.exp, ((2,), FLOAT)), "exponential", "f8e4m3fnuz"),
@@ -176,6 +201,56 @@ def test_every_rule_is_broken_above() -> None:
     assert {r.name for r in RULES} == {rule for rule, *_ in BROKEN}
 
 
+def test_every_rule_says_how_it_is_known() -> None:
+    assert all(rule.evidence for rule in RULES)
+    assert {rule.name for rule in RULES if rule.severity == WARNING} == {"kernelgen/i64-parameter"}
+
+
+def test_the_documentation_has_every_rule_with_its_severity() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "compilers.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \|.*\| (error|warning) \|", page, re.MULTILINE)
+    assert rows == list(dict.fromkeys((rule.name, rule.severity) for rule in RULES))
+
+
+def test_a_caution_is_no_error() -> None:
+    hlo = canonical(jnp.negative, ((2,), "int64"), x64=True)
+    (finding,) = lint(hlo, TRN1)
+    assert (finding.rule, finding.severity) == ("kernelgen/i64-parameter", WARNING)
+    assert errors([finding]) == []
+    (line,) = refuse_unsupported(hlo, "trn1", "k")
+    assert line.startswith(
+        "kernel k for trn1: [kernelgen/i64-parameter] input0 (parameter): a 64-bit integer parameter"
+    )
+    assert line.endswith("(take pairs of i32 and use the lower word)")
+    f64 = canonical(jnp.exp, ((2,), "float64"), x64=True)
+    assert [f.severity for f in lint(f64)] and errors(lint(f64)) == lint(f64)
+    with pytest.raises(KernelgenError, match="NCC_ESPP004"):
+        refuse_unsupported(f64, "trn1", "k")
+
+
+def zero_id() -> bytes:
+    """A module as XLA numbers it: from 0, with the computation's id in none of them."""
+    module = proto.parse(canonical(jnp.exp, ((2,), FLOAT)))
+    (computation,) = module.computations
+    for i in computation.instructions:
+        i.id -= 1
+        i.operand_ids[:] = [n - 1 for n in i.operand_ids]
+    computation.root_id -= 1
+    return proto.serialize(module)
+
+
+@pytest.mark.parametrize("target", sorted(KNOWN_CUSTOM_CALLS))
+def test_custom_calls_that_aws_lists_are_known(target: str) -> None:
+    assert errors(lint(custom(target), TRN2)) == []
+
+
+def test_the_list_of_custom_calls_is_aws_s() -> None:
+    """29 entries, of which public modules that were compiled have four; nothing else is known."""
+    assert len(KNOWN_CUSTOM_CALLS) == 29
+    (finding,) = errors(lint(custom("AwsNeuronGelu2"), TRN2))
+    assert finding.rule == "NCC_EVRF015"
+
+
 @pytest.mark.parametrize(
     "module, target",
     [
@@ -186,6 +261,7 @@ def test_every_rule_is_broken_above() -> None:
         (lambda: canonical(jnp.sort, ((8,), FLOAT)), None),  # which target is not known yet
         (lambda: canonical(jnp.argmax, ((8,), FLOAT)), None),
         (lambda: custom("AwsNeuronGelu"), None),
+        (zero_id, None),
         (lambda: DOT(((2, 2), INT), ((2, 2), INT)), TRN1),
         (lambda: DOT(((2, 2), INT), ((2, 2), INT)), None),  # which target is not known yet
         (lambda: canonical(lambda x: x.astype(FLOAT), ((2,), "float8_e4m3fn")), TRN3),
@@ -203,7 +279,7 @@ def test_what_is_no_module_is_an_error() -> None:
 
 def test_a_finding_reads_as_one_line() -> None:
     assert (
-        str(Finding("NCC_EVRF001", "topk.3 (topk)", "topk is not supported"))
+        str(Finding("NCC_EVRF001", ERROR, "topk.3 (topk)", "topk is not supported"))
         == "[NCC_EVRF001] topk.3 (topk): topk is not supported"
     )
 

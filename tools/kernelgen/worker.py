@@ -105,29 +105,39 @@ def _there(path: Path) -> Path:
 def lint(arguments: Arguments) -> None:
     """Refuses what neuronx-cc is known to refuse for a `--target`: an `--hlo` a kernel. Writes the empty file `--stamp`.
 
+    Warnings are printed, and refuse nothing.
+
     Raises:
-        KernelgenError: all findings of all kernels.
+        KernelgenError: all errors of all kernels.
     """
     from kernelgen import fileio
 
-    _refuse_unsupported(map(Path, arguments["hlo"]), one(arguments, "target"))
+    _warn(_refuse_unsupported(map(Path, arguments["hlo"]), one(arguments, "target")))
     fileio.write_bytes(one(arguments, "stamp"), b"")
 
 
-def _refuse_unsupported(hlos: Iterable[Path], target: str) -> None:
+def _refuse_unsupported(hlos: Iterable[Path], target: str) -> list[str]:
+    """Returns the warnings of all kernels."""
     from kernelgen.compilers.base import refuse_unsupported
     from kernelgen.filenames import kernel_of
 
     mistakes: dict[Diagnostic, None] = {}
+    warnings: list[str] = []
     code = EXIT_OK
     for path in hlos:
         try:
-            refuse_unsupported(path.read_bytes(), target, kernel_of(path))
+            warnings += refuse_unsupported(path.read_bytes(), target, kernel_of(path))
         except KernelgenError as error:
             mistakes |= dict.fromkeys(error.diagnostics)
             code = max(code, error.exit_code)
     if mistakes:
         raise KernelgenError(mistakes, exit_code=code)
+    return warnings
+
+
+def _warn(texts: Iterable[str]) -> None:
+    for text in dict.fromkeys(texts):
+        print(f"warning: {text}")
 
 
 def compile_(arguments: Arguments) -> None:
@@ -164,6 +174,7 @@ def compile_(arguments: Arguments) -> None:
         memory_mb=int(memory) if memory else None,
         cache=_cache(arguments),
     )
+    _warn(done.warnings)
     if origin := maybe(arguments, "origin"):
         from kernelgen.building import origins
 
@@ -198,7 +209,8 @@ def bundle(arguments: Arguments) -> None:
     JSON with its `spec` and the paths `hlo` and `neff`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not
     given.
 
-    With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there.
+    With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there; compile
+    steps print the warnings.
 
     An entry's `origin` is what its compile step wrote about the NEFF: one of an earlier HLO is refused. With `--counted` (a path,
     of this step's own) it says how many NEFFs were compiled since it ran last, and how many came from a cache.

@@ -258,6 +258,7 @@ class _Run:
         self.compiles: deque[_Compile] = deque()
         self.waiting: dict[Path, list[Neff]] = {}  # by the NEFF's file: who else needs what is being compiled
         self.ended: dict[Path, str | None] = {}  # why there is no such NEFF, or None when there is
+        self.warned: set[str] = set()
         self.memory = 0
         self.cpus = 0
         self.running = 0
@@ -387,7 +388,7 @@ class _Run:
             elif target in self.ended:
                 self._report(Step(neff, self.ended[target]), target)
             elif _whole(target):
-                refusal = None if linted else _refusal(hlo, self.configs[neff.config].target, neff.kernel)
+                refusal = None if linted else self._refusal(hlo, self.configs[neff.config].target, neff.kernel)
                 self._report(Step(neff, refusal), target)
             else:
                 self.waiting[target] = []
@@ -409,11 +410,28 @@ class _Run:
         if failure is None:
             for line in answer.output.splitlines():
                 if line.startswith("warning: "):
-                    self.reporter.warn(line)
+                    self._warn(line)
         fresh = failure is None and not cached
         self._report(Step(compile_.neff, failure, fresh, answer.seconds, cached), compile_.path)
         for neff in others:
             self._report(Step(neff, failure), compile_.path)
+
+    def _refusal(self, hlo: bytes, target: str, kernel: str) -> str | None:
+        """Returns what the lint refuses in a kernel whose NEFF is there, or None; warnings are reported."""
+        from kernelgen.compilers.base import refuse_unsupported
+
+        try:
+            for text in refuse_unsupported(hlo, target, kernel):
+                self._warn(f"warning: {text}")
+        except KernelgenError as error:
+            return str(error)
+        return None
+
+    def _warn(self, line: str) -> None:
+        # The lint says the same of one kernel for several settings.
+        if line not in self.warned:
+            self.warned.add(line)
+            self.reporter.warn(line)
 
     def _report(self, step: Step, path: Path | None = None) -> None:
         self.result.steps.append(step)
@@ -425,17 +443,6 @@ class _Run:
 def _neff_file(settings: BuildSettings, hlo: bytes, config: CompileConfig) -> Path:
     key = cache.Key.make(hlo, settings.identity, config.flags())
     return settings.state / "neff" / f"{key.name[:40]}{NEFF}"
-
-
-def _refusal(hlo: bytes, target: str, kernel: str) -> str | None:
-    """Returns what the lint has against a kernel whose NEFF is there, or None."""
-    from kernelgen.compilers.base import refuse_unsupported
-
-    try:
-        refuse_unsupported(hlo, target, kernel)
-    except KernelgenError as error:
-        return str(error)
-    return None
 
 
 def _origin_file(neff: Path) -> Path:

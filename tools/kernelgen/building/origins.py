@@ -52,8 +52,8 @@ def read(path: str | Path) -> NeffOrigin | None:
     """Returns an origin, None when there is none that can be read."""
     try:
         value = json.loads(Path(path).read_bytes())
-        texts = (str(value[name]) for name in ("hlo_sha256", "source", "run"))
-        return NeffOrigin(*texts, neff_sha256=str(value.get("neff_sha256", "")))
+        hlo, source, run = (str(value[name]) for name in ("hlo_sha256", "source", "run"))
+        return NeffOrigin(hlo, source, run, str(value.get("neff_sha256", "")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -97,5 +97,7 @@ def command(
 
     cache = Cache(caches, Notices(say)) if caches != OFF else None
     done = compile_file(hlo, output, config, chosen, timeout=timeout, memory_mb=memory_mb, cache=cache)
+    for text in done.warnings:
+        say(text)
     if done.source != COMPILED:
         click.echo("from the cache", err=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.hlo.lint import lint
+from kernelgen.hlo.lint import errors, lint
 from kernelgen.targets import TARGETS
 
 
@@ -51,11 +51,13 @@ class Compiler(Protocol):
         """
 
 
-def refuse_unsupported(hlo: bytes, target: str, kernel: str) -> None:
+def refuse_unsupported(hlo: bytes, target: str, kernel: str) -> list[str]:
     """Raises what neuronx-cc is known to refuse for the target, so that it is found with no SDK and before minutes pass.
 
+    Returns the lint's warnings, a line of text each: what the compiler takes and may not do what was meant.
+
     Raises:
-        KernelgenError: one diagnostic for each finding, with the rule's name; or `hlo` is no HLO.
+        KernelgenError: one diagnostic for each error, with the rule's name; or `hlo` is no HLO.
     """
     if target not in TARGETS:
         raise KernelgenError(f"unknown target '{target}' (known: {', '.join(TARGETS)})")
@@ -63,8 +65,10 @@ def refuse_unsupported(hlo: bytes, target: str, kernel: str) -> None:
         findings = lint(hlo, TARGETS[target])
     except ValueError as error:
         raise KernelgenError(f"kernel {kernel}: {error}") from None
-    if findings:
+    refused = errors(findings)
+    if refused:
         raise KernelgenError(
-            [Diagnostic(f"kernel {kernel} for {target}: {f}", hint=f.hint or None) for f in findings],
+            [Diagnostic(f"kernel {kernel} for {target}: {f}", hint=f.hint or None) for f in refused],
             exit_code=EXIT_FAILED,
         )
+    return [f"kernel {kernel} for {target}: {f} ({f.hint})" for f in findings]

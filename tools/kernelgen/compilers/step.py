@@ -25,10 +25,12 @@ class Compiled:
     Attributes:
         source: where the NEFF came from: `compiled`, or a level of the cache (`local`, `shared`).
         sha256: digest of the NEFF, in hex.
+        warnings: what the lint has to say of the HLO, a line each.
     """
 
     source: str
     sha256: str
+    warnings: tuple[str, ...]
 
 
 def compile_file(
@@ -74,7 +76,7 @@ def compile_file(
         raise KernelgenError(f"{hlo}: {error.strerror}") from None
     name = kernel or kernel_of(hlo)
     # Before the cache is asked: what an earlier version of the lint let pass may be there.
-    refuse_unsupported(data, config.target, name)
+    warnings = refuse_unsupported(data, config.target, name)
 
     def compile_() -> bytes:
         made = compiler.compile(
@@ -95,7 +97,7 @@ def compile_file(
 
         neff, source = cache.neff(Key.make(data, compiler.identity, config.flags()), name, compile_, timeout)
     fileio.write_bytes(output, neff)
-    return Compiled(source, hashlib.sha256(neff).hexdigest())
+    return Compiled(source, hashlib.sha256(neff).hexdigest(), tuple(warnings))
 
 
 def _check(made: bytes, hlo: bytes, config: CompileConfig, kernel: str, compiler: Compiler) -> None:

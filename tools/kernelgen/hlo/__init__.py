@@ -26,12 +26,12 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
     # Imported here: other steps read HLO, and must not be redone when lowering changes.
     from kernelgen.errors import Diagnostic, KernelgenError
     from kernelgen.hlo.canonicalize import canonicalize
-    from kernelgen.hlo.lint import lint
+    from kernelgen.hlo.lint import errors, lint
     from kernelgen.hlo.lower import lower, place
 
     lowered = lower(spec, function)
     hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
-    findings = lint(hlo)
+    findings = errors(lint(hlo))
     if findings:
         raise KernelgenError(
             [Diagnostic(f"kernel {spec.id}: {f}", place(function), f.hint) for f in findings],

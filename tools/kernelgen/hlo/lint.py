@@ -1,13 +1,14 @@
 """What neuronx-cc is known to refuse, found in the HLO before any compiler runs.
 
-Every rule is one row of `RULES`: its name is the error code that AWS documents where there is one, and `kernelgen/…` otherwise.
-Rules come from AWS's published documentation of the compiler and from reports of its users; a module that is clean here may still
-be refused.
+Every rule is one row of `RULES`: its name is the error code that the compiler prints where there is one, and `kernelgen/…`
+otherwise. A finding is an error where AWS documents a refusal or a log shows one, and a warning where the compiler takes the module
+and may not do what was meant. A module that is clean here may still be refused; docs/compilers.md says how the rules compare with
+public modules that were compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +17,43 @@ from kernelgen.targets import Target
 
 MAX_ID = 2**31 - 1
 
+ERROR, WARNING = "error", "warning"
+"""Severities."""
+
 KNOWN_CUSTOM_CALLS = frozenset(
     {
-        "AwsNeuronGelu",
-        "AwsNeuronSilu",
-        "AwsNeuronRmsNorm",
-        "AwsNeuronSoftmax",
-        "AwsNeuronTopK",
         "AwsNeuronArgMax",
+        "AwsNeuronArgMin",
+        "AwsNeuronCollectiveMatmul",
         "AwsNeuronCustomNativeKernel",
+        "AwsNeuronCustomOp",
+        "AwsNeuronDevicePrint",
+        "AwsNeuronDropoutMaskV1",
+        "AwsNeuronErf",
+        "AwsNeuronGelu",
+        "AwsNeuronGeluApprxTanh",
+        "AwsNeuronGeluBackward",
+        "AwsNeuronIntMatmult",
+        "AwsNeuronLNCShardingConstraint",
+        "AwsNeuronModuleMarkerEnd-Backward",
+        "AwsNeuronModuleMarkerEnd-Forward",
+        "AwsNeuronModuleMarkerStart-Backward",
+        "AwsNeuronModuleMarkerStart-Forward",
+        "AwsNeuronRmsNorm",
+        "AwsNeuronSilu",
+        "AwsNeuronSiluBackward",
+        "AwsNeuronSoftmax",
+        "AwsNeuronSoftmaxBackward",
+        "AwsNeuronTopK",
+        "AwsNeuronTransferWithStaticRing",
+        "NeuronBoundaryMarker-End",
+        "NeuronBoundaryMarker-Start",
+        "ResizeBilinear",
+        "ResizeNearest",
+        "ResizeNearestGrad",
     }
 )
-"""Targets of custom calls that the compiler knows by name."""
+"""Targets of custom calls that the compiler knows by name: AWS's page of the error NCC_EVRF015 lists them."""
 
 _INTEGERS = frozenset({"s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "s4", "u4", "s2", "u2", "pred"})
 _FNUZ = frozenset({"f8e4m3fnuz", "f8e5m2fnuz", "f8e4m3b11fnuz"})
@@ -38,16 +64,18 @@ _CALLBACKS = ("callback", "xla_ffi_python", "xla_python")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One instruction that a compiler would refuse.
+    """One instruction that a compiler would refuse, or might not take as it is meant.
 
     Attributes:
-        rule: AWS's error code, or `kernelgen/<name>`.
+        rule: the compiler's error code, or `kernelgen/<name>`.
+        severity: `ERROR` or `WARNING`.
         instruction: name and opcode of the instruction, or `module`.
         message: what is wrong.
         hint: what to do instead.
     """
 
     rule: str
+    severity: str
     instruction: str
     message: str
     hint: str = ""
@@ -65,12 +93,16 @@ class Rule:
         check: gives (instruction or None for the module, message) per violation.
         hint: as `Finding.hint`.
         per_target: whether it depends on the target; such a rule is left out when no target is given.
+        severity: as `Finding.severity`.
+        evidence: where the refusal is documented, or was seen.
     """
 
     name: str
     check: Callable[[_Module, Target | None], Iterator[tuple[Any, str]]]
     hint: str
     per_target: bool = False
+    severity: str = ERROR
+    evidence: str = ""
 
 
 class _Module:
@@ -104,7 +136,7 @@ def _shapes(shape: Any) -> Iterator[Any]:
 def _ids(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
     seen: set[int] = set()
     for i in m.instructions:
-        if not 0 < i.id <= MAX_ID:
+        if not 0 <= i.id <= MAX_ID:
             yield i, f"instruction id {i.id} does not fit 32 bits"
         elif i.id in seen:
             yield i, f"instruction id {i.id} is used twice"
@@ -146,6 +178,12 @@ def _i64_parameters(m: _Module, target: Target | None) -> Iterator[tuple[Any, st
     for i in proto.parameters(proto.entry(m.message)):
         if _type(i.shape) in ("s64", "u64"):
             yield i, "a 64-bit integer parameter is narrowed or refused, depending on the compiler's release"
+
+
+def _empty(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+    for i in proto.parameters(proto.entry(m.message)):
+        if 0 in i.shape.dimensions:
+            yield i, f"the parameter {proto.shape_text(i.shape)} has no elements"
 
 
 def _dot(*types: str) -> Callable[[_Module, Target | None], Iterator[tuple[Any, str]]]:
@@ -255,41 +293,86 @@ def _names(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
         seen.add(i.name)
 
 
+_AWS = "AWS's page of the error"
+_JAX = "AWS's known issues of JAX"
+_XLA = "XLA's own reader"
+
 RULES: tuple[Rule, ...] = (
-    Rule("kernelgen/id-32-bit", _ids, "canonicalize the module: ids are dense 32-bit integers"),
-    Rule("kernelgen/unique-name", _names, "canonicalize the module"),
-    Rule("NCC_EVRF001", _topk, "sort and slice: that is rewritten to a native top-k (k up to 16384, float keys)"),
+    Rule(
+        "kernelgen/id-32-bit",
+        _ids,
+        "canonicalize the module: ids are dense 32-bit integers",
+        evidence="logs of neuronx-cc 2.23 and 2.26; of an id that is used twice " + _XLA,
+    ),
+    Rule("kernelgen/unique-name", _names, "canonicalize the module", evidence=_XLA),
+    Rule(
+        "NCC_EVRF001",
+        _topk,
+        "sort and slice: that is rewritten to a native top-k (k up to 16384, float keys)",
+        evidence="logs",
+    ),
     Rule(
         "NCC_EVRF001",
         _opcodes("triangular-solve is not supported", "triangular-solve"),
         "substitute row by row in a loop of a constant number of steps",
+        evidence=_AWS,
     ),
-    Rule("kernelgen/f64", _types("f64", "c128"), "compute in float32"),
-    Rule("kernelgen/i64-parameter", _i64_parameters, "take pairs of i32 and use the lower word"),
-    Rule("kernelgen/i64-dot", _dot("s64", "u64"), "convert the operands to a float type"),
-    Rule("ESFH002", _u64_constants, "use 32-bit constants"),
-    Rule("kernelgen/dynamic-shape", _dynamic, "pad to a static shape and mask"),
-    Rule("kernelgen/conditional", _opcodes("cond is not supported", "conditional"), "compute both and select"),
-    Rule("kernelgen/while", _while, "loop a constant number of times (lax.fori_loop with constant bounds)"),
-    Rule("kernelgen/reduce-precision", _opcodes("reduce-precision is not supported", "reduce-precision"), "use astype"),
-    Rule("NCC_EVRF015", _custom_calls, "known: " + ", ".join(sorted(KNOWN_CUSTOM_CALLS))),
-    Rule("kernelgen/host", _host, "a kernel can't call the host: remove callbacks and debug prints"),
-    Rule("NCC_EVRF016", _scatter_reduce, "scatter float values, or overwrite"),
-    Rule("NCC_EVRF051", _types(*sorted(_FNUZ)), "FNUZ types exist on no target"),
-    Rule("NCC_EVRF051", _fp8, "F8E4M3FN exists on trn3 only", per_target=True),
+    Rule("NCC_ESPP004", _types("f64"), "compute in float32", evidence=_AWS + ", and logs"),
+    Rule("NCC_EVRF004", _types("c64", "c128"), "compute real and imaginary parts", evidence=_AWS),
+    Rule(
+        "kernelgen/i64-parameter",
+        _i64_parameters,
+        "take pairs of i32 and use the lower word",
+        severity=WARNING,
+        evidence="2.14 compiled 317 public modules that have some, as pairs of 32 bits",
+    ),
+    Rule("kernelgen/empty-tensor", _empty, "leave the parameter out", evidence="six logs of neuronx-cc 2.14"),
+    Rule("NCC_EVRF035", _dot("s64", "u64"), "convert the operands to a float type", evidence=_AWS),
+    Rule("ESFH002", _u64_constants, "use 32-bit constants", evidence=_AWS),
+    Rule("NCC_EMOD025", _dynamic, "pad to a static shape and mask", evidence=_AWS),
+    Rule(
+        "kernelgen/conditional",
+        _opcodes("cond is not supported", "conditional"),
+        "compute both and select",
+        evidence=_JAX,
+    ),
+    Rule(
+        "kernelgen/while",
+        _while,
+        "loop a constant number of times (lax.fori_loop with constant bounds)",
+        evidence=_JAX,
+    ),
+    Rule(
+        "kernelgen/reduce-precision",
+        _opcodes("reduce-precision is not supported", "reduce-precision"),
+        "use astype",
+        evidence=_JAX,
+    ),
+    Rule("NCC_EVRF015", _custom_calls, "known: " + ", ".join(sorted(KNOWN_CUSTOM_CALLS)), evidence=_AWS),
+    Rule("kernelgen/host", _host, "a kernel can't call the host: remove callbacks and debug prints", evidence=_JAX),
+    Rule("NCC_EVRF016", _scatter_reduce, "scatter float values, or overwrite", evidence=_AWS),
+    Rule("NCC_EVRF005", _types(*sorted(_FNUZ)), "FNUZ types exist on no target", evidence=_AWS),
+    Rule("NCC_EVRF051", _fp8, "F8E4M3FN exists on trn3 only", per_target=True, evidence=_AWS),
     Rule(
         "NCC_EVRF029",
         _sort,
         "count, or sort by a network of comparisons (kernels/sorting.py does both)",
         per_target=True,
+        evidence="logs for trn2 and trn3",
     ),
-    Rule("NCC_EVRF035", _dot("s32", "u32"), "convert the operands to float32", per_target=True),
+    Rule(
+        "NCC_EVRF035",
+        _dot("s32", "u32"),
+        "convert the operands to float32",
+        per_target=True,
+        evidence=_AWS,
+    ),
 )
 """Every rule, in the order in which findings are reported."""
 
 
 def lint(hlo: bytes, target: Target | None = None) -> list[Finding]:
-    """Returns what neuronx-cc would refuse in a module.
+    """Returns what neuronx-cc would refuse in a module, and what it might not take as it is meant.
 
     Args:
         hlo: serialized `HloModuleProto`.
@@ -304,5 +387,11 @@ def lint(hlo: bytes, target: Target | None = None) -> list[Finding]:
         if rule.per_target and target is None:
             continue
         for i, message in rule.check(m, target):
-            findings.append(Finding(rule.name, "module" if i is None else f"{i.name} ({i.opcode})", message, rule.hint))
+            where = "module" if i is None else f"{i.name} ({i.opcode})"
+            findings.append(Finding(rule.name, rule.severity, where, message, rule.hint))
     return findings
+
+
+def errors(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns the findings that a compiler would refuse."""
+    return [finding for finding in findings if finding.severity == ERROR]
