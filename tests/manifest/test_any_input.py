@@ -54,6 +54,8 @@ BATCHES = """\
 format: 1
 name: batches
 targets: [inf2]
+sizes: {n_rows: [1, 4], n_cells: [2, 4]}
+where: [n_rows <= 2 * n_cells, n_rows != n_cells]
 kernels:
   - &shared
     op: mul_mat
@@ -68,6 +70,7 @@ kernels:
     output: "(64,8,${4 * n},1)/f32"
     params: {scale: 0.125}
     batch: {n: [1, 2]}
+  - {op: relu, inputs: ["(4,${n_rows},${n_cells},1)/f32"], output: "(4,${n_rows},${n_cells},1)/f32", where: [n_rows < 9]}
   - {op: my_bias, inputs: ["(4,1,1,1)/f32", "(4,1,1,1)/f32"], output: "(4,1,1,1)/f32", params: {scale: 1, clip: true}}
 """
 SEEDS = [SMALL_LLAMA, BATCHES, (MANIFESTS / "basic.yaml").read_text(encoding="utf-8")]

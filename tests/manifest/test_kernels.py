@@ -190,3 +190,31 @@ kernels:
     spec = request.kernels[0].spec
     assert dict(spec.params) == {"min": float("-inf"), "max": 1e-3}
     assert KernelSpec.from_json(spec.to_json()) == spec
+
+
+def test_sizes_are_shared_and_where_leaves_combinations_out(library: Library, tmp_path: Path) -> None:
+    request = load(
+        tmp_path,
+        """
+sizes: {n_tokens: [1, 512], n_kv: [256, 512], n_outputs: [1, 512]}
+where: [n_outputs <= n_tokens, n_tokens <= n_kv]
+kernels:
+  - {op: get_rows, inputs: ["(8,${n_tokens},1,1)/f32", "(${n_outputs},1,1,1)/i32"], output: "(8,${n_outputs},1,1)/f32"}
+  - {op: relu, inputs: ["(${n_kv},${n_tokens},1,1)/f32"], output: "(${n_kv},${n_tokens},1,1)/f32"}
+  - {op: exp, inputs: ["(${n_kv},1,1,1)/f32"], output: "(${n_kv},1,1,1)/f32"}
+  - {op: neg, inputs: ["(${n_tokens},1,1,1)/f32"], output: "(${n_tokens},1,1,1)/f32", batch: {n_tokens: [7]}}
+  - op: abs
+    inputs: ["(${n_kv},${n_tokens},1,1)/f32"]
+    output: "(${n_kv},${n_tokens},1,1)/f32"
+    where: [n_tokens <= 2 * n_kv]
+""",
+        library,
+    )
+    found: dict[str, list[tuple[str, str]]] = {}
+    for kernel in request.kernels:
+        found.setdefault(kernel.spec.op, []).append((str(kernel.spec.inputs[0]), str(kernel.spec.output)))
+    assert found["get_rows"] == [(f"(8,{n},1,1)/f32", f"(8,{m},1,1)/f32") for n, m in ((1, 1), (512, 1), (512, 512))]
+    assert [x for x, _ in found["relu"]] == [f"({k},{n},1,1)/f32" for n, k in ((1, 256), (1, 512), (512, 512))]
+    assert [x for x, _ in found["exp"]] == ["(256,1,1,1)/f32", "(512,1,1,1)/f32"]
+    assert [x for x, _ in found["neg"]] == ["(7,1,1,1)/f32"]
+    assert [x for x, _ in found["abs"]] == [f"({k},{n},1,1)/f32" for n in (1, 512) for k in (256, 512)]

@@ -17,8 +17,10 @@ from kernelgen.ggml import types as ggml_types
 from kernelgen.ggml.ops import Op, Param, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
+from kernelgen.manifest import sizes as manifest_sizes
 from kernelgen.manifest.document import Node, short
 from kernelgen.manifest.schema import Report
+from kernelgen.manifest.sizes import NO_SIZES, Condition, Sizes
 from kernelgen.manifest.template import Template, TemplateError, Value
 from kernelgen.plan import Kernel
 
@@ -37,25 +39,28 @@ class Named:
     node: Node
 
 
-def expand(entry: Node, catalog: Catalog, report: Report) -> tuple[list[Kernel], list[Named]]:
+def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES) -> tuple[list[Kernel], list[Named]]:
     """Returns the kernels of one entry; mistakes go to `report`, and an entry with one gives no kernel.
 
     Args:
         entry: an item of `kernels:` that the schema was checked against.
         catalog: what can be computed, and by which emitter.
         report: where mistakes are noted; nodes in `report.wrong` are not looked at.
+        sizes: the variables that it shares with the other entries.
     """
-    return _Entry(entry, catalog, report).expand()
+    return _Entry(entry, catalog, report, sizes).expand()
 
 
 class _Entry:
-    def __init__(self, entry: Node, catalog: Catalog, report: Report) -> None:
+    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes) -> None:
         self.entry = entry
         self.catalog = catalog
         self.report = report
+        self.sizes = sizes
         self.good = id(entry) not in report.wrong
         self.op: Op | None = None
         self.variables: dict[str, list[Value]] = {}
+        self.conditions: tuple[Condition, ...] = ()
         self.used: set[str] = set()
         self.templates: dict[int, Template] = {}
         self.failed_with = False
@@ -89,6 +94,7 @@ class _Entry:
         if batch is not None and self.usable(batch):
             self._read_batch(batch)
         self._read_templates()
+        self._read_conditions()
         if batch is not None and self.usable(batch) and self.all_read:
             for name, item in batch.value.items():
                 if name not in self.used:
@@ -134,13 +140,8 @@ class _Entry:
             )
 
     def _read_batch(self, batch: Node) -> None:
-        total = 1
         for name, item in batch.value.items():
             self.variables[name] = [value.value for value in item.node.value]
-            total *= len(self.variables[name])
-        if total > MAX_KERNELS:
-            self.fail(batch, f"the batch has {total} combinations, more than {MAX_KERNELS}")
-            self.variables = {}
 
     def _texts(self) -> Iterator[Node]:
         entry = self.entry
@@ -168,9 +169,9 @@ class _Entry:
                 self.all_read = False  # it may use any of the variables
                 continue
             self.used.update(template.names)
-            unknown = [name for name in template.names if name not in self.variables]
+            unknown = [n for n in template.names if n not in self.variables and n not in self.sizes.variables]
             if unknown and (batch is None or self.usable(batch)):
-                near = did_you_mean(unknown[0], self.variables)
+                near = did_you_mean(unknown[0], {**self.variables, **self.sizes.variables})
                 self.fail(
                     node,
                     f"unknown variable '{unknown[0]}'{near}",
@@ -181,13 +182,46 @@ class _Entry:
             else:
                 self.templates[id(node)] = template
 
+    def _read_conditions(self) -> None:
+        for name, values in self.sizes.variables.items():
+            if name in self.used:
+                self.variables.setdefault(name, values)
+        own = self.entry.get("where")
+        if own is None:
+            self.conditions = tuple(c for c in self.sizes.conditions if c.names <= self.variables.keys())
+        elif self.all_read:
+            self.conditions = manifest_sizes.conditions(own, self.variables, self.report)
+            self.good = self.good and id(own) not in self.report.wrong and len(self.conditions) == len(own.value)
+        total = math.prod(map(len, self.variables.values()))
+        if total > MAX_KERNELS:
+            node = self.entry.get("batch") or self.entry
+            self.fail(node, f"the entry's variables have {total} combinations, more than {MAX_KERNELS}")
+            self.variables = {}
+
     def _combinations(self) -> Iterator[Mapping[str, Value]]:
         if not self.variables:
             yield {}
             return
         names = list(self.variables)
+        left_out = 0
         for combination in itertools.product(*self.variables.values()):
-            yield dict(zip(names, combination, strict=True))
+            values = dict(zip(names, combination, strict=True))
+            if self._go_together(values):
+                yield values
+            else:
+                left_out += 1
+        if left_out and left_out == math.prod(map(len, self.variables.values())) and self.good:
+            self.fail(self.entry, "no combination of the variables' values is left by where")
+
+    def _go_together(self, values: Mapping[str, Value]) -> bool:
+        for condition in self.conditions:
+            try:
+                if not condition.holds(values):
+                    return False
+            except TemplateError as error:
+                self.fail_with(values, condition.node, str(error))
+                return False
+        return True
 
     def _fill(self, node: Node, values: Mapping[str, Value]) -> Value | None:
         """Returns the node's text with its variables filled in; None when that fails."""

@@ -9,7 +9,7 @@ from kernelgen import fileio
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError, nearest
 from kernelgen.kernel import KernelSpec
-from kernelgen.manifest import document, kernels, schema, settings
+from kernelgen.manifest import document, kernels, schema, settings, sizes
 from kernelgen.manifest.document import Document, Node
 from kernelgen.manifest.families import FAMILIES
 from kernelgen.manifest.schema import Report
@@ -88,8 +88,9 @@ def _entries(root: Node, catalog: Catalog, report: Report) -> list[Kernel]:
         return []
     found: list[Kernel] = []
     named: dict[str, kernels.Named] = {}
+    shared = sizes.read(root, report)
     for entry in node.value:
-        expanded, names = kernels.expand(entry, catalog, report)
+        expanded, names = kernels.expand(entry, catalog, report, shared)
         found += expanded
         if len(found) > kernels.MAX_KERNELS:
             report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")

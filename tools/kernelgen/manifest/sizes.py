@@ -1,0 +1,118 @@
+"""A manifest's `sizes:` and `where:`: variables that all entries of `kernels:` share, and which of their values go together."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.schema import Report
+from kernelgen.manifest.template import Template, TemplateError, Value
+
+_OPERATORS: Mapping[str, Callable[[int, int], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_COMPARISON = re.compile(r"([^<>=!]+)(<=|>=|==|!=|<|>)([^<>=!]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A comparison of two expressions.
+
+    Attributes:
+        node: where it stands.
+        left, right: the expressions, as templates of one hole.
+        compare: the operator.
+    """
+
+    node: Node
+    left: Template
+    right: Template
+    compare: Callable[[int, int], bool]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The variables that it has."""
+        return frozenset((*self.left.names, *self.right.names))
+
+    def holds(self, values: Mapping[str, Value]) -> bool:
+        """Returns whether it is so with these values.
+
+        Raises:
+            TemplateError: a side has no value, or none that is an integer.
+        """
+        sides = (self.left.fill(values), self.right.fill(values))
+        for side in sides:
+            if not isinstance(side, int):
+                raise TemplateError(f"where compares integers, not '{side}'")
+        left, right = sides
+        assert isinstance(left, int)
+        assert isinstance(right, int)
+        return self.compare(left, right)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a manifest says about the variables of its entries.
+
+    Attributes:
+        variables: their values, by name.
+        conditions: what must hold of them; one that has a variable which an entry has not is not applied to it.
+    """
+
+    variables: Mapping[str, list[Value]] = field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
+
+
+NO_SIZES = Sizes()
+
+
+def read(root: Node, report: Report) -> Sizes:
+    """Returns the sizes of a manifest that the schema was checked against; mistakes go to `report`."""
+    node = root.get("sizes")
+    variables: dict[str, list[Value]] = {}
+    if node is not None and node.kind == "map":
+        for name, item in node.value.items():
+            if id(item.node) not in report.wrong and id(item.key) not in report.wrong:
+                variables[name] = [value.value for value in item.node.value]
+    known = node is None or id(node) not in report.wrong
+    return Sizes(variables, conditions(root.get("where"), variables if known else None, report))
+
+
+def conditions(node: Node | None, known: Collection[str] | None, report: Report) -> tuple[Condition, ...]:
+    """Returns the comparisons of a `where:`; mistakes go to `report`.
+
+    Args:
+        node: the list, or None.
+        known: the variables that there are; None when that is not known.
+        report: where mistakes are noted.
+    """
+    if node is None or node.kind != "seq":
+        return ()
+    found = []
+    for item in node.value:
+        if id(item) in report.wrong:
+            continue
+        match = _COMPARISON.fullmatch(item.text)
+        if match is None:
+            report.fail(item, f"expected a comparison as 'n_outputs <= n_tokens', not '{short(item.text)}'")
+            continue
+        try:
+            left, right = (Template("${" + side.strip() + "}") for side in match.group(1, 3))
+        except TemplateError as error:
+            report.fail(item, f"{error}: '{short(item.text)}'", error.hint)
+            continue
+        condition = Condition(item, left, right, _OPERATORS[match.group(2)])
+        unknown = [name for name in (*left.names, *right.names) if known is not None and name not in known]
+        if unknown:
+            report.fail(item, f"unknown variable '{unknown[0]}'", "the variables are those of sizes and batch")
+            continue
+        found.append(condition)
+    return tuple(found)
