@@ -67,6 +67,19 @@ filegroup(
     ]),
 )
 
+# What a program outside of the tree is compiled with that uses the library's own classes.
+filegroup(
+    name = "headers",
+    srcs = [
+        "CMakeLists.txt",
+        "ggml/CMakeLists.txt",
+    ] + glob([
+        "ggml/include/*.h",
+        "include/*.h",
+        "src/*.h",
+    ]),
+)
+
 # What a backend outside of the tree is compiled with.
 filegroup(
     name = "ggml_headers",

@@ -1,0 +1,539 @@
+// Prints the graphs that llama.cpp builds for a model, from the model's header alone. docs/graphs.md describes what it prints.
+//
+// It asks llama.cpp itself: the model is loaded without its weights, a context keeps the books of its KV cache as in a
+// run, and the graph that would be computed next is written out instead. Nothing is computed and no weight is read.
+//
+// llama.cpp ends the program where it meets something impossible (GGML_ASSERT), and a hostile file may do worse. So a
+// child does the work, in bounded memory and time, and its parent says how it ended.
+
+#include "ggml-backend.h"
+#include "gguf.h"
+#include "json.h"
+#include "llama-batch.h"
+#include "llama-context.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-model.h"
+#include "llama.h"
+#include "options.h"
+#include "sparse_file.h"
+
+#include <dlfcn.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace {
+
+constexpr int  EXIT_BAD_INPUT = 2;
+constexpr int  FORMAT_VERSION = 1;
+
+// More than any real model needs; a header that asks for more is refused by the allocation.
+constexpr rlim_t MAX_ADDRESS_SPACE = (rlim_t) 64 << 30;
+constexpr rlim_t MAX_CPU_SECONDS   = 300;
+
+//
+// llama.cpp's own messages
+//
+
+// What llama.cpp last complained of: the reason when it refuses a file or ends the program.
+std::string last_complaint;
+
+std::string one_line(const char * text) {
+    std::string line = text;
+    while (!line.empty() && (line.back() == '\n' || line.back() == ' ')) {
+        line.pop_back();
+    }
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    return line.substr(0, 500);
+}
+
+void note_complaint(ggml_log_level level, const char * text, void * /*user_data*/) {
+    if (level == GGML_LOG_LEVEL_ERROR && last_complaint.size() < 2000) {
+        const std::string line = one_line(text);
+        // what is said first is what went wrong; later lines say what follows from it
+        if (!line.empty()) {
+            last_complaint += (last_complaint.empty() ? "" : "; ") + line;
+        }
+    }
+}
+
+[[noreturn]] void give_up(const std::string & message) {
+    fprintf(stderr, "error: %s\n", message.c_str());
+    fflush(nullptr);
+    _exit(EXIT_BAD_INPUT);
+}
+
+void on_abort(const char * text) {
+    give_up("llama.cpp stops: " + one_line(text) + (last_complaint.empty() ? "" : " (" + last_complaint + ")"));
+}
+
+//
+// the CPU backend
+//
+
+// Where llama.cpp's backends are separate libraries, only the CPU's is loaded, from beside ggml itself: a graph does not
+// depend on it, and others would open their devices.
+void load_cpu_backend() {
+    if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)) {
+        return;
+    }
+    Dl_info info;
+    if (!dladdr((const void *) ggml_version, &info) || !info.dli_fname) {
+        throw std::runtime_error("can't find the folder that ggml was loaded from");
+    }
+    namespace fs          = std::filesystem;
+    const fs::path folder = fs::path(info.dli_fname).parent_path();
+    std::vector<fs::path> found;
+    for (const auto & entry : fs::directory_iterator(folder)) {
+        if (entry.path().filename().string().rfind("libggml-cpu", 0) == 0 && entry.path().extension() == ".so") {
+            found.push_back(entry.path());
+        }
+    }
+    std::sort(found.begin(), found.end());
+    for (const fs::path & path : found) {
+        if (ggml_backend_load(path.c_str())) {
+            return;
+        }
+    }
+    throw std::runtime_error("no CPU backend of ggml (libggml-cpu*.so) in " + folder.string());
+}
+
+//
+// one graph as text
+//
+
+bool is_view_op(ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+template <typename T> void write_array(json_line & out, const char * key, const T * values, int count) {
+    out.begin_array(key);
+    for (int i = 0; i < count; i++) {
+        out.number((int64_t) values[i]);
+    }
+    out.end_array();
+}
+
+// Numbers the tensors of a graph and writes them: nodes in the order in which they are computed, and everything else
+// before its first use.
+class graph_writer {
+  public:
+    graph_writer(json_line & out, const std::unordered_set<std::string> & weights) : out(out), weights(weights) {}
+
+    void write(ggml_cgraph * graph) {
+        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+            in_graph.insert(ggml_graph_node(graph, i));
+        }
+        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+            number_of(ggml_graph_node(graph, i));
+        }
+    }
+
+  private:
+    int number_of(const ggml_tensor * t) {
+        const auto found = numbers.find(t);
+        if (found != numbers.end()) {
+            return found->second;
+        }
+        // Sources come before what uses them; in a graph they do so already, so that this is never deep.
+        int sources[GGML_MAX_SRC];
+        int n_src = 0;
+        for (int i = 0; i < GGML_MAX_SRC; i++) {
+            // some ops name themselves as a source: a placeholder for their own type
+            sources[i] = !t->src[i] ? -1 : t->src[i] == t ? SELF : number_of(t->src[i]);
+            n_src      = t->src[i] ? i + 1 : n_src;
+        }
+        const int root   = t->view_src ? number_of(t->view_src) : -1;
+        const int number = (int) numbers.size();
+        numbers[t]       = number;
+        for (int & source : sources) {
+            source = source == SELF ? number : source;
+        }
+        write_tensor(t, sources, n_src, root);
+        return number;
+    }
+
+    void write_tensor(const ggml_tensor * t, const int * sources, int n_src, int root) {
+        std::string op = ggml_op_desc(t);
+        std::transform(op.begin(), op.end(), op.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+        int n_params = GGML_MAX_OP_PARAMS / (int) sizeof(int32_t);
+        while (n_params > 0 && t->op_params[n_params - 1] == 0) {
+            n_params--;
+        }
+        out.begin_object();
+        out.text("name", t->name);
+        out.text("op", op.c_str());
+        out.text("type", ggml_type_name(t->type));
+        write_array(out, "ne", t->ne, GGML_MAX_DIMS);
+        write_array(out, "nb", t->nb, GGML_MAX_DIMS);
+        if (n_src) {
+            write_array(out, "src", sources, n_src);
+        }
+        if (n_params) {
+            write_array(out, "params", t->op_params, n_params);
+        }
+        if (root >= 0) {
+            const int64_t view[] = { root, (int64_t) t->view_offs };
+            write_array(out, "view", view, 2);
+        }
+        if (const char * role = role_of(t)) {
+            out.text("role", role);
+        }
+        // A branch that this graph does not take: see ggml_build_forward_select.
+        if (in_graph.count(t) && !is_view_op(t->op) && !(t->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+            out.boolean("skipped", true);
+        }
+        out.end_object();
+    }
+
+    const char * role_of(const ggml_tensor * t) const {
+        if (t->flags & GGML_TENSOR_FLAG_INPUT) {
+            return "input";
+        }
+        if (t->flags & GGML_TENSOR_FLAG_OUTPUT) {
+            return "output";
+        }
+        if (t->op != GGML_OP_NONE || t->view_src) {
+            return nullptr;
+        }
+        return weights.count(t->name) ? "weight" : "cache";
+    }
+
+    static constexpr int SELF = -2;
+
+    json_line &                                    out;
+    const std::unordered_set<std::string> &        weights;
+    std::unordered_map<const ggml_tensor *, int>   numbers;
+    std::unordered_set<const ggml_tensor *>        in_graph;
+};
+
+//
+// a context that keeps books of its cache, and computes nothing
+//
+
+struct cache_lengths {
+    int64_t n_kv     = 0;  // cells that the graph reads; 0 when there is no KV cache
+    int64_t n_kv_swa = 0;  // likewise of the layers with a sliding window; 0 when there are none
+};
+
+cache_lengths lengths_of(const llama_memory_context_i * memory) {
+    cache_lengths result;
+    const auto take = [&result](const llama_kv_cache_iswa_context * c) {
+        result = { c->get_base()->get_n_kv(), c->get_swa()->get_n_kv() };
+    };
+    if (const auto * kv = dynamic_cast<const llama_kv_cache_context *>(memory)) {
+        result.n_kv = kv->get_n_kv();
+    } else if (const auto * iswa = dynamic_cast<const llama_kv_cache_iswa_context *>(memory)) {
+        take(iswa);
+    } else if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid_context *>(memory)) {
+        result.n_kv = hybrid->get_attn()->get_n_kv();
+    } else if (const auto * both = dynamic_cast<const llama_memory_hybrid_iswa_context *>(memory)) {
+        take(both->get_attn());
+    }
+    return result;
+}
+
+class model_graphs {
+  public:
+    model_graphs(const options & opts, const std::vector<sparse_file> & files) : opts(opts) {
+        std::vector<const char *> paths;
+        for (const sparse_file & file : files) {
+            paths.push_back(file.path().c_str());
+            weights.insert(file.tensor_names().begin(), file.tensor_names().end());
+        }
+        ggml_backend_dev_t  no_device = nullptr;
+        llama_model_params  params    = llama_model_default_params();
+        params.devices                = &no_device;
+        params.n_gpu_layers           = 0;
+        params.load_mode              = LLAMA_LOAD_MODE_NONE;
+        params.use_extra_bufts        = false;
+        params.no_alloc               = true;
+        params.progress_callback      = [](float, void *) { return true; };
+        model.reset(paths.size() == 1 ? llama_model_load_from_file(paths[0], params) :
+                                        llama_model_load_from_splits(paths.data(), paths.size(), params));
+        if (!model) {
+            throw std::runtime_error("llama.cpp can't load the model: " + last_complaint);
+        }
+    }
+
+    void write_header() const {
+        char description[128] = "";
+        llama_model_desc(model.get(), description, sizeof(description));
+        char architecture[128] = "";
+        llama_model_meta_val_str(model.get(), "general.architecture", architecture, sizeof(architecture));
+        char name[128] = "";
+        llama_model_meta_val_str(model.get(), "general.name", name, sizeof(name));
+
+        json_line out;
+        out.begin_object();
+        out.text("format", "neuron-kernelgen graphs");
+        out.integer("version", FORMAT_VERSION);
+        out.text("ggml", ggml_version());
+        out.text("llama_cpp", llama_version());
+        out.begin_object("model");
+        out.text("architecture", architecture);
+        out.text("name", name);
+        out.text("description", description);
+        out.integer("parameters", (int64_t) llama_model_n_params(model.get()));
+        out.integer("bytes", (int64_t) llama_model_size(model.get()));
+        out.integer("layers", llama_model_n_layer(model.get()));
+        out.integer("context_length", llama_model_n_ctx_train(model.get()));
+        out.boolean("encoder", llama_model_has_encoder(model.get()));
+        out.boolean("decoder", llama_model_has_decoder(model.get()));
+        out.boolean("recurrent", llama_model_is_recurrent(model.get()) || llama_model_is_hybrid(model.get()));
+        out.end_object();
+        out.end_object();
+        out.print(stdout);
+    }
+
+    void open_context(bool flash_attn) {
+        context.reset();
+        llama_context_params params  = llama_context_default_params();
+        params.n_ctx                 = opts.n_ctx;
+        params.n_batch               = opts.n_ubatch;
+        params.n_ubatch              = opts.n_ubatch;
+        params.n_seq_max             = opts.n_seq_max;
+        params.type_k                = opts.type_k;
+        params.type_v                = opts.type_v;
+        params.flash_attn_type       = flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        params.kv_unified            = opts.kv_unified;
+        params.swa_full              = opts.swa_full;
+        params.no_perf               = true;
+        params.n_threads             = 1;
+        params.n_threads_batch       = 1;
+        context.reset(llama_init_from_model(model.get(), params));
+        if (!context) {
+            throw std::runtime_error("llama.cpp can't make a context: " + last_complaint);
+        }
+        // some models can't have it, and llama.cpp then goes on with the other
+        this->flash_attn = context->get_cparams().flash_attn;
+    }
+
+    // Writes the graph of one call with the sizes asked for.
+    void write_graph(const graph_size & size) {
+        const uint32_t n_seqs = size.n_seqs;
+        if (size.n_tokens > context->n_ubatch()) {
+            throw std::runtime_error("n_tokens is " + std::to_string(size.n_tokens) + ", and a call has at most " +
+                                     std::to_string(context->n_ubatch()) + " (--ubatch-size)");
+        }
+        std::unique_ptr<llama_batch_allocr> batch;
+        llama_memory_context_ptr            memory_context;
+        if (llama_memory_t memory = context->get_memory()) {
+            memory->clear(false);
+            batch           = std::make_unique<llama_batch_allocr>(model->hparams.n_pos_per_embd());
+            const bool all  = size.n_outputs == size.n_tokens;
+            uint32_t   left = tokens_before(size);
+            for (uint32_t most = std::max(1u, context->n_ubatch() / n_seqs); left > 0; ) {
+                const uint32_t step = std::min(left, most);
+                next_call(*memory, *batch, step, n_seqs, false);
+                left -= step;
+            }
+            memory_context = next_call(*memory, *batch, size.n_tokens / n_seqs, n_seqs, all);
+        }
+        ggml_cgraph * graph = context->graph_reserve(size.n_tokens, n_seqs, size.n_outputs, memory_context.get(), true);
+        if (!graph) {
+            throw std::runtime_error("llama.cpp can't build the graph: " + last_complaint);
+        }
+        const cache_lengths lengths = lengths_of(memory_context.get());
+
+        json_line out;
+        out.begin_object();
+        out.begin_object("sizes");
+        out.integer("n_tokens", size.n_tokens);
+        out.integer("n_outputs", size.n_outputs);
+        out.integer("n_seqs", n_seqs);
+        if (lengths.n_kv) {
+            out.integer("n_kv", lengths.n_kv);
+        }
+        if (lengths.n_kv_swa) {
+            out.integer("n_kv_swa", lengths.n_kv_swa);
+        }
+        out.end_object();
+        out.begin_object("context");
+        out.integer("n_ctx", context->n_ctx());
+        out.integer("n_ubatch", context->n_ubatch());
+        out.integer("n_seq_max", context->n_seq_max());
+        out.boolean("flash_attn", flash_attn);
+        out.boolean("kv_unified", context->get_cparams().kv_unified);
+        out.text("type_k", ggml_type_name(opts.type_k));
+        out.text("type_v", ggml_type_name(opts.type_v));
+        out.end_object();
+        out.begin_array("tensors");
+        graph_writer(out, weights).write(graph);
+        out.end_array();
+        out.end_object();
+        out.print(stdout);
+    }
+
+  private:
+    // Returns how many tokens each sequence must have in the cache for the graph to read n_kv cells of it.
+    uint32_t tokens_before(const graph_size & size) const {
+        if (!size.n_kv) {
+            return 0;
+        }
+        // sequences have a cache each, unless it is unified
+        const uint32_t share = context->get_cparams().kv_unified ? size.n_kv / size.n_seqs : size.n_kv;
+        const uint32_t own   = size.n_tokens / size.n_seqs;
+        if (share < own || share > context->n_ctx_seq()) {
+            throw std::runtime_error("a cache of " + std::to_string(size.n_kv) + " cells is not one that " +
+                                     std::to_string(own) + " tokens of each of " + std::to_string(size.n_seqs) +
+                                     " sequences meet in a context of " + std::to_string(context->n_ctx()));
+        }
+        return share - own;
+    }
+
+    // Does what llama_decode does before a graph is built: finds cells for the tokens, and notes that they are taken.
+    llama_memory_context_ptr next_call(llama_memory_i & memory, llama_batch_allocr & batch, uint32_t n_tokens,
+                                       uint32_t n_seqs, bool all_outputs) const {
+        llama_batch_ext tokens(context.get());
+        for (uint32_t s = 0; s < n_seqs; s++) {
+            const llama_pos first = memory.seq_pos_max((llama_seq_id) s) + 1;
+            for (uint32_t i = 0; i < n_tokens; i++) {
+                const int32_t   index                    = tokens.add_token((llama_seq_id) s);
+                const llama_pos pos[GGML_MROPE_SECTIONS] = { first + (llama_pos) i, first + (llama_pos) i,
+                                                             first + (llama_pos) i, 0 };
+                tokens.set_token_id(index, 0);
+                tokens.set_token_pos(index, pos);
+                tokens.set_output(index, all_outputs || i + 1 == n_tokens);
+            }
+        }
+        if (!batch.init(tokens, *llama_model_get_vocab(model.get()), all_outputs)) {
+            throw std::runtime_error("llama.cpp refuses the tokens: " + last_complaint);
+        }
+        auto found = memory.init_batch(batch, context->n_ubatch(), all_outputs);
+        if (!found || found->get_status() != LLAMA_MEMORY_STATUS_SUCCESS || !found->apply()) {
+            throw std::runtime_error("llama.cpp finds no place in its cache for " + std::to_string(n_tokens * n_seqs) +
+                                     " tokens: " + last_complaint);
+        }
+        return found;
+    }
+
+    struct free_model {
+        void operator()(llama_model * m) const { llama_model_free(m); }
+    };
+
+    struct free_context {
+        void operator()(llama_context * c) const { llama_free(c); }
+    };
+
+    const options &                              opts;
+    std::unordered_set<std::string>              weights;
+    std::unique_ptr<llama_model, free_model>     model;
+    std::unique_ptr<llama_context, free_context> context;
+    bool                                         flash_attn = false;
+};
+
+//
+// the program
+//
+
+// Returns whether a version that is loaded is the one this program was built for; a development version has a suffix.
+bool same_version(const std::string & loaded, const std::string & built_for) {
+    return loaded.compare(0, built_for.size(), built_for) == 0 &&
+           (loaded.size() == built_for.size() || loaded[built_for.size()] == '-');
+}
+
+void check_versions() {
+    if (!same_version(ggml_version(), EXPORTER_GGML_VERSION) || !same_version(llama_version(), EXPORTER_LLAMA_VERSION)) {
+        throw std::runtime_error(std::string("this program was built for llama.cpp " EXPORTER_LLAMA_VERSION
+                                             " with ggml " EXPORTER_GGML_VERSION " and has loaded llama.cpp ") +
+                                 llama_version() + " with ggml " + ggml_version() + ": build it again");
+    }
+}
+
+void export_graphs(const options & opts) {
+    check_versions();
+    load_cpu_backend();
+    const std::vector<sparse_file> files = open_model_files(opts.model);
+    model_graphs                   graphs(opts, files);
+    graphs.write_header();
+    for (const bool flash_attn : opts.flash_attn) {
+        graphs.open_context(flash_attn);
+        for (const graph_size & size : opts.graphs) {
+            graphs.write_graph(size);
+        }
+    }
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        throw std::runtime_error(std::string("can't write the graphs: ") + strerror(errno));
+    }
+}
+
+void limit(int resource, rlim_t most) {
+    rlimit current;
+    if (getrlimit(resource, &current) == 0) {
+        current.rlim_cur = std::min(most, current.rlim_max);
+        setrlimit(resource, &current);
+    }
+}
+
+[[noreturn]] void run_child(const options & opts) {
+    limit(RLIMIT_AS, MAX_ADDRESS_SPACE);
+    limit(RLIMIT_CPU, MAX_CPU_SECONDS);
+    limit(RLIMIT_CORE, 0);
+    ggml_log_set(note_complaint, nullptr);
+    llama_log_set(note_complaint, nullptr);
+    ggml_set_abort_callback(on_abort);
+    try {
+        export_graphs(opts);
+    } catch (const std::bad_alloc &) {
+        give_up(opts.model + ": the model asks for more memory than " + std::to_string(MAX_ADDRESS_SPACE >> 30) + " GiB");
+    } catch (const std::exception & error) {
+        give_up(opts.model + ": " + error.what());
+    }
+    fflush(nullptr);
+    // not exit(): what llama.cpp would tidy up dies with the process
+    _exit(0);
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    options     opts;
+    std::string mistake;
+    if (!parse_options(argc, argv, opts, mistake)) {
+        if (mistake.empty()) {
+            printf("%s", usage());
+            return 0;
+        }
+        fprintf(stderr, "error: %s\n%s", mistake.c_str(), usage());
+        return EXIT_BAD_INPUT;
+    }
+    if (opts.version) {
+        printf("export-graphs format %d, for llama.cpp %s with ggml %s\n", FORMAT_VERSION, EXPORTER_LLAMA_VERSION,
+               EXPORTER_GGML_VERSION);
+        return 0;
+    }
+    const pid_t child = fork();
+    if (child < 0) {
+        perror("error: fork");
+        return 1;
+    }
+    if (child == 0) {
+        run_child(opts);
+    }
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (WIFSIGNALED(status)) {
+        fprintf(stderr, "error: %s: llama.cpp crashes on this model (%s): the file is damaged, or made to do harm\n",
+                opts.model.c_str(), strsignal(WTERMSIG(status)));
+        return EXIT_BAD_INPUT;
+    }
+    return WEXITSTATUS(status);
+}

@@ -1,0 +1,191 @@
+#include "options.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+// llama.cpp counts cells in 32 bits; one more than this can't be padded.
+constexpr uint32_t MAX_SIZE = 1u << 30;
+
+bool read_number(const std::string & text, uint32_t & value, std::string & mistake) {
+    char * end = nullptr;
+    errno      = 0;
+    const unsigned long long number = strtoull(text.c_str(), &end, 10);
+    if (text.empty() || text[0] < '0' || text[0] > '9' || *end || errno || number > MAX_SIZE) {
+        mistake = "expected a number up to " + std::to_string(MAX_SIZE) + ", not '" + text + "'";
+        return false;
+    }
+    value = (uint32_t) number;
+    return true;
+}
+
+bool read_type(const std::string & text, ggml_type & type, std::string & mistake) {
+    for (int i = 0; i < GGML_TYPE_COUNT; i++) {
+        const ggml_type_traits * traits = ggml_get_type_traits((ggml_type) i);
+        if (traits->type_name && traits->blck_size > 0 && text == traits->type_name) {
+            type = (ggml_type) i;
+            return true;
+        }
+    }
+    mistake = "unknown type '" + text + "'";
+    return false;
+}
+
+std::vector<std::string> split(const std::string & text, char separator) {
+    std::vector<std::string> parts;
+    size_t                   begin = 0;
+    for (size_t end; (end = text.find(separator, begin)) != std::string::npos; begin = end + 1) {
+        parts.push_back(text.substr(begin, end - begin));
+    }
+    parts.push_back(text.substr(begin));
+    return parts;
+}
+
+// Reads "n_tokens=512,n_outputs=1,n_seqs=1,n_kv=1024"; what is left out has its default.
+bool read_graph(const std::string & text, graph_size & size, std::string & mistake) {
+    for (const std::string & part : split(text, ',')) {
+        const size_t      equals = part.find('=');
+        const std::string name   = part.substr(0, equals);
+        uint32_t *        value  = name == "n_tokens"  ? &size.n_tokens :
+                                   name == "n_outputs" ? &size.n_outputs :
+                                   name == "n_seqs"    ? &size.n_seqs :
+                                   name == "n_kv"      ? &size.n_kv :
+                                                         nullptr;
+        if (!value || equals == std::string::npos) {
+            mistake = "--graph: expected n_tokens=, n_outputs=, n_seqs= or n_kv=, not '" + part + "'";
+            return false;
+        }
+        if (!read_number(part.substr(equals + 1), *value, mistake)) {
+            mistake = "--graph: " + name + ": " + mistake;
+            return false;
+        }
+    }
+    if (size.n_tokens == 0 || size.n_seqs == 0 || size.n_tokens % size.n_seqs != 0) {
+        mistake = "--graph: n_tokens is a multiple of n_seqs, and neither is 0: '" + text + "'";
+        return false;
+    }
+    if (size.n_outputs == 0 || size.n_outputs > size.n_tokens) {
+        mistake = "--graph: n_outputs is at least 1 and at most n_tokens: '" + text + "'";
+        return false;
+    }
+    return true;
+}
+
+bool read_value(const std::string & name, const std::string & value, options & opts, std::string & mistake) {
+    if (name == "--ctx-size") {
+        return read_number(value, opts.n_ctx, mistake);
+    }
+    if (name == "--ubatch-size") {
+        return read_number(value, opts.n_ubatch, mistake);
+    }
+    if (name == "--parallel") {
+        return read_number(value, opts.n_seq_max, mistake);
+    }
+    if (name == "--cache-type-k") {
+        return read_type(value, opts.type_k, mistake);
+    }
+    if (name == "--cache-type-v") {
+        return read_type(value, opts.type_v, mistake);
+    }
+    if (name == "--flash-attn") {
+        opts.flash_attn.clear();
+        for (const std::string & word : split(value, ',')) {
+            if (word != "on" && word != "off") {
+                mistake = "expected on, off or on,off, not '" + value + "'";
+                return false;
+            }
+            opts.flash_attn.push_back(word == "on");
+        }
+        return true;
+    }
+    graph_size size;
+    if (!read_graph(value, size, mistake)) {
+        return false;
+    }
+    opts.graphs.push_back(size);
+    return true;
+}
+
+}  // namespace
+
+const char * usage() {
+    return "usage: export-graphs MODEL.gguf --graph SIZES [--graph SIZES]... [options]\n"
+           "\n"
+           "Prints the graphs that llama.cpp builds for a model, one JSON object a line (docs/graphs.md).\n"
+           "Of the file only the header is read; the weights may be missing. Of a split model the first file is named.\n"
+           "\n"
+           "  --graph SIZES         n_tokens=512,n_outputs=1,n_seqs=1,n_kv=1024: the sizes of one call\n"
+           "  --ctx-size N          cells of the KV cache (4096)\n"
+           "  --ubatch-size N       tokens that a call has at most (512)\n"
+           "  --parallel N          sequences at once (1)\n"
+           "  --cache-type-k TYPE   type of the cache's keys (f16)\n"
+           "  --cache-type-v TYPE   type of the cache's values (f16)\n"
+           "  --flash-attn WHAT     on, off, or on,off for the graphs of both (on)\n"
+           "  --kv-unified          sequences share one cache\n"
+           "  --swa-full            sliding windows have a cache as long as the others\n"
+           "  --version             print the llama.cpp that this program was built for\n"
+           "\n"
+           "Exit status: 0 done, 2 wrong usage or a model that llama.cpp does not take.\n";
+}
+
+bool parse_options(int argc, char ** argv, options & opts, std::string & mistake) {
+    const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
+                                        "--cache-type-k", "--cache-type-v", "--flash-attn" };
+    for (int i = 1; i < argc; i++) {
+        const std::string argument = argv[i];
+        bool              known    = false;
+        for (const char * name : with_value) {
+            if (argument == name) {
+                known = true;
+                if (i + 1 == argc) {
+                    mistake = argument + " needs a value";
+                    return false;
+                }
+                std::string wrong;
+                if (!read_value(argument, argv[++i], opts, wrong)) {
+                    mistake = argument + ": " + wrong;
+                    return false;
+                }
+            }
+        }
+        if (known) {
+            continue;
+        }
+        if (argument == "--help" || argument == "-h") {
+            return false;
+        }
+        if (argument == "--kv-unified") {
+            opts.kv_unified = true;
+        } else if (argument == "--swa-full") {
+            opts.swa_full = true;
+        } else if (argument == "--version") {
+            opts.version = true;
+        } else if (!argument.empty() && argument[0] == '-') {
+            mistake = "unknown option " + argument;
+            return false;
+        } else if (!opts.model.empty()) {
+            mistake = "one model at a time: " + opts.model + ", " + argument;
+            return false;
+        } else {
+            opts.model = argument;
+        }
+    }
+    if (opts.version) {
+        return true;
+    }
+    if (opts.model.empty()) {
+        mistake = "no model given";
+        return false;
+    }
+    if (opts.graphs.empty()) {
+        mistake = "no --graph given";
+        return false;
+    }
+    if (opts.n_ctx == 0 || opts.n_ubatch == 0 || opts.n_seq_max == 0) {
+        mistake = "--ctx-size, --ubatch-size and --parallel are at least 1";
+        return false;
+    }
+    return true;
+}

@@ -1,0 +1,36 @@
+// The command line of export-graphs.
+
+#pragma once
+
+#include "ggml.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// The sizes of one call of llama_decode.
+struct graph_size {
+    uint32_t n_tokens  = 1;
+    uint32_t n_outputs = 1;  // tokens whose logits are asked for
+    uint32_t n_seqs    = 1;  // sequences, with equally many tokens each
+    uint32_t n_kv      = 0;  // cells of the cache that hold something after the call; 0: only this call's tokens
+};
+
+struct options {
+    std::string             model;
+    uint32_t                n_ctx      = 4096;
+    uint32_t                n_ubatch   = 512;
+    uint32_t                n_seq_max  = 1;
+    ggml_type               type_k     = GGML_TYPE_F16;
+    ggml_type               type_v     = GGML_TYPE_F16;
+    std::vector<bool>       flash_attn = { true };
+    bool                    kv_unified = false;
+    bool                    swa_full   = false;
+    bool                    version    = false;
+    std::vector<graph_size> graphs;
+};
+
+const char * usage();
+
+// Reads a command line. Returns false when there is nothing to do: `mistake` says what is wrong, or is empty for --help.
+bool parse_options(int argc, char ** argv, options & opts, std::string & mistake);

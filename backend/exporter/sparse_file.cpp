@@ -1,0 +1,138 @@
+#include "sparse_file.h"
+
+#include "gguf.h"
+#include "llama.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+namespace {
+
+// Headers of real models have some MiB, most of them vocabulary.
+constexpr size_t MAX_HEADER = (size_t) 1 << 30;
+constexpr int    MAX_FILES  = 1000;
+
+struct free_gguf {
+    void operator()(gguf_context * c) const { gguf_free(c); }
+};
+
+std::runtime_error failure(const std::string & path) {
+    return std::runtime_error(path + ": " + strerror(errno));
+}
+
+// Copies `size` bytes from the beginning of one file to another.
+void copy(int from, int to, size_t size, const std::string & path) {
+    std::vector<char> buffer(1 << 20);
+    for (size_t done = 0; done < size;) {
+        const ssize_t got = pread(from, buffer.data(), std::min(buffer.size(), size - done), (off_t) done);
+        if (got < 0) {
+            throw failure(path);
+        }
+        if (got == 0) {
+            throw std::runtime_error(path + ": the header is cut off");
+        }
+        if (pwrite(to, buffer.data(), (size_t) got, (off_t) done) != got) {
+            throw failure(path);
+        }
+        done += (size_t) got;
+    }
+}
+
+}  // namespace
+
+sparse_file::sparse_file(const std::string & path) {
+    const int source = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (source < 0) {
+        throw failure(path);
+    }
+    struct close_file {
+        int fd;
+
+        ~close_file() { close(fd); }
+    } closed{ source };
+
+    struct stat status;
+    if (fstat(source, &status) != 0) {
+        throw failure(path);
+    }
+    char magic[4] = "";
+    if (!S_ISREG(status.st_mode) || pread(source, magic, 4, 0) != 4 || memcmp(magic, "GGUF", 4) != 0) {
+        throw std::runtime_error(path + " is not a GGUF file");
+    }
+    std::unique_ptr<gguf_context, free_gguf> header(gguf_init_from_file(path.c_str(), { /*.no_alloc =*/true, /*.ctx =*/nullptr }));
+    if (!header) {
+        throw std::runtime_error(path + ": the header is damaged or cut off");
+    }
+    uint64_t size = gguf_get_data_offset(header.get());
+    if (size > MAX_HEADER) {
+        throw std::runtime_error(path + ": a header of " + std::to_string(size) + " bytes");
+    }
+    const size_t header_size = std::min<uint64_t>(size, (uint64_t) status.st_size);
+    for (int64_t i = 0; i < gguf_get_n_tensors(header.get()); i++) {
+        names.emplace_back(gguf_get_tensor_name(header.get(), i));
+        const uint64_t end = gguf_get_data_offset(header.get()) + gguf_get_tensor_offset(header.get(), i) +
+                             gguf_get_tensor_size(header.get(), i);
+        size = std::max(size, end);
+    }
+    const int64_t key = gguf_find_key(header.get(), "split.count");
+    if (key >= 0 && gguf_get_kv_type(header.get(), key) == GGUF_TYPE_UINT16) {
+        split_count = std::max<int>(1, gguf_get_val_u16(header.get(), key));
+    }
+
+    fd = memfd_create("header", MFD_CLOEXEC);
+    if (fd < 0) {
+        throw failure(path);
+    }
+    opened_path = "/proc/self/fd/" + std::to_string(fd);
+    copy(source, fd, header_size, path);
+    if (size > (uint64_t) INT64_MAX || ftruncate(fd, (off_t) size) != 0) {
+        throw std::runtime_error(path + ": tensors of " + std::to_string(size) + " bytes");
+    }
+}
+
+sparse_file::~sparse_file() {
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+sparse_file::sparse_file(sparse_file && other) noexcept :
+    fd(other.fd),
+    opened_path(std::move(other.opened_path)),
+    names(std::move(other.names)),
+    split_count(other.split_count) {
+    other.fd = -1;
+}
+
+std::vector<sparse_file> open_model_files(const std::string & path) {
+    std::vector<sparse_file> files;
+    files.emplace_back(path);
+    const int count = files[0].n_files();
+    if (count == 1) {
+        return files;
+    }
+    if (count > MAX_FILES) {
+        throw std::runtime_error(path + ": a model of " + std::to_string(count) + " files");
+    }
+    // named NAME-00001-of-00003.gguf
+    std::vector<char> text(path.size() + 64);
+    if (!llama_split_prefix(text.data(), text.size(), path.c_str(), 0, count)) {
+        throw std::runtime_error(path + " is one of " + std::to_string(count) +
+                                 " files of a model: name the first, which ends with -00001-of-" +
+                                 std::string(5 - std::to_string(count).size(), '0') + std::to_string(count) + ".gguf");
+    }
+    const std::string prefix = text.data();
+    for (int i = 1; i < count; i++) {
+        llama_split_path(text.data(), text.size(), prefix.c_str(), i, count);
+        files.emplace_back(text.data());
+    }
+    return files;
+}

@@ -1,0 +1,35 @@
+// A GGUF file of which llama.cpp reads the header only, made as long as the header says.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+// The header of a file, in memory. llama.cpp refuses a file that is shorter than its tensors; here everything after the
+// header is a hole, which takes no memory.
+class sparse_file {
+  public:
+    // Reads the header of the file at `path`. Throws std::runtime_error when it has none.
+    explicit sparse_file(const std::string & path);
+    ~sparse_file();
+    sparse_file(sparse_file && other) noexcept;
+    sparse_file(const sparse_file &)             = delete;
+    sparse_file & operator=(const sparse_file &) = delete;
+
+    // Where llama.cpp can open it.
+    const std::string & path() const { return opened_path; }
+
+    const std::vector<std::string> & tensor_names() const { return names; }
+
+    // Of how many files the model consists.
+    int n_files() const { return split_count; }
+
+  private:
+    int                      fd = -1;
+    std::string              opened_path;
+    std::vector<std::string> names;
+    int                      split_count = 1;
+};
+
+// Opens a model's file, or of a split model all files, of which `path` is the first. Throws std::runtime_error.
+std::vector<sparse_file> open_model_files(const std::string & path);

@@ -1,0 +1,252 @@
+"""`kernelgen model`: the manifest of a model, from its file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from kernelgen import fileio, manifest
+from kernelgen.cli import options
+from kernelgen.cli.units import binary_size
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import KernelgenError
+from kernelgen.ggml.types import TYPES
+from kernelgen.model import exporter, writing
+from kernelgen.model.derive import Derived, derive
+from kernelgen.model.graphs import Graph, Model
+from kernelgen.model.sizes import Call, Settings, pad
+from kernelgen.targets import TARGETS
+
+_FLASH_ATTN = {"on": (True,), "off": (False,), "both": (True, False)}
+_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+class Counts(click.ParamType[tuple[int, ...]]):
+    """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order."""
+
+    name = "numbers"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        parts = str(value).split(",")
+        for part in parts:
+            if not re.fullmatch("[0-9]{1,9}", part.strip()) or not int(part):
+                self.fail(f"expected numbers from 1, separated by commas, not '{value}'", param, ctx)
+        return tuple(sorted({int(part) for part in parts}))
+
+
+@click.command(short_help="Write the manifest of a model, from its GGUF file.")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The manifest to write."
+)
+@click.option("--name", metavar="NAME", help="The manifest's name; that of its file by default.")
+@options.target_option
+@click.option("--n-ctx", type=click.IntRange(1, 1 << 24), default=4096, show_default=True, help="llama.cpp's -c.")
+@click.option(
+    "--n-tokens",
+    type=Counts(),
+    default="1,512",
+    show_default=True,
+    metavar="N,…",
+    help="Tokens per call: 1 for generation, -ub for prompts, and the lengths of other prompts.",
+)
+@click.option(
+    "--n-outputs", type=Counts(), metavar="N,…", help="Tokens whose logits are asked for; 1 and all by default."
+)
+@click.option("--n-kv", type=Counts(), metavar="N,…", help="Lengths of the cache; all multiples of 256 by default.")
+@click.option("--n-ubatch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp's -ub.")
+@click.option("--n-seq-max", type=click.IntRange(1, 64), default=1, show_default=True, help="llama.cpp's -np.")
+@click.option("--type-k", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True, help="llama.cpp's -ctk.")
+@click.option("--type-v", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True, help="llama.cpp's -ctv.")
+@click.option("--flash-attn", type=click.Choice([*_FLASH_ATTN]), help="Kernels for llama.cpp's -fa on, off, or both.")
+@click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache.")
+@click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full.")
+@click.option(
+    "--exporter",
+    "program",
+    metavar="PROGRAM",
+    type=click.Path(path_type=Path),
+    help=f"Where {exporter.PROGRAM} is; {exporter.VARIABLE} by default.",
+)
+@click.option(
+    "--llama-cpp",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help=f"A build of llama.cpp: its libraries, and {exporter.PROGRAM} if it is among its programs.",
+)
+@options.kernels_option
+def command(
+    source: Path,
+    output: Path,
+    name: str | None,
+    targets: tuple[str, ...],
+    n_ctx: int,
+    n_tokens: tuple[int, ...],
+    n_outputs: tuple[int, ...] | None,
+    n_kv: tuple[int, ...] | None,
+    n_ubatch: int,
+    n_seq_max: int,
+    type_k: str,
+    type_v: str,
+    flash_attn: str | None,
+    kv_unified: bool,
+    swa_full: bool,
+    program: Path | None,
+    llama_cpp: Path | None,
+    catalog: Catalog,
+) -> None:
+    """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
+
+    The weights may be missing: the file's header is enough. Of a split model the first file is named. llama.cpp itself says what it
+    computes; the program that asks it is built once (docs/models.md).
+    """
+    settings = Settings(
+        n_ctx,
+        n_ubatch,
+        n_seq_max,
+        n_tokens,
+        n_outputs,
+        n_kv,
+        type_k,
+        type_v,
+        _flash_attn(flash_attn, type_v),
+        kv_unified,
+        swa_full,
+    )
+    _check(settings)
+    chosen = name or _name(output)
+    found = exporter.find(program, llama_cpp)
+    model: list[Model] = []
+
+    def export(calls: Sequence[Call]) -> Iterable[Graph]:
+        exported = found.run(source, settings, calls)
+        model.append(exported.model)
+        return exported.graphs()
+
+    derived = derive(settings, catalog, export)
+    if not any(entry.reason is None for entry in derived.entries):
+        raise KernelgenError(f"{source}: no kernel can be built for {model[0].architecture}")
+    head = writing.Head(
+        chosen,
+        targets or tuple(t.name for t in TARGETS.values() if not t.experimental),
+        _title(model[0], source),
+        [
+            "yaml-language-server: $schema=../tools/kernelgen/manifest/manifest.schema.json",
+            "",
+            *_made_by(settings, source),
+        ],
+    )
+    fileio.check_replaceable(output)
+    fileio.write_bytes(output, writing.text(head, derived).encode())
+    (request,) = manifest.load([output], catalog)
+    click.echo("\n".join(_summary(model[0], derived, len({k.spec.id for k in request.kernels}), settings)))
+    click.echo(str(output))
+
+
+def _flash_attn(chosen: str | None, type_v: str) -> tuple[bool, ...]:
+    if TYPES[type_v].quantized:
+        if chosen in ("off", "both"):
+            raise KernelgenError(
+                f"--flash-attn {chosen}: llama.cpp has a {type_v} cache of values only with flash attention"
+            )
+        return (True,)
+    return _FLASH_ATTN[chosen or "both"]
+
+
+def _check(settings: Settings) -> None:
+    most = min(settings.n_ubatch, settings.cells * (1 if settings.kv_unified else settings.n_seq_max))
+    if settings.n_tokens[-1] > most:
+        raise KernelgenError(
+            f"--n-tokens {settings.n_tokens[-1]}: a call has at most {most} tokens with --n-ubatch {settings.n_ubatch}, "
+            f"--n-ctx {settings.n_ctx} and --n-seq-max {settings.n_seq_max}"
+        )
+    for n in settings.n_kv or ():
+        if n % pad(1) or n > settings.cells:
+            raise KernelgenError(f"--n-kv {n}: lengths of the cache are multiples of {pad(1)} up to {settings.cells}")
+
+
+def _name(output: Path) -> str:
+    name = re.sub("[^a-z0-9_]", "_", output.name.partition(".")[0].lower())[:40]
+    if not re.match("[a-z]", name):
+        raise KernelgenError(f"-o {output}: a manifest's name begins with a letter; give one with --name")
+    return name
+
+
+def _title(model: Model, source: Path) -> str:
+    name = model.name or source.name
+    return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it"
+
+
+def _made_by(settings: Settings, source: Path) -> list[str]:
+    """The command that writes the manifest again, but for where files and programs are."""
+    parts = [
+        "kernelgen",
+        "model",
+        source.name,
+        "--n-ctx",
+        str(settings.n_ctx),
+        "--n-tokens",
+        _joined(settings.n_tokens),
+    ]
+    if settings.n_outputs:
+        parts += ["--n-outputs", _joined(settings.n_outputs)]
+    if settings.n_kv:
+        parts += ["--n-kv", _joined(settings.n_kv)]
+    for option, value, default in (
+        ("--n-ubatch", settings.n_ubatch, 512),
+        ("--n-seq-max", settings.n_seq_max, 1),
+        ("--type-k", settings.type_k, "f16"),
+        ("--type-v", settings.type_v, "f16"),
+    ):
+        if value != default:
+            parts += [option, str(value)]
+    if settings.flash_attn != (True, False):
+        parts += ["--flash-attn", "on" if settings.flash_attn[0] else "off"]
+    parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
+    return ["Written by", f"  {shlex.join(parts)}"]
+
+
+def _joined(values: tuple[int, ...]) -> str:
+    return ",".join(map(str, values))
+
+
+def _count(number: int) -> str:
+    for unit, name in ((10**9, "billion"), (10**6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return str(number)
+
+
+def _summary(model: Model, derived: Derived, kernels: int, settings: Settings) -> list[str]:
+    lines = [
+        f"{model.architecture}: {_count(model.parameters)} parameters, {binary_size(model.size)} of weights, {model.layers} layers"
+    ]
+    for flash in settings.flash_attn:
+        seen: set[tuple[int, int]] = set()
+        for step in derived.steps:
+            sizes = (step.call.n_tokens, step.call.n_outputs)
+            if step.flash_attn is not flash or step.call.n_seqs > 1 or sizes in seen:
+                continue
+            seen.add(sizes)
+            without = sum(step.without.values())
+            lines.append(
+                f"  {_counted(sizes[0], 'token')}, {_counted(sizes[1], 'output')}, flash attention {'on' if flash else 'off'}: "
+                f"{_counted(step.nodes, 'node')}, {without or 'none'} without a kernel"
+            )
+    lines.append(f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries")
+    if derived.listed:
+        lines.append(f"{_counted(derived.listed, 'kernel')} listed for one size each: no formula was found")
+    refused = Counter(entry.reason for entry in derived.entries if entry.reason is not None)
+    lines += [
+        f"no kernel: {reason}{f' ({count} times)' if count > 1 else ''}" for reason, count in sorted(refused.items())
+    ]
+    return lines
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

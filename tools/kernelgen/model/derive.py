@@ -1,0 +1,506 @@
+"""From a model's graphs to the kernels that it needs, with formulas where there are some.
+
+Graphs of different sizes that have the same ops one after another are laid side by side: what stands at one place is one kernel
+whose shapes, strides and parameters are formulas of the sizes, or it is several. A formula is found from all the graphs that there
+are and holds in all of them. What has none is listed as it is at the sizes that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml import shapes
+from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES
+from kernelgen.kernel import KernelSpec
+from kernelgen.model import sizes as model_sizes
+from kernelgen.model.formulas import Fitter, Formula
+from kernelgen.model.graphs import Graph, Node, Shape
+from kernelgen.model.sizes import NAMES, Call, Settings
+
+Point = Mapping[str, int]
+"""The sizes of a call by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFormula:
+    """A tensor at any size.
+
+    Attributes:
+        dtype: ggml's type name.
+        ne: elements per dimension.
+        nb: strides in bytes; None where the tensor is dense.
+    """
+
+    dtype: str
+    ne: tuple[Formula, ...]
+    nb: tuple[Formula, ...] | None
+
+    def at(self, point: Point) -> TensorDesc:
+        """Returns the tensor at these sizes.
+
+        Raises:
+            ValueError: there is no such tensor.
+        """
+        ne = [f.value(point) for f in self.ne]
+        return TensorDesc.make(ne, self.dtype, None if self.nb is None else [f.value(point) for f in self.nb])
+
+    @property
+    def formulas(self) -> tuple[Formula, ...]:
+        return (*self.ne, *(self.nb or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFormula:
+    """A kernel at any size.
+
+    Attributes:
+        op, inputs, output, alias: as of `KernelSpec`.
+        params: those that are not the op's defaults; an integer may have a formula.
+    """
+
+    op: str
+    inputs: tuple[TensorFormula | None, ...]
+    output: TensorFormula
+    params: tuple[tuple[str, ParamValue | Formula], ...]
+    alias: int | None
+
+    def at(self, point: Point) -> KernelSpec:
+        """Returns the kernel at these sizes.
+
+        Raises:
+            ValueError: there is no such tensor.
+        """
+        return KernelSpec.make(
+            self.op,
+            [None if t is None else t.at(point) for t in self.inputs],
+            self.output.at(point),
+            {name: v.value(point) if isinstance(v, Formula) else v for name, v in self.params},
+            self.alias,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sizes that it depends on, in the order of `NAMES`."""
+        formulas = [f for t in (*self.inputs, self.output) if t is not None for f in t.formulas]
+        formulas += [v for _, v in self.params if isinstance(v, Formula)]
+        used = {name for formula in formulas for name in formula.names}
+        return tuple(name for name in NAMES if name in used)
+
+
+@dataclass
+class Entry:
+    """A kernel with the calls that ask for it.
+
+    Attributes:
+        kernel: with its formulas.
+        points: the sizes at which it is asked for.
+        name: what llama.cpp calls the first node.
+        reason: why it can't be built; None when it can.
+    """
+
+    kernel: KernelFormula
+    points: list[Point]
+    name: str
+    reason: str | None = None
+
+    @property
+    def values(self) -> dict[tuple[int, ...], Point]:
+        """The points by the values of those sizes that the kernel depends on."""
+        names = self.kernel.names
+        return {tuple(point[name] for name in names): point for point in self.points}
+
+    def specs(self) -> set[KernelSpec]:
+        """The kernels that it stands for."""
+        return {self.kernel.at(point) for point in self.values.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call that was looked at, for the summary.
+
+    Attributes:
+        call: its sizes.
+        flash_attn: whether it is with flash attention.
+        nodes: how many nodes it computes.
+        without: of these, how many have no kernel, by reason.
+    """
+
+    call: Call
+    flash_attn: bool
+    nodes: int
+    without: Mapping[str, int]
+
+
+@dataclass
+class Derived:
+    """What a model needs.
+
+    Attributes:
+        entries: kernels, in the order of the graph, those that can't be built too.
+        steps: calls that were looked at and are asked for.
+        listed: how many entries are there for one size each, since no formula was found.
+    """
+
+    entries: list[Entry]
+    steps: list[Step]
+    listed: int = 0
+
+
+Export = Callable[[Sequence[Call]], Iterable[Graph]]
+"""Returns the graphs of calls: with each setting of flash attention all of them, in their order."""
+
+
+def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
+    """Returns the kernels that a model needs.
+
+    Args:
+        settings: how it is run.
+        catalog: what can be computed.
+        export: where graphs come from.
+    """
+    calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
+    classes = _Classes()
+    steps: dict[tuple[bool, Call], Step] = {}
+    asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
+    wanted = {call for n in asked for call in asked[n]}
+    reasons = _Reasons(catalog)
+    for call, graph in _paired(calls, settings, export(calls)):
+        classes.add(call, graph)
+        if call in wanted:
+            without = Counter(reasons.of_node(node) for node in graph.nodes)
+            del without[""]
+            steps[bool(graph.context["flash_attn"]), call] = Step(
+                call, bool(graph.context["flash_attn"]), len(graph.nodes), dict(without)
+            )
+    entries, incomplete = classes.entries(asked)
+    listed = 0
+    if incomplete:
+        known = {spec for entry in entries for spec in entry.specs()}
+        rest = sorted({call for call in wanted if call.n_seqs in incomplete})
+        for call, graph in _paired(rest, settings, export(rest)):
+            for node, name in zip(graph.nodes, graph.names, strict=True):
+                formula = _constant(node)
+                if formula is None:
+                    continue
+                spec = formula.at({})
+                if spec not in known:
+                    known.add(spec)
+                    entries.append(Entry(formula, [_point(call, graph)], name))
+                    listed += 1
+    entries = _absorb(entries)
+    for entry in entries:
+        entry.reason = next((r for r in map(reasons.of_spec, sorted(entry.specs(), key=lambda s: s.id)) if r), None)
+    return Derived(entries, [steps[key] for key in sorted(steps, reverse=True)], listed)
+
+
+def _paired(calls: Sequence[Call], settings: Settings, graphs: Iterable[Graph]) -> Iterable[tuple[Call, Graph]]:
+    return zip(list(calls) * len(settings.flash_attn), graphs, strict=True)
+
+
+def _point(call: Call, graph: Graph) -> dict[str, int]:
+    """The sizes of a graph by name; 0 for a cache that the model has not."""
+    return {
+        "n_tokens": call.n_tokens,
+        "n_outputs": call.n_outputs,
+        "n_kv": graph.sizes.get("n_kv", 0),
+        "n_kv_swa": graph.sizes.get("n_kv_swa", 0),
+    }
+
+
+# --- graphs side by side -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Class:
+    """Graphs that have the same ops one after another."""
+
+    n_seqs: int
+    flash_attn: bool
+    names: tuple[str, ...]
+    calls: list[Call] = field(default_factory=list)
+    points: list[dict[str, int]] = field(default_factory=list)
+    columns: list[list[Node]] = field(default_factory=list)
+
+
+class _Classes:
+    def __init__(self) -> None:
+        self._found: dict[object, _Class] = {}
+        self._kinds: dict[int, int] = {}
+        self._kept: dict[object, int] = {}
+
+    def add(self, call: Call, graph: Graph) -> None:
+        flash = bool(graph.context["flash_attn"])
+        key = (call.n_seqs, flash, tuple(map(self._kind, graph.nodes)))
+        one = self._found.setdefault(key, _Class(call.n_seqs, flash, graph.names, columns=[[] for _ in graph.nodes]))
+        one.calls.append(call)
+        one.points.append(_point(call, graph))
+        for column, node in zip(one.columns, graph.nodes, strict=True):
+            column.append(node)
+
+    def _kind(self, node: Node) -> int:
+        """A number for what nodes of one column have in common."""
+        if id(node) not in self._kinds:
+            types = tuple(None if t is None else t.dtype for t in node.inputs)
+            key = (node.op, types, node.output.dtype, node.alias)
+            self._kinds[id(node)] = self._kept.setdefault(key, len(self._kept))
+        return self._kinds[id(node)]
+
+    def entries(self, asked: Mapping[int, Sequence[Call]]) -> tuple[list[Entry], set[int]]:
+        """Returns an entry for each kernel, and the numbers of sequences for which something has no formula."""
+        found: dict[KernelFormula, Entry] = {}
+        incomplete: set[int] = set()
+        met: dict[tuple[int, bool], set[Call]] = {}
+        for one in self._found.values():
+            n_seqs = one.n_seqs
+            points, complete = _asked_of(one, asked[n_seqs])
+            met.setdefault((n_seqs, one.flash_attn), set()).update(points)
+            if not complete:
+                incomplete.add(n_seqs)
+            fitter = Fitter(NAMES, one.points)
+            made: dict[tuple[int, ...], KernelFormula | None] = {}
+            for column, name in zip(one.columns, one.names, strict=True):
+                key = tuple(map(id, column))
+                if key not in made:
+                    made[key] = _fit(column, one.points, fitter)
+                    kernel = made[key]
+                    if kernel is None:
+                        incomplete.add(n_seqs)
+                    elif points:
+                        entry = found.setdefault(kernel, Entry(kernel, [], name))
+                        entry.points += points.values()
+        for (n_seqs, _), calls in met.items():
+            if calls != set(asked[n_seqs]):
+                incomplete.add(n_seqs)
+        return list(found.values()), incomplete
+
+
+def _asked_of(one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bool]:
+    """Returns the sizes of those calls that formulas of this class are for, and whether these are all that belong to it.
+
+    A class that has a number of tokens and outputs at three lengths of the cache at least has it at all lengths.
+    """
+    at = dict(zip(one.calls, one.points, strict=True))
+    seen: dict[tuple[int, int], set[int]] = {}
+    for call in one.calls:
+        seen.setdefault((call.n_tokens, call.n_outputs), set()).add(call.n_kv)
+    window = max((point["n_kv_swa"] for point in one.points), default=0)
+    plain = all(
+        point["n_kv"] in (0, call.n_kv) and point["n_kv_swa"] in (0, min(call.n_kv, window))
+        for call, point in at.items()
+    )
+    has_cache = any(point["n_kv"] for point in one.points)
+    found: dict[Call, Point] = {}
+    complete = True
+    for call in asked:
+        lengths = seen.get((call.n_tokens, call.n_outputs))
+        if lengths is None:
+            continue
+        if call in at:
+            found[call] = at[call]
+        elif plain and len(lengths) >= 3:
+            n_kv = call.n_kv if has_cache else 0
+            found[call] = {
+                "n_tokens": call.n_tokens,
+                "n_outputs": call.n_outputs,
+                "n_kv": n_kv,
+                "n_kv_swa": min(n_kv, window),
+            }
+        else:
+            complete = False
+    return found, complete
+
+
+def _fit(column: Sequence[Node], points: Sequence[Point], fitter: Fitter) -> KernelFormula | None:
+    """Returns the kernel that all nodes of a column are, or None; it is checked at every point."""
+    first = column[0]
+    inputs: list[TensorFormula | None] = []
+    for i, source in enumerate(first.inputs):
+        if source is None:
+            inputs.append(None)
+            continue
+        tensor = _fit_tensor([s for node in column if (s := node.inputs[i]) is not None], fitter)
+        if tensor is None:
+            return None
+        inputs.append(tensor)
+    output = _fit_tensor([node.output for node in column], fitter)
+    params = _fit_params(column, fitter)
+    if output is None or params is None:
+        return None
+    kernel = KernelFormula(first.op, tuple(inputs), output, params, first.alias)
+    try:
+        right = all(kernel.at(point) == _spec(node) for point, node in zip(points, column, strict=True))
+    except ValueError:
+        # A tensor without elements, which no kernel has: described as it is, to be reported.
+        return kernel if all(_empty(node) for node in column) else None
+    return kernel if right else None
+
+
+def _fit_tensor(column: Sequence[Shape], fitter: Fitter) -> TensorFormula | None:
+    dtype = column[0].dtype
+    ne = [fitter.fit([t.ne[i] for t in column]) for i in range(4)]
+    if None in ne:
+        return None
+    found = tuple(f for f in ne if f is not None)
+    if all(_is_dense(t) for t in column):
+        return TensorFormula(dtype, found, None)
+    # Where a dimension has one element, its stride means nothing: it may be anything there. Where it has one everywhere, it is
+    # written as density gives it.
+    least = (TYPES[dtype].block, 1, 1, 1)
+    always = [all(t.ne[i] <= least[i] for t in column) for i in range(4)]
+    plain = [all(always[i] or t.ne[i] > least[i] for i in range(4)) for t in column]
+    nb = []
+    for i in range(4):
+        if always[i]:
+            values = [_canonical(t)[i] if p else None for t, p in zip(column, plain, strict=True)]
+        else:
+            values = [t.nb[i] if t.ne[i] > least[i] else None for t in column]
+        formula = fitter.fit(values)
+        if formula is None:
+            return None
+        nb.append(formula)
+    return TensorFormula(dtype, found, tuple(nb))
+
+
+def _canonical(t: Shape) -> tuple[int, ...]:
+    if 0 in t.ne:
+        return t.nb
+    return TensorDesc.make(t.ne, t.dtype, t.nb).nb
+
+
+def _is_dense(t: Shape) -> bool:
+    return 0 in t.ne or TensorDesc.make(t.ne, t.dtype, t.nb).contiguous
+
+
+def _fit_params(column: Sequence[Node], fitter: Fitter) -> tuple[tuple[str, ParamValue | Formula], ...] | None:
+    op = ggml_ops.op(column[0].op)
+    known = {p.word: p for p in op.params}
+    found: dict[str, ParamValue | Formula] = {
+        name: value for name, value in op.decode(column[0].words).items() if value != op.with_defaults({}).get(name, 0)
+    }
+    for name, param in op.by_name.items():
+        if param.default is None:
+            found.setdefault(name, op.decode(column[0].words)[name])
+    for word in range(ggml_ops.N_WORDS):
+        values = [node.words[word] for node in column]
+        if len(set(values)) > 1:
+            formula = fitter.fit(values)
+            if formula is None or (word in known and known[word].kind is not int):
+                return None
+            found[known[word].name if word in known else f"word{word}"] = formula
+    return tuple(sorted(found.items()))
+
+
+def _constant(node: Node) -> KernelFormula | None:
+    """Returns a node as a kernel without formulas; None when a tensor has no elements."""
+    return None if _empty(node) else _fit([node], [{}], Fitter((), [{}]))
+
+
+def _empty(node: Node) -> bool:
+    return any(t is not None and 0 in t.ne for t in (*node.inputs, node.output))
+
+
+def _spec(node: Node) -> KernelSpec:
+    """Returns the kernel of a node.
+
+    Raises:
+        ValueError: a tensor is none that a kernel has.
+    """
+    return KernelSpec.make(
+        node.op,
+        [None if t is None else TensorDesc.make(t.ne, t.dtype, t.nb) for t in node.inputs],
+        TensorDesc.make(node.output.ne, node.output.dtype, node.output.nb),
+        ggml_ops.op(node.op).decode(node.words),
+        node.alias,
+    )
+
+
+# --- what can be built ---------------------------------------------------------------------------------------------------------
+
+
+class _Reasons:
+    """Says why a kernel can't be built."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._nodes: dict[int, str] = {}
+
+    def of_node(self, node: Node) -> str:
+        """Returns the reason, or an empty text when the kernel can be built."""
+        if id(node) not in self._nodes:
+            empty = f"{node.op}: a tensor without elements"
+            self._nodes[id(node)] = empty if _empty(node) else self.of_spec(_spec(node)) or ""
+        return self._nodes[id(node)]
+
+    def of_spec(self, spec: KernelSpec) -> str | None:
+        """Returns the reason, or None when the kernel can be built."""
+        why = self._why(spec)
+        return f"{spec.op}: {why}" if why else None
+
+    def _why(self, spec: KernelSpec) -> str | None:
+        if spec.op not in self._catalog.by_op:
+            return "no emitter for this op"
+        _, registration = self._catalog.by_op[spec.op]
+        if not registration.required <= len(spec.inputs) <= len(registration.inputs):
+            return "no emitter for these inputs"
+        types = [None if t is None else t.dtype for t in spec.inputs]
+        if registration.types and not any(_takes(row, types) for row in registration.types):
+            return f"no emitter for these types: {', '.join(t or 'absent' for t in types)}"
+        problems = shapes.check(spec.op, spec.inputs, spec.output, dict(spec.params), spec.alias)
+        return problems[0].message if problems else None
+
+
+def _takes(row: Sequence[Sequence[str]], types: Sequence[str | None]) -> bool:
+    return all(t is None or t in names for t, names in zip(types, row, strict=False))
+
+
+# --- one entry where there were several ------------------------------------------------------------------------------------------
+
+
+def _absorb(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns entries without those that others stand for already, or would at further sizes.
+
+    Graphs of one token may differ in their ops from graphs of many, and what both need is found twice: as a constant and as a
+    formula, which then is right for both. Rows that are outputs pass through the same kernels as rows that are tokens.
+    """
+    order = sorted(range(len(entries)), key=lambda i: (-len(entries[i].kernel.names), _rank(entries[i]), i))
+    kept: list[int] = []
+    by_op: dict[object, list[Entry]] = {}
+    covered: set[KernelSpec] = set()
+    for i in order:
+        entry = entries[i]
+        try:
+            specs = entry.specs()
+        except ValueError:  # a tensor without elements: it is listed as it is
+            kept.append(i)
+            continue
+        if specs <= covered:
+            continue
+        kernel = entry.kernel
+        kind = (kernel.op, tuple(t and t.dtype for t in kernel.inputs), kernel.output.dtype, kernel.alias)
+        for other in by_op.setdefault(kind, []):
+            if _stands_for(other, entry, specs):
+                other.points += entry.points
+                break
+        else:
+            by_op[kind].append(entry)
+            kept.append(i)
+        covered |= specs
+    return [entries[i] for i in sorted(kept)]
+
+
+def _rank(entry: Entry) -> tuple[int, ...]:
+    """Formulas of tokens before formulas of outputs."""
+    return tuple(NAMES.index(name) for name in entry.kernel.names)
+
+
+def _stands_for(other: Entry, entry: Entry, specs: set[KernelSpec]) -> bool:
+    try:
+        return {other.kernel.at(point) for point in entry.points} == specs
+    except ValueError:
+        return False

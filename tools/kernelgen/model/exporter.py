@@ -1,0 +1,157 @@
+"""Finds and runs export-graphs, the program of backend/exporter that asks llama.cpp for a model's graphs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kernelgen
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.model.graphs import Graph, Model, Reader
+from kernelgen.model.sizes import Call, Settings
+
+PROGRAM = "export-graphs"
+
+VARIABLE = "NEURON_KERNELGEN_EXPORTER"
+"""Names the program, when no option does."""
+
+TIMEOUT = 600
+"""Seconds; a model takes less than one."""
+
+_HOW_TO_GET_IT = (
+    "build it once, for the llama.cpp that will run the model:\n"
+    "      cmake -S backend/exporter -B build/exporter -DGGML_NEURON_LLAMA_DIR=<llama.cpp's source tree>\n"
+    "      cmake --build build/exporter\n"
+    f"    and name it with --exporter build/exporter/{PROGRAM} or {VARIABLE}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """The program, and where it finds llama.cpp.
+
+    Attributes:
+        program: its path.
+        libraries: a folder with llama.cpp's shared libraries, or None where it needs none or finds them by itself.
+    """
+
+    program: Path
+    libraries: Path | None = None
+
+    def run(self, source: Path, settings: Settings, calls: Sequence[Call]) -> Export:
+        """Returns what the program prints for a model.
+
+        Raises:
+            KernelgenError: the program can't be run, or refuses the model.
+        """
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - the export is read from it, and it closes with that
+        command = [str(self.program), str(source), *_options(settings)]
+        for call in calls:
+            command += ["--graph", str(call)]
+        environment = {**os.environ, "LC_ALL": "C"}
+        if self.libraries is not None:
+            known = environment.get("LD_LIBRARY_PATH")
+            environment["LD_LIBRARY_PATH"] = f"{self.libraries}:{known}" if known else str(self.libraries)
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT,
+                check=False,
+                env=environment,
+            )
+        except OSError as error:
+            raise KernelgenError(f"can't run {self.program}: {error.strerror or error}") from None
+        except subprocess.TimeoutExpired:
+            raise KernelgenError(f"{self.program} takes more than {TIMEOUT} s for {source}") from None
+        if done.returncode:
+            said = done.stderr.strip().removeprefix("error: ")
+            if done.returncode == 127 or "shared libraries" in said:
+                hint = "name the build of llama.cpp that it was made for: --llama-cpp <folder>"
+                raise KernelgenError(Diagnostic(f"{self.program}: {said}", hint=hint))
+            raise KernelgenError(said or f"{self.program} ends with {done.returncode}, and says nothing")
+        output.seek(0)
+        return Export(Reader(output, f"the output of {self.program.name}"))
+
+
+class Export:
+    """What the program printed: the model, then its graphs."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.model: Model = reader.model()
+        self._reader = reader
+
+    def graphs(self) -> Iterator[Graph]:
+        """Yields the graphs: with each setting of flash attention those of all calls, in their order."""
+        return self._reader.graphs()
+
+
+def _options(settings: Settings) -> Iterable[str]:
+    yield from ("--ctx-size", str(settings.n_ctx), "--ubatch-size", str(settings.n_ubatch))
+    yield from ("--parallel", str(settings.n_seq_max))
+    yield from ("--cache-type-k", settings.type_k, "--cache-type-v", settings.type_v)
+    yield from ("--flash-attn", ",".join("on" if flash else "off" for flash in settings.flash_attn))
+    if settings.kv_unified:
+        yield "--kv-unified"
+    if settings.swa_full:
+        yield "--swa-full"
+
+
+def find(named: Path | None, llama_cpp: Path | None) -> Exporter:
+    """Returns the program.
+
+    Args:
+        named: its path, as the user gave it.
+        llama_cpp: a folder of the user's with llama.cpp's libraries, perhaps with the program among them.
+
+    Raises:
+        KernelgenError: it is not there; the message says how to get it.
+    """
+    libraries = _libraries(llama_cpp) if llama_cpp is not None else None
+    variable = os.environ.get(VARIABLE)
+    if named is not None or variable:
+        path = named or Path(str(variable))
+        if not path.is_file():
+            by = "--exporter" if named is not None else VARIABLE
+            raise KernelgenError(Diagnostic(f"{by}: there is no program {path}", hint=_HOW_TO_GET_IT))
+        return Exporter(path.absolute(), libraries)
+    for folder in _places(llama_cpp):
+        if (folder / PROGRAM).is_file():
+            return Exporter((folder / PROGRAM).absolute(), libraries)
+    on_path = shutil.which(PROGRAM)
+    if on_path:
+        return Exporter(Path(on_path), libraries)
+    looked = f"{llama_cpp} holds no {PROGRAM}, and there is none" if llama_cpp else f"there is no {PROGRAM}"
+    raise KernelgenError(Diagnostic(f"{looked} beside kernelgen or on PATH", hint=_HOW_TO_GET_IT))
+
+
+def _places(llama_cpp: Path | None) -> Iterator[Path]:
+    if llama_cpp is not None:
+        yield from (llama_cpp, llama_cpp / "bin", llama_cpp / "build" / "bin")
+    # As CMake installs it: <prefix>/share/neuron-kernelgen/tools/kernelgen and <prefix>/libexec/neuron-kernelgen.
+    package = Path(kernelgen.__file__).absolute().parent
+    for parent in package.parents:
+        yield parent / "libexec" / "neuron-kernelgen"
+
+
+def _libraries(folder: Path) -> Path | None:
+    """Returns the folder with libllama.so of a build or an installation of llama.cpp; None when it has none.
+
+    Raises:
+        KernelgenError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise KernelgenError(f"--llama-cpp {folder}: there is no such folder")
+    for place in (folder, folder / "bin", folder / "build" / "bin", folder / "lib"):
+        if (place / "libllama.so").is_file():
+            return place.absolute()
+    return None

@@ -1,0 +1,221 @@
+"""Reads the graphs that export-graphs prints: one JSON object a line, described in docs/graphs.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.errors import Diagnostic, KernelgenError, Location
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.ops import N_WORDS
+from kernelgen.ggml.types import TYPES
+
+FORMAT = "neuron-kernelgen graphs"
+VERSION = 1
+
+VIEW_OPS = frozenset({"none", "view", "reshape", "permute", "transpose"})
+"""Ops that compute nothing."""
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tensor as a node sees it: ggml's figures, strides of dimensions with one element included.
+
+    Attributes:
+        dtype: ggml's type name.
+        ne: elements per dimension.
+        nb: strides in bytes.
+    """
+
+    dtype: str
+    ne: Ints
+    nb: Ints
+
+    @property
+    def storage_bytes(self) -> int:
+        """`ggml_nbytes`."""
+        t = TYPES[self.dtype]
+        if 0 in self.ne:
+            return 0
+        rest = sum((n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:], strict=True))
+        return rest + (self.ne[0] // t.block * self.nb[0] if t.quantized else t.size + (self.ne[0] - 1) * self.nb[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a graph that is computed, without its place in the graph: equal nodes of different layers are equal.
+
+    Attributes:
+        op: `ggml_op_desc` in lower case.
+        inputs: `src[0…]`; None for one that is absent before one that is there.
+        output: the result.
+        words: `op_params`, 16 words.
+        alias: the input whose memory the result is written to, of ops that ggml does not define so.
+    """
+
+    op: str
+    inputs: tuple[Shape | None, ...]
+    output: Shape
+    words: Ints
+    alias: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What one call computes.
+
+    Attributes:
+        sizes: of the call: `n_tokens`, `n_outputs`, `n_seqs`, and where there is a cache `n_kv` and `n_kv_swa`.
+        context: the context's settings, such as `n_ctx` and `flash_attn`.
+        nodes: in the order in which they are computed.
+        names: llama.cpp's names of the nodes.
+    """
+
+    sizes: Mapping[str, int]
+    context: Mapping[str, Any]
+    nodes: tuple[Node, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a model's header says.
+
+    Attributes:
+        architecture: llama.cpp's name of it.
+        name: as of the header; may be empty.
+        parameters: how many.
+        size: of the weights, in bytes.
+        layers: how many.
+        encoder, decoder, recurrent: what it has.
+    """
+
+    architecture: str
+    name: str
+    parameters: int
+    size: int
+    layers: int
+    encoder: bool
+    decoder: bool
+    recurrent: bool
+
+
+class Reader:
+    """Reads one export, line by line.
+
+    Args:
+        lines: the export.
+        file: its name in messages.
+    """
+
+    def __init__(self, lines: Iterable[bytes], file: str) -> None:
+        self._lines = enumerate(lines, 1)
+        self._file = file
+        self._shapes: dict[Any, Shape] = {}
+        self._nodes: dict[Any, Node] = {}
+
+    def model(self) -> Model:
+        """Returns what the first line says.
+
+        Raises:
+            KernelgenError: it is not of this format, or of another version.
+        """
+        number, line = next(self._lines, (1, b""))
+        head = self._parse(number, line)
+        if head.get("format") != FORMAT:
+            raise self._error(number, "not an export of a model's graphs")
+        if head.get("version") != VERSION:
+            raise self._error(
+                number, f"version {head.get('version')} of the format, and this kernelgen reads {VERSION}"
+            )
+        try:
+            m = head["model"]
+            return Model(
+                str(m["architecture"]),
+                str(m["name"]),
+                int(m["parameters"]),
+                int(m["bytes"]),
+                int(m["layers"]),
+                bool(m["encoder"]),
+                bool(m["decoder"]),
+                bool(m["recurrent"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._error(number, f"the model's description is wrong: {error!r}") from None
+
+    def graphs(self) -> Iterator[Graph]:
+        """Yields the graphs, after `model`.
+
+        Raises:
+            KernelgenError: a line is broken.
+        """
+        for number, line in self._lines:
+            value = self._parse(number, line)
+            try:
+                yield self._graph(value)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise self._error(number, f"the graph is wrong: {error!r}") from None
+
+    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise self._error(number, "not a JSON object")
+        return value
+
+    def _error(self, number: int, message: str) -> KernelgenError:
+        return KernelgenError(Diagnostic(message, Location(self._file, number, 1)))
+
+    def _graph(self, value: Mapping[str, Any]) -> Graph:
+        tensors = value["tensors"]
+        shapes = [self._shape(t) for t in tensors]
+        nodes = []
+        names = []
+        for index, t in enumerate(tensors):
+            if t["op"] in VIEW_OPS or t.get("skipped"):
+                continue
+            sources = t.get("src", ())
+            key = (
+                t["op"],
+                tuple(None if s < 0 else shapes[s] for s in sources),
+                shapes[index],
+                tuple(t.get("params", ())),
+                self._alias(tensors, shapes, index),
+            )
+            node = self._nodes.get(key)
+            if node is None:
+                words = key[3] + (0,) * (N_WORDS - len(key[3]))
+                node = self._nodes[key] = Node(key[0], key[1], key[2], words, key[4])
+            nodes.append(node)
+            names.append(str(t["name"]))
+        sizes = {str(name): int(size) for name, size in value["sizes"].items()}
+        return Graph(sizes, dict(value["context"]), tuple(nodes), tuple(names))
+
+    def _shape(self, t: Mapping[str, Any]) -> Shape:
+        key = (t["type"], *t["ne"], *t["nb"])
+        shape = self._shapes.get(key)
+        if shape is None:
+            if t["type"] not in TYPES or len(key) != 9:
+                raise ValueError(f"tensor {t['name']}: {key}")
+            shape = self._shapes[key] = Shape(t["type"], key[1:5], key[5:])
+        return shape
+
+    @staticmethod
+    def _alias(tensors: list[dict[str, Any]], shapes: list[Shape], index: int) -> int | None:
+        """Which source's memory a node writes to, when an `…_inplace` function of ggml made it: a view of all of a source."""
+        view = tensors[index].get("view")
+        if view is None or ggml_ops.op(tensors[index]["op"]).alias is not None:
+            return None
+        for i, source in enumerate(tensors[index].get("src", ())):
+            if source >= 0 and source != index:
+                place = tensors[source].get("view") or [source, 0]
+                same = shapes[source].dtype == shapes[index].dtype
+                if place == view and same and shapes[source].storage_bytes == shapes[index].storage_bytes:
+                    return i
+        return None

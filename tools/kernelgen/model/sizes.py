@@ -1,0 +1,124 @@
+"""Which calls of llama_decode a context can meet, and at which of them a model's graph is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+N_KV_UNIT = 256
+"""llama.cpp pads the KV cache, and the part of it that a graph reads, to multiples of this."""
+
+NAMES = ("n_tokens", "n_kv", "n_kv_swa", "n_outputs")
+"""The sizes that formulas have, the ones to prefer first."""
+
+_PROBES = (22, 37)
+"""Numbers of tokens per sequence beside those that are asked for: no model has dimensions that are multiples of both."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Call:
+    """The sizes of one call.
+
+    Attributes:
+        n_seqs: sequences, with equally many tokens each.
+        n_tokens: tokens of all of them.
+        n_outputs: tokens whose logits are asked for.
+        n_kv: cells of the cache that the graph reads.
+    """
+
+    n_seqs: int
+    n_tokens: int
+    n_outputs: int
+    n_kv: int
+
+    def __str__(self) -> str:
+        return f"n_tokens={self.n_tokens},n_outputs={self.n_outputs},n_seqs={self.n_seqs},n_kv={self.n_kv}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a model is run; names are those of llama.cpp's options.
+
+    Attributes:
+        n_ctx: cells of the KV cache.
+        n_ubatch: tokens that a call has at most.
+        n_seq_max: sequences at once.
+        n_tokens: tokens per call to have kernels for.
+        n_outputs: outputs per call; None for 1 and all.
+        n_kv: cache lengths; None for all.
+        type_k, type_v: ggml types of the cache.
+        flash_attn: with flash attention, without it, or both.
+        kv_unified: whether sequences share one cache.
+        swa_full: whether sliding windows have a cache as long as the others.
+    """
+
+    n_ctx: int
+    n_ubatch: int
+    n_seq_max: int
+    n_tokens: tuple[int, ...]
+    n_outputs: tuple[int, ...] | None
+    n_kv: tuple[int, ...] | None
+    type_k: str
+    type_v: str
+    flash_attn: tuple[bool, ...]
+    kv_unified: bool
+    swa_full: bool
+
+    @property
+    def cells(self) -> int:
+        """Cells of the cache of one sequence, or of all when they share it."""
+        if self.kv_unified:
+            return pad(self.n_ctx)
+        return pad(pad(self.n_ctx) // self.n_seq_max)
+
+
+def pad(n: int) -> int:
+    """Returns the smallest multiple of `N_KV_UNIT` that is at least `n`."""
+    return -(-n // N_KV_UNIT) * N_KV_UNIT
+
+
+def asked(settings: Settings, n_seqs: int) -> Iterator[Call]:
+    """Yields every call with so many sequences that kernels are asked for; combinations that can't be are left out."""
+    for n_tokens in settings.n_tokens:
+        for n_outputs in _outputs(settings, n_tokens):
+            for n_kv in _lengths(settings, n_tokens, n_seqs):
+                yield Call(n_seqs, n_tokens, n_outputs, n_kv)
+
+
+def looked_at(settings: Settings, n_seqs: int) -> list[Call]:
+    """Returns the calls from which formulas are found and at which they are checked: those asked for, at a few lengths of the
+    cache, and others.
+    """
+    calls: dict[Call, None] = {}
+    for n_tokens in settings.n_tokens:
+        for n_outputs in _outputs(settings, n_tokens):
+            for n_kv in _few(_lengths(settings, n_tokens, n_seqs)):
+                calls[Call(n_seqs, n_tokens, n_outputs, n_kv)] = None
+    if any(n > n_seqs for n in settings.n_tokens):
+        for number in _PROBES:
+            n_tokens = number * n_seqs
+            if n_tokens <= min(settings.n_ubatch, settings.cells):
+                few = _few(_lengths(settings, n_tokens, n_seqs))
+                for n_outputs in dict.fromkeys((1, 3, n_tokens)):
+                    for n_kv in few[:1] if n_outputs == 3 else few:
+                        calls[Call(n_seqs, n_tokens, n_outputs, n_kv)] = None
+    return list(calls)
+
+
+def _outputs(settings: Settings, n_tokens: int) -> list[int]:
+    wanted = (1, n_tokens) if settings.n_outputs is None else settings.n_outputs
+    return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
+
+
+def _lengths(settings: Settings, n_tokens: int, n_seqs: int) -> list[int]:
+    if n_tokens % n_seqs:
+        return []  # a graph takes equally many tokens of each sequence
+    least = n_tokens if settings.kv_unified else n_tokens // n_seqs
+    wanted = settings.n_kv or range(N_KV_UNIT, settings.cells + 1, N_KV_UNIT)
+    return [n for n in wanted if least <= n <= settings.cells]
+
+
+def _few(values: list[int]) -> list[int]:
+    """Returns the first, the last and two between them."""
+    last = len(values) - 1
+    return [values[i] for i in sorted({0, min(1, last), (last + 1) // 2, last})] if values else []

@@ -1,0 +1,211 @@
+"""Derived kernels as the text of a manifest: one that can be read, edited and checked in."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kernelgen.ggml.ops import ParamValue
+from kernelgen.model.derive import Derived, Entry, TensorFormula
+from kernelgen.model.formulas import Formula
+from kernelgen.model.sizes import NAMES
+
+_WIDTH = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands above the kernels.
+
+    Attributes:
+        name: of the manifest.
+        targets: to build for.
+        description: for readers.
+        comment: lines that say what the manifest is made of.
+    """
+
+    name: str
+    targets: Sequence[str]
+    description: str
+    comment: Sequence[str]
+
+
+def text(head: Head, derived: Derived) -> str:
+    """Returns the manifest's text."""
+    entries = [entry for entry in derived.entries if entry.reason is None]
+    shared = _shared(entries)
+    where = _conditions(shared)
+    lines = [f"# {line}".rstrip() for line in head.comment]
+    lines += ["format: 1", f"name: {head.name}", f"targets: [{', '.join(head.targets)}]"]
+    lines.append(f"description: {_quoted(head.description)}")
+    if shared:
+        lines += ["", "sizes:"]
+        for name, values in shared.items():
+            lines += _wrapped(f"  {name}: [", values)
+    if where:
+        lines.append(f"where: [{', '.join(where)}]")
+    lines += ["", "kernels:"]
+    for entry in entries:
+        lines += _entry(entry, shared, where)
+    refused = [entry for entry in derived.entries if entry.reason is not None]
+    if refused:
+        lines += ["", "# No kernel can be built for these; they run on the CPU."]
+        for entry in refused:
+            lines.append(f"# {entry.name}: {entry.reason}")
+            lines.append(f"#   {_describe(entry)}")
+    return "\n".join(lines) + "\n"
+
+
+def _shared(entries: Sequence[Entry]) -> dict[str, list[int]]:
+    """Returns the sizes that kernels depend on, and all their values."""
+    found: dict[str, set[int]] = {}
+    for entry in entries:
+        for name in entry.kernel.names:
+            found.setdefault(name, set()).update(point[name] for point in entry.points)
+    return {name: sorted(found[name]) for name in NAMES if name in found}
+
+
+def _conditions(shared: Mapping[str, Sequence[int]]) -> list[str]:
+    """Returns what any call fulfils."""
+    pairs = (("n_outputs", "n_tokens"), ("n_tokens", "n_kv"), ("n_tokens", "n_kv_swa"))
+    return [f"{a} <= {b}" for a, b in pairs if a in shared and b in shared and shared[a][-1] > shared[b][0]]
+
+
+def _entry(entry: Entry, shared: Mapping[str, Sequence[int]], where: Sequence[str]) -> list[str]:
+    kernel = entry.kernel
+    lines = [f"  - op: {kernel.op}{_comment(entry)}"]
+    inputs = ["null" if t is None else f'"{_tensor(t)}"' for t in kernel.inputs]
+    line = f"    inputs: [{', '.join(inputs)}]"
+    if len(line) <= _WIDTH:
+        lines.append(line)
+    else:
+        lines.append("    inputs:")
+        lines += [f"      - {t}" for t in inputs]
+    lines.append(f'    output: "{_tensor(kernel.output)}"')
+    if kernel.params:
+        lines.append(f"    params: {{{', '.join(f'{name}: {_param(value)}' for name, value in kernel.params)}}}")
+    if kernel.alias is not None:
+        lines.append(f"    alias: {kernel.alias}")
+    found: list[str] = []
+    for batch, own in _batches(entry, shared, where):
+        more = []
+        if batch:
+            more.append("    batch: {" + ", ".join(f"{name}: {list(values)}" for name, values in batch.items()) + "}")
+        if own is not None:
+            more.append(f"    where: [{', '.join(own)}]")
+        found += lines + more
+    return found
+
+
+def _comment(entry: Entry) -> str:
+    return f"  # {entry.name}" if entry.name.isprintable() and entry.name else ""
+
+
+def _batches(
+    entry: Entry, shared: Mapping[str, Sequence[int]], where: Sequence[str]
+) -> list[tuple[dict[str, list[int]], list[str] | None]]:
+    """Returns what an entry says beside the manifest's `sizes` and `where`, so that it stands for its calls and for no others.
+
+    More than one where no one batch does it: then the kernel is listed for each number of tokens.
+    """
+    names = entry.kernel.names
+    wanted = set(entry.values)
+    if not names:
+        return [({}, None)]
+    if _combinations(names, shared, where) == wanted:
+        return [({}, None)]
+    own = {name: sorted({values[i] for values in wanted}) for i, name in enumerate(names)}
+    differing = {name: values for name, values in own.items() if values != list(shared[name])}
+    for conditions in (where, [], [f"{n_seqs} * n_kv >= n_tokens" for n_seqs in (2,)]):
+        usable = [c for c in conditions if set(c.replace("*", " ").split()) & set(NAMES) <= set(names)]
+        if _combinations(names, own, usable) == wanted:
+            return [(differing, None if conditions is where else usable)]
+    found: list[tuple[dict[str, list[int]], list[str] | None]] = []
+    for first in sorted({values[0] for values in wanted}):
+        rest = sorted(values[1:] for values in wanted if values[0] == first)
+        for group in _products(rest):
+            batch = {names[0]: [first], **dict(zip(names[1:], map(list, group), strict=True))}
+            found.append((batch, [] if _combinations(names, batch, where) != _combinations(names, batch, []) else None))
+    return found
+
+
+def _products(rows: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
+    """Returns rows as products of lists: as one where they are one, else each by itself."""
+    columns = tuple(tuple(sorted(set(column))) for column in zip(*rows, strict=True))
+    if math.prod(map(len, columns)) == len(rows):
+        return [columns]
+    return [tuple((value,) for value in row) for row in rows]
+
+
+_COMPARE = {"<=": int.__le__, ">=": int.__ge__}
+
+
+def _combinations(
+    names: Sequence[str], values: Mapping[str, Sequence[int]], where: Sequence[str]
+) -> set[tuple[int, ...]]:
+    """Returns the combinations that a manifest with these values and conditions stands for."""
+    found = set()
+    for combination in itertools.product(*(values[name] for name in names)):
+        point = dict(zip(names, combination, strict=True))
+        if all(_holds(condition, point) for condition in where):
+            found.add(combination)
+    return found
+
+
+def _holds(condition: str, point: Mapping[str, int]) -> bool:
+    left, operator, right = condition.rpartition(" <= ") if " <= " in condition else condition.rpartition(" >= ")
+    sides = []
+    for side in (left, right):
+        factors = [f.strip() for f in side.split("*")]
+        if any(f in NAMES and f not in point for f in factors):
+            return True  # not applied
+        sides.append(math.prod(point[f] if f in NAMES else int(f) for f in factors))
+    return _COMPARE[operator.strip()](*sides)
+
+
+def _tensor(t: TensorFormula) -> str:
+    shown = f"({','.join(map(_figure, t.ne))})/{t.dtype}"
+    return shown if t.nb is None else f"{shown}/({','.join(map(_figure, t.nb))})"
+
+
+def _figure(formula: Formula) -> str:
+    return f"${{{formula}}}" if formula.names else str(formula)
+
+
+def _param(value: ParamValue | Formula) -> str:
+    if isinstance(value, Formula):
+        return f'"{_figure(value)}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        if math.isinf(value):
+            return ".inf" if value > 0 else "-.inf"
+        shown = repr(value)
+        # readers of YAML 1.1 take 1e-05 for a text
+        mantissa, e, exponent = shown.partition("e")
+        return shown if not e else f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent):+d}"
+    return str(value)
+
+
+def _describe(entry: Entry) -> str:
+    inputs = ", ".join("absent" if t is None else _tensor(t) for t in entry.kernel.inputs)
+    return f"{entry.kernel.op}: {inputs} -> {_tensor(entry.kernel.output)}"
+
+
+def _wrapped(head: str, values: Sequence[int]) -> list[str]:
+    """Returns a list of figures, on as many lines as it takes."""
+    lines = [head]
+    for i, value in enumerate(values):
+        item = f"{value}{', ' if i + 1 < len(values) else ']'}"
+        if len(lines[-1]) + len(item) > _WIDTH:
+            lines[-1] = lines[-1].rstrip()
+            lines.append("    ")
+        lines[-1] += item
+    return lines
+
+
+def _quoted(value: str) -> str:
+    plain = "".join(c if c.isprintable() else "?" for c in value)
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
