@@ -11,7 +11,10 @@
 #include "json.h"
 #include "llama-batch.h"
 #include "llama-context.h"
+#include "llama-kv-cache-dsa-iswa.h"
+#include "llama-kv-cache-dsa.h"
 #include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache-msa.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
@@ -232,21 +235,33 @@ struct cache_lengths {
     int64_t n_kv_swa = 0;  // likewise of the layers with a sliding window; 0 when there are none
 };
 
+// Returns the lengths of a memory that has them; of one that is not known here there are none.
 cache_lengths lengths_of(const llama_memory_context_i * memory) {
-    cache_lengths result;
-    const auto take = [&result](const llama_kv_cache_iswa_context * c) {
-        result = { c->get_base()->get_n_kv(), c->get_swa()->get_n_kv() };
+    const auto of_window = [](const llama_kv_cache_iswa_context * c) -> cache_lengths {
+        return { c->get_base()->get_n_kv(), c->get_swa()->get_n_kv() };
     };
     if (const auto * kv = dynamic_cast<const llama_kv_cache_context *>(memory)) {
-        result.n_kv = kv->get_n_kv();
-    } else if (const auto * iswa = dynamic_cast<const llama_kv_cache_iswa_context *>(memory)) {
-        take(iswa);
-    } else if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid_context *>(memory)) {
-        result.n_kv = hybrid->get_attn()->get_n_kv();
-    } else if (const auto * both = dynamic_cast<const llama_memory_hybrid_iswa_context *>(memory)) {
-        take(both->get_attn());
+        return { kv->get_n_kv(), 0 };
     }
-    return result;
+    if (const auto * iswa = dynamic_cast<const llama_kv_cache_iswa_context *>(memory)) {
+        return of_window(iswa);
+    }
+    if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid_context *>(memory)) {
+        return { hybrid->get_attn()->get_n_kv(), 0 };
+    }
+    if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid_iswa_context *>(memory)) {
+        return of_window(hybrid->get_attn());
+    }
+    if (const auto * dsa = dynamic_cast<const llama_kv_cache_dsa_context *>(memory)) {
+        return { dsa->get_mla()->get_n_kv(), 0 };
+    }
+    if (const auto * dsa = dynamic_cast<const llama_kv_cache_dsa_iswa_context *>(memory)) {
+        return { dsa->get_dsa()->get_mla()->get_n_kv(), dsa->get_swa()->get_n_kv() };
+    }
+    if (const auto * msa = dynamic_cast<const llama_kv_cache_msa_context *>(memory)) {
+        return { msa->get_base()->get_n_kv(), 0 };
+    }
+    return {};
 }
 
 class model_graphs {

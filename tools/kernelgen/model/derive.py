@@ -7,6 +7,7 @@ are and holds in all of them. What has none is listed as it is at the sizes that
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,8 +117,12 @@ class Entry:
         return {tuple(point[name] for name in names): point for point in self.points}
 
     def specs(self) -> set[KernelSpec]:
-        """The kernels that it stands for."""
-        return {self.kernel.at(point) for point in self.values.values()}
+        """The kernels that it stands for; none where a tensor has no elements."""
+        found = set()
+        for point in self.values.values():
+            with contextlib.suppress(ValueError):
+                found.add(self.kernel.at(point))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
                     listed += 1
     entries = _absorb(entries)
     for entry in entries:
-        entry.reason = next((r for r in map(reasons.of_spec, sorted(entry.specs(), key=lambda s: s.id)) if r), None)
+        entry.reason = reasons.of_entry(entry)
     return Derived(entries, [steps[key] for key in sorted(steps, reverse=True)], listed)
 
 
@@ -288,7 +293,8 @@ def _asked_of(one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bo
     at = dict(zip(one.calls, one.points, strict=True))
     seen: dict[tuple[int, int], set[int]] = {}
     for call in one.calls:
-        seen.setdefault((call.n_tokens, call.n_outputs), set()).add(call.n_kv)
+        if call.n_kv:
+            seen.setdefault((call.n_tokens, call.n_outputs), set()).add(call.n_kv)
     window = max((point["n_kv_swa"] for point in one.points), default=0)
     plain = all(
         point["n_kv"] in (0, call.n_kv) and point["n_kv_swa"] in (0, min(call.n_kv, window))
@@ -298,11 +304,11 @@ def _asked_of(one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bo
     found: dict[Call, Point] = {}
     complete = True
     for call in asked:
-        lengths = seen.get((call.n_tokens, call.n_outputs))
-        if lengths is None:
-            continue
+        lengths = seen.get((call.n_tokens, call.n_outputs), set())
         if call in at:
             found[call] = at[call]
+        elif not lengths or not call.n_kv:
+            continue
         elif plain and len(lengths) >= 3:
             n_kv = call.n_kv if has_cache else 0
             found[call] = {
@@ -437,6 +443,13 @@ class _Reasons:
             self._nodes[id(node)] = empty if _empty(node) else self.of_spec(_spec(node)) or ""
         return self._nodes[id(node)]
 
+    def of_entry(self, entry: Entry) -> str | None:
+        """Returns the reason, or None when all kernels that the entry stands for can be built."""
+        specs = sorted(entry.specs(), key=lambda spec: spec.id)
+        if not specs:
+            return f"{entry.kernel.op}: a tensor without elements"
+        return next((reason for reason in map(self.of_spec, specs) if reason), None)
+
     def of_spec(self, spec: KernelSpec) -> str | None:
         """Returns the reason, or None when the kernel can be built."""
         why = self._why(spec)
@@ -474,12 +487,8 @@ def _absorb(entries: Sequence[Entry]) -> list[Entry]:
     covered: set[KernelSpec] = set()
     for i in order:
         entry = entries[i]
-        try:
-            specs = entry.specs()
-        except ValueError:  # a tensor without elements: it is listed as it is
-            kept.append(i)
-            continue
-        if specs <= covered:
+        specs = entry.specs()
+        if specs and specs <= covered:
             continue
         kernel = entry.kernel
         kind = (kernel.op, tuple(t and t.dtype for t in kernel.inputs), kernel.output.dtype, kernel.alias)

@@ -178,8 +178,8 @@ class Reader:
         nodes = []
         names = []
         for index, t in enumerate(tensors):
-            if t["op"] in VIEW_OPS or t.get("skipped"):
-                continue
+            if t["op"] in VIEW_OPS or t.get("skipped") or 0 in shapes[index].ne:
+                continue  # nothing to compute
             sources = t.get("src", ())
             key = (
                 t["op"],

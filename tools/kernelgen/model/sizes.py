@@ -23,7 +23,8 @@ class Call:
         n_seqs: sequences, with equally many tokens each.
         n_tokens: tokens of all of them.
         n_outputs: tokens whose logits are asked for.
-        n_kv: cells of the cache that the graph reads.
+        n_kv: cells of the cache that the graph reads; 0 for the first call, which has just its own tokens in the cache: a recurrent
+            model clears its state then.
     """
 
     n_seqs: int
@@ -81,7 +82,8 @@ def asked(settings: Settings, n_seqs: int) -> Iterator[Call]:
     """Yields every call with so many sequences that kernels are asked for; combinations that can't be are left out."""
     for n_tokens in settings.n_tokens:
         for n_outputs in _outputs(settings, n_tokens):
-            for n_kv in _lengths(settings, n_tokens, n_seqs):
+            lengths = _lengths(settings, n_tokens, n_seqs)
+            for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *lengths):
                 yield Call(n_seqs, n_tokens, n_outputs, n_kv)
 
 
@@ -92,13 +94,15 @@ def looked_at(settings: Settings, n_seqs: int) -> list[Call]:
     calls: dict[Call, None] = {}
     for n_tokens in settings.n_tokens:
         for n_outputs in _outputs(settings, n_tokens):
-            for n_kv in _few(_lengths(settings, n_tokens, n_seqs)):
+            lengths = _lengths(settings, n_tokens, n_seqs)
+            for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *_few(lengths)):
                 calls[Call(n_seqs, n_tokens, n_outputs, n_kv)] = None
     if any(n > n_seqs for n in settings.n_tokens):
         for number in _PROBES:
             n_tokens = number * n_seqs
             if n_tokens <= min(settings.n_ubatch, settings.cells):
-                few = _few(_lengths(settings, n_tokens, n_seqs))
+                lengths = _lengths(settings, n_tokens, n_seqs)
+                few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
                 for n_outputs in dict.fromkeys((1, 3, n_tokens)):
                     for n_kv in few[:1] if n_outputs == 3 else few:
                         calls[Call(n_seqs, n_tokens, n_outputs, n_kv)] = None
@@ -116,6 +120,11 @@ def _lengths(settings: Settings, n_tokens: int, n_seqs: int) -> list[int]:
     least = n_tokens if settings.kv_unified else n_tokens // n_seqs
     wanted = settings.n_kv or range(N_KV_UNIT, settings.cells + 1, N_KV_UNIT)
     return [n for n in wanted if least <= n <= settings.cells]
+
+
+def _first(settings: Settings, lengths: list[int], n_tokens: int, n_seqs: int) -> tuple[int, ...]:
+    """The first call, when the length of the cache that it meets is among those asked for."""
+    return (0,) if pad(n_tokens if settings.kv_unified else n_tokens // n_seqs) in lengths else ()
 
 
 def _few(values: list[int]) -> list[int]:
