@@ -53,7 +53,10 @@ constexpr rlim_t MAX_CPU_SECONDS   = 300;
 // llama.cpp's own messages
 //
 
-// What llama.cpp last complained of: the reason when it refuses a file or ends the program.
+// The model that is read, for messages.
+std::string model_name;
+
+// What llama.cpp complained of: the reason when it refuses a file or ends the program.
 std::string last_complaint;
 
 std::string one_line(const char * text) {
@@ -76,8 +79,8 @@ void note_complaint(ggml_log_level level, const char * text, void * /*user_data*
 }
 
 [[noreturn]] void give_up(const std::string & message) {
-    fprintf(stderr, "error: %s\n", message.c_str());
-    fflush(nullptr);
+    fprintf(stderr, "error: %s: %s\n", model_name.c_str(), message.c_str());
+    fflush(stderr);
     _exit(EXIT_BAD_INPUT);
 }
 
@@ -476,6 +479,7 @@ void export_graphs(const options & opts) {
     check_versions();
     load_cpu_backend();
     const std::vector<sparse_file> files = open_model_files(opts.model);
+    last_complaint.clear();
     model_graphs                   graphs(opts, files);
     graphs.write_header();
     for (const bool flash_attn : opts.flash_attn) {
@@ -498,6 +502,7 @@ void limit(int resource, rlim_t most) {
 }
 
 [[noreturn]] void run_child(const options & opts) {
+    model_name = opts.model;
     limit(RLIMIT_AS, MAX_ADDRESS_SPACE);
     limit(RLIMIT_CPU, MAX_CPU_SECONDS);
     limit(RLIMIT_CORE, 0);
@@ -507,11 +512,10 @@ void limit(int resource, rlim_t most) {
     try {
         export_graphs(opts);
     } catch (const std::bad_alloc &) {
-        give_up(opts.model + ": the model asks for more memory than " + std::to_string(MAX_ADDRESS_SPACE >> 30) + " GiB");
+        give_up("the model asks for more memory than " + std::to_string(MAX_ADDRESS_SPACE >> 30) + " GiB");
     } catch (const std::exception & error) {
-        give_up(opts.model + ": " + error.what());
+        give_up(error.what());
     }
-    fflush(nullptr);
     // not exit(): what llama.cpp would tidy up dies with the process
     _exit(0);
 }

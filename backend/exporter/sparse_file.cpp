@@ -24,6 +24,12 @@ struct free_gguf {
     void operator()(gguf_context * c) const { gguf_free(c); }
 };
 
+using gguf_ptr = std::unique_ptr<gguf_context, free_gguf>;
+
+gguf_ptr read_header(const std::string & path) {
+    return gguf_ptr(gguf_init_from_file(path.c_str(), { /*.no_alloc =*/true, /*.ctx =*/nullptr }));
+}
+
 std::runtime_error failure(const std::string & path) {
     return std::runtime_error(path + ": " + strerror(errno));
 }
@@ -48,6 +54,31 @@ void copy(int from, int to, size_t size, const std::string & path) {
 
 }  // namespace
 
+// A file that is nowhere but in memory, and gone with the process.
+struct memory_file {
+    int fd;
+
+    explicit memory_file(const std::string & of) : fd(memfd_create("header", MFD_CLOEXEC)) {
+        if (fd < 0) {
+            throw failure(of);
+        }
+    }
+
+    ~memory_file() { close(fd); }
+
+    memory_file(const memory_file &)             = delete;
+    memory_file & operator=(const memory_file &) = delete;
+
+    std::string path() const { return "/proc/self/fd/" + std::to_string(fd); }
+
+    // What is added is a hole.
+    void resize(uint64_t size, const std::string & of) const {
+        if (size > (uint64_t) INT64_MAX || ftruncate(fd, (off_t) size) != 0) {
+            throw std::runtime_error(of + ": tensors of " + std::to_string(size) + " bytes");
+        }
+    }
+};
+
 sparse_file::sparse_file(const std::string & path) {
     const int source = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (source < 0) {
@@ -67,7 +98,15 @@ sparse_file::sparse_file(const std::string & path) {
     if (!S_ISREG(status.st_mode) || pread(source, magic, 4, 0) != 4 || memcmp(magic, "GGUF", 4) != 0) {
         throw std::runtime_error(path + " is not a GGUF file");
     }
-    std::unique_ptr<gguf_context, free_gguf> header(gguf_init_from_file(path.c_str(), { /*.no_alloc =*/true, /*.ctx =*/nullptr }));
+    // A file that ends with its header may lack the few bytes that align what would follow, which gguf insists on.
+    const bool aligned = status.st_size % GGUF_DEFAULT_ALIGNMENT == 0;
+    gguf_ptr   header  = read_header(path);
+    if (!header && !aligned && (uint64_t) status.st_size <= MAX_HEADER) {
+        const memory_file whole(path);
+        copy(source, whole.fd, (size_t) status.st_size, path);
+        whole.resize(GGML_PAD((uint64_t) status.st_size, GGUF_DEFAULT_ALIGNMENT), path);
+        header = read_header(whole.path());
+    }
     if (!header) {
         throw std::runtime_error(path + ": the header is damaged or cut off");
     }
@@ -87,30 +126,14 @@ sparse_file::sparse_file(const std::string & path) {
         split_count = std::max<int>(1, gguf_get_val_u16(header.get(), key));
     }
 
-    fd = memfd_create("header", MFD_CLOEXEC);
-    if (fd < 0) {
-        throw failure(path);
-    }
-    opened_path = "/proc/self/fd/" + std::to_string(fd);
-    copy(source, fd, header_size, path);
-    if (size > (uint64_t) INT64_MAX || ftruncate(fd, (off_t) size) != 0) {
-        throw std::runtime_error(path + ": tensors of " + std::to_string(size) + " bytes");
-    }
+    file        = std::make_unique<memory_file>(path);
+    opened_path = file->path();
+    copy(source, file->fd, header_size, path);
+    file->resize(size, path);
 }
 
-sparse_file::~sparse_file() {
-    if (fd >= 0) {
-        close(fd);
-    }
-}
-
-sparse_file::sparse_file(sparse_file && other) noexcept :
-    fd(other.fd),
-    opened_path(std::move(other.opened_path)),
-    names(std::move(other.names)),
-    split_count(other.split_count) {
-    other.fd = -1;
-}
+sparse_file::~sparse_file()                       = default;
+sparse_file::sparse_file(sparse_file &&) noexcept = default;
 
 std::vector<sparse_file> open_model_files(const std::string & path) {
     std::vector<sparse_file> files;

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,10 @@ class sparse_file {
     int n_files() const { return split_count; }
 
   private:
-    int                      fd = -1;
-    std::string              opened_path;
-    std::vector<std::string> names;
-    int                      split_count = 1;
+    std::unique_ptr<struct memory_file> file;
+    std::string                         opened_path;
+    std::vector<std::string>            names;
+    int                                 split_count = 1;
 };
 
 // Opens a model's file, or of a split model all files, of which `path` is the first. Throws std::runtime_error.

@@ -299,6 +299,7 @@ def _asked_of(one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bo
     plain = all(
         point["n_kv"] in (0, call.n_kv) and point["n_kv_swa"] in (0, min(call.n_kv, window))
         for call, point in at.items()
+        if call.n_kv
     )
     has_cache = any(point["n_kv"] for point in one.points)
     found: dict[Call, Point] = {}

@@ -1,0 +1,57 @@
+"""The exporter and llama.cpp's libraries: where Bazel puts them, or where NEURON_KERNELGEN_EXPORTER and LLAMA_CPP_PROGRAMS say."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "graph-ops"))
+
+from kernelgen import cli, manifest
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.kernel import KernelSpec
+from kernelgen.model.exporter import VARIABLE, Exporter
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def exporter() -> Exporter:
+    program = Path(os.environ.get(VARIABLE, ROOT / "backend/exporter/exporter/export-graphs")).absolute()
+    libraries = Path(os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tests/llama/llama_cpp")).absolute()
+    for path in (program, libraries / "libllama.so"):
+        assert path.exists(), f"{path} is not there; run this through Bazel"
+    return Exporter(program, libraries)
+
+
+Derive = Callable[..., set[KernelSpec]]
+
+
+@pytest.fixture
+def derive(exporter: Exporter, tmp_path: Path) -> Derive:
+    """Returns a function that writes the manifest of a model and returns its kernels; the manifest is `derived.yaml` in `tmp_path`."""
+
+    def derive(source: Path, *arguments: object) -> set[KernelSpec]:
+        output = tmp_path / "derived.yaml"
+        assert run_model(exporter, source, output, *arguments) == 0
+        return specs(output)
+
+    return derive
+
+
+def run_model(exporter: Exporter, source: Path, output: Path, *arguments: object) -> int:
+    """Runs `kernelgen model` and returns its exit status."""
+    where = ("--exporter", exporter.program, "--llama-cpp", exporter.libraries)
+    return cli.run(list(map(str, ("model", source, "-o", output, *where, *arguments))))
+
+
+def specs(path: Path) -> set[KernelSpec]:
+    """Returns the kernels of a manifest."""
+    (request,) = manifest.load([path], Catalog([builtin_library()]))
+    return {kernel.spec for kernel in request.kernels}

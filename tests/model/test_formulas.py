@@ -1,0 +1,82 @@
+"""Formulas are right at every size they were found from, and at others."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelgen.model.formulas import Fitter, Formula
+
+NAMES = ("n_tokens", "n_kv", "n_outputs")
+POINTS = [
+    {"n_tokens": t, "n_kv": k, "n_outputs": o}
+    for t, k, o in itertools.product((1, 22, 512), (512, 768, 2048), (1, 3, 512))
+    if o <= t
+]
+
+
+def fit(function: object) -> Formula | None:
+    assert callable(function)
+    return Fitter(NAMES, POINTS).fit([function(**point) for point in POINTS])
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda n_tokens, n_kv, n_outputs: 4096, "4096"),
+        (lambda n_tokens, n_kv, n_outputs: n_tokens, "n_tokens"),
+        (lambda n_tokens, n_kv, n_outputs: 2048 * n_kv, "2048 * n_kv"),
+        (lambda n_tokens, n_kv, n_outputs: 4 * n_kv * n_tokens, "4 * n_tokens * n_kv"),
+        (lambda n_tokens, n_kv, n_outputs: n_kv // 2, "n_kv // 2"),
+        (lambda n_tokens, n_kv, n_outputs: n_kv + 1, "n_kv + 1"),
+        (lambda n_tokens, n_kv, n_outputs: 2 * n_tokens - 1, "2 * n_tokens - 1"),
+    ],
+)
+def test_the_simplest_formula_is_found(function: object, text: str) -> None:
+    assert str(fit(function)) == text
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda n_tokens, n_kv, n_outputs: n_tokens * n_tokens,
+        lambda n_tokens, n_kv, n_outputs: -(-n_tokens // 64) * 64,
+        lambda n_tokens, n_kv, n_outputs: min(n_kv, 768),
+        lambda n_tokens, n_kv, n_outputs: n_tokens + n_kv,
+    ],
+)
+def test_what_is_no_such_formula_has_none(function: object) -> None:
+    assert fit(function) is None
+
+
+def test_two_points_don_t_make_a_line() -> None:
+    points = [{"n": 1}, {"n": 5}]
+    assert Fitter(("n",), points).fit([10, 18]) is None  # 2 n + 8, or anything else
+    assert Fitter(("n",), points).fit([2, 10]) == Formula(0, 2, 1, ("n",))
+
+
+def test_where_any_value_will_do_none_is_asked_for() -> None:
+    fitter = Fitter(("n",), [{"n": 1}, {"n": 3}, {"n": 7}])
+    assert fitter.fit([None, 6, 14]) == Formula(0, 2, 1, ("n",))
+    assert fitter.fit([None, None, None]) == Formula(1)
+    with pytest.raises(ValueError, match="2 values at 3 points"):
+        fitter.fit([1, 2])
+
+
+@settings(max_examples=200, derandomize=True, database=None)
+@given(
+    constant=st.integers(-100, 100),
+    factor=st.integers(1, 10**6),
+    names=st.sampled_from([(), ("n_tokens",), ("n_kv",), ("n_outputs",), ("n_tokens", "n_kv")]),
+)
+def test_a_formula_holds_beyond_the_points_it_was_found_from(
+    constant: int, factor: int, names: tuple[str, ...]
+) -> None:
+    truth = Formula(constant, factor, 1, names) if names else Formula(constant)
+    found = Fitter(NAMES, POINTS).fit([truth.value(point) for point in POINTS])
+    assert found is not None
+    for point in ({"n_tokens": 100, "n_kv": 1024, "n_outputs": 7}, {"n_tokens": 64, "n_kv": 256, "n_outputs": 1}):
+        assert found.value(point) == truth.value(point)

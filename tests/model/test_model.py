@@ -1,0 +1,296 @@
+"""`kernelgen model` on headers that are made here: its kernels are those that llama.cpp asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import export
+import headers
+import pytest
+import yaml
+from headers import Header
+
+from conftest import ROOT, Derive, run_model, specs
+from kernelgen.kernel import KernelSpec
+from kernelgen.manifest import coverage, graph_ops
+from kernelgen.model.exporter import Exporter
+
+GRAPH_OPS = ROOT / "tests" / "data" / "graph-ops"
+FAMILY = {path.stem: path for path in (ROOT / "manifests" / "llama3.yaml", *sorted(GRAPH_OPS.glob("*.yaml")))}
+
+# The family builds every mix of weights' types for both numbers of rows; in this file the last layer, the only one in which one row of
+# several goes on, has the first type of each mix.
+MORE_IN_THE_FAMILY = {"mistral-7b-q4_k_m": {("mul_mat", "q6_K", 1)}}
+
+
+def options(model: dict[str, object]) -> list[object]:
+    """The options of `kernelgen model` that say what a manifest's `model:` says beside hyperparameters."""
+    found: list[object] = []
+    for key in ("n_ctx", "n_tokens", "n_outputs", "n_kv", "n_seq_max", "type_k", "type_v", "flash_attn"):
+        if key in model:
+            value = model[key]
+            text = ",".join(map(str, value)) if isinstance(value, list) else value
+            found += [f"--{key.replace('_', '-')}", text]
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_plan_is_that_of_the_llama_family(name: str, derive: Derive, tmp_path: Path) -> None:
+    read = yaml.safe_load(FAMILY[name].read_text(encoding="utf-8").replace("flash_attn: on", "flash_attn: 'on'"))
+    model = {key: float(v) if key == "layer_norm_rms_epsilon" else v for key, v in read["model"].items()}
+    file = tmp_path / "model.gguf"
+    export.write_model(model, file)
+    derived, family = derive(file, *options(model)), specs(FAMILY[name])
+    assert derived - family == set()
+    assert {_kind(spec) for spec in family - derived} == MORE_IN_THE_FAMILY.get(name, set())
+
+
+def _kind(spec: KernelSpec) -> tuple[str, str, int]:
+    first = spec.inputs[0]
+    assert first is not None
+    return spec.op, first.dtype, spec.output.ne[1]
+
+
+MODELS = {
+    "qwen3": headers.qwen3(),
+    "qwen3-q4_K": headers.qwen3(types=("q4_K", "q6_K")),
+    "qwen2": headers.decoder("qwen2", **headers.SMALL, qkv_bias=True),
+    "gemma2": headers.gemma2(),
+    "mixtral": headers.mixtral(),
+}
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_llama_cpp_exports_is_covered(
+    name: str, flash: str, derive: Derive, exporter: Exporter, tmp_path: Path
+) -> None:
+    file = headers.write(MODELS[name], tmp_path / "model.gguf", sparse=True)
+    out = tmp_path / "ops.txt"
+    assert exporter.libraries is not None
+    command = [exporter.libraries / "test-export-graph-ops", "-m", file, "-o", out, "-fa", flash]
+    command += ["-c", "1024", "-b", "64", "-ub", "64", "-ot", "zzz=CPU"]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    derived = derive(file, "--n-ctx", 1024, "--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", flash)
+    result = coverage.compare(derived, graph_ops.read(out))
+    assert [str(op.spec) for op in result.missing] == []
+    assert len(result.covered) > 20
+
+
+def test_a_sliding_window_has_a_cache_of_its_own(
+    derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = headers.write(headers.gemma2(), tmp_path / "gemma.gguf")
+    derived = derive(file, "--n-ctx", 2048, "--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", "on")
+    text = (tmp_path / "derived.yaml").read_text()
+    assert "  n_kv: [256, 512, 768, 1024, 1280, 1536, 1792, 2048]\n" in text
+    assert "listed for one size" not in capsys.readouterr().out
+    # the window's cache has 256 cells and those of a call of 64 tokens, rounded up
+    assert {spec.output.ne[1] for spec in derived if spec.op == "set_rows"} == {512, 2048}
+    lengths = {spec.inputs[1].ne[1] for spec in derived if spec.op == "flash_attn_ext" and spec.inputs[1]}
+    assert lengths == set(range(256, 2049, 256))
+    # without flash attention the strides of the two caches differ
+    derive(file, "--n-ctx", 2048, "--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", "off")
+    assert "  n_kv_swa: [256, 512]\n" in (tmp_path / "derived.yaml").read_text()
+    assert "listed for one size" not in capsys.readouterr().out
+
+
+def test_the_header_is_enough(exporter: Exporter, tmp_path: Path) -> None:
+    whole = headers.write(headers.qwen3(), tmp_path / "model.gguf", sparse=True)
+    outputs = [tmp_path / "whole.yaml", tmp_path / "header.yaml"]
+    assert run_model(exporter, whole, outputs[0], "--name", "m") == 0
+    headers.write(headers.qwen3(), whole)
+    assert run_model(exporter, whole, outputs[1], "--name", "m") == 0
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+
+
+def test_a_split_model_is_named_by_its_first_file(
+    exporter: Exporter, derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = derive(headers.write(headers.qwen3(), tmp_path / "whole.gguf"))
+    paths = [tmp_path / f"model-{i + 1:05}-of-00003.gguf" for i in range(3)]
+    for i, path in enumerate(paths):
+        headers.write(headers.qwen3(), path, part=(i, 3))
+    assert derive(paths[0]) == whole
+    capsys.readouterr()
+    assert run_model(exporter, paths[1], tmp_path / "m.yaml") == 2
+    assert "name the first, which ends with -00001-of-00003.gguf" in capsys.readouterr().err
+    paths[2].unlink()
+    assert run_model(exporter, paths[0], tmp_path / "m.yaml") == 2
+    assert f"{paths[2]}: No such file or directory" in capsys.readouterr().err
+
+
+def test_the_summary_and_the_manifest_say_what_it_is(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "Tiny-Qwen3.gguf")
+    output = tmp_path / "Tiny-Qwen3.yaml"
+    assert run_model(exporter, file, output, "--n-ctx", 512, "--n-tokens", 1, "--flash-attn", "on") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "qwen3: 1.64 million parameters, 3.1 MiB of weights, 2 layers"
+    assert lines[1] == "  1 token, 1 output, flash attention on: 52 nodes, none without a kernel"
+    assert lines[-1] == str(output)
+    text = output.read_text()
+    assert "#   kernelgen model Tiny-Qwen3.gguf --n-ctx 512 --n-tokens 1 --flash-attn on\n" in text
+    assert "\nname: tiny_qwen3\ntargets: [trn1, trn1n, inf2, trn2]\n" in text
+    assert f"{len(specs(output))} kernels in " in lines[-2]
+
+
+# --- what is no model -------------------------------------------------------------------------------------------------------------
+
+
+def without(header: Header, *keys: str, **changes: headers.Value) -> Header:
+    fields = {key: value for key, value in header.fields.items() if key not in keys} | changes
+    return Header(header.architecture, fields, header.tensors)
+
+
+BASE = headers.qwen3()
+BROKEN = {
+    "an unknown architecture": (Header("qwen99", BASE.fields, BASE.tensors), "unknown model architecture"),
+    "no hyperparameter": (without(BASE, "embedding_length"), "key not found in model: qwen3.embedding_length"),
+    "a tensor of another shape": (without(BASE, embedding_length=512), "has wrong shape"),
+    "a missing tensor": (Header("qwen3", BASE.fields, BASE.tensors[1:]), "tensor 'token_embd.weight' not found"),
+    "layers beyond all bounds": (without(BASE, block_count=2**32 - 1), "llama.cpp stops: "),
+    "no heads": (without(BASE, **{"attention.head_count": 0}), "llama.cpp "),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_header_that_llama_cpp_refuses(
+    name: str, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, message = BROKEN[name]
+    file = headers.write(header, tmp_path / "model.gguf")
+    assert run_model(exporter, file, tmp_path / "m.yaml") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {file}: ")
+    assert message in said
+    assert not (tmp_path / "m.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "No such file or directory"),
+        (b"", "is not a GGUF file"),
+        (b"PK\x03\x04 and so on", "is not a GGUF file"),
+        (b"GGUF", "the header is damaged or cut off"),
+        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, "the header is damaged or cut off"),
+    ],
+)
+def test_a_file_that_is_no_model(
+    data: bytes | None, message: str, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.gguf"
+    if data is not None:
+        file.write_bytes(data)
+    assert run_model(exporter, file, tmp_path / "m.yaml") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_damaged_header_does_harm(exporter: Exporter, tmp_path: Path) -> None:
+    """Each byte of a header counts for something; the program ends as it should whatever one says."""
+    good = headers.write(headers.gemma2(), tmp_path / "good.gguf").read_bytes()
+    file = tmp_path / "model.gguf"
+    environment = os.environ | {"LD_LIBRARY_PATH": str(exporter.libraries)}
+    statuses = []
+    for i in range(48):
+        at = 4 + i * (len(good) - 8) // 48
+        file.write_bytes(
+            good[:at] + (b"\xff\xff\xff\x7f" if i % 3 else b"\0\0\0\x80") + good[at + 4 :] if i % 4 else good[:at]
+        )
+        done = subprocess.run(
+            [exporter.program, file, "--graph", "n_tokens=1,n_kv=256", "--ctx-size", "512"],
+            env=environment,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        statuses.append(done.returncode)
+        assert done.returncode == 0 or done.stderr.startswith(b"error: "), done.stderr
+    assert set(statuses) == {0, 2}
+
+
+def test_a_name_in_the_header_does_not_become_part_of_the_manifest(exporter: Exporter, tmp_path: Path) -> None:
+    fields: dict[str, headers.Value] = {".general.name": 'a"\n  - op: evil # \x1b[31m\u2028'}
+    file = headers.write(headers.qwen3(fields=fields), tmp_path / "model.gguf")
+    output = tmp_path / "m.yaml"
+    assert run_model(exporter, file, output, "--n-tokens", 1, "--n-ctx", 256) == 0
+    assert not any(line.lstrip().startswith("- op: evil") for line in output.read_text().splitlines())
+    assert all(line.isprintable() for line in output.read_text(encoding="utf-8").split("\n"))
+
+
+# --- the program ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_exporter_is_an_error_that_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kernelgen import cli
+
+    monkeypatch.delenv("NEURON_KERNELGEN_EXPORTER", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for arguments in ([], ["--exporter", "nowhere"], ["--llama-cpp", str(tmp_path)]):
+        assert cli.run(["model", "model.gguf", "-o", str(tmp_path / "m.yaml"), *arguments]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert "cmake -S backend/exporter -B build/exporter -DGGML_NEURON_LLAMA_DIR=<llama.cpp's source tree>" in said
+    assert cli.run(["model", "model.gguf", "-o", "m.yaml", "--llama-cpp", "nowhere"]) == 2
+    assert "--llama-cpp nowhere: there is no such folder" in capsys.readouterr().err
+
+
+def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernelgen import cli
+
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    assert cli.run(["model", str(file), "-o", str(tmp_path / "m.yaml"), "--exporter", str(exporter.program)]) == 2
+    assert "--llama-cpp <folder>" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--n-tokens", "0"], "expected numbers from 1, separated by commas, not '0'"),
+        (["--n-tokens", "1,x"], "expected numbers from 1, separated by commas, not '1,x'"),
+        (["--n-tokens", "513"], "--n-tokens 513: a call has at most 512 tokens"),
+        (["--n-kv", "100"], "--n-kv 100: lengths of the cache are multiples of 256 up to 4096"),
+        (["--n-kv", "8192"], "--n-kv 8192: lengths of the cache are multiples of 256 up to 4096"),
+        (["--type-v", "q8_0", "--flash-attn", "off"], "llama.cpp has a q8_0 cache of values only with flash attention"),
+    ],
+)
+def test_options_that_can_t_be(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kernelgen import cli
+
+    assert cli.run(["model", "model.gguf", "-o", str(tmp_path / "m.yaml"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_program_says_what_is_wrong_with_its_arguments(exporter: Exporter) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": str(exporter.libraries)}
+    for arguments, message in (
+        ([], "no model given"),
+        (["a.gguf"], "no --graph given"),
+        (["a.gguf", "b.gguf"], "one model at a time: a.gguf, b.gguf"),
+        (["--graph"], "--graph needs a value"),
+        (["--graph", "n_tokens=x"], "expected a number up to 1073741824, not 'x'"),
+        (["--graph", "n_tokens=3,n_seqs=2"], "n_tokens is a multiple of n_seqs"),
+        (["--graph", "n_tokens=1,n_outputs=2"], "n_outputs is at least 1 and at most n_tokens"),
+        (["--graph", "size=1"], "expected n_tokens=, n_outputs=, n_seqs= or n_kv=, not 'size=1'"),
+        (["--cache-type-k", "f99"], "unknown type 'f99'"),
+        (["--flash-attn", "maybe"], "expected on, off or on,off, not 'maybe'"),
+        (["--what"], "unknown option --what"),
+    ):
+        done = subprocess.run(
+            [exporter.program, *arguments], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert message in done.stderr.splitlines()[0]
+    done = subprocess.run([exporter.program, "--version"], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("export-graphs format 1, for llama.cpp ")

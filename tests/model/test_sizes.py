@@ -1,0 +1,60 @@
+"""Which calls there are, and at which of them graphs are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernelgen.model import sizes
+from kernelgen.model.sizes import Call, Settings
+
+BASE = Settings(
+    n_ctx=1000,
+    n_ubatch=512,
+    n_seq_max=1,
+    n_tokens=(1, 300),
+    n_outputs=None,
+    n_kv=None,
+    type_k="f16",
+    type_v="f16",
+    flash_attn=(True,),
+    kv_unified=False,
+    swa_full=False,
+)
+
+
+def lengths(settings: Settings, n_seqs: int = 1) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for call in sizes.asked(settings, n_seqs):
+        found.setdefault(call.n_tokens, set()).add(call.n_kv)
+    return found
+
+
+def test_a_cache_is_at_least_as_long_as_what_is_put_into_it() -> None:
+    assert lengths(BASE) == {1: {0, 256, 512, 768, 1024}, 300: {0, 512, 768, 1024}}
+    assert lengths(replace(BASE, n_kv=(768,))) == {1: {768}, 300: {768}}  # the first call meets another length
+
+
+def test_sequences_have_a_cache_each_and_equally_many_tokens() -> None:
+    two = replace(BASE, n_seq_max=2)
+    assert two.cells == 512
+    assert lengths(two, 2) == {300: {0, 256, 512}}
+    assert replace(two, kv_unified=True).cells == 1024
+    assert lengths(replace(two, kv_unified=True), 2) == {300: {0, 512, 768, 1024}}
+
+
+def test_outputs_are_one_and_all_or_what_is_asked_for() -> None:
+    def outputs(settings: Settings) -> set[tuple[int, int]]:
+        return {(call.n_tokens, call.n_outputs) for call in sizes.asked(settings, 1)}
+
+    assert outputs(BASE) == {(1, 1), (300, 1), (300, 300)}
+    assert outputs(replace(BASE, n_outputs=(1, 2, 400))) == {(1, 1), (300, 1), (300, 2)}
+
+
+def test_what_is_looked_at_has_every_number_of_tokens_and_others_beside() -> None:
+    calls = sizes.looked_at(BASE, 1)
+    asked = set(sizes.asked(BASE, 1))
+    assert {(c.n_tokens, c.n_outputs) for c in asked} <= {(c.n_tokens, c.n_outputs) for c in calls}
+    assert {c.n_tokens for c in calls} - {c.n_tokens for c in asked} == {22, 37}
+    assert len(calls) == len(set(calls))
+    assert all(c.n_tokens <= 64 for c in sizes.looked_at(replace(BASE, n_ubatch=30, n_tokens=(1, 30)), 1))
+    assert Call(1, 1, 1, 0) in calls
