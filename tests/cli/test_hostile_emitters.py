@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from kernelgen import hlo, worker
-from kernelgen.building import pool as pools
 from kernelgen.building.pool import Pool
 from kernelgen.errors import MAX_TEXT
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
+from kernelgen.step_protocol import MAX_LOG
 
 from .conftest import Done
 
@@ -212,11 +212,12 @@ def test_emit_in_this_process_is_not_ended_by_an_emitter(
     assert sorted(p.name.split("-")[0] for p in (folder / "hlo").iterdir()) == ["moves", "prints"]
 
 
-def test_endless_output_is_stopped(kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "MAX_LOG", 1 << 20)
+def test_endless_output_is_stopped(kernelgen: Run, folder: Path) -> None:
     done = build(kernelgen, folder, "floods", "sees")
-    assert done.code == 1 and "it printed more than 1 MiB and was stopped" in done.err
+    assert done.code == 1 and f"error: it printed more than {MAX_LOG >> 20} MiB and was stopped" in done.err
     assert len(done.err) < MAX_TEXT and "1 built (1 compiled, 0 up to date), 1 failed" in done.out
+    logs = [file.stat().st_size for file in (folder / "out/.kernelgen/logs").iterdir()]
+    assert logs and max(logs) < 2 * MAX_LOG
 
 
 def test_an_emitter_has_a_time_limit_that_can_be_lifted(kernelgen: Run, folder: Path) -> None:

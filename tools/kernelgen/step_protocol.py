@@ -12,14 +12,20 @@ import contextlib
 import io
 import json
 import os
+import stat
 import sys
+import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, MAX_TEXT, KernelgenError, shortened
+
+MAX_LOG = 1 << 26
+"""Bytes that a step may print beside its answer, to the file that standard error is."""
+_LOOK_SECONDS = 0.1
 
 Arguments = Mapping[str, list[str]]
 Steps = Mapping[str, Callable[[Arguments], None]]
@@ -56,11 +62,41 @@ class _Said(io.StringIO):
         return f"{self.getvalue()}\n… and {self._more} characters more\n" if self._more else self.getvalue()
 
 
+@contextlib.contextmanager
+def _limited_log() -> Iterator[None]:
+    """Ends this process when the block writes too much to the file that standard error is, past Python: it would fill the disk."""
+    try:
+        status = os.fstat(2)
+    except OSError:  # it is closed
+        status = None
+    if status is None or not stat.S_ISREG(status.st_mode):
+        yield
+        return
+    done = threading.Event()
+
+    def watch() -> None:
+        least = status.st_size
+        while not done.wait(_LOOK_SECONDS):
+            size = os.fstat(2).st_size
+            least = min(least, size)  # who reads it may empty it
+            if size - least > MAX_LOG:
+                os.ftruncate(2, least + MAX_LOG)
+                os.lseek(2, 0, os.SEEK_END)
+                os.write(2, f"\nerror: it printed more than {MAX_LOG >> 20} MiB and was stopped\n".encode())
+                os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
 def run(steps: Steps, words: Sequence[str]) -> tuple[int, str]:
     """Runs one step and returns its exit status and what it has to say; nothing it prints reaches standard output."""
     said = _Said()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with _limited_log(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             step, *rest = expand(steps, words)
             if step not in steps:
                 raise KernelgenError(f"unknown step '{step}': expected one of {', '.join(steps)}")

@@ -28,12 +28,8 @@ GRACE = 2.0
 
 MAX_ANSWER = 1 << 24
 """Bytes of an answer at most; steps keep what they say far shorter."""
-MAX_LOG = 1 << 26
-"""Bytes that one step may print beside its answer."""
 
 _CHUNK = 1 << 16
-_LOOK = 1.0
-"""Seconds between two looks at how long the logs have become."""
 _TAIL = 20
 _TAIL_BYTES = 8192
 """Lines, and bytes at most, of a dead worker's log that are shown."""
@@ -113,16 +109,14 @@ class Pool:
         """Returns the answers of the next steps that end; at least one, unless no step is running."""
         while any(worker.busy for worker in self._workers):
             deadlines = [w.deadline for w in self._workers if w.busy and w.deadline is not None]
-            pause = max(0.0, min([_LOOK, *(deadline - time.monotonic() for deadline in deadlines)]))
+            pause = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
             answers = []
             for key, _ in self._selector.select(pause):
                 answers += self._read(key.data)
-            for worker in [w for w in self._workers if w.busy]:
-                if worker.deadline is not None and time.monotonic() >= worker.deadline:
+            for worker in [w for w in self._workers if w.busy and w.deadline is not None]:
+                if time.monotonic() >= worker.deadline:  # type: ignore[operator]
                     reason = f"it took longer than its time limit and was stopped after {worker.limit:g} s"
                     answers.append(self._bury(worker, reason))
-                elif worker.log.stat().st_size > MAX_LOG:
-                    answers.append(self._bury(worker, f"it printed more than {MAX_LOG >> 20} MiB and was stopped"))
             if answers:
                 return answers
         return []
