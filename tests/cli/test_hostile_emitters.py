@@ -48,7 +48,7 @@ def forks(x):
 @emitter("forks_natively")
 def forks_natively(x):
     if ctypes.CDLL(None).fork() == 0:
-        return x * 2
+        sys.exit(0)  # what JAX does in a copy of a process with threads may never end
     os.wait()
     return x + x
 
