@@ -17,7 +17,7 @@ from kernelgen.hlo import proto
 TENSOR = "(4,1,1,1)/f32"
 
 NOISY = """
-import os, sys, threading, time
+import ctypes, os, sys, threading, time
 from kernelgen.emitter import emitter
 
 @emitter("noisy")
@@ -28,6 +28,13 @@ def noisy(x):
     sys.__stdout__.flush()
     threading.Thread(target=lambda: (time.sleep(0.3), os.write(1, b"late\\n"))).start()
     assert os.read(0, 100) == b""
+    return x + x
+
+@emitter("doubled")
+def doubled(x):
+    if ctypes.CDLL(None).fork() == 0:  # Python does not see it
+        sys.exit(0)
+    os.wait()
     return x + x
 
 @emitter("quiet")
@@ -90,10 +97,10 @@ def test_a_compile_prints_warnings_and_goes_on(tmp_path: Path) -> None:
     assert said.startswith(f"warning: kernel k for trn1: {CAUTION}")
 
 
-def test_what_a_step_writes_and_reads_is_no_part_of_the_protocol(emitters: Path) -> None:
-    requests = "".join(request(emitters, op, n) for n, op in enumerate(["noisy", "quiet", "noisy", "quiet"]))
+def serve(requests: str) -> subprocess.CompletedProcess[str]:
+    """Runs a persistent worker until it has answered."""
     tools = str(Path(worker.__file__).parents[1])
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker"],
         input=requests,
         env=os.environ | {"PYTHONPATH": tools},
@@ -102,8 +109,19 @@ def test_what_a_step_writes_and_reads_is_no_part_of_the_protocol(emitters: Path)
         check=False,
         timeout=120,
     )
+
+
+def test_what_a_step_writes_and_reads_is_no_part_of_the_protocol(emitters: Path) -> None:
+    requests = "".join(request(emitters, op, n) for n, op in enumerate(["noisy", "quiet", "noisy", "quiet"]))
+    done = serve(requests)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(a["requestId"], a["exitCode"]) for a in answers] == [(n, 0) for n in range(4)], done.stderr
     assert [a["output"] for a in answers] == ["printed\n", "", "printed\n", ""]
     assert done.stderr.count("forged") == done.stderr.count("late") == 2
     assert all(emitters.with_name(f"{op}.hlo.pb").is_file() for op in ("noisy0", "quiet1", "noisy2", "quiet3"))
+
+
+def test_a_copy_of_the_process_does_not_answer(emitters: Path) -> None:
+    done = serve("".join(request(emitters, op, n) for n, op in enumerate(["doubled", "quiet"])))
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(a["requestId"], a["exitCode"], a["output"]) for a in answers] == [(0, 0, ""), (1, 0, "")], done.stderr
