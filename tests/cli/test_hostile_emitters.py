@@ -49,7 +49,7 @@ def forks(x):
 def moves(x):
     os.chdir("/")
     os.environ["MOVED"] = "yes"
-    os.environ.pop("HOME", None)
+    os.environ.pop("PATH", None)
     os.umask(0o777)
     sys.setrecursionlimit(5000)
     signal.setitimer(signal.ITIMER_REAL, 1)
@@ -103,7 +103,7 @@ def forges(x):
 
 @emitter("sees")
 def sees(x):
-    if os.getcwd() == "/" or "MOVED" in os.environ or "HOME" not in os.environ or sys.getrecursionlimit() == 5000:
+    if os.getcwd() == "/" or "MOVED" in os.environ or "PATH" not in os.environ or sys.getrecursionlimit() == 5000:
         raise ValueError("another kernel was here")
     time.sleep(1.5)  # an alarm would come now
     return x * x
