@@ -1,0 +1,428 @@
+"""Reads a folder of NEFFs, HLO modules and compile caches, and compares what kernelgen says of them with what the compiler did.
+
+    python3 tests/corpus/survey.py FOLDER [--target T] [--execute N]
+
+Every file below FOLDER is told by its content: NEFFs (also those that HLO carries in a custom call `AwsNeuronNeff`), serialized HLO
+modules, entries of kernelgen's own cache. Equal contents count once. A module and its NEFF belong together when they lie in one folder
+and the NEFF's name begins as the module's does, which is so in AWS's compile cache (`model.hlo_module.pb`, `model.neff`), or when the
+key of a cache's entry says so. A NEFF of less than a header's size beside a module is what a failed compile leaves, and so is a
+`model.log` that says so.
+
+* Every NEFF is read to its end, and each of its fields must be one that `fields.py` names.
+* A NEFF and its module must agree: device, cores, names and sizes of inputs and outputs.
+* The lint must have no error for a module that was compiled.
+* The canonicaliser must take every module, and must leave what it made as it is.
+* With `--execute N`, the N smallest modules that XLA can run on this machine's CPU run before and after, with the same random inputs: the
+  results must have the same bits.
+
+It prints a table, and ends with status 1 if anything of this is not so. `./bazelw run //tests:corpus_survey -- FOLDER` is the same.
+It needs kernelgen's packages. docs/compilers.md has its figures on what public repositories hold, and how to get that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).resolve().parent)]
+
+import fields  # noqa: E402
+
+from kernelgen import neff, neff_description  # noqa: E402
+from kernelgen.cache import entry  # noqa: E402
+from kernelgen.errors import KernelgenError, printable  # noqa: E402
+from kernelgen.hlo import proto  # noqa: E402
+from kernelgen.hlo.canonicalize import canonicalize  # noqa: E402
+from kernelgen.hlo.lint import ERROR, WARNING, lint  # noqa: E402
+from kernelgen.targets import TARGETS  # noqa: E402
+
+MAX_BYTES = 1 << 30
+"""Larger files are passed over, and counted."""
+
+COMPILED, REFUSED, UNKNOWN = "compiled", "refused", "of unknown fate"
+"""What the compiler did with a module."""
+
+CARRIER = "AwsNeuronNeff"
+"""The custom call whose configuration is a NEFF."""
+
+_HEAD = tuple(package.to_bytes(8, "little") + neff.HEADER_SIZE.to_bytes(8, "little") for package in (1, 2))
+_MODULE_ENDS = re.compile(r"(\.hlo_module)?\.(pb|hlo)$|\.hlo\.pb$")
+_LOG, _FAILED = "model.log", b"Failed compilation"
+
+
+def is_neff(data: bytes) -> bool:
+    """Returns whether bytes begin as a NEFF does."""
+    return data.startswith(_HEAD)
+
+
+def is_named(name: str) -> bool:
+    """Returns whether a file is read for its name."""
+    return name == _LOG or bool(_MODULE_ENDS.search(name)) or name.endswith((".neff", entry.SUFFIX))
+
+
+@dataclass
+class Module:
+    """An HLO module, and what became of it.
+
+    Attributes:
+        path: the first file that has it.
+        data: the module.
+        fate: one of `COMPILED`, `REFUSED`, `UNKNOWN`.
+        neffs: what it was compiled to: path and NEFF.
+    """
+
+    path: Path
+    data: bytes
+    fate: str = UNKNOWN
+    neffs: list[tuple[Path, bytes]] = field(default_factory=list)
+
+
+@dataclass
+class Corpus:
+    """What a folder holds.
+
+    Attributes:
+        files: how many files there are.
+        neffs: NEFFs by digest: path and bytes.
+        modules: HLO modules by digest.
+        remnants: files in the place of a NEFF, with less than a header.
+        passed_over: what was not read, and why.
+    """
+
+    files: int = 0
+    neffs: dict[str, tuple[Path, bytes]] = field(default_factory=dict)
+    modules: dict[str, Module] = field(default_factory=dict)
+    remnants: list[Path] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+
+
+def gather(folder: Path) -> Corpus:
+    """Returns what a folder holds; links are not followed.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    corpus = Corpus()
+    beside: dict[Path, list[tuple[str, str]]] = {}
+    keys: list[tuple[str, Path, bytes]] = []
+    for path in _files(folder):
+        corpus.files += 1
+        if path.stat().st_size > MAX_BYTES:
+            corpus.passed_over.append(f"{path}: larger than {MAX_BYTES} bytes")
+            continue
+        data = path.read_bytes()
+        if is_neff(data) or (path.suffix == ".neff" and len(data) >= neff.HEADER_SIZE):
+            digest = _add_neff(corpus, path, data)
+            beside.setdefault(path.parent, []).append((path.name, digest))
+        elif path.suffix == ".neff":
+            corpus.remnants.append(path)
+            beside.setdefault(path.parent, []).append((path.name, ""))
+        elif path.name == _LOG and _FAILED in data:
+            beside.setdefault(path.parent, []).append((path.name, ""))
+        elif name := entry.name_of(path.name):
+            try:
+                head, made = entry.unpack(data, name)
+            except entry.Damaged as problem:
+                corpus.passed_over.append(f"{path}: {problem}")
+                continue
+            _add_neff(corpus, path, made)
+            keys.append((head.key.hlo_sha256, path, made))
+        elif _MODULE_ENDS.search(path.name):
+            try:
+                message = proto.parse(data)
+            except ValueError as error:
+                corpus.passed_over.append(f"{path}: {error}")
+                continue
+            corpus.modules.setdefault(_digest(data), Module(path, data))
+            for carried in _carried(message):
+                _add_neff(corpus, path, carried)
+    _match(corpus, beside, keys)
+    return corpus
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (
+            path for path in (Path(parent, name) for name in sorted(names)) if path.is_file() and not path.is_symlink()
+        )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _add_neff(corpus: Corpus, path: Path, data: bytes) -> str:
+    digest = _digest(data)
+    corpus.neffs.setdefault(digest, (path, data))
+    try:
+        # A simulated one carries its own HLO.
+        if neff.read_header(data).simulated:
+            hlo = neff.read_simulated(data).hlo
+            corpus.modules.setdefault(_digest(hlo), Module(path, hlo))
+    except KernelgenError:
+        pass  # it is said when it is judged
+    return digest
+
+
+def _carried(message: object) -> Iterator[bytes]:
+    for computation in message.computations:  # type: ignore[attr-defined]
+        for i in computation.instructions:
+            if i.opcode == "custom-call" and i.custom_call_target == CARRIER and i.backend_config.startswith(_HEAD):
+                yield bytes(i.backend_config)
+
+
+def _match(corpus: Corpus, beside: dict[Path, list[tuple[str, str]]], keys: list[tuple[str, Path, bytes]]) -> None:
+    for module in corpus.modules.values():
+        stem = _MODULE_ENDS.sub("", module.path.name)
+        for name, digest in sorted(beside.get(module.path.parent, [])):
+            if name.startswith(f"{stem}."):
+                if digest:
+                    module.fate = COMPILED
+                    module.neffs.append(corpus.neffs[digest])
+                elif module.fate == UNKNOWN:
+                    module.fate = REFUSED
+    for hlo, path, data in keys:
+        if hlo in corpus.modules:
+            corpus.modules[hlo].fate = COMPILED
+            corpus.modules[hlo].neffs.append((path, data))
+
+
+# --- judging --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """Rows of the table, and what must not be.
+
+    Attributes:
+        rows: (what, how many, more).
+        wrong: what must not be, a line each.
+    """
+
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def row(self, what: str, count: object, more: str = "") -> None:
+        self.rows.append((what, str(count), more))
+
+    def __str__(self) -> str:
+        widths = [max(len(row[n]) for row in self.rows) for n in (0, 1)]
+        lines = [f"{what:{widths[0]}}  {count:>{widths[1]}}  {more}".rstrip() for what, count, more in self.rows]
+        return printable("\n".join(lines))
+
+
+def survey(corpus: Corpus, target: str | None, execute: int, say: Callable[[str], None] = lambda text: None) -> Report:
+    """Returns the table of a corpus.
+
+    Args:
+        corpus: what there is.
+        target: what modules without a NEFF are for; None for not known.
+        execute: how many modules to run.
+        say: is told how far it is.
+    """
+    report = Report()
+    report.row("files", corpus.files)
+    for text in corpus.passed_over:
+        report.row("passed over", 1, text)
+    say(f"{len(corpus.neffs)} NEFFs")
+    said = _neffs(corpus, report)
+    say(f"{len(corpus.modules)} modules")
+    _pairs(corpus, said, report)
+    _lints(corpus, said, target, report)
+    canonical = _canonicals(corpus, report)
+    if execute:
+        _executions(canonical, execute, report, say)
+    report.row("wrong", len(report.wrong))
+    return report
+
+
+def _neffs(corpus: Corpus, report: Report) -> dict[str, neff_description.Description]:
+    said: dict[str, neff_description.Description] = {}
+    unnamed: Counter[str] = Counter()
+    bits: Counter[str] = Counter()
+    for digest, (path, data) in corpus.neffs.items():
+        try:
+            said[digest] = neff_description.describe(data, source=str(path))
+            unnamed.update(set(fields.unnamed(data)))
+        except KernelgenError as error:
+            report.wrong.append(error.diagnostics[0].message)
+            continue
+        bits.update(fields.unnamed_bits(said[digest]))
+    report.row("NEFFs", len(corpus.neffs))
+    groups: dict[tuple[str, ...], list[neff_description.Description]] = {}
+    for digest, description in said.items():
+        hashed = neff.payload_digest(corpus.neffs[digest][1], description.header) or "unknown"
+        key = (description.identity, f"{description.device} ({', '.join(description.targets)})", f"hash: {hashed}")
+        groups.setdefault(key, []).append(description)
+    for key, group in sorted(groups.items()):
+        report.row("  " + key[0], len(group), ", ".join([*key[1:], _range("cores", [len(d.cores) for d in group])]))
+    tensors = sum(len(description.tensors) for description in said.values())
+    report.row("  inputs and outputs", tensors)
+    report.row("  fields without a name", len(unnamed), "; ".join(sorted(unnamed)))
+    report.row("  feature bits without a name", sum(bits.values()), ", ".join(sorted(bits)))
+    report.row(
+        "  remnants of failed compiles",
+        len(corpus.remnants),
+        _range("bytes", [p.stat().st_size for p in corpus.remnants]),
+    )
+    report.wrong += [f"a field without a name: {name}" for name in sorted(unnamed)]
+    return said
+
+
+def _range(what: str, numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    return f"{what} {min(numbers)}" if len(set(numbers)) == 1 else f"{what} {min(numbers)} to {max(numbers)}"
+
+
+def _pairs(corpus: Corpus, said: dict[str, neff_description.Description], report: Report) -> None:
+    fates = Counter(module.fate for module in corpus.modules.values())
+    report.row("HLO modules", len(corpus.modules), ", ".join(f"{n} {fate}" for fate, n in sorted(fates.items())))
+    agree = dropped = retyped = 0
+    for module in corpus.modules.values():
+        for path, data in module.neffs:
+            description = said.get(_digest(data))
+            if description is None:
+                continue
+            lnc = TARGETS[description.targets[0]].lnc if description.targets else 0
+            if description.header.simulated:
+                lnc = description.header.lnc_size
+            try:
+                expected = neff.tensors_of(module.data, source=str(module.path))
+                neff_description.check(
+                    description, expected, next(iter(description.targets), "?"), lnc, source=str(path)
+                )
+            except KernelgenError as error:
+                report.wrong += [d.message for d in error.diagnostics]
+                continue
+            agree += 1
+            there = {(tensor.name, tensor.usage): tensor for tensor in description.tensors}
+            dropped += any((t.name, t.usage) not in there for t in expected)
+            found = [there.get((t.name, t.usage), t) for t in expected]
+            retyped += any((a.dtype, a.shape) != (b.dtype, b.shape) for a, b in zip(expected, found, strict=True))
+    report.row(
+        "  agree with their NEFF",
+        agree,
+        f"{dropped} have inputs that the compiler dropped, {retyped} other types of equal size",
+    )
+
+
+def _lints(corpus: Corpus, said: dict[str, neff_description.Description], target: str | None, report: Report) -> None:
+    counts: dict[str, Counter[str]] = {}
+    for module in corpus.modules.values():
+        targets = [t for _, data in module.neffs if _digest(data) in said for t in said[_digest(data)].targets] or [
+            target
+        ]
+        rules: dict[str, set[str]] = {ERROR: set(), WARNING: set()}
+        for finding in lint(module.data, TARGETS[targets[0]] if targets[0] else None):
+            rules[finding.severity].add(finding.rule)
+            if finding.severity == ERROR and module.fate == COMPILED:
+                report.wrong.append(f"{module.path}: it was compiled, and the lint says: {finding}")
+        count = counts.setdefault(module.fate, Counter())
+        count.update(f"{severity} {rule}" for severity, names in rules.items() for rule in names)
+        count["with errors"] += bool(rules[ERROR])
+        count["with warnings"] += bool(rules[WARNING])
+    for fate, count in sorted(counts.items()):
+        totals = [f"{count.pop('with errors')} with errors", f"{count.pop('with warnings')} with warnings"]
+        report.row(
+            f"  lint, {fate}", totals[0], "; ".join([totals[1], *(f"{name}: {n}" for name, n in sorted(count.items()))])
+        )
+
+
+def _canonicals(corpus: Corpus, report: Report) -> list[tuple[Module, bytes]]:
+    made: list[tuple[Module, bytes]] = []
+    for module in corpus.modules.values():
+        try:
+            first = _canonical(module.data)
+            if _canonical(first) != first:
+                report.wrong.append(f"{module.path}: the canonical form of the canonical form is another")
+        except (ValueError, KeyError, IndexError, StopIteration) as error:
+            report.wrong.append(f"{module.path}: the canonicaliser does not take it: {type(error).__name__}: {error}")
+            continue
+        made.append((module, first))
+    distinct = len({data for _, data in made})
+    report.row("  canonicalised", len(made), f"{distinct} distinct")
+    return made
+
+
+def _canonical(data: bytes) -> bytes:
+    message = proto.parse(data)
+    names = [f"input{n}" for n in range(len(proto.parameters(proto.entry(message))))]
+    aliases = {
+        pair.output_shape_index[0] if pair.output_shape_index else 0: pair.parameter_number
+        for pair in message.input_output_alias.entries
+    }
+    return canonicalize(data, names, aliases=aliases)
+
+
+def _executions(made: list[tuple[Module, bytes]], limit: int, report: Report, say: Callable[[str], None]) -> None:
+    from kernelgen.hlo.execute import compile_for_cpu
+
+    ran = equal = refused = 0
+    for module, canonical in sorted(made, key=lambda pair: (len(pair[1]), pair[1])):
+        if ran == limit:
+            break
+        message = proto.parse(canonical)
+        if any(i.opcode == "custom-call" for c in message.computations for i in c.instructions):
+            continue
+        try:
+            before, after = compile_for_cpu(module.data), compile_for_cpu(canonical)
+            arrays = _arrays(before.parameters, module.data)
+            results = [executable.run(arrays) for executable in (before, after)]
+        except (ValueError, KeyError, MemoryError):
+            refused += 1
+            continue
+        ran += 1
+        say(f"{ran} of {limit} run")
+        same = [a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in zip(*results, strict=True)]
+        if all(same):
+            equal += 1
+        else:
+            report.wrong.append(f"{module.path}: result {same.index(False)} of its canonical form has other bits")
+    report.row(
+        "  run on the CPU before and after", ran, f"{equal} with equal bits; {refused} more that XLA does not run"
+    )
+
+
+def _arrays(parameters: Sequence[tuple[str, str, tuple[int, ...]]], seed: bytes) -> list[object]:
+    """Returns random arrays, the same for the same module. Integers are small: they may be indices."""
+    import ml_dtypes
+    import numpy as np
+
+    chance = np.random.default_rng(int.from_bytes(hashlib.sha256(seed).digest()[:8], "little"))
+    arrays: list[object] = []
+    for _, name, shape in parameters:
+        dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
+        small = dtype.kind in "biu"
+        arrays.append((chance.integers(0, 2, shape) if small else chance.standard_normal(shape)).astype(dtype))
+    return arrays
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target", choices=list(TARGETS), help="what modules without a NEFF were compiled for")
+    parser.add_argument("--execute", type=int, default=0, metavar="N", help="run this many modules on the CPU")
+    arguments = parser.parse_args(argv)
+    # Bazel runs programs in a folder of its own.
+    folder = Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."), arguments.folder)
+    if not folder.is_dir():
+        parser.error(f"{folder} is not a folder")
+    report = survey(gather(folder), arguments.target, arguments.execute, lambda text: print(text, file=sys.stderr))
+    print(report)
+    for text in report.wrong:
+        print(f"wrong: {printable(text)}", file=sys.stderr)
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
