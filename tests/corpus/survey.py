@@ -47,7 +47,7 @@ from kernelgen.targets import TARGETS  # noqa: E402
 MAX_BYTES = 1 << 30
 """Larger files are passed over, and counted."""
 
-COMPILED, REFUSED, UNKNOWN = "compiled", "refused", "of unknown fate"
+COMPILED, FAILED, UNKNOWN = "compiled", "failed", "of unknown fate"
 """What the compiler did with a module."""
 
 CARRIER = "AwsNeuronNeff"
@@ -55,7 +55,7 @@ CARRIER = "AwsNeuronNeff"
 
 _HEAD = tuple(package.to_bytes(8, "little") + neff.HEADER_SIZE.to_bytes(8, "little") for package in (1, 2))
 _MODULE_ENDS = re.compile(r"(\.hlo_module)?\.(pb|hlo)$|\.hlo\.pb$")
-_LOG, _FAILED = "model.log", b"Failed compilation"
+_LOG, _LOGGED = "model.log", b"Failed compilation"
 
 
 def is_neff(data: bytes) -> bool:
@@ -75,7 +75,7 @@ class Module:
     Attributes:
         path: the first file that has it.
         data: the module.
-        fate: one of `COMPILED`, `REFUSED`, `UNKNOWN`.
+        fate: one of `COMPILED`, `FAILED`, `UNKNOWN`.
         neffs: what it was compiled to: path and NEFF.
     """
 
@@ -125,7 +125,7 @@ def gather(folder: Path) -> Corpus:
         elif path.suffix == ".neff":
             corpus.remnants.append(path)
             beside.setdefault(path.parent, []).append((path.name, ""))
-        elif path.name == _LOG and _FAILED in data:
+        elif path.name == _LOG and _LOGGED in data:
             beside.setdefault(path.parent, []).append((path.name, ""))
         elif name := entry.name_of(path.name):
             try:
@@ -189,7 +189,7 @@ def _match(corpus: Corpus, beside: dict[Path, list[tuple[str, str]]], keys: list
                     module.fate = COMPILED
                     module.neffs.append(corpus.neffs[digest])
                 elif module.fate == UNKNOWN:
-                    module.fate = REFUSED
+                    module.fate = FAILED
     for hlo, path, data in keys:
         if hlo in corpus.modules:
             corpus.modules[hlo].fate = COMPILED

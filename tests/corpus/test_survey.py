@@ -116,7 +116,7 @@ def test_the_table_of_a_folder(folder: Path) -> None:
     assert table["simulator 3"] == "1 sunda (trn1, trn1n, inf2), hash: SHA-256, cores 1"
     assert table["fields without a name"] == "0"
     assert table["remnants of failed compiles"] == "1 bytes 5"
-    assert table["HLO modules"] == "6 3 compiled, 2 of unknown fate, 1 refused"
+    assert table["HLO modules"] == "6 3 compiled, 1 failed, 2 of unknown fate"
     assert table["agree with their NEFF"] == "3 1 have inputs that the compiler dropped, 0 other types of equal size"
     assert table["lint, compiled"] == "0 with errors 0 with warnings"
     assert table["lint, of unknown fate"] == "1 with errors 0 with warnings; error NCC_EVRF015: 1"
