@@ -1,7 +1,8 @@
 """The backend as a plugin, and the program that puts it through scenarios.
 
 Programs are found where Bazel puts them; GGML_NEURON_TEST_PROGRAMS (a build of backend/ggml-neuron with GGML_NEURON_TESTS=ON),
-LLAMA_CPP_PROGRAMS and GGML_NEURON_LIBNRT name others.
+LLAMA_CPP_PROGRAMS and GGML_NEURON_LIBNRT name others, and GGML_NEURON_SANITIZED_PROGRAMS the folder of builds of backend/sanitizers that
+are called `address` and `thread`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ def programs() -> Programs:
     for path in (found.folder, found.llama_cpp, found.simulator):
         assert path.exists(), f"{path} is not there; run this through Bazel"
     return found
+
+
+@pytest.fixture(scope="session", params=["address", "thread"])
+def sanitized(request: pytest.FixtureRequest, programs: Programs) -> Programs:
+    """Returns the same, and the simulator, compiled with a sanitizer; the last part of its folder's name tells which."""
+    folder = Path(os.environ.get("GGML_NEURON_SANITIZED_PROGRAMS", ROOT / "backend" / "sanitizers")).absolute()
+    found = folder / str(request.param)
+    assert found.exists(), f"{found} is not there; run this through Bazel"
+    return Programs(found, programs.llama_cpp, next(found.rglob("libnrt.so")))
 
 
 @pytest.fixture(scope="session")

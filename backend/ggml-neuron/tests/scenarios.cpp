@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <clocale>
 #include <cmath>
 #include <cstdio>
@@ -827,6 +828,25 @@ static void killed() {
         true);
 }
 
+// Mistakes that a sanitizer must report, or it reports none of others either.
+
+static void planted_race() {
+    int count = 0;
+    in_threads(2, [&count](int) { count++; });
+    check(count > 0, "nothing was counted");
+}
+
+static void planted_overflow() {
+    const std::vector<int> values(8, 1);
+    volatile size_t        index = values.size();
+    check(values.data()[index] != 1, "as it is behind the end");
+}
+
+static void planted_undefined_behaviour() {
+    volatile int number = INT_MAX;
+    number              = number + 1;
+}
+
 int main(int argc, char ** argv) {
     if (argc < 4) {
         fprintf(stderr, "usage: scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...\n");
@@ -836,68 +856,71 @@ int main(int argc, char ** argv) {
         { "add",
          [] {
               against_cpu(add, 2);
-          }                                              },
+          }                                                          },
         { "chain",
          [] {
               against_cpu(chain);
-          }                                              },
+          }                                                          },
         { "chain-allocated",
          [] {
               compare(run_allocated(neuron, chain), run(cpu, chain));
-          }                                              },
+          }                                                          },
         { "views",
          [] {
               against_cpu(views);
-          }                                              },
+          }                                                          },
         { "cache",
          [] {
               against_cpu(cache, 2);
-          }                                              },
-        { "copied-destination",    copied_destination    },
+          }                                                          },
+        { "copied-destination",          copied_destination          },
         { "copies",
          [] {
               against_cpu(copies);
-          }                                              },
+          }                                                          },
         { "inplace",
          [] {
               against_cpu(inplace);
-          }                                              },
+          }                                                          },
         { "inplace-twice",
          [] {
               against_cpu(inplace_twice);
-          }                                              },
+          }                                                          },
         { "same-twice",
          [] {
               against_cpu(same_twice);
-          }                                              },
+          }                                                          },
         { "optimizer",
          [] {
               against_cpu(optimizer);
-          }                                              },
-        { "stranded-optimizer",    stranded_optimizer    },
-        { "memory",                memory                },
-        { "reuse",                 reuse                 },
-        { "skip",                  skip                  },
-        { "probes",                probes                },
-        { "empty",                 empty                 },
+          }                                                          },
+        { "stranded-optimizer",          stranded_optimizer          },
+        { "memory",                      memory                      },
+        { "reuse",                       reuse                       },
+        { "skip",                        skip                        },
+        { "probes",                      probes                      },
+        { "empty",                       empty                       },
         { "stranded",
          [] {
               stranded(neuron);
-          }                                              },
-        { "freed-copy",            freed_copy            },
-        { "two-cores",             two_cores             },
-        { "two-cores-and-the-cpu", two_cores_and_the_cpu },
-        { "threads",               threads               },
-        { "scheduled",             scheduled             },
-        { "parallel",              parallel              },
-        { "locale",                locale                },
-        { "too-much",              too_much              },
-        { "in-turn",               in_turn               },
-        { "killed",                killed                },
+          }                                                          },
+        { "freed-copy",                  freed_copy                  },
+        { "two-cores",                   two_cores                   },
+        { "two-cores-and-the-cpu",       two_cores_and_the_cpu       },
+        { "threads",                     threads                     },
+        { "scheduled",                   scheduled                   },
+        { "parallel",                    parallel                    },
+        { "planted-race",                planted_race                },
+        { "planted-overflow",            planted_overflow            },
+        { "planted-undefined-behaviour", planted_undefined_behaviour },
+        { "locale",                      locale                      },
+        { "too-much",                    too_much                    },
+        { "in-turn",                     in_turn                     },
+        { "killed",                      killed                      },
         { "fails-once",
          [] {
               fails_once([] {}, false);
-          }                                              },
+          }                                                          },
     };
 
     ggml_backend_load_all_from_path(argv[2]);

@@ -1,0 +1,137 @@
+"""The backend, the bundle library in it, and the simulator under AddressSanitizer with UBSan and under ThreadSanitizer, on two NeuronCores.
+
+What is compiled with a sanitizer is in backend/sanitizers. ggml's own libraries are not: so no sanitizer sees what they do, other than
+allocating, freeing and copying. Nothing is suppressed. ggml's CPU backend is held to one thread, because ThreadSanitizer does not see
+how OpenMP's threads wait for one another and would take each result of theirs for a race.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from programs import SCENARIOS, Programs
+
+REPORT = re.compile(r"(ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error): .*")
+
+
+def execute(programs: Programs, *command: str | Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=programs.environment(OMP_THREAD_LIMIT="1", NEURON_RT_NUM_CORES="2", GGML_NEURON_LOG="1", **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def scenarios(programs: Programs, *names: str, **variables: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp]
+    return execute(programs, *command, *names, **variables)
+
+
+def expect_ok(result: subprocess.CompletedProcess[str], names: tuple[str, ...]) -> None:
+    """Checks that the scenarios came out right, and that the sanitizer has nothing to say."""
+    assert not REPORT.search(result.stderr), result.stderr
+    assert result.stdout.splitlines() == [f"{name}: ok" for name in names], result.stderr
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_scenarios(sanitized: Programs, kernels: Path, tmp_path: Path, buffers: str) -> None:
+    names = (*SCENARIOS, "memory", "empty", "scheduled", "parallel", "threads")
+    if buffers == "device":
+        names = (*names, "two-cores")  # it has nodes that are possible nowhere else
+    result = scenarios(
+        sanitized,
+        *names,
+        GGML_NEURON_KERNEL_DIR=f"{kernels / 'scenarios_trn1'}:{kernels}",
+        GGML_NEURON_BUFFERS=buffers,
+        GGML_NEURON_RECORD=tmp_path / "mine.yaml",
+    )
+    expect_ok(result, names)
+    assert (tmp_path / "mine.yaml").exists()
+
+
+def test_two_cores_with_nodes_for_the_cpu(sanitized: Programs) -> None:
+    expect_ok(scenarios(sanitized, "two-cores-and-the-cpu", GGML_NEURON_BUFFERS="device"), ("two-cores-and-the-cpu",))
+
+
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_failures(sanitized: Programs, kernels: Path, buffers: str) -> None:
+    """Each function of libnrt fails once, at its first, second or third call."""
+    functions = [
+        "nrt_load",
+        "nrt_get_model_tensor_info",
+        "nrt_execute",
+        "nrt_allocate_tensor_set",
+        "nrt_add_tensor_to_tensor_set",
+        "nrt_tensor_allocate",
+        "nrt_tensor_allocate_slice",
+    ]
+    for function in functions:
+        for call in (1, 2, 3):
+            result = scenarios(
+                sanitized,
+                "in-turn",
+                "in-turn",
+                GGML_NEURON_KERNEL_DIR=kernels,
+                GGML_NEURON_BUFFERS=buffers,
+                GGML_NEURON_LIBNRT=sanitized.find("libnrt-noop.so"),
+                NOOP_NRT_TENSORS="input0=1024,input1=1024,output0=1024",
+                NOOP_NRT_FAIL=f"{function}=4@{call}",
+            )
+            assert not REPORT.search(result.stderr), result.stderr
+            assert result.returncode in (0, 1), result.stderr
+
+
+def test_damaged_packs(sanitized: Programs, kernels: Path, tmp_path: Path) -> None:
+    """One byte is another one, at each of twenty places in turn."""
+    data = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
+    for at in range(0, len(data), len(data) // 20):
+        (tmp_path / "damaged.kernels.gguf").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        result = scenarios(
+            sanitized,
+            "add",
+            "in-turn",
+            GGML_NEURON_KERNEL_DIR=tmp_path,
+            GGML_NEURON_LIBNRT=sanitized.find("libnrt-noop.so"),
+            NOOP_NRT_TENSORS="input0=1024,input1=1024,output0=1024",
+        )
+        assert not REPORT.search(result.stderr), result.stderr
+        assert result.returncode in (0, 1), result.stderr
+
+
+@pytest.mark.parametrize("command", ["tensors", "sets", "threads"])
+def test_the_simulator(sanitized: Programs, kernels: Path, command: str) -> None:
+    arguments: list[str | Path] = [command]
+    if command == "threads":
+        tree = kernels / "scenarios_trn1"
+        found = [
+            k["neff"]
+            for k in json.loads((tree / "index.json").read_text())["kernels"]
+            if k["spec"]["op"] == "add" and len(set(k["spec"]["inputs"])) == 1 and k["spec"]["alias"] is None
+        ]
+        arguments += [tree / found[0], "4", "20"]
+    result = execute(sanitized, sanitized.find("nrt_client"), *arguments, LD_LIBRARY_PATH=sanitized.simulator.parent)
+    assert not REPORT.search(result.stderr), result.stderr
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_planted_mistake_is_reported(sanitized: Programs) -> None:
+    planted = {
+        "address": {
+            "planted-overflow": "heap-buffer-overflow",
+            "planted-undefined-behaviour": "signed integer overflow",
+        },
+        "thread": {"planted-race": "data race"},
+    }
+    for name, said in planted[sanitized.folder.name].items():
+        result = scenarios(sanitized, name)
+        report = REPORT.search(result.stderr)
+        assert report and said in report[0], result.stderr
+        assert result.returncode != 0
