@@ -37,6 +37,8 @@ inline void read_everything(const neuron_kernels * bundle) {
         const void *  neff = neuron_kernels_neff(bundle, number, &size);
         CHECK(neff && size > 0);
         read(neff, size);
+        char message[NEURON_KERNELS_MESSAGE_SIZE];
+        CHECK((neuron_kernels_verify(bundle, number, message, sizeof(message)) == NEURON_KERNELS_OK) == !*message);
         const uint64_t * words = neuron_kernels_key(bundle, number, &size);
         CHECK(words && size > 0);
         read(words, size * sizeof(words[0]));
