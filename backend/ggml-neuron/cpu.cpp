@@ -44,6 +44,111 @@ struct mirror {
     std::vector<uint8_t> data;
 };
 
+// A node and what it reads, in host memory.
+class host_node {
+  public:
+    host_node(ggml_tensor * node, const neuron_host_access & access) : node(node), access(access) {}
+
+    // Copies device memory to the host; returns whether that worked.
+    bool read();
+
+    // Returns a node in `ctx` that computes the same from host memory, or writes it there.
+    ggml_tensor * copy(ggml_context * ctx);
+
+    // Copies what `result`, the copy, has computed to the device; returns whether that worked.
+    bool write(const ggml_tensor * result);
+
+  private:
+    void          add(const ggml_tensor * t);
+    void *        address_of(const ggml_tensor * t);
+    ggml_tensor * copy_tensor(ggml_context * ctx, const ggml_tensor * t);
+
+    ggml_tensor * const                  node;
+    const neuron_host_access &           access;
+    std::vector<mirror>                  mirrors;
+    std::vector<ggml_backend_buffer_ptr> buffers;
+};
+
+// Adds a mirror for a tensor, and unites it with those that it overlaps.
+void host_node::add(const ggml_tensor * t) {
+    if (!access.is_device(t) || ggml_is_empty(t)) {
+        return;
+    }
+    mirror m{ t, (const char *) t->data, (const char *) t->data + ggml_nbytes(t), {} };
+    for (size_t i = 0; i < mirrors.size();) {
+        if (mirrors[i].begin < m.end && m.begin < mirrors[i].end) {
+            m.begin = std::min(m.begin, mirrors[i].begin);
+            m.end   = std::max(m.end, mirrors[i].end);
+            mirrors.erase(mirrors.begin() + (std::ptrdiff_t) i);
+            i = 0;  // the larger one may reach others
+        } else {
+            i++;
+        }
+    }
+    mirrors.push_back(std::move(m));
+}
+
+bool host_node::read() {
+    for (int i = 0; i < neuron_n_src(node); i++) {
+        if (node->src[i]) {
+            add(node->src[i]);
+        }
+    }
+    add(node);
+    return std::all_of(mirrors.begin(), mirrors.end(), [this](mirror & m) {
+        m.data.resize((size_t) (m.end - m.begin));
+        return access.read(m.owner, m.begin, m.data.data(), m.data.size());
+    });
+}
+
+void * host_node::address_of(const ggml_tensor * t) {
+    const char * address = (const char *) t->data;
+    for (mirror & m : mirrors) {
+        if (access.is_device(t) && m.begin <= address && address < m.end) {
+            return m.data.data() + (address - m.begin);
+        }
+    }
+    return t->data;
+}
+
+ggml_tensor * host_node::copy_tensor(ggml_context * ctx, const ggml_tensor * t) {
+    ggml_tensor * copy = ggml_new_tensor(ctx, t->type, GGML_MAX_DIMS, t->ne);
+    std::copy(t->nb, t->nb + GGML_MAX_DIMS, copy->nb);
+    copy->data        = address_of(t);
+    // ggml wants buffers aligned; a view's data need not be
+    const size_t skip = (uintptr_t) copy->data % 64;
+    buffers.emplace_back(ggml_backend_cpu_buffer_from_ptr((char *) copy->data - skip, skip + ggml_nbytes(t) + 1));
+    copy->buffer = buffers.back().get();
+    ggml_set_name(copy, t->name);
+    return copy;
+}
+
+ggml_tensor * host_node::copy(ggml_context * ctx) {
+    ggml_tensor * result = copy_tensor(ctx, node);
+    result->op           = node->op;
+    result->flags        = node->flags | GGML_TENSOR_FLAG_COMPUTE;
+    std::copy(node->op_params, node->op_params + GGML_MAX_OP_PARAMS / sizeof(int32_t), result->op_params);
+    for (int i = 0; i < neuron_n_src(node); i++) {
+        const ggml_tensor * src = node->src[i];
+        result->src[i]          = !src ? nullptr : src == node ? result : copy_tensor(ctx, src);
+    }
+    return result;
+}
+
+bool host_node::write(const ggml_tensor * result) {
+    if (access.is_device(node) && !access.write(node, node->data, result->data, ggml_nbytes(node))) {
+        return false;
+    }
+    for (int i = 0; i < neuron_n_src(node); i++) {
+        const ggml_tensor * src = node->src[i];
+        if ((neuron_updates_of(node) >> i & 1) && access.is_device(src) &&
+            !access.write(src, src->data, address_of(src), ggml_nbytes(src))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
 enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_access & access) {
@@ -52,50 +157,10 @@ enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_acc
         NEURON_ERROR("no kernel for %s, and the program has no CPU backend to compute it\n", ggml_op_desc(node));
         return GGML_STATUS_FAILED;
     }
-
-    std::vector<const ggml_tensor *> tensors;
-    for (int i = 0; i < neuron_n_src(node); i++) {
-        if (node->src[i]) {
-            tensors.push_back(node->src[i]);
-        }
+    host_node host(node, access);
+    if (!host.read()) {
+        return GGML_STATUS_FAILED;
     }
-    tensors.push_back(node);
-
-    std::vector<mirror> mirrors;
-    for (const ggml_tensor * t : tensors) {
-        if (!access.is_device(t) || ggml_is_empty(t)) {
-            continue;
-        }
-        mirror m{ t, (const char *) t->data, (const char *) t->data + ggml_nbytes(t), {} };
-        for (size_t i = 0; i < mirrors.size();) {
-            if (mirrors[i].begin < m.end && m.begin < mirrors[i].end) {
-                m.begin = std::min(m.begin, mirrors[i].begin);
-                m.end   = std::max(m.end, mirrors[i].end);
-                mirrors.erase(mirrors.begin() + i);
-                i = 0;  // the larger one may reach others
-            } else {
-                i++;
-            }
-        }
-        mirrors.push_back(std::move(m));
-    }
-    for (mirror & m : mirrors) {
-        m.data.resize((size_t) (m.end - m.begin));
-        if (!access.read(m.owner, m.begin, m.data.data(), m.data.size())) {
-            return GGML_STATUS_FAILED;
-        }
-    }
-    const auto host_address = [&](const ggml_tensor * t) -> void * {
-        const char * address = (const char *) t->data;
-        for (mirror & m : mirrors) {
-            if (access.is_device(t) && m.begin <= address && address < m.end) {
-                return m.data.data() + (address - m.begin);
-            }
-        }
-        return t->data;
-    };
-
-    // A graph of one node on copies of the tensors.
     struct ggml_init_params params = {
         /*.mem_size   =*/ggml_tensor_overhead() * (GGML_MAX_SRC + 2) + ggml_graph_overhead_custom(8, false),
         /*.mem_buffer =*/nullptr,
@@ -105,25 +170,7 @@ enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_acc
     if (!ctx) {
         return GGML_STATUS_ALLOC_FAILED;
     }
-    std::vector<ggml_backend_buffer_ptr> buffers;
-    const auto                           copy_of = [&](const ggml_tensor * t) {
-        ggml_tensor * copy = ggml_new_tensor(ctx.get(), t->type, GGML_MAX_DIMS, t->ne);
-        std::copy(t->nb, t->nb + GGML_MAX_DIMS, copy->nb);
-        copy->data        = host_address(t);
-        // ggml wants buffers aligned; a view's data need not be
-        const size_t skip = (uintptr_t) copy->data % 64;
-        buffers.emplace_back(ggml_backend_cpu_buffer_from_ptr((char *) copy->data - skip, skip + ggml_nbytes(t) + 1));
-        copy->buffer = buffers.back().get();
-        ggml_set_name(copy, t->name);
-        return copy;
-    };
-    ggml_tensor * result = copy_of(node);
-    result->op           = node->op;
-    result->flags        = node->flags | GGML_TENSOR_FLAG_COMPUTE;
-    std::copy(node->op_params, node->op_params + GGML_MAX_OP_PARAMS / sizeof(int32_t), result->op_params);
-    for (int i = 0; i < neuron_n_src(node); i++) {
-        result->src[i] = !node->src[i] ? nullptr : node->src[i] == node ? result : copy_of(node->src[i]);
-    }
+    ggml_tensor * result = host.copy(ctx.get());
     if (!ggml_backend_supports_op(cpu, result)) {
         NEURON_ERROR("no kernel for %s, and the CPU can't compute it either\n", ggml_op_desc(node));
         return GGML_STATUS_FAILED;
@@ -134,15 +181,5 @@ enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_acc
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
-    if (access.is_device(node) && !access.write(node, node->data, result->data, ggml_nbytes(node))) {
-        return GGML_STATUS_FAILED;
-    }
-    for (int i = 0; i < neuron_n_src(node); i++) {
-        const ggml_tensor * src = node->src[i];
-        if ((neuron_updates_of(node) >> i & 1) && access.is_device(src) &&
-            !access.write(src, src->data, host_address(src), ggml_nbytes(src))) {
-            return GGML_STATUS_FAILED;
-        }
-    }
-    return GGML_STATUS_SUCCESS;
+    return host.write(result) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 }
