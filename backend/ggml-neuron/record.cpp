@@ -360,7 +360,8 @@ void add_entries(const std::unordered_map<uint64_t, entry> & entries, std::vecto
         const entry & e     = item.second;
         uint64_t      count = e.asked - e.written;
         const auto    stale = known.find(e.without_emitter);
-        if (stale != known.end() && e.without_emitter != e.text && !stale->second->buildable) {
+        if (stale != known.end() && e.without_emitter != e.text && !stale->second->buildable &&
+            !stale->second->dropped) {
             count += stale->second->count;
             stale->second->dropped = true;
         }
