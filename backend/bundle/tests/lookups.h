@@ -102,7 +102,7 @@ inline bool is_simulated_neff(const void * data, size_t size) {
 }
 
 // Checks that a bundle holds the kernels of a table and no others, each found by its description and by its id, with a
-// NEFF; and that a description that differs in anything finds another kernel or none.
+// NEFF that is the index's; and that a description that differs in anything finds another kernel or none.
 inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup> & lookups) {
     CHECK_MSG(neuron_kernels_count(bundle) == lookups.size(), "%zu in the bundle, %zu in the table",
               neuron_kernels_count(bundle), lookups.size());
@@ -115,6 +115,9 @@ inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup
         size_t       size;
         const void * neff = neuron_kernels_neff(bundle, number, &size);
         CHECK_MSG(neff && size > 0, "%s", k.id.c_str());
+        char message[NEURON_KERNELS_MESSAGE_SIZE];
+        CHECK_MSG(neuron_kernels_verify(bundle, number, message, sizeof(message)) == NEURON_KERNELS_OK, "%s: %s",
+                  k.id.c_str(), message);
         if (neuron_kernels_simulated(bundle)) {
             CHECK_MSG(is_simulated_neff(neff, size), "%s", k.id.c_str());
         }
