@@ -83,8 +83,9 @@ def test_the_page_shows_every_command() -> None:
     text = (ROOT / PAGE).read_text()
     shown = {match for command, _ in sessions() for match in re.findall(r"kernelgen (\w+)", command)}
     mentioned = set(re.findall(r"kernelgen (\w+)", text))
-    assert set(COMMANDS) - {"doctor"} <= shown
-    assert "doctor" in mentioned
+    elsewhere = {"doctor", "model"}  # the one depends on the machine; docs/models.md shows the other
+    assert set(COMMANDS) - elsewhere <= shown
+    assert elsewhere <= mentioned
 
 
 def test_a_pattern_matches_what_it_should_and_nothing_else() -> None:

@@ -201,7 +201,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
     entries = _absorb(entries)
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
-    return Derived(entries, [steps[key] for key in sorted(steps, reverse=True)], listed)
+    return Derived(entries, [steps[key] for key in sorted(steps, key=lambda key: (not key[0], key[1]))], listed)
 
 
 def _paired(calls: Sequence[Call], settings: Settings, graphs: Iterable[Graph]) -> Iterable[tuple[Call, Graph]]:
