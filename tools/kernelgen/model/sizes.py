@@ -98,13 +98,13 @@ def looked_at(settings: Settings, n_seqs: int) -> list[Call]:
             for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *_few(lengths)):
                 calls[Call(n_seqs, n_tokens, n_outputs, n_kv)] = None
     if any(n > n_seqs for n in settings.n_tokens):
-        for number in _PROBES:
+        for i, number in enumerate(_PROBES):
             n_tokens = number * n_seqs
             if n_tokens <= min(settings.n_ubatch, settings.cells):
                 lengths = _lengths(settings, n_tokens, n_seqs)
                 few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
                 for n_outputs in dict.fromkeys((1, 3, n_tokens)):
-                    for n_kv in few[:1] if n_outputs == 3 else few:
+                    for n_kv in few[: len(few) if n_outputs == 1 and i == 0 else 1]:
                         calls[Call(n_seqs, n_tokens, n_outputs, n_kv)] = None
     return list(calls)
 
