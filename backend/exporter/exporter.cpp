@@ -7,6 +7,7 @@
 // child does the work, in bounded memory and time, and its parent says how it ended.
 
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "gguf.h"
 #include "json.h"
 #include "llama-batch.h"
@@ -33,6 +34,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -267,26 +269,86 @@ cache_lengths lengths_of(const llama_memory_context_i * memory) {
     return {};
 }
 
+struct free_model {
+    void operator()(llama_model * m) const { llama_model_free(m); }
+};
+
+struct free_context {
+    void operator()(llama_context * c) const { llama_free(c); }
+};
+
+using model_ptr   = std::unique_ptr<llama_model, free_model>;
+using context_ptr = std::unique_ptr<llama_context, free_context>;
+
+// Loads a model without its weights.
+model_ptr load_model(const std::vector<sparse_file> & files) {
+    std::vector<const char *> paths;
+    for (const sparse_file & file : files) {
+        paths.push_back(file.path().c_str());
+    }
+    ggml_backend_dev_t no_device = nullptr;
+    llama_model_params params    = llama_model_default_params();
+    params.devices               = &no_device;
+    params.n_gpu_layers          = 0;
+    params.load_mode             = LLAMA_LOAD_MODE_NONE;
+    params.use_extra_bufts       = false;
+    params.no_alloc              = true;
+    params.progress_callback     = [](float, void *) { return true; };
+    model_ptr model(paths.size() == 1 ? llama_model_load_from_file(paths[0], params) :
+                                        llama_model_load_from_splits(paths.data(), paths.size(), params));
+    if (!model) {
+        throw std::runtime_error("llama.cpp can't load the model: " + last_complaint);
+    }
+    return model;
+}
+
+// Returns the number of the layer that a tensor belongs to, or -1.
+int layer_of(const std::string & name) {
+    int layer = -1;
+    return sscanf(name.c_str(), "blk.%d.", &layer) == 1 ? layer : -1;
+}
+
+// Gives the tensors the types that llama-quantize would give them.
+void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
+    const model_ptr             model  = load_model(files);
+    llama_model_quantize_params params = llama_model_quantize_default_params();
+    params.ftype                       = ftype;
+    std::unique_ptr<quantize_state_impl, decltype(&llama_quant_free)> state(llama_quant_init(model.get(), &params),
+                                                                            llama_quant_free);
+    // types depend on the order, which is that of the layers
+    std::vector<ggml_tensor *>                               tensors;
+    std::vector<std::unique_ptr<ggml_context, void (*)(ggml_context *)>> contexts;
+    for (const sparse_file & file : files) {
+        ggml_context *     context = nullptr;
+        gguf_context_ptr header(gguf_init_from_file(file.path().c_str(), { /*.no_alloc =*/true, /*.ctx =*/&context }));
+        if (!header) {
+            throw std::runtime_error("the header can't be read again");
+        }
+        contexts.emplace_back(context, ggml_free);
+        for (ggml_tensor * t = ggml_get_first_tensor(context); t; t = ggml_get_next_tensor(context, t)) {
+            if (llama_quant_tensor_allows_quantization(state.get(), t)) {
+                tensors.push_back(t);
+            }
+        }
+    }
+    std::stable_sort(tensors.begin(), tensors.end(),
+                     [](const ggml_tensor * a, const ggml_tensor * b) { return layer_of(a->name) < layer_of(b->name); });
+    std::vector<ggml_type> types(tensors.size());
+    llama_quant_compute_types(state.get(), ftype, tensors.data(), types.data(), tensors.size());
+    std::map<std::string, ggml_type> by_name;
+    for (size_t i = 0; i < tensors.size(); i++) {
+        by_name[tensors[i]->name] = types[i];
+    }
+    for (sparse_file & file : files) {
+        file.set_types(by_name);
+    }
+}
+
 class model_graphs {
   public:
-    model_graphs(const options & opts, const std::vector<sparse_file> & files) : opts(opts) {
-        std::vector<const char *> paths;
+    model_graphs(const options & opts, const std::vector<sparse_file> & files) : opts(opts), model(load_model(files)) {
         for (const sparse_file & file : files) {
-            paths.push_back(file.path().c_str());
             weights.insert(file.tensor_names().begin(), file.tensor_names().end());
-        }
-        ggml_backend_dev_t  no_device = nullptr;
-        llama_model_params  params    = llama_model_default_params();
-        params.devices                = &no_device;
-        params.n_gpu_layers           = 0;
-        params.load_mode              = LLAMA_LOAD_MODE_NONE;
-        params.use_extra_bufts        = false;
-        params.no_alloc               = true;
-        params.progress_callback      = [](float, void *) { return true; };
-        model.reset(paths.size() == 1 ? llama_model_load_from_file(paths[0], params) :
-                                        llama_model_load_from_splits(paths.data(), paths.size(), params));
-        if (!model) {
-            throw std::runtime_error("llama.cpp can't load the model: " + last_complaint);
         }
     }
 
@@ -442,19 +504,11 @@ class model_graphs {
         return found;
     }
 
-    struct free_model {
-        void operator()(llama_model * m) const { llama_model_free(m); }
-    };
-
-    struct free_context {
-        void operator()(llama_context * c) const { llama_free(c); }
-    };
-
-    const options &                              opts;
-    std::unordered_set<std::string>              weights;
-    std::unique_ptr<llama_model, free_model>     model;
-    std::unique_ptr<llama_context, free_context> context;
-    bool                                         flash_attn = false;
+    const options &                 opts;
+    std::unordered_set<std::string> weights;
+    model_ptr                       model;
+    context_ptr                     context;
+    bool                            flash_attn = false;
 };
 
 //
@@ -478,9 +532,12 @@ void check_versions() {
 void export_graphs(const options & opts) {
     check_versions();
     load_cpu_backend();
-    const std::vector<sparse_file> files = open_model_files(opts.model);
+    std::vector<sparse_file> files = open_model_files(opts.model);
     last_complaint.clear();
-    model_graphs                   graphs(opts, files);
+    if (opts.ftype >= 0) {
+        quantize(files, (llama_ftype) opts.ftype);
+    }
+    model_graphs graphs(opts, files);
     graphs.write_header();
     for (const bool flash_attn : opts.flash_attn) {
         graphs.open_context(flash_attn);

@@ -1,5 +1,7 @@
 #include "options.h"
 
+#include "llama.h"
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +32,55 @@ bool read_type(const std::string & text, ggml_type & type, std::string & mistake
         }
     }
     mistake = "unknown type '" + text + "'";
+    return false;
+}
+
+// Quantizations by the names that llama-quantize has for them.
+struct ftype_name {
+    const char * name;
+    llama_ftype  ftype;
+};
+
+constexpr ftype_name FTYPES[] = {
+    { "F32",     LLAMA_FTYPE_ALL_F32        },
+    { "F16",     LLAMA_FTYPE_MOSTLY_F16     },
+    { "BF16",    LLAMA_FTYPE_MOSTLY_BF16    },
+    { "Q4_0",    LLAMA_FTYPE_MOSTLY_Q4_0    },
+    { "Q4_1",    LLAMA_FTYPE_MOSTLY_Q4_1    },
+    { "Q5_0",    LLAMA_FTYPE_MOSTLY_Q5_0    },
+    { "Q5_1",    LLAMA_FTYPE_MOSTLY_Q5_1    },
+    { "Q8_0",    LLAMA_FTYPE_MOSTLY_Q8_0    },
+    { "Q2_K",    LLAMA_FTYPE_MOSTLY_Q2_K    },
+    { "Q3_K_S",  LLAMA_FTYPE_MOSTLY_Q3_K_S  },
+    { "Q3_K_M",  LLAMA_FTYPE_MOSTLY_Q3_K_M  },
+    { "Q3_K_L",  LLAMA_FTYPE_MOSTLY_Q3_K_L  },
+    { "Q4_K_S",  LLAMA_FTYPE_MOSTLY_Q4_K_S  },
+    { "Q4_K_M",  LLAMA_FTYPE_MOSTLY_Q4_K_M  },
+    { "Q5_K_S",  LLAMA_FTYPE_MOSTLY_Q5_K_S  },
+    { "Q5_K_M",  LLAMA_FTYPE_MOSTLY_Q5_K_M  },
+    { "Q6_K",    LLAMA_FTYPE_MOSTLY_Q6_K    },
+    { "IQ2_XXS", LLAMA_FTYPE_MOSTLY_IQ2_XXS },
+    { "IQ2_XS",  LLAMA_FTYPE_MOSTLY_IQ2_XS  },
+    { "IQ2_S",   LLAMA_FTYPE_MOSTLY_IQ2_S   },
+    { "IQ2_M",   LLAMA_FTYPE_MOSTLY_IQ2_M   },
+    { "IQ3_XXS", LLAMA_FTYPE_MOSTLY_IQ3_XXS },
+    { "IQ3_XS",  LLAMA_FTYPE_MOSTLY_IQ3_XS  },
+    { "IQ3_S",   LLAMA_FTYPE_MOSTLY_IQ3_S   },
+    { "IQ3_M",   LLAMA_FTYPE_MOSTLY_IQ3_M   },
+    { "IQ4_NL",  LLAMA_FTYPE_MOSTLY_IQ4_NL  },
+    { "IQ4_XS",  LLAMA_FTYPE_MOSTLY_IQ4_XS  },
+};
+
+bool read_ftype(const std::string & text, int & ftype, std::string & mistake) {
+    std::string known;
+    for (const ftype_name & entry : FTYPES) {
+        if (text == entry.name) {
+            ftype = (int) entry.ftype;
+            return true;
+        }
+        known += (known.empty() ? "" : ", ") + std::string(entry.name);
+    }
+    mistake = "unknown quantization '" + text + "': expected one of " + known;
     return false;
 }
 
@@ -89,6 +140,9 @@ bool read_value(const std::string & name, const std::string & value, options & o
     if (name == "--cache-type-v") {
         return read_type(value, opts.type_v, mistake);
     }
+    if (name == "--ftype") {
+        return read_ftype(value, opts.ftype, mistake);
+    }
     if (name == "--flash-attn") {
         opts.flash_attn.clear();
         for (const std::string & word : split(value, ',')) {
@@ -123,6 +177,7 @@ const char * usage() {
            "  --cache-type-k TYPE   type of the cache's keys (f16)\n"
            "  --cache-type-v TYPE   type of the cache's values (f16)\n"
            "  --flash-attn WHAT     on, off, or on,off for the graphs of both (on)\n"
+           "  --ftype NAME          types that llama-quantize would give the tensors (Q4_K_M); those of the file by default\n"
            "  --kv-unified          sequences share one cache\n"
            "  --swa-full            sliding windows have a cache as long as the others\n"
            "  --version             print the llama.cpp that this program was built for\n"
@@ -132,7 +187,7 @@ const char * usage() {
 
 bool parse_options(int argc, char ** argv, options & opts, std::string & mistake) {
     const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
-                                        "--cache-type-k", "--cache-type-v", "--flash-attn" };
+                                        "--cache-type-k", "--cache-type-v", "--flash-attn", "--ftype" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;

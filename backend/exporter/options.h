@@ -26,6 +26,7 @@ struct options {
     std::vector<bool>       flash_attn = { true };
     bool                    kv_unified = false;
     bool                    swa_full   = false;
+    int                     ftype      = -1;  // llama_ftype; -1: types as the file has them
     bool                    version    = false;
     std::vector<graph_size> graphs;
 };

@@ -110,16 +110,9 @@ sparse_file::sparse_file(const std::string & path) {
     if (!header) {
         throw std::runtime_error(path + ": the header is damaged or cut off");
     }
-    uint64_t size = gguf_get_data_offset(header.get());
-    if (size > MAX_HEADER) {
-        throw std::runtime_error(path + ": a header of " + std::to_string(size) + " bytes");
-    }
-    const size_t header_size = std::min<uint64_t>(size, (uint64_t) status.st_size);
-    for (int64_t i = 0; i < gguf_get_n_tensors(header.get()); i++) {
-        names.emplace_back(gguf_get_tensor_name(header.get(), i));
-        const uint64_t end = gguf_get_data_offset(header.get()) + gguf_get_tensor_offset(header.get(), i) +
-                             gguf_get_tensor_size(header.get(), i);
-        size = std::max(size, end);
+    const uint64_t data_offset = gguf_get_data_offset(header.get());
+    if (data_offset > MAX_HEADER) {
+        throw std::runtime_error(path + ": a header of " + std::to_string(data_offset) + " bytes");
     }
     const int64_t key = gguf_find_key(header.get(), "split.count");
     if (key >= 0 && gguf_get_kv_type(header.get(), key) == GGUF_TYPE_UINT16) {
@@ -128,8 +121,43 @@ sparse_file::sparse_file(const std::string & path) {
 
     file        = std::make_unique<memory_file>(path);
     opened_path = file->path();
-    copy(source, file->fd, header_size, path);
+    copy(source, file->fd, std::min<uint64_t>(data_offset, (uint64_t) status.st_size), path);
+    read_tensors(header.get(), path);
+}
+
+// Notes the tensors' names, and makes the file as long as they are.
+void sparse_file::read_tensors(const gguf_context * header, const std::string & path) {
+    const uint64_t data_offset = gguf_get_data_offset(header);
+    uint64_t       size        = data_offset;
+    names.clear();
+    for (int64_t i = 0; i < gguf_get_n_tensors(header); i++) {
+        names.emplace_back(gguf_get_tensor_name(header, i));
+        size = std::max<uint64_t>(size, data_offset + gguf_get_tensor_offset(header, i) + gguf_get_tensor_size(header, i));
+    }
     file->resize(size, path);
+}
+
+void sparse_file::set_types(const std::map<std::string, ggml_type> & types) {
+    const gguf_ptr header = read_header(opened_path);
+    if (!header) {
+        throw std::runtime_error("the header can't be read again");
+    }
+    for (const auto & [name, type] : types) {
+        if (gguf_find_tensor(header.get(), name.c_str()) >= 0) {
+            gguf_set_tensor_type(header.get(), name.c_str(), type);
+        }
+    }
+    auto changed = std::make_unique<memory_file>(opened_path);
+    if (!gguf_write_to_file(header.get(), changed->path().c_str(), /*only_meta =*/true)) {
+        throw std::runtime_error("the header can't be written");
+    }
+    file                  = std::move(changed);
+    opened_path           = file->path();
+    const gguf_ptr reread = read_header(opened_path);
+    if (!reread) {
+        throw std::runtime_error("the header can't be read again");
+    }
+    read_tensors(reread.get(), opened_path);
 }
 
 sparse_file::~sparse_file()                       = default;

@@ -2,6 +2,9 @@
 
 #pragma once
 
+#include "ggml.h"
+
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,7 +28,12 @@ class sparse_file {
     // Of how many files the model consists.
     int n_files() const { return split_count; }
 
+    // Changes the types of tensors, as if the file had been quantized; names that it does not have are left out.
+    void set_types(const std::map<std::string, ggml_type> & types);
+
   private:
+    void read_tensors(const struct gguf_context * header, const std::string & path);
+
     std::unique_ptr<struct memory_file> file;
     std::string                         opened_path;
     std::vector<std::string>            names;

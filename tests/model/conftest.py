@@ -30,6 +30,14 @@ def exporter() -> Exporter:
     return Exporter(program, libraries)
 
 
+@pytest.fixture(scope="session")
+def llama_cpp_sources() -> Path:
+    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or what Bazel fetched."""
+    if "LLAMA_CPP_SOURCES" in os.environ:
+        return Path(os.environ["LLAMA_CPP_SOURCES"])
+    return next(Path(os.environ["TEST_SRCDIR"]).glob("*llama_cpp*/CMakeLists.txt")).parent
+
+
 Derive = Callable[..., set[KernelSpec]]
 
 

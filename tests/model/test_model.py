@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -77,6 +79,40 @@ def test_what_llama_cpp_exports_is_covered(
     result = coverage.compare(derived, graph_ops.read(out))
     assert [str(op.spec) for op in result.missing] == []
     assert len(result.covered) > 20
+
+
+@pytest.mark.parametrize("ftype", ["Q4_K_M", "Q8_0", "Q2_K", "IQ4_XS"])
+def test_a_quantization_that_was_not_made_has_llama_quantize_s_types(
+    ftype: str, exporter: Exporter, llama_cpp_sources: Path, tmp_path: Path
+) -> None:
+    # llama.cpp holds its own choice of types against this file
+    schema = (llama_cpp_sources / "tests" / "snapshots" / "qwen3-14b.schema").read_text()
+    default, *others = re.findall(rf"^\[{ftype}\] (\S+)\n((?:\S+ \S+\n)*)", schema, re.MULTILINE)[0]
+    changed = dict(line.split() for line in others[0].splitlines())
+    sizes = {"n_embd": 5120, "n_head": 40, "n_head_kv": 8, "head": 128, "n_ff": 17408, "n_vocab": 151936, "n_layer": 40}
+    header = headers.decoder("qwen3", **sizes, qk_norm=True)  # type: ignore[arg-type]
+    file = headers.write(header, tmp_path / "model.gguf")
+    command = [exporter.program, file, "--ctx-size", "256", "--graph", "n_tokens=1", "--ftype", ftype]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(exporter.libraries)}
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=True)
+    tensors = json.loads(done.stdout.splitlines()[1])["tensors"]
+    found = {t["name"]: t["type"] for t in tensors if t.get("role") == "weight"}
+    wanted = {t.name: "f32" if t.dtype == "f32" else changed.get(t.name, default) for t in header.tensors}
+    assert found == wanted
+
+
+def test_an_unknown_quantization(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    assert run_model(exporter, file, tmp_path / "m.yaml", "--ftype", "q4_k_m") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --ftype: unknown quantization 'q4_k_m': expected one of F32, F16, ")
+    assert said.count("\n") == 1
+
+
+def test_a_manifest_of_a_quantization_is_that_of_its_file(derive: Derive, tmp_path: Path) -> None:
+    plain = derive(headers.write(headers.qwen3(), tmp_path / "model.gguf"), "--ftype", "Q8_0")
+    assert plain == derive(headers.write(headers.qwen3(types=("q8_0",)), tmp_path / "model.gguf"))
+    assert "--ftype" not in (tmp_path / "derived.yaml").read_text()
 
 
 def test_a_sliding_window_has_a_cache_of_its_own(
@@ -284,6 +320,7 @@ def test_the_program_says_what_is_wrong_with_its_arguments(exporter: Exporter) -
         (["--graph", "n_tokens=1,n_outputs=2"], "n_outputs is at least 1 and at most n_tokens"),
         (["--graph", "size=1"], "expected n_tokens=, n_outputs=, n_seqs= or n_kv=, not 'size=1'"),
         (["--cache-type-k", "f99"], "unknown type 'f99'"),
+        (["--ftype", "Q99"], "unknown quantization 'Q99': expected one of F32, F16"),
         (["--flash-attn", "maybe"], "expected on, off or on,off, not 'maybe'"),
         (["--what"], "unknown option --what"),
     ):

@@ -67,6 +67,11 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache.")
 @click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full.")
 @click.option(
+    "--ftype",
+    metavar="NAME",
+    help="Types of a quantization that was not made yet, by llama-quantize's name: Q4_K_M. Those of the file by default.",
+)
+@click.option(
     "--exporter",
     "program",
     metavar="PROGRAM",
@@ -96,6 +101,7 @@ def command(
     flash_attn: str | None,
     kv_unified: bool,
     swa_full: bool,
+    ftype: str | None,
     program: Path | None,
     llama_cpp: Path | None,
     catalog: Catalog,
@@ -117,6 +123,7 @@ def command(
         _flash_attn(flash_attn, type_v),
         kv_unified,
         swa_full,
+        ftype,
     )
     _check(settings)
     chosen = name or _name(output)
@@ -207,6 +214,8 @@ def _made_by(settings: Settings, source: Path) -> list[str]:
             parts += [option, str(value)]
     if settings.flash_attn != (True, False):
         parts += ["--flash-attn", "on" if settings.flash_attn[0] else "off"]
+    if settings.ftype is not None:
+        parts += ["--ftype", settings.ftype]
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     return ["Written by", f"  {shlex.join(parts)}"]
 

@@ -74,7 +74,7 @@ class Exporter:
         except subprocess.TimeoutExpired:
             raise KernelgenError(f"{self.program} takes more than {TIMEOUT} s for {source}") from None
         if done.returncode:
-            said = done.stderr.strip().removeprefix("error: ")
+            said = done.stderr.partition("\nusage: ")[0].strip().removeprefix("error: ")
             if done.returncode == 127 or "shared libraries" in said:
                 hint = "name the build of llama.cpp that it was made for: --llama-cpp <folder>"
                 raise KernelgenError(Diagnostic(f"{self.program}: {said}", hint=hint))
@@ -104,6 +104,8 @@ def _options(settings: Settings) -> Iterable[str]:
         yield "--kv-unified"
     if settings.swa_full:
         yield "--swa-full"
+    if settings.ftype is not None:
+        yield from ("--ftype", settings.ftype)
 
 
 def find(named: Path | None, llama_cpp: Path | None) -> Exporter:

@@ -51,6 +51,7 @@ class Settings:
         flash_attn: with flash attention, without it, or both.
         kv_unified: whether sequences share one cache.
         swa_full: whether sliding windows have a cache as long as the others.
+        ftype: the quantization whose types the weights have, by llama-quantize's name; None for those of the file.
     """
 
     n_ctx: int
@@ -64,6 +65,7 @@ class Settings:
     flash_attn: tuple[bool, ...]
     kv_unified: bool
     swa_full: bool
+    ftype: str | None = None
 
     @property
     def cells(self) -> int:
