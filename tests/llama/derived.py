@@ -143,12 +143,11 @@ def compare(programs: harness.Programs, name: str, model: Path, folder: Path) ->
             return Compared(name, failure=f"llama-bench: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
         recorded |= _kernels(record)
     missing = sorted(f"{s.op}: {', '.join(map(str, s.inputs))} -> {s.output}" for s in recorded - derived)
-    (nodes,) = {
-        int(n) for n in re.findall(r"^  1 token, 1 output, flash attention on: (\d+) nodes", "\n".join(lines), re.M)
-    }
+    nodes = [re.match(r"  1 token, 1 output, flash attention \w+: (\d+) nodes", line) for line in lines]
     refused = tuple(line.removeprefix("no kernel: ") for line in lines if line.startswith("no kernel: "))
     entries = output.read_text().count("\n  - op: ")
-    return Compared(name, nodes, len(derived), entries, len(recorded), tuple(missing), refused)
+    (first, *_) = (int(match[1]) for match in nodes if match)
+    return Compared(name, first, len(derived), entries, len(recorded), tuple(missing), refused)
 
 
 def _kernels(path: Path) -> set[KernelSpec]:

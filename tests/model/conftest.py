@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "graph-ops"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog

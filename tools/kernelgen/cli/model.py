@@ -142,11 +142,7 @@ def command(
         chosen,
         targets or tuple(t.name for t in TARGETS.values() if not t.experimental),
         _title(model[0], source),
-        [
-            "yaml-language-server: $schema=../tools/kernelgen/manifest/manifest.schema.json",
-            "",
-            *_made_by(settings, source),
-        ],
+        _made_by(settings, source),
     )
     fileio.check_replaceable(output)
     fileio.write_bytes(output, writing.text(head, derived).encode())

@@ -1,0 +1,237 @@
+"""Ready manifests of published models: from their hyperparameters to a header to what `kernelgen model` writes.
+
+The hyperparameters are those of the models' own config.json, under llama.cpp's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from published.header import Header, Tensor, Value, decoder
+
+FOLDER = Path("manifests") / "models"
+"""Where the manifests are, from the project's root."""
+
+FTYPES = ("F16", "Q4_K_M")
+
+OPTIONS = ("--n-ctx", "4096", "--n-tokens", "1,512")
+"""How the models are run."""
+
+
+def _llama3_8b() -> Header:
+    return decoder(
+        "llama",
+        n_embd=4096,
+        n_head=32,
+        n_head_kv=8,
+        n_ff=14336,
+        n_vocab=128256,
+        n_layer=32,
+        eps=1e-5,
+        freq_base=500000.0,
+        context_length=8192,
+    )
+
+
+def _llama32_1b() -> Header:
+    return decoder(
+        "llama",
+        n_embd=2048,
+        n_head=32,
+        n_head_kv=8,
+        n_ff=8192,
+        n_vocab=128256,
+        n_layer=16,
+        rope_freqs=True,
+        tied=True,
+        eps=1e-5,
+        freq_base=500000.0,
+        context_length=131072,
+    )
+
+
+def _qwen25_7b() -> Header:
+    return decoder(
+        "qwen2",
+        n_embd=3584,
+        n_head=28,
+        n_head_kv=4,
+        n_ff=18944,
+        n_vocab=152064,
+        n_layer=28,
+        qkv_bias=True,
+        context_length=32768,
+    )
+
+
+def _qwen3_8b() -> Header:
+    return decoder(
+        "qwen3",
+        n_embd=4096,
+        n_head=32,
+        n_head_kv=8,
+        head=128,
+        n_ff=12288,
+        n_vocab=151936,
+        n_layer=36,
+        qk_norm=True,
+        context_length=40960,
+    )
+
+
+def _gemma2_2b() -> Header:
+    return decoder(
+        "gemma2",
+        n_embd=2304,
+        n_head=8,
+        n_head_kv=4,
+        head=256,
+        n_ff=9216,
+        n_vocab=256000,
+        n_layer=26,
+        post_norms=True,
+        tied=True,
+        freq_base=10000.0,
+        context_length=8192,
+        fields={
+            "attention.sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    )
+
+
+def _gemma3_4b() -> Header:
+    return decoder(
+        "gemma3",
+        n_embd=2560,
+        n_head=8,
+        n_head_kv=4,
+        head=256,
+        n_ff=10240,
+        n_vocab=262144,
+        n_layer=34,
+        qk_norm=True,
+        post_norms=True,
+        tied=True,
+        context_length=131072,
+        fields={"attention.sliding_window": 1024, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    )
+
+
+def _mistral_7b() -> Header:
+    return decoder(
+        "llama",
+        n_embd=4096,
+        n_head=32,
+        n_head_kv=8,
+        n_ff=14336,
+        n_vocab=32768,
+        n_layer=32,
+        eps=1e-5,
+        context_length=32768,
+    )
+
+
+def _mixtral_8x7b() -> Header:
+    return decoder(
+        "llama",
+        n_embd=4096,
+        n_head=32,
+        n_head_kv=8,
+        n_ff=14336,
+        n_vocab=32000,
+        n_layer=32,
+        n_expert=8,
+        eps=1e-5,
+        context_length=32768,
+    )
+
+
+def _phi3_mini() -> Header:
+    return decoder(
+        "phi3",
+        n_embd=3072,
+        n_head=32,
+        n_head_kv=32,
+        n_ff=8192,
+        n_vocab=32064,
+        n_layer=32,
+        fused=True,
+        eps=1e-5,
+        freq_base=10000.0,
+        context_length=4096,
+        fields={"rope.dimension_count": 96, "attention.sliding_window": 2047},
+    )
+
+
+def _gpt_oss_20b() -> Header:
+    n_embd, n_head, n_head_kv, head, n_ff, n_vocab, n_layer, n_expert = 2880, 64, 8, 64, 2880, 201088, 24, 32
+    fields: dict[str, Value] = {
+        "context_length": 131072,
+        "embedding_length": n_embd,
+        "block_count": n_layer,
+        "feed_forward_length": n_ff,
+        "expert_feed_forward_length": n_ff,
+        "expert_count": n_expert,
+        "expert_used_count": 4,
+        "attention.head_count": n_head,
+        "attention.head_count_kv": n_head_kv,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.sliding_window": 128,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 150000.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 32.0,
+        "rope.scaling.original_context_length": 4096,
+        "vocab_size": n_vocab,
+        ".tokenizer.ggml.model": "no_vocab",
+    }
+    tensors = [
+        Tensor("token_embd.weight", (n_embd, n_vocab), "f16"),
+        Tensor("output_norm.weight", (n_embd,), "f32"),
+        Tensor("output.weight", (n_embd, n_vocab), "f16"),
+    ]
+    for i in range(n_layer):
+        block = f"blk.{i}"
+        tensors += [Tensor(f"{block}.{name}.weight", (n_embd,), "f32") for name in ("attn_norm", "post_attention_norm")]
+        for name, n_in, n_out in (
+            ("attn_q", n_embd, n_head * head),
+            ("attn_k", n_embd, n_head_kv * head),
+            ("attn_v", n_embd, n_head_kv * head),
+            ("attn_output", n_head * head, n_embd),
+        ):
+            tensors.append(Tensor(f"{block}.{name}.weight", (n_in, n_out), "f16"))
+            tensors.append(Tensor(f"{block}.{name}.bias", (n_out,), "f32"))
+        tensors.append(Tensor(f"{block}.attn_sinks.weight", (n_head,), "f32"))
+        tensors.append(Tensor(f"{block}.ffn_gate_inp.weight", (n_embd, n_expert), "f32"))
+        tensors.append(Tensor(f"{block}.ffn_gate_inp.bias", (n_expert,), "f32"))
+        for name, n_in, n_out in (("ffn_gate", n_embd, n_ff), ("ffn_up", n_embd, n_ff), ("ffn_down", n_ff, n_embd)):
+            tensors.append(Tensor(f"{block}.{name}_exps.weight", (n_in, n_out, n_expert), "f16"))
+            tensors.append(Tensor(f"{block}.{name}_exps.bias", (n_out, n_expert), "f32"))
+    return Header("gpt-oss", fields, tensors)
+
+
+MODELS: Mapping[str, Callable[[], Header]] = MappingProxyType(
+    {
+        "Llama-3-8B": _llama3_8b,
+        "Llama-3.2-1B": _llama32_1b,
+        "Qwen2.5-7B": _qwen25_7b,
+        "Qwen3-8B": _qwen3_8b,
+        "Gemma-2-2B": _gemma2_2b,
+        "Gemma-3-4B": _gemma3_4b,
+        "Mistral-7B-v0.3": _mistral_7b,
+        "Mixtral-8x7B": _mixtral_8x7b,
+        "Phi-3-mini-4k": _phi3_mini,
+        "gpt-oss-20b": _gpt_oss_20b,
+    }
+)
+"""The models by name."""
+
+
+def manifest_name(model: str, ftype: str) -> str:
+    """Returns the name of a model's manifest: `qwen3_8b_q4_k_m`."""
+    return f"{model}_{ftype}".lower().replace("-", "_").replace(".", "_")

@@ -1,0 +1,69 @@
+"""Run as `python -m published`, or `./bazelw run //tools:published`: writes manifests/models.
+
+It needs export-graphs, and llama.cpp's libraries: what Bazel built, or as `kernelgen model` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from kernelgen import cli
+from published import FOLDER, FTYPES, MODELS, OPTIONS, manifest_name
+from published.header import write
+
+
+def derive(model: str, ftype: str, output: Path, arguments: list[str]) -> str:
+    """Writes a model's manifest to `output`; returns what the command says."""
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        header = MODELS[model]()
+        header.fields[".general.name"] = model
+        file = write(header, Path(folder) / f"{model}.gguf")
+        command = ["model", str(file), "-o", str(output), "--name", manifest_name(model, ftype), "--ftype", ftype]
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            status = cli.run([*command, *OPTIONS, *arguments])
+    if status:
+        raise SystemExit(f"{model}: {said.getvalue()}")
+    return said.getvalue()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="published", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a manifest is stale")
+    parser.add_argument("--exporter", help="as of `kernelgen model`")
+    parser.add_argument("--llama-cpp", help="as of `kernelgen model`")
+    args = parser.parse_args()
+    passed = [
+        f"--{name}={value}" for name, value in (("exporter", args.exporter), ("llama-cpp", args.llama_cpp)) if value
+    ]
+    root = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).resolve().parents[2]))
+    built = Path(__file__).absolute().parents[2]
+    program = built / "backend" / "exporter" / "exporter" / "export-graphs"
+    if program.is_file():
+        passed = [f"--exporter={program}", f"--llama-cpp={built / 'tests' / 'llama' / 'llama_cpp'}", *passed]
+    stale = False
+    with tempfile.TemporaryDirectory() as folder:
+        for model in MODELS:
+            for ftype in FTYPES:
+                name = f"{manifest_name(model, ftype)}.yaml"
+                fresh, there = Path(folder) / name, root / FOLDER / name
+                derive(model, ftype, fresh, passed)
+                if there.is_file() and there.read_bytes() == fresh.read_bytes():
+                    continue
+                stale = True
+                if args.check:
+                    print(f"{FOLDER / name} is stale: ./bazelw run //tools:published")
+                else:
+                    there.write_bytes(fresh.read_bytes())
+                    print(f"{FOLDER / name} written")
+    return 1 if args.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
