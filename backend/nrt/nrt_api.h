@@ -21,26 +21,26 @@ extern "C" {
 
 // What a call came to. The numbers are the ABI's.
 typedef enum {
-    NRT_SUCCESS                      = 0,
-    NRT_FAILURE                      = 1,   // no reason given; a tensor's name that a set lacks
-    NRT_INVALID                      = 2,   // an argument is not possible: out of bounds, wrong core, wrong size
-    NRT_INVALID_HANDLE               = 3,
-    NRT_RESOURCE                     = 4,   // out of device memory or of another of the device's resources
-    NRT_TIMEOUT                      = 5,
-    NRT_HW_ERROR                     = 6,
-    NRT_QUEUE_FULL                   = 7,
-    NRT_LOAD_NOT_ENOUGH_NC           = 9,   // a NEFF wants more cores than there are
-    NRT_UNSUPPORTED_NEFF_VERSION     = 10,
-    NRT_FAIL_HOST_MEM_ALLOC          = 11,
-    NRT_UNINITIALIZED                = 13,  // nrt_init was not called
-    NRT_CLOSED                       = 14,  // nrt_close was called
-    NRT_QUEUE_EMPTY                  = 15,
-    NRT_EXEC_UNIT_UNRECOVERABLE      = 101,
-    NRT_EXEC_BAD_INPUT               = 1002,
-    NRT_EXEC_COMPLETED_WITH_NUM_ERR  = 1003,
-    NRT_EXEC_COMPLETED_WITH_ERR      = 1004,
-    NRT_EXEC_NC_BUSY                 = 1005,
-    NRT_EXEC_OOB                     = 1006,
+    NRT_SUCCESS                     = 0,
+    NRT_FAILURE                     = 1,  // no reason given; a tensor's name that a set lacks
+    NRT_INVALID                     = 2,  // an argument is not possible: out of bounds, wrong core, wrong size
+    NRT_INVALID_HANDLE              = 3,
+    NRT_RESOURCE                    = 4,  // out of device memory or of another of the device's resources
+    NRT_TIMEOUT                     = 5,
+    NRT_HW_ERROR                    = 6,
+    NRT_QUEUE_FULL                  = 7,
+    NRT_LOAD_NOT_ENOUGH_NC          = 9,  // a NEFF wants more cores than there are
+    NRT_UNSUPPORTED_NEFF_VERSION    = 10,
+    NRT_FAIL_HOST_MEM_ALLOC         = 11,
+    NRT_UNINITIALIZED               = 13,  // nrt_init was not called
+    NRT_CLOSED                      = 14,  // nrt_close was called
+    NRT_QUEUE_EMPTY                 = 15,
+    NRT_EXEC_UNIT_UNRECOVERABLE     = 101,
+    NRT_EXEC_BAD_INPUT              = 1002,
+    NRT_EXEC_COMPLETED_WITH_NUM_ERR = 1003,
+    NRT_EXEC_COMPLETED_WITH_ERR     = 1004,
+    NRT_EXEC_NC_BUSY                = 1005,
+    NRT_EXEC_OOB                    = 1006,
 } NRT_STATUS;
 
 typedef enum {
@@ -187,33 +187,33 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
 // ---- every function once -----------------------------------------------------------------------------------------------
 
 // What the backend calls: a libnrt that lacks one is not used.
-#define NRT_FUNCTIONS_REQUIRED(X)    \
-    X(nrt_init)                      \
-    X(nrt_close)                     \
-    X(nrt_get_status_as_str)         \
-    X(nrt_get_version)               \
-    X(nrt_get_visible_vnc_count)     \
-    X(nrt_load)                      \
-    X(nrt_unload)                    \
-    X(nrt_execute)                   \
-    X(nrt_get_model_tensor_info)     \
-    X(nrt_free_model_tensor_info)    \
-    X(nrt_allocate_tensor_set)       \
-    X(nrt_destroy_tensor_set)        \
-    X(nrt_add_tensor_to_tensor_set)  \
-    X(nrt_tensor_allocate)           \
-    X(nrt_tensor_allocate_slice)     \
-    X(nrt_tensor_free)               \
-    X(nrt_tensor_read)               \
+#define NRT_FUNCTIONS_REQUIRED(X)   \
+    X(nrt_init)                     \
+    X(nrt_close)                    \
+    X(nrt_get_status_as_str)        \
+    X(nrt_get_version)              \
+    X(nrt_get_visible_vnc_count)    \
+    X(nrt_load)                     \
+    X(nrt_unload)                   \
+    X(nrt_execute)                  \
+    X(nrt_get_model_tensor_info)    \
+    X(nrt_free_model_tensor_info)   \
+    X(nrt_allocate_tensor_set)      \
+    X(nrt_destroy_tensor_set)       \
+    X(nrt_add_tensor_to_tensor_set) \
+    X(nrt_tensor_allocate)          \
+    X(nrt_tensor_allocate_slice)    \
+    X(nrt_tensor_free)              \
+    X(nrt_tensor_read)              \
     X(nrt_tensor_write)
 
 // May be missing from a libnrt: the backend does without, or never calls them.
-#define NRT_FUNCTIONS_OPTIONAL(X)      \
-    X(nrt_tensor_copy)                 \
-    X(nrt_tensor_memset)               \
-    X(nrt_tensor_get_va)               \
-    X(nrt_tensor_get_size)             \
-    X(nrt_get_total_vnc_count)         \
-    X(nrt_get_tensor_from_tensor_set)  \
-    X(nrt_get_vnc_memory_stats)        \
+#define NRT_FUNCTIONS_OPTIONAL(X)     \
+    X(nrt_tensor_copy)                \
+    X(nrt_tensor_memset)              \
+    X(nrt_tensor_get_va)              \
+    X(nrt_tensor_get_size)            \
+    X(nrt_get_total_vnc_count)        \
+    X(nrt_get_tensor_from_tensor_set) \
+    X(nrt_get_vnc_memory_stats)       \
     X(nrt_get_instance_info)

@@ -160,7 +160,7 @@ static double measure(const char * plugin, const char * libnrt) {
             write_figure(json, what, total - bare, bare, limited);
         }
         printf("%-9s %7.3f us per op, %7.3f above nrt_execute (%.3f), ratio %.1f\n", what, total, total - bare, bare,
-                     total / bare);
+               total / bare);
         return total - bare;
     };
 
@@ -173,7 +173,8 @@ static double measure(const char * plugin, const char * libnrt) {
     }
     g.cgraph->uid = 1;
     compute(backend, g.cgraph);
-    const double repeated = print(host ? "host" : "repeated", median_us_per_op([&] { compute(backend, g.cgraph); }), !host);
+    const double repeated =
+        print(host ? "host" : "repeated", median_us_per_op([&] { compute(backend, g.cgraph); }), !host);
     if (!host) {
         g.cgraph->uid = 0;
         compute(backend, g.cgraph);
@@ -182,7 +183,8 @@ static double measure(const char * plugin, const char * libnrt) {
         print("resolved", median_us_per_op([&] {
                   g.cgraph->uid = uid++;
                   compute(backend, g.cgraph);
-              }), false);
+              }),
+              false);
     }
     ggml_backend_free(backend);
     return repeated;

@@ -95,9 +95,9 @@ std::string text_key(const test::kernel & k) {
             return;
         }
         const int size = snprintf(part, sizeof(part),
-                                   "|%d(%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ")(%" PRIu64 ",%" PRIu64
-                                   ",%" PRIu64 ",%" PRIu64 ")",
-                                   t.type, t.ne[0], t.ne[1], t.ne[2], t.ne[3], t.nb[0], t.nb[1], t.nb[2], t.nb[3]);
+                                  "|%d(%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ")(%" PRIu64 ",%" PRIu64
+                                  ",%" PRIu64 ",%" PRIu64 ")",
+                                  t.type, t.ne[0], t.ne[1], t.ne[2], t.ne[3], t.nb[0], t.nb[1], t.nb[2], t.nb[3]);
         text.append(part, static_cast<size_t>(size));
     };
     for (const neuron_kernels_tensor & t : k.inputs) {
@@ -144,12 +144,14 @@ bool write_json(const std::string & path,
         perror(path.c_str());
         return false;
     }
-    fprintf(file,
-            "{\"figures\": [\n{\"what\": \"open and check a pack\", \"value\": %.17g, \"unit\": \"ms\", \"kernels\": %zu}",
-            open_ms, n);
+    fprintf(
+        file,
+        "{\"figures\": [\n{\"what\": \"open and check a pack\", \"value\": %.17g, \"unit\": \"ms\", \"kernels\": %zu}",
+        open_ms, n);
     const auto figure = [&](const char * what, double value, double peer, double limit) {
         fprintf(file,
-                ",\n{\"what\": \"%s\", \"value\": %.17g, \"unit\": \"ns\", \"kernels\": %zu, \"ratio_is\": \"peer / value\","
+                ",\n{\"what\": \"%s\", \"value\": %.17g, \"unit\": \"ns\", \"kernels\": %zu, \"ratio_is\": \"peer / "
+                "value\","
                 " \"peer\": {\"what\": \"a hash map of texts\", \"value\": %.17g}",
                 what, value, n, peer);
         if (limit > 0) {
@@ -166,8 +168,8 @@ bool write_json(const std::string & path,
 }  // namespace
 
 int main(int argc, char ** argv) {
-    size_t n      = 10000;
-    double max_ns = 0;
+    size_t      n      = 10000;
+    double      max_ns = 0;
     std::string json;
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];

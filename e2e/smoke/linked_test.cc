@@ -1,10 +1,10 @@
 // Opens the bundle that is linked in and finds kernelgen's kernel by what it computes and this repository's own by its id.
 
-#include <cstdio>
-#include <cstring>
-
 #include "neuron_kernels.h"
 #include "neuron_kernels/tiny_trn1.h"
+
+#include <cstdio>
+#include <cstring>
 
 static int fail(const char * what) {
     fprintf(stderr, "%s\n", what);
@@ -14,7 +14,8 @@ static int fail(const char * what) {
 int main() {
     char             message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels * bundle;
-    if (neuron_kernels_open_embedded(&neuron_kernels_tiny_trn1, &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+    if (neuron_kernels_open_embedded(&neuron_kernels_tiny_trn1, &bundle, message, sizeof(message)) !=
+        NEURON_KERNELS_OK) {
         return fail(message);
     }
     if (neuron_kernels_count(bundle) != 2) {
@@ -32,11 +33,12 @@ int main() {
         }
     }
     neuron_kernels_tensor output = inputs[0];
-    const int32_t         add    = neuron_kernels_find(bundle, "ADD", nullptr, inputs, 2, &output, NEURON_KERNELS_NO_ALIAS);
+    const int32_t add = neuron_kernels_find(bundle, "ADD", nullptr, inputs, 2, &output, NEURON_KERNELS_NO_ALIAS);
     if (add == NEURON_KERNELS_NOT_FOUND) {
         return fail("ADD is not found");
     }
-    if (neuron_kernels_find(bundle, "MUL", nullptr, inputs, 2, &output, NEURON_KERNELS_NO_ALIAS) != NEURON_KERNELS_NOT_FOUND) {
+    if (neuron_kernels_find(bundle, "MUL", nullptr, inputs, 2, &output, NEURON_KERNELS_NO_ALIAS) !=
+        NEURON_KERNELS_NOT_FOUND) {
         return fail("MUL is found, and the manifest has none");
     }
     bool own = false;

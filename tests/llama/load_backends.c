@@ -20,9 +20,14 @@ static int main_with_backends(int argc, char ** argv, char ** envp) {
 }
 
 // The C library's own: it calls main when all libraries are initialized.
-int __libc_start_main(main_function main, int argc, char ** argv, void (*init)(void), void (*fini)(void),
-                      void (*rtld_fini)(void), void * stack_end) {
+int __libc_start_main(main_function main,
+                      int           argc,
+                      char **       argv,
+                      void (*init)(void),
+                      void (*fini)(void),
+                      void (*rtld_fini)(void),
+                      void * stack_end) {
     start_function start = (start_function) dlsym(RTLD_NEXT, "__libc_start_main");
-    program = main;
+    program              = main;
     return start(main_with_backends, argc, argv, init, fini, rtld_fini, stack_end);
 }

@@ -853,74 +853,38 @@ int main(int argc, char ** argv) {
         return 2;
     }
     const std::map<std::string, std::function<void()>> scenarios = {
-        { "add",
-         [] {
-              against_cpu(add, 2);
-          }                                                          },
-        { "chain",
-         [] {
-              against_cpu(chain);
-          }                                                          },
-        { "chain-allocated",
-         [] {
-              compare(run_allocated(neuron, chain), run(cpu, chain));
-          }                                                          },
-        { "views",
-         [] {
-              against_cpu(views);
-          }                                                          },
-        { "cache",
-         [] {
-              against_cpu(cache, 2);
-          }                                                          },
-        { "copied-destination",          copied_destination          },
-        { "copies",
-         [] {
-              against_cpu(copies);
-          }                                                          },
-        { "inplace",
-         [] {
-              against_cpu(inplace);
-          }                                                          },
-        { "inplace-twice",
-         [] {
-              against_cpu(inplace_twice);
-          }                                                          },
-        { "same-twice",
-         [] {
-              against_cpu(same_twice);
-          }                                                          },
-        { "optimizer",
-         [] {
-              against_cpu(optimizer);
-          }                                                          },
-        { "stranded-optimizer",          stranded_optimizer          },
-        { "memory",                      memory                      },
-        { "reuse",                       reuse                       },
-        { "skip",                        skip                        },
-        { "probes",                      probes                      },
-        { "empty",                       empty                       },
-        { "stranded",
-         [] {
-              stranded(neuron);
-          }                                                          },
-        { "freed-copy",                  freed_copy                  },
-        { "two-cores",                   two_cores                   },
-        { "two-cores-and-the-cpu",       two_cores_and_the_cpu       },
-        { "threads",                     threads                     },
-        { "scheduled",                   scheduled                   },
-        { "parallel",                    parallel                    },
-        { "planted-race",                planted_race                },
-        { "planted-overflow",            planted_overflow            },
-        { "planted-undefined-behaviour", planted_undefined_behaviour },
-        { "locale",                      locale                      },
-        { "too-much",                    too_much                    },
-        { "in-turn",                     in_turn                     },
-        { "killed",                      killed                      },
-        { "fails-once",
-         [] {
-              fails_once([] {}, false);
-          }                                                          },
+        { "add",                         [] { against_cpu(add, 2); }                                    },
+        { "chain",                       [] { against_cpu(chain); }                                     },
+        { "chain-allocated",             [] { compare(run_allocated(neuron, chain), run(cpu, chain)); } },
+        { "views",                       [] { against_cpu(views); }                                     },
+        { "cache",                       [] { against_cpu(cache, 2); }                                  },
+        { "copied-destination",          copied_destination                                             },
+        { "copies",                      [] { against_cpu(copies); }                                    },
+        { "inplace",                     [] { against_cpu(inplace); }                                   },
+        { "inplace-twice",               [] { against_cpu(inplace_twice); }                             },
+        { "same-twice",                  [] { against_cpu(same_twice); }                                },
+        { "optimizer",                   [] { against_cpu(optimizer); }                                 },
+        { "stranded-optimizer",          stranded_optimizer                                             },
+        { "memory",                      memory                                                         },
+        { "reuse",                       reuse                                                          },
+        { "skip",                        skip                                                           },
+        { "probes",                      probes                                                         },
+        { "empty",                       empty                                                          },
+        { "stranded",                    [] { stranded(neuron); }                                       },
+        { "freed-copy",                  freed_copy                                                     },
+        { "two-cores",                   two_cores                                                      },
+        { "two-cores-and-the-cpu",       two_cores_and_the_cpu                                          },
+        { "threads",                     threads                                                        },
+        { "scheduled",                   scheduled                                                      },
+        { "parallel",                    parallel                                                       },
+        { "planted-race",                planted_race                                                   },
+        { "planted-overflow",            planted_overflow                                               },
+        { "planted-undefined-behaviour", planted_undefined_behaviour                                    },
+        { "locale",                      locale                                                         },
+        { "too-much",                    too_much                                                       },
+        { "in-turn",                     in_turn                                                        },
+        { "killed",                      killed                                                         },
+        { "fails-once",                  [] { fails_once([] {}, false); }                               },
     };
 
     ggml_backend_load_all_from_path(argv[2]);

@@ -255,7 +255,7 @@ static void threads(const char * path, int n, int count) {
     thread_arguments arguments[64];
     CHECK(n <= 64);
     for (int i = 0; i < n; i++) {
-        arguments[i] = (thread_arguments){ model, i, count };
+        arguments[i] = (thread_arguments) { model, i, count };
         CHECK(pthread_create(&all[i], NULL, thread, &arguments[i]) == 0);
     }
     for (int i = 0; i < n; i++) {
@@ -389,7 +389,7 @@ static void sets(void) {
     set_user       users[SET_THREADS];
     nrt_tensor_t * tensors[SET_THREADS];
     for (int t = 0; t < SET_THREADS; t++) {
-        users[t] = (set_user){ t % 2, t, set };
+        users[t] = (set_user) { t % 2, t, set };
         CHECK(pthread_create(&all[t], NULL, use_set, &users[t]) == 0);
     }
     for (int t = 0; t < SET_THREADS; t++) {
