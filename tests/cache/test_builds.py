@@ -287,10 +287,10 @@ def test_a_full_disk_under_the_cache_costs_the_cache_only(build: Kernelgen, tmp_
     whole = entries(tmp_path / "cache")
     record.unlink()
     (tmp_path / "small disk").mkdir()
-    # 8 KiB: room for one entry, and not for two.
+    # 20 KiB: room for one entry, of 12, and not for two.
     done = in_a_mount(
         f"""
-        cd '{tmp_path}'; mount -t tmpfs -o size=8k tmpfs 'small disk'
+        cd '{tmp_path}'; mount -t tmpfs -o size=20k tmpfs 'small disk'
         "$@" -o full; ls -A 'small disk' 'small disk/tmp'; cp 'small disk'/*.entry kept/
         """.replace("cp ", "mkdir kept; cp "),
         ["build", str(tmp_path / "small.yaml"), "-j", "1", "--compiler", "neuronx-cc"],
