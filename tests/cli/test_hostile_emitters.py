@@ -94,11 +94,11 @@ def floods(x):
 @emitter("forges")
 def forges(x):
     for name in os.listdir("/proc/self/fd"):
-        if name not in "012" and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
-            try:
+        try:
+            if name not in "012" and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
                 os.write(int(name), b'{"exitCode": 0, "output": "", "requestId": 0}\\n')
-            except OSError:
-                pass
+        except OSError:  # of the list itself, or to read from
+            pass
     time.sleep(60)
 
 @emitter("sees")
