@@ -56,7 +56,7 @@ class Figure:
         what: what it is.
         value: in `unit`.
         unit: `s`, `ms`, `µs`, `ns`, `MiB`, `kernels`, `1/s`.
-        kernels: how many kernels it is for; None when that is no part of it.
+        kernels: how many kernels it is for; None when that is not part of it.
         peer: what it is held against.
         direction: how the ratio is taken. Where figure and peer are for different numbers of kernels it is that of the costs per
             kernel.

@@ -147,7 +147,7 @@ def stand_in(copy: Path, made: Sample, folder: Path) -> None:
         raise ValueError("a path has an apostrophe in it")
     first, _, rest = step.read_text().partition("\n")
     if first != "#!/bin/sh":
-        raise ValueError(f"{step} is no shell script")
+        raise ValueError(f"{step} is not a shell script")
     step.write_text(_STEP % values + rest)
 
 

@@ -242,7 +242,7 @@ NRT_STATUS neuron_core::judge(const neuron_step & step, const char * node, NRT_S
     // The result is complete, and has infinities or NaNs. ggml's ops pass those on, and so do we.
     if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
         if (!said_not_a_number) {
-            NEURON_WARN("core %d: %s, for node %s: results that are no numbers are passed on; said once\n", vnc,
+            NEURON_WARN("core %d: %s, for node %s: results that are not numbers are passed on; said once\n", vnc,
                         step.model->name.c_str(), node);
             said_not_a_number = true;
         }

@@ -539,7 +539,7 @@ struct recorder {
         if (lines.empty()) {
             lines = first_lines(path, target);
         } else if (std::none_of(lines.begin(), lines.end(), is_list)) {
-            return path + " exists and is no manifest with a list of kernels";
+            return path + " exists and is not a manifest with a list of kernels";
         }
         add_entries(entries, lines);
         const auto is_kernel = [](const line & l) {

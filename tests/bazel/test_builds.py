@@ -200,7 +200,7 @@ def launcher(checkout: scratch.Checkout, tmp_path: Path) -> Path:
         output = checkout.bazel("build", "--config=release", "//manifests:basic_trn1", expect=1).output
     finally:
         checkout.env = {}
-    # This machine is no such worker: the compile says what it looked for and where.
+    # This machine is not such a worker: the compile says what it looked for and where.
     assert f"neuronx-cc {STATED} is not on this machine" in output
     (made,) = checkout.output_root.glob("*/external/*neuron_sdk/neuronx-cc")
     return Path(shutil.copy(made, tmp_path / "launcher"))

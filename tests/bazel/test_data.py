@@ -22,7 +22,7 @@ def test_data_is_declared(mode: list[str]) -> None:
         (checkout.path / kernels / "factor.txt").write_text("2\n")
         for more in ([], ["--strategy=NeuronEmit=sandboxed"]):
             failed = checkout.bazel("build", "//:tiny_trn1.pack", expect=1, flags=more).output
-            assert "squared_relu.py:" in failed and "factor.txt, which is no declared input" in failed
+            assert "squared_relu.py:" in failed and "factor.txt, which is not a declared input" in failed
             assert "declare it: `data` of neuron.kernels, in MODULE.bazel, or of the neuron_hlo" in failed
 
         checkout.edit(f"{kernels}/BUILD.bazel", '["*.py"]', '["*.py", "*.txt"]')

@@ -56,7 +56,7 @@ BAD = Figure("bad", 9, "s", limit=Limit("value", at_most=2))
         ([program(BAD, GOOD, status=1), program(GOOD)], ["missed", "met"], 1),
         (["sys.exit('broken')", program(GOOD)], ["failed", "met"], 1),
         (["open(path, 'w').write('no json')"], ["failed"], 1),
-        # A status that its figures do not explain is no success, and no miss.
+        # A status that its figures do not explain is neither a success nor a miss.
         ([program(GOOD, status=1)], ["failed"], 1),
         ([program(BAD, status=0)], ["failed"], 1),
     ],

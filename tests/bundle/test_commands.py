@@ -91,7 +91,7 @@ def test_real_neff(tmp_path: Path, real_neff: Callable[..., bytes]) -> None:
         ("input0", "in", "f32", 24),
         ("output0", "out", "f32", 24),
     ]
-    assert what["digest"] == "the hash is no digest of the payload that is known"
+    assert what["digest"] == "the hash is not a digest of the payload that is known"
     text = run(inspect_command.command, path).stdout
     for line in ("target       trn2", "compiler     neuronx-cc 2.24.5133.0+58f8de22", "build        none"):
         assert f"  {line}\n" in text

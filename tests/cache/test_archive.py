@@ -187,7 +187,7 @@ def test_headers_that_speak_of_the_next_are_refused(tmp_path: Path, target: Fold
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, 100
     chained = (header.tobuf(tarfile.GNU_FORMAT) + bytes(512)) * 20000
     (tmp_path / "bad.tar").write_bytes(chained + bytes(1024))
-    with pytest.raises(KernelgenError, match="is no regular file") as caught:
+    with pytest.raises(KernelgenError, match="is not a regular file") as caught:
         archive.read(tmp_path / "bad.tar", target)
     assert len(caught.value.diagnostics) == 1000
 

@@ -146,7 +146,7 @@ def test_data_that_is_not_declared_is_refused_with_its_place(folder: Path, when:
     code, said = declared(folder)
     line = next(n for n, text in enumerate((HEAD + WHEN[when]).splitlines(), 1) if "factor.txt" in text)
     assert code == 1 and f"own.py:{line}:1: error: kernel scaled-4-f32-" in said
-    assert f"its emitter reads {data}, which is no declared input" in said and "`data` of neuron.kernels" in said
+    assert f"its emitter reads {data}, which is not a declared input" in said and "`data` of neuron.kernels" in said
     assert not (folder / "k.hlo.pb").exists()
     # The same process, as a persistent worker: what it remembers of one request is nothing to the next.
     assert declared(folder, data) == (0, "")
@@ -165,7 +165,7 @@ def test_data_that_is_not_declared_and_so_not_there_is_named(folder: Path) -> No
     emitter(folder, WHEN["when it emits"])
     (folder / "mine/factor.txt").unlink()
     code, said = declared(folder)
-    assert code == 1 and "FileNotFoundError" in said and "factor.txt, which is no declared input" in said
+    assert code == 1 and "FileNotFoundError" in said and "factor.txt, which is not a declared input" in said
 
 
 def test_another_librarys_data_is_no_concern(folder: Path) -> None:

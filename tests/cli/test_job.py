@@ -188,7 +188,7 @@ def test_other_settings_another_compiler_or_target_compile_again(tmp_path: Path)
         neffs |= {path.name for path in result.neffs.values()}
     assert len(neffs) == len(variants)
     again, _ = run(FakePool(1), plan(1, memory_mb=5, cpus=3), tmp_path / "again")
-    assert {path.name for path in again.neffs.values()} <= neffs  # what a compile may use is no part of its result
+    assert {path.name for path in again.neffs.values()} <= neffs  # what a compile may use is not part of its result
 
 
 def test_the_machines_memory_is_a_sensible_number() -> None:

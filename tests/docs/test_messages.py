@@ -1,6 +1,6 @@
 """What messages name exists: options of the command line, keys of a manifest, environment variables.
 
-A message is a string in a source that has a space in it and is no docstring; what it names stands in quotes or backquotes, or is known by
+A message is a string in a source that has a space in it and is not a docstring; what it names stands in quotes or backquotes, or is known by
 its form (`--option`, `a_key`, `compiler.optlevel`, `NEURON_SDK`).
 """
 

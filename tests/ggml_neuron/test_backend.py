@@ -175,7 +175,8 @@ def test_a_file_that_is_no_list_of_kernels_is_left_alone(run: Run, tmp_path: Pat
     result = run("add", GGML_NEURON_RECORD=path)
     assert path.read_text() == text
     assert (
-        f"GGML_NEURON_RECORD: {path} exists and is no manifest with a list of kernels: recording is off" in result.log
+        f"GGML_NEURON_RECORD: {path} exists and is not a manifest with a list of kernels: recording is off"
+        in result.log
     )
 
 
@@ -431,7 +432,7 @@ def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
 def test_results_that_are_no_numbers_are_passed_on(run: Run, kernels: Path, noop: dict[str, str]) -> None:
     result = run("fails-once", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_FAIL="nrt_execute=1003", **noop)
     assert result.said == {"fails-once": "the second execution: GGML status: success"}, result.log
-    assert result.log.count("results that are no numbers are passed on") == 1
+    assert result.log.count("results that are not numbers are passed on") == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_types(weights: str, activations: str) -> None:
 
 @pytest.mark.parametrize("weights", ["f16", "bf16"])
 def test_activations_are_rounded_to_the_weights_type(weights: str) -> None:
-    """1 + 2^-12 is no f16 and no bf16: the CPU multiplies by 1."""
+    """1 + 2^-12 is neither an f16 nor a bf16: the CPU multiplies by 1."""
     values = np.full((1, 1, 1, 4), 1 + 2.0**-12)
     kernel = spec("mul_mat", [f"(4,1,1,1)/{weights}", "(4,1,1,1)/f32"], "(1,1,1,1)/f32")
     assert check(kernel, 0.0, src0=np.ones((1, 1, 1, 4)), src1=values).item() == 4.0

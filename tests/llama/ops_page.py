@@ -155,7 +155,7 @@ def page(tables: Mapping[str, Table]) -> str:
         "",
         "## Cases",
         "",
-        "As the mode `test` has them; names that are no op are of several ops that some backends compute as one.",
+        "As the mode `test` has them; names that are not an op are of several ops that some backends compute as one.",
         "",
         "| Operation | cases | supported | not comparable | passed | failed |",
         "|---|---:|---:|---:|---:|---:|",

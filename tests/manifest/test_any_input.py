@@ -193,7 +193,7 @@ def test_any_bytes(data: bytes, library: Library) -> None:
         ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
             f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(20)
         ), "the document grows beyond"),
-        ("format: " + "1" * 100_000, "a number of 100000 digits is no figure of a manifest"),
+        ("format: " + "1" * 100_000, "a number of 100000 digits is not a figure of a manifest"),
         ("a" * 1_000_000, "expected a mapping"),
         ("format: 1\n" + "x: 1\n" * 3, "key 'x' is already there"),
     ],

@@ -99,7 +99,7 @@ def _replace(value: Any, path: list[int], new: Any) -> Any:
 
 
 def _integral_floats(value: Any) -> bool:
-    """JSON has one kind of number; YAML's `1.0` is no integer, so these are left out of the comparison."""
+    """JSON has one kind of number; YAML's `1.0` is not an integer, so these are left out of the comparison."""
     if isinstance(value, dict | list):
         return any(map(_integral_floats, value.values() if isinstance(value, dict) else value))
     return isinstance(value, float) and (math.isinf(value) or value.is_integer())

@@ -174,7 +174,7 @@ def test_the_summary_and_the_manifest_say_what_it_is(
     assert f"{len(specs(output))} kernels in " in lines[-2]
 
 
-# --- what is no model -------------------------------------------------------------------------------------------------------------
+# --- what is not a model -------------------------------------------------------------------------------------------------------------
 
 
 def without(header: Header, *keys: str, **changes: headers.Value) -> Header:

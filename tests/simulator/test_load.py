@@ -46,7 +46,7 @@ CASES = {
     "no tar": (
         lambda d: with_hash(d[:1024] + b"x" * 2048),
         "NRT_INVALID",
-        "nrt_load: damaged NEFF: the payload is no tar",
+        "nrt_load: damaged NEFF: the payload is not a tar",
     ),
     "no HLO": (lambda d: with_hash(d.replace(b"hlo_module.pb", b"olh_module.pb")), "NRT_INVALID", "damaged"),
     "real": (

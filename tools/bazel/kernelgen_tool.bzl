@@ -11,7 +11,7 @@ KernelgenToolInfo = provider(
 )
 
 def without_comments(ctx, source, path):
-    """Declares a copy of a Python source without its lines of comment, so that an edit of one is no change to who has the copy.
+    """Declares a copy of a Python source without its lines of comment, so that an edit of one does not change for who has the copy.
 
     Args:
         ctx: the rule's context.
@@ -44,7 +44,7 @@ def _kernelgen_tool_impl(ctx):
     marker = ctx.file._marker
     root = marker.path.removesuffix("/kernelgen/__init__.py")
     if ctx.attr.without_comments:
-        # The package's own __init__.py has kernelgen's version, which is no part of what such a step makes.
+        # The package's own __init__.py has kernelgen's version, which is not part of what such a step makes.
         package = marker.short_path.removesuffix("__init__.py")
         sources = [
             without_comments(ctx, file, "{}/kernelgen/{}".format(ctx.label.name, file.short_path.removeprefix(package)))
@@ -70,7 +70,7 @@ kernelgen_tool = rule(
         "module": attr.string(default = "kernelgen.worker", doc = "The module to run."),
         "python": attr.label(default = "@neuron_python//:python", allow_single_file = True, doc = "A launcher of the Python environment."),
         "srcs": attr.label_list(allow_files = True),
-        "without_comments": attr.bool(doc = "Whether lines of comment, and kernelgen's version, are no part of the step."),
+        "without_comments": attr.bool(doc = "Whether lines of comment, and kernelgen's version, are not part of the step."),
         "_marker": attr.label(default = "//tools/kernelgen:__init__.py", allow_single_file = True),
     },
 )

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = ("out", "inputs", "op")
-"""Keyword arguments that are filled in by the framework and are no parameters of the op."""
+"""Keyword arguments that are filled in by the framework and are not parameters of the op."""
 
 
 def emitter(*ops: str, types: str | tuple[str, ...] = ()) -> Callable[[F], F]:

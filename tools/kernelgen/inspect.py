@@ -278,7 +278,7 @@ def _neff(data: bytes, source: str) -> dict[str, Any]:
         "cores": f"{header.num_tpb}, {header.requested_tpb} requested, {sum(header.tpb_per_node)} on all nodes",
         "hash": header.hash.hex(),
         # From 2.18 on nobody knows how neuronx-cc makes it, so that it is none is worth a remark and no error.
-        "digest": neff.payload_digest(data, header) or "the hash is no digest of the payload that is known",
+        "digest": neff.payload_digest(data, header) or "the hash is not a digest of the payload that is known",
         "uuid": header.uuid.hex(),
         "size": len(data),
     }

@@ -236,7 +236,7 @@ def tensors_of(hlo: bytes, *, source: str = "HLO") -> tuple[Tensor, ...]:
         source: what errors call it.
 
     Raises:
-        KernelgenError: `hlo` cannot be read, or has an input or output that is no array of a known type.
+        KernelgenError: `hlo` cannot be read, or has an input or output that is not an array of a known type.
     """
     try:
         module = proto.parse(hlo)
@@ -284,7 +284,7 @@ def _tensor(shape: Any, name: str, usage: str, alias: str | None, source: str) -
 
 
 def payload_digest(data: bytes, header: Header) -> str | None:
-    """Returns which digest of the payload the header has: `SHA-256`, `MD5`, or None for what is no digest that we know."""
+    """Returns which digest of the payload the header has: `SHA-256`, `MD5`, or None for what is not a digest that we know."""
     payload = memoryview(data)[HEADER_SIZE:]
     if hashlib.sha256(payload).digest() == header.hash:
         return "SHA-256"
@@ -473,7 +473,7 @@ def members(data: bytes, *, source: str = "NEFF") -> dict[str, int]:
     """Returns name and size of the files in a NEFF's payload, in their order, without unpacking them.
 
     Raises:
-        KernelgenError: not a NEFF, or the payload is no tar.
+        KernelgenError: not a NEFF, or the payload is not a tar.
     """
     return {member.name: member.size for _, member in _walk(data, source)}
 
@@ -490,7 +490,7 @@ def unpack(
         limit: bytes that one of them may have.
 
     Raises:
-        KernelgenError: not a NEFF, the payload is no tar, or a file in it is larger than the whole, or than `limit`.
+        KernelgenError: not a NEFF, the payload is not a tar, or a file in it is larger than the whole, or than `limit`.
     """
     files = {}
     plain = not _is_gzip(data)
@@ -503,7 +503,7 @@ def unpack(
             raise KernelgenError(f"{source}: damaged NEFF: {member.name} claims {member.size} bytes")
         try:
             file = tar.extractfile(member)
-            assert file is not None  # None is for what is no file
+            assert file is not None  # None is for what is not a file
             files[member.name] = file.read()
         except _TAR_ERRORS as error:
             raise KernelgenError(f"{source}: damaged NEFF: {member.name} cannot be read: {error}") from None
@@ -532,7 +532,7 @@ def _walk(data: bytes, source: str) -> Iterator[tuple[tarfile.TarFile, tarfile.T
         while payload.read(1 << 20):
             pass
     except _TAR_ERRORS as error:
-        raise KernelgenError(f"{source}: damaged NEFF: the payload is no tar: {error}") from None
+        raise KernelgenError(f"{source}: damaged NEFF: the payload is not a tar: {error}") from None
 
 
 def _tar(members: dict[str, bytes]) -> bytes:

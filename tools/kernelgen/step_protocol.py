@@ -112,7 +112,7 @@ def run(steps: Steps, words: Sequence[str]) -> tuple[int, str]:
         # An emitter may raise one of its own: what failed did not succeed, whatever it says.
         return error.exit_code or EXIT_FAILED, said.text() + shortened(f"{error}\n")
     except OSError as error:
-        # A full disk or a folder that can't be written to is no bug of ours.
+        # A full disk or a folder that can't be written to is not a bug of ours.
         return EXIT_FAILED, said.text() + f"error: {error}\n"
     except Exception:
         return EXIT_FAILED, said.text() + shortened(traceback.format_exc())

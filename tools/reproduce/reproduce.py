@@ -102,7 +102,7 @@ class Comparison:
 
 
 def kind_of(path: Path) -> str | None:
-    """Returns what a built file is; None for what is no product."""
+    """Returns what a built file is; None for what is not a product."""
     for suffix, kind in ((".hlo.pb", "HLOs"), (".neff", "NEFFs"), (".kernels.gguf", "packs")):
         if path.name.endswith(suffix):
             return kind
@@ -233,7 +233,7 @@ def compare(manifests: Sequence[str], *, with_bazel: bool = True, kernels: Path 
             cross = Comparison("kernelgen build and bazel build")
             ours, theirs = by_kernel(first), by_kernel(one)
             for kind, names in theirs.items():
-                # What only one of them keeps between its steps is no product.
+                # What only one of them keeps between its steps is not a product.
                 cross.files(kind, names, {name: ours[kind].get(name, "") for name in names})
             found.append(cross)
     return found

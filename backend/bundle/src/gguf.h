@@ -37,7 +37,7 @@ struct gguf_value {
     std::string_view key;
     gguf_type        type;    // of the value, or of the array's items; never GGUF_ARRAY
     bool             array;
-    uint64_t         count;   // items; 1 when this is no array
+    uint64_t         count;   // items; 1 when this is not an array
     const uint8_t *  data;    // the items as they are in the file: strings have a u64 length in front
     uint64_t         offset;  // of `data` in the file, for messages
 };

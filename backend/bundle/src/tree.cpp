@@ -155,7 +155,7 @@ void read_tree(const std::string & folder, neuron_kernels & bundle) {
     bundle.jax_version = index.string("jax_version");
     for (const json & flag : index.get("flags", json::ARRAY).items) {
         if (flag.kind != json::STRING) {
-            fail(NEURON_KERNELS_ERROR_CORRUPT, "the flag at byte %zu is no string", flag.at);
+            fail(NEURON_KERNELS_ERROR_CORRUPT, "the flag at byte %zu is not a string", flag.at);
         }
         bundle.flags.append(flag.text).push_back('\n');
     }

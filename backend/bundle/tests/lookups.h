@@ -38,7 +38,7 @@ inline neuron_kernels_tensor parse_tensor(const std::string & text) {
         for (uint64_t & nb : tensor.nb) {
             in >> nb;
         }
-        CHECK_MSG(!in.fail(), "'%s' is no tensor", text.c_str());
+        CHECK_MSG(!in.fail(), "'%s' is not a tensor", text.c_str());
     }
     return tensor;
 }

@@ -165,7 +165,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     wrong("\"lnc\":1", "\"lnc\":4294967296", "expected a count");
     wrong("\"format\":1", "\"format\":\"1\"", "is a string; expected a number");
     wrong("\"simulated\":true", "\"simulated\":1", "is a number; expected true or false");
-    wrong("\"2\"]", "2]", "is no string");
+    wrong("\"2\"]", "2]", "is not a string");
     for (const char * name : { "name", "target", "compiler", "version", "jax_version", "flags", "lnc", "kernels" }) {
         wrong(std::string("\"") + name + "\"", "\"other\"", (std::string("'") + name + "' is missing").c_str());
     }

@@ -725,7 +725,7 @@ NRT_STATUS nrt_allocate_tensor_set(nrt_tensor_set_t ** out) {
 
 void nrt_destroy_tensor_set(nrt_tensor_set_t ** set) {
     if (set != nullptr && *set != nullptr) {
-        // After nrt_close there are none: then it is no error to find nothing.
+        // After nrt_close there are none: then it is not an error to find nothing.
         process().sets.remove(*set);
         *set = nullptr;
     }

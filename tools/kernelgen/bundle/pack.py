@@ -162,7 +162,7 @@ def read(path: str | Path) -> Pack:
     """Returns a pack's index and where its NEFFs are, everything checked but the NEFFs' digests.
 
     Raises:
-        KernelgenError: the file is no pack, is damaged, or has another format; names what is wrong and where.
+        KernelgenError: the file is not a pack, is damaged, or has another format; names what is wrong and where.
         OSError: it cannot be read.
     """
     path = Path(path)

@@ -25,7 +25,7 @@ def hlo_path(kernel: str) -> str:
     """Returns a kernel's HLO's path inside a tree.
 
     Raises:
-        KernelgenError: the id is no file name.
+        KernelgenError: the id is not a file name.
     """
     return f"generic/hlo/{hlo_file(file_name(kernel))}"
 
@@ -34,7 +34,7 @@ def neff_path(kernel: str, target: str) -> str:
     """Returns a kernel's NEFF's path inside a tree.
 
     Raises:
-        KernelgenError: the id or the target is no file name.
+        KernelgenError: the id or the target is not a file name.
     """
     return f"{file_name(target)}/neff/{file_name(kernel)}{NEFF}"
 

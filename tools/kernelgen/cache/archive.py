@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 _MAX_MISTAKES = 1000
 """Who has so many is told no more."""
 
-# What tarfile raises for bytes that are no header.
+# What tarfile raises for bytes that are not a header.
 _TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError)
 
 
@@ -86,7 +86,7 @@ def read(path: str | Path, folder: Folder) -> Imported:
     """Adds the entries in a tar to a folder, after checking every byte of all of them.
 
     Raises:
-        KernelgenError: the file is no tar, is cut off, or has a member that is no whole entry; nothing was added then.
+        KernelgenError: the file is not a tar, is cut off, or has a member that is not a whole entry; nothing was added then.
         OSError: the file can't be read, or the folder can't be written; the entries that were added before are whole.
     """
     path = Path(path)
@@ -145,7 +145,7 @@ def _members(path: Path, file: IO[bytes], mistakes: list[Diagnostic]) -> Iterato
             wrong(f"{shown} claims {member.size} bytes, and the file has {total}")
             return
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            wrong(f"{shown} is no regular file: an exported cache holds nothing else")
+            wrong(f"{shown} is not a regular file: an exported cache holds nothing else")
         elif name is None:
             wrong(f"{shown} is not the name of an entry")
         elif name in seen:

@@ -94,7 +94,7 @@ def read_head(data: bytes, name: str) -> tuple[Head, int]:
         name: the name that it goes by.
 
     Raises:
-        Damaged: this is no entry of that name.
+        Damaged: this is not an entry of that name.
     """
     match = _FIRST.match(data)
     if not match:
@@ -124,7 +124,7 @@ def check_size(start: bytes, size: int, name: str) -> None:
         name: the name that it goes by.
 
     Raises:
-        Damaged: it is no entry of that name, or is longer or shorter than it says.
+        Damaged: it is not an entry of that name, or is longer or shorter than it says.
     """
     head, end = read_head(start, name)
     if size > MAX_SIZE:

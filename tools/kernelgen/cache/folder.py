@@ -72,7 +72,7 @@ class Folder:
 
         Raises:
             OSError: it can't be read.
-            Damaged: it is no regular file, or has not the size that it says; the caller should `drop` it.
+            Damaged: it is not a regular file, or has not the size that it says; the caller should `drop` it.
         """
         return self._read(name, None)
 
@@ -80,7 +80,7 @@ class Folder:
         """Returns what an entry says about itself, None when there is no such entry.
 
         Raises:
-            OSError, Damaged: as `read`; it is no entry of that name.
+            OSError, Damaged: as `read`; it is not an entry of that name.
         """
         data = self._read(name, entry.MAX_HEAD)
         return None if data is None else entry.read_head(data, name)[0]
@@ -93,11 +93,11 @@ class Folder:
             return None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise Damaged("it is no regular file") from None
+                raise Damaged("it is not a regular file") from None
             raise
         with os.fdopen(file, "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise Damaged("it is no regular file")
+                raise Damaged("it is not a regular file")
             if count is not None:
                 return stream.read(count)
             # Looked at before it is read: a file of no content may be larger than the machine's memory.

@@ -322,7 +322,7 @@ def export(file: Path, folder: Folder) -> None:
 def import_(file: Path, folder: Folder) -> None:
     """Add the entries of an exported cache.
 
-    Every member of the tar is checked before the first is added; one that is no whole entry makes it an error.
+    Every member of the tar is checked before the first is added; one that is not a whole entry makes it an error.
     """
     from kernelgen.cache import archive
 

@@ -17,7 +17,7 @@ import kernelgen
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError, did_you_mean, printable
 
 EXIT_BUG = 70
-"""An exception that is no mistake of the user's (EX_SOFTWARE of sysexits.h)."""
+"""An exception that is not a mistake of the user's (EX_SOFTWARE of sysexits.h)."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C: 128 + SIGINT, as shells have it."""
 
@@ -109,7 +109,7 @@ def run(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
-        # A full disk or a folder that can't be written is no bug of ours.
+        # A full disk or a folder that can't be written is not a bug of ours.
         _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
         return EXIT_FAILED
     except Exception:

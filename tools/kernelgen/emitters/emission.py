@@ -86,7 +86,7 @@ def _undeclared(spec: KernelSpec, found: Reads, allowed: Collection[str], missin
     return [
         *(
             Diagnostic(
-                f"kernel {spec.id}: its emitter reads {path}, which is no declared input",
+                f"kernel {spec.id}: its emitter reads {path}, which is not a declared input",
                 read.place,
                 "declare it: `data` of neuron.kernels, in MODULE.bazel, or of the neuron_hlo (docs/bazel.md)",
             )

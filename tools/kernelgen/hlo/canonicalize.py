@@ -60,7 +60,7 @@ def canonicalize(
         aliases: result number → number of the parameter whose memory it shares.
 
     Raises:
-        ValueError: `data` is no such module, or names and parameters or results differ in number.
+        ValueError: `data` is not such a module, or names and parameters or results differ in number.
     """
     module = proto.parse(data)
     _inline_calls(module)

@@ -44,7 +44,7 @@ def describe(hlo: bytes) -> Description:
     """Returns what a serialized `HloModuleProto` is; names are those of the NEFF's tensors where it has them.
 
     Raises:
-        ValueError: `hlo` is no such module.
+        ValueError: `hlo` is not such a module.
     """
     module = proto.parse(hlo)
     entry = proto.entry(module)

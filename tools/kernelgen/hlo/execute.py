@@ -70,7 +70,7 @@ def compile_for_cpu(hlo: bytes) -> Executable:
     """Compiles a serialized `HloModuleProto` for this machine's CPU.
 
     Raises:
-        ValueError: `hlo` is no module, or XLA does not compile it (its message).
+        ValueError: `hlo` is not a module, or XLA does not compile it (its message).
     """
     return Executable(xla_compile(hlo, import_jax().devices("cpu")[0].client), parameters(hlo))
 
@@ -79,7 +79,7 @@ def parameters(hlo: bytes) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     """Returns the parameters of a serialized `HloModuleProto`, as `Executable` has them.
 
     Raises:
-        ValueError: `hlo` is no module.
+        ValueError: `hlo` is not a module.
     """
     return tuple(
         (i.name, _NUMPY[proto.ELEMENT_TYPES[i.shape.element_type]], tuple(i.shape.dimensions))

@@ -379,7 +379,7 @@ def lint(hlo: bytes, target: Target | None = None) -> list[Finding]:
         target: the target it is compiled for; without one only rules that hold for all targets are checked.
 
     Raises:
-        ValueError: `hlo` is no such module.
+        ValueError: `hlo` is not such a module.
     """
     m = _Module(hlo)
     findings = []

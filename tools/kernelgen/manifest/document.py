@@ -207,7 +207,7 @@ class _Builder:
                 try:
                     value = scalar(text)
                 except ValueError as error:
-                    self.problem(mark, f"{error} is no figure of a manifest: '{short(text)}'")
+                    self.problem(mark, f"{error} is not a figure of a manifest: '{short(text)}'")
                     readable = False
             elif event.tag is not None:
                 self.problem(mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag")

@@ -424,7 +424,7 @@ def explain_tensor(text: str, reason: str) -> tuple[str, str | None]:
     shown = short(text)
     match = _LOOSE.fullmatch(text)
     if not match:
-        return f"'{shown}' is no tensor: expected (ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]", None
+        return f"'{shown}' is not a tensor: expected (ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]", None
     ne, dtype, nb = match.groups()
     for what, figures in (("dimensions", ne), ("strides", nb)):
         if figures is None:
@@ -432,7 +432,7 @@ def explain_tensor(text: str, reason: str) -> tuple[str, str | None]:
         parts = [part.strip() for part in figures.split(",")]
         bad = next((p for p in parts if not re.fullmatch(r"-?[0-9]{1,19}", p, re.ASCII)), None)
         if bad is not None:
-            return f"'{short(bad)}' is no integer in '{shown}'", None
+            return f"'{short(bad)}' is not an integer in '{shown}'", None
         if len(parts) != 4:
             filled = ",".join([*parts, "1", "1", "1", "1"][:4])
             hint = f"write ({filled})/{short(dtype)}" if what == "dimensions" and len(parts) < 4 else None

@@ -129,7 +129,7 @@ def _extra_flags(node: Node | None, report: Report) -> tuple[str, ...]:
         elif name in _SET_BY_BUILD:
             report.fail(item, f"'{short(text)}' is set by the build", "remove it")
         elif name in _OF_WRAPPERS:
-            report.fail(item, f"'{short(text)}' is no flag of neuronx-cc but of programs that wrap it", "remove it")
+            report.fail(item, f"'{short(text)}' is not a flag of neuronx-cc but of programs that wrap it", "remove it")
         elif name in seen:
             report.fail(item, f"'{short(text)}' is given twice, first as '{short(seen[name])}'")
         seen.setdefault(name, text)

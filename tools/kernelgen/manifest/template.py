@@ -25,7 +25,7 @@ _HINT = "an expression has variables, integers, + - * // and ( )"
 
 
 class TemplateError(ValueError):
-    """A text that is no template, or can't be filled in with the values given."""
+    """A text that is not a template, or can't be filled in with the values given."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class Template:
         """Reads `text`.
 
         Raises:
-            TemplateError: a hole is not closed, or holds something that is no expression.
+            TemplateError: a hole is not closed, or holds something that is not an expression.
         """
         self.text = text
         self.names: list[str] = []
@@ -64,7 +64,7 @@ class Template:
         """Returns the text with every hole replaced; a text that is one hole gives the hole's value with its type.
 
         Raises:
-            TemplateError: arithmetic with a value that is no integer, a division by 0, or too large a figure.
+            TemplateError: arithmetic with a value that is not an integer, a division by 0, or too large a figure.
         """
         filled = [p if isinstance(p, str) else _evaluate(p, values) for p in self._parts]
         return filled[1] if self._whole else "".join(map(str, filled))
@@ -77,22 +77,22 @@ class Template:
                 warnings.simplefilter("ignore", SyntaxWarning)  # `2and` is refused, not warned of
                 body = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError):
-            raise TemplateError(f"'{text}' is no expression", _HINT) from None
+            raise TemplateError(f"'{text}' is not an expression", _HINT) from None
         for node in ast.walk(body):
             if isinstance(node, ast.Name):
                 if node.id not in self.names:
                     self.names.append(node.id)
             elif isinstance(node, ast.BinOp):
                 if type(node.op) not in _OPERATORS:
-                    raise TemplateError(f"'{text}' is no expression", _HINT)
+                    raise TemplateError(f"'{text}' is not an expression", _HINT)
             elif isinstance(node, ast.UnaryOp):
                 if not isinstance(node.op, ast.USub):
-                    raise TemplateError(f"'{text}' is no expression", _HINT)
+                    raise TemplateError(f"'{text}' is not an expression", _HINT)
             elif isinstance(node, ast.Constant):
                 if type(node.value) is not int:
-                    raise TemplateError(f"'{text}' is no expression", _HINT)
+                    raise TemplateError(f"'{text}' is not an expression", _HINT)
             elif not isinstance(node, ast.expr_context | ast.operator | ast.unaryop):
-                raise TemplateError(f"'{text}' is no expression", _HINT)
+                raise TemplateError(f"'{text}' is not an expression", _HINT)
         return body
 
 

@@ -118,7 +118,7 @@ class Device:
             size: bytes of the NEFF.
 
         Raises:
-            KernelgenError: it is no undamaged simulated NEFF.
+            KernelgenError: it is not an undamaged simulated NEFF.
             DeviceError: XLA does not compile it.
         """
         data = self._arenas[arena].data[offset : offset + size]

@@ -413,7 +413,7 @@ def _weights(r: _Reader, n_embd: int | None, n_ff: int | None, n_embd_q: int | N
                 continue
             if t.name in ("i8", "i16", "i32", "i64", "f64", "q8_1", "q8_K"):
                 reported.add(id(node))
-                r.fail(node, f"{t.name} is no type of weights")
+                r.fail(node, f"{t.name} is not a type of weights")
             elif row and row % t.block:
                 reported.add(id(node))
                 r.fail(node, f"a row of {name} has {row} values, which {t.name}'s blocks of {t.block} don't divide")
