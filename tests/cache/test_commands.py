@@ -166,6 +166,18 @@ def identity() -> str:
     return Simulator().identity
 
 
+def test_what_an_emitter_prints_is_no_part_of_the_answer(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/own.py").write_text(
+        "from kernelgen.emitter import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    print('[')\n    return x\n"
+    )
+    entry = '{op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
+    (tmp_path / "m.yaml").write_text(f"format: 1\nname: m\ntargets: [trn1]\nkernels: [{entry}]\n")
+    words = ["relu", tmp_path / "m.yaml", "--kernels", tmp_path / "mine", "--compiler", "simulator", "--format", "json"]
+    done = run("cache", "explain", *words)
+    assert done.code == 1 and len(json.loads(done.out)) == 1 and "[\n" in done.err
+
+
 def test_a_hit_is_a_hit(run: Run, tmp_path: Path, hlo: Path, modules: list[bytes], neffs: Neffs, store: Store) -> None:
     config = CompileConfig.make("trn1")
     key = put(Folder(tmp_path / "cache"), modules[0], neffs[0][1], "k", identity(), config)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,7 +148,8 @@ def _of_manifests(
     wanted = []
     for kernel in plan.kernels:
         if kernel.spec.id in ids:
-            data = emission.emit(*catalog.emitter(kernel), kernel.spec).hlo
+            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints is no part of the answer
+                data = emission.emit(*catalog.emitter(kernel), kernel.spec).hlo
             wanted += [
                 Wanted(kernel.spec.id, n.config, Key.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs
