@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kernelgen import bundle, inspect
+from kernelgen import bundle, inspect, neff_description
 from kernelgen.bundle import pack
 from kernelgen.cli import bundle as bundle_command
 from kernelgen.cli import compile as compile_command
@@ -163,6 +163,20 @@ def test_check_compares_real_neffs_with_what_the_index_says(
     assert f"{file}: its input input0 has 396 bytes; its HLO's input0: f32[4], 16" in exchanged(
         real_neff(make_hlo(99), "trn1", 1)
     )
+
+
+def test_check_of_a_pack_compares_the_device(
+    kernels: Kernels, tmp_path: Path, real_neff: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id, path in kernels.neffs.items():
+        path.write_bytes(real_neff(kernels.hlos[id].read_bytes(), "trn3", 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(neff_description, "check", lambda *arguments, **named: None)
+        bundle.build(*kernels.arguments, pack_path=tmp_path / "p.gguf")
+    assert described(tmp_path / "p.gguf")["kernel_count"] == 12
+    text = failure(inspect_command.command, tmp_path / "p.gguf", "--check")
+    assert "compiled for mariana (trn3), not for trn1 (sunda)" in text
+    assert "compiled for logical cores of 2 physical cores, with code for 2; expected 1" in text
 
 
 def test_what_is_nothing_of_the_kind(tmp_path: Path, out: Path) -> None:

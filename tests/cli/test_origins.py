@@ -1,0 +1,59 @@
+"""What a compile step says of its NEFF, and what a bundle step makes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from kernelgen.building import origins
+from kernelgen.errors import EXIT_FAILED, KernelgenError
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> dict[str, dict[str, Path]]:
+    """The origin, the HLO and the NEFF of one kernel, `k`, as arguments of `check`."""
+    files = {name: tmp_path / f"k.{name}" for name in ("origin", "hlo", "neff")}
+    files["hlo"].write_bytes(b"HLO")
+    files["neff"].write_bytes(b"NEFF")
+    origins.write(files["origin"], files["hlo"], "compiled", hashlib.sha256(b"NEFF").hexdigest())
+    return {name: {"k": path} for name, path in files.items()}
+
+
+def check(made: dict[str, dict[str, Path]]) -> dict[str, origins.NeffOrigin]:
+    return origins.check(made["origin"], made["hlo"], made["neff"])
+
+
+def test_a_neff_is_as_made_when_it_has_the_digest_that_was_recorded(made: dict[str, dict[str, Path]]) -> None:
+    path = made["neff"]["k"]
+    known = check(made)["k"]
+    assert known.source == "compiled" and origins.is_as_made(path, known)
+    assert not origins.is_as_made(path, None)
+    path.write_bytes(b"NEFf")
+    assert not origins.is_as_made(path, known)
+    path.unlink()
+    assert not origins.is_as_made(path, known)
+
+
+@pytest.mark.parametrize(
+    "which, reason", [("neff", "is not as it was compiled"), ("hlo", "is not of the HLO that there is now")]
+)
+def test_what_changed_is_refused_and_removed(made: dict[str, dict[str, Path]], which: str, reason: str) -> None:
+    made[which]["k"].write_bytes(b"another")
+    with pytest.raises(KernelgenError, match=f"kernel k: .*k.neff {reason}") as caught:
+        check(made)
+    assert caught.value.exit_code == EXIT_FAILED and "build again" in str(caught.value)
+    assert not made["neff"]["k"].exists(), "so that the next build makes it"
+
+
+def test_what_an_earlier_version_wrote_has_no_digest_and_is_taken(made: dict[str, dict[str, Path]]) -> None:
+    path = made["origin"]["k"]
+    value = json.loads(path.read_bytes())
+    del value["neff_sha256"]
+    path.write_text(json.dumps(value))
+    assert check(made)["k"].neff_sha256 == ""
+    for text in ("", "[]", "{}", "7", "[" * 100_000):
+        path.write_text(text)
+        assert origins.read(path) is None
