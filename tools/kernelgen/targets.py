@@ -20,7 +20,6 @@ class Target:
         cores_per_chip: physical NeuronCores per chip.
         lnc: default logical NeuronCore configuration (physical cores per logical one).
         lnc_choices: the values of `--lnc` that the target takes.
-        sbuf_bytes_per_partition: usable SBUF per partition, of 128 partitions.
         fp8: FP8 element types the target's compiler takes, as XLA names them.
         int32_dot: whether the compiler takes a dot of 32-bit integers.
         sort: whether the compiler takes a sort.
@@ -36,7 +35,6 @@ class Target:
     cores_per_chip: int
     lnc: int
     lnc_choices: tuple[int, ...]
-    sbuf_bytes_per_partition: int
     fp8: tuple[str, ...]
     int32_dot: bool
     sort: bool
@@ -50,11 +48,11 @@ TARGETS = MappingProxyType(
     {
         t.name: t
         for t in (
-            Target("trn1", 2, 2, 1, (1,), 180224, (), True, True, runs=("trn1n",)),
-            Target("trn1n", 2, 2, 1, (1,), 180224, (), True, True, runs=("trn1",)),
-            Target("inf2", 2, 2, 1, (1,), 180224, (), True, True),
-            Target("trn2", 3, 8, 2, (1, 2), 212984, (), False, False),
-            Target("trn3", 4, 8, 2, (1, 2), 245752, ("F8E4M3FN",), False, False, experimental=True),
+            Target("trn1", 2, 2, 1, (1,), (), True, True, runs=("trn1n",)),
+            Target("trn1n", 2, 2, 1, (1,), (), True, True, runs=("trn1",)),
+            Target("inf2", 2, 2, 1, (1,), (), True, True),
+            Target("trn2", 3, 8, 2, (1, 2), (), False, False),
+            Target("trn3", 4, 8, 2, (1, 2), ("F8E4M3FN",), False, False, experimental=True),
         )
     }
 )
