@@ -45,13 +45,17 @@ N_TOKENS = (1, 2, GENERATED, PROMPT)
 
 PAGE = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "architectures.md"
 
+_HYPER_CONNECTIONS = (
+    "llama.cpp computes hyper-connections by other ops while there are no kernels, as when a run is recorded"
+)
+
 EXPLAINED = {
-    "deepseek4 (MoE)": "llama.cpp computes hyper-connections by other ops while there are no kernels, as when a run is recorded; "
-    "and it reserves memory for one more compressed row than a call has"
+    "deepseek4 (MoE)": f"{_HYPER_CONNECTIONS}; and it reserves memory for one more compressed row than a call has",
+    "glm5-next (MoE)": _HYPER_CONNECTIONS,
 }
 """Why a run asks for kernels that are not derived, where it does; by model."""
 
-_SAVED = re.compile(r"Saving (\S+) model \((\w+)\) to (\S+?\.gguf)")
+_KINDS = {"dense": "{}", "moe": "{} (MoE)"}
 
 
 @dataclass(frozen=True)
@@ -100,14 +104,11 @@ def exporter() -> Path:
 def save(programs: harness.Programs, pattern: str, folder: Path) -> list[tuple[str, Path]]:
     """Writes a small model of each architecture that matches; returns them by name."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "NEURON_"))}
-    # A model that can't be saved ends the program; those after it are written when it is left out.
-    done = programs.run(
-        "test-llama-archs", "-a", pattern, "-s", "1", "-o", folder, "-v", "9", environment=environment, preload=True
-    )
+    programs.run("test-llama-archs", "-a", pattern, "-s", "1", "-o", folder, environment=environment, preload=True)
     found = []
-    for architecture, kind, path in _SAVED.findall(done.stdout + done.stderr):
-        if Path(path).is_file():
-            found.append((f"{architecture} ({kind})" if kind != "dense" else architecture, Path(path)))
+    for path in sorted(folder.glob("*.gguf")):
+        architecture, _, kind = path.stem.rpartition("-")
+        found.append((_KINDS[kind].format(architecture), path))
     return found
 
 
@@ -205,7 +206,7 @@ def page(rows: Iterable[Compared]) -> str:
         lines.append(
             f"| {row.name} | {row.nodes} | {row.entries} | {row.derived} | {row.recorded} | {len(row.missing)} | {refused} |"
         )
-    notes = [f"{row.name}: {EXPLAINED[row.name]}." for row in rows if row.missing and row.name in EXPLAINED]
+    notes = [f"- {row.name}: {EXPLAINED[row.name]}." for row in rows if row.missing and row.name in EXPLAINED]
     return "\n".join([*lines, *([""] * bool(notes)), *notes]) + "\n"
 
 

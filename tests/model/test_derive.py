@@ -38,7 +38,7 @@ def node(op: str, *inputs: Shape, output: Shape | None = None) -> Node:
 def run(build: Build, settings: Settings = BASE, exports: list[int] | None = None) -> Derived:
     """Derives; notes in `exports` how many graphs each export had."""
 
-    def export(calls: Sequence[Call]) -> Iterable[Graph]:
+    def export(calls: Sequence[Call]) -> Iterable[tuple[Call, Graph]]:
         if exports is not None:
             exports.append(len(calls))
         for flash in settings.flash_attn:
@@ -46,7 +46,7 @@ def run(build: Build, settings: Settings = BASE, exports: list[int] | None = Non
                 n_kv = call.n_kv or pad(call.n_tokens // call.n_seqs)
                 nodes = tuple(build(call, n_kv))
                 point = {"n_tokens": call.n_tokens, "n_outputs": call.n_outputs, "n_seqs": call.n_seqs, "n_kv": n_kv}
-                yield Graph(point, {"flash_attn": flash}, nodes, tuple(f"node-{i}" for i in range(len(nodes))))
+                yield call, Graph(point, {"flash_attn": flash}, nodes, tuple(f"node-{i}" for i in range(len(nodes))))
 
     return derive(settings, Catalog([builtin_library()]), export)
 
@@ -77,13 +77,17 @@ def of(build: Build, settings: Settings = BASE) -> set[KernelSpec]:
 def attention(call: Call, n_kv: int) -> list[Node]:
     n = call.n_tokens // call.n_seqs
     q = shape(8, n, 4, call.n_seqs, nb=(4, 128, 32, 128 * n))
-    k = shape(8, n_kv, 2, call.n_seqs, dtype="f16", nb=(2, 32, 16, 32 * 1024))
+    cells = pad(call.n_ctx)
+    k = shape(8, n_kv, 2, call.n_seqs, dtype="f16", nb=(2, 32, 16, 32 * cells))
+    cache = shape(16, cells, dtype="f16")
+    new = node("set_rows", shape(16, call.n_tokens), shape(call.n_tokens, dtype="i64"), cache, output=cache)
     kq = shape(n_kv, n, 4, call.n_seqs)
     rows = node(
         "get_rows", shape(32, call.n_tokens), shape(call.n_outputs, dtype="i32"), output=shape(32, call.n_outputs)
     )
     last = shape(32, call.n_outputs)
     return [
+        new,
         node("mul_mat", k, q, output=kq),
         node("soft_max", kq),
         rows,
@@ -115,7 +119,8 @@ def squares(call: Call, n_kv: int) -> list[Node]:
         {"n_seq_max": 2, "n_tokens": (1, 2, 300)},
         {"n_kv": (512, 1024)},
         {"n_tokens": (300,), "flash_attn": (True, False)},
-        {"n_ctx": 256, "n_tokens": (1,)},
+        {"n_ctx": (256,), "n_tokens": (1,)},
+        {"n_ctx": (256, 512, 1024), "n_tokens": (1, 2, 300)},
     ],
 )
 def test_the_manifest_stands_for_what_the_calls_need_and_for_nothing_else(
@@ -131,7 +136,7 @@ def test_formulas_make_it_short() -> None:
     assert derived.listed == 0
     assert len(exports) == 1  # a few sizes were enough
     shown = text(derived)
-    assert shown.count("- op:") == 4  # rows that are outputs pass through the same silu as tokens
+    assert shown.count("- op:") == 5  # rows that are outputs pass through the same silu as tokens
     assert "sizes:\n  n_tokens: [1, 300]\n  n_kv: [256, 512, 768, 1024]\n  n_outputs: [1, 300]\n" in shown
     assert "where: [n_outputs <= n_tokens, n_tokens <= n_kv]\n" in shown
     assert '"(8,${n_tokens},4,1)/f32/(4,128,32,128)"' in shown

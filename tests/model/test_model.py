@@ -133,6 +133,14 @@ def test_a_sliding_window_has_a_cache_of_its_own(
     assert "listed for one size" not in capsys.readouterr().out
 
 
+def test_several_contexts_have_the_kernels_of_each(derive: Derive, tmp_path: Path) -> None:
+    file = headers.write(headers.gemma2(), tmp_path / "model.gguf")
+    options = ("--n-tokens", "1,64", "--n-ubatch", 64)
+    alone = [derive(file, "--n-ctx", n_ctx, *options) for n_ctx in (256, 512, 1024)]
+    assert derive(file, "--n-ctx", "256,512,1024", *options) == alone[0] | alone[1] | alone[2]
+    assert '(1,${128 * n_ctx},1,1)/f16"' in (tmp_path / "derived.yaml").read_text()
+
+
 def test_the_header_is_enough(exporter: Exporter, tmp_path: Path) -> None:
     whole = headers.write(headers.qwen3(), tmp_path / "model.gguf", sparse=True)
     outputs = [tmp_path / "whole.yaml", tmp_path / "header.yaml"]

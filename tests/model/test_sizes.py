@@ -8,7 +8,7 @@ from kernelgen.model import sizes
 from kernelgen.model.sizes import Call, Settings
 
 BASE = Settings(
-    n_ctx=1000,
+    n_ctx=(1000,),
     n_ubatch=512,
     n_seq_max=1,
     n_tokens=(1, 300),
@@ -36,9 +36,9 @@ def test_a_cache_is_at_least_as_long_as_what_is_put_into_it() -> None:
 
 def test_sequences_have_a_cache_each_and_equally_many_tokens() -> None:
     two = replace(BASE, n_seq_max=2)
-    assert two.cells == 512
+    assert (two.cells(1000), two.all_cells(1000)) == (512, 1024)
     assert lengths(two, 2) == {300: {0, 256, 512}}
-    assert replace(two, kv_unified=True).cells == 1024
+    assert replace(two, kv_unified=True).cells(1000) == 1024
     assert lengths(replace(two, kv_unified=True), 2) == {300: {0, 512, 768, 1024}}
 
 
@@ -57,4 +57,10 @@ def test_what_is_looked_at_has_every_number_of_tokens_and_others_beside() -> Non
     assert {c.n_tokens for c in calls} - {c.n_tokens for c in asked} == {22, 37}
     assert len(calls) == len(set(calls))
     assert all(c.n_tokens <= 64 for c in sizes.looked_at(replace(BASE, n_ubatch=30, n_tokens=(1, 30)), 1))
-    assert Call(1, 1, 1, 0) in calls
+    assert Call(1000, 1, 1, 1, 0) in calls
+
+
+def test_a_context_of_its_own_for_each_n_ctx() -> None:
+    two = replace(BASE, n_ctx=(256, 512), n_tokens=(1, 300))
+    found = {(c.n_ctx, c.n_tokens, c.n_kv) for c in sizes.asked(two, 1) if c.n_kv}
+    assert found == {(256, 1, 256), (512, 1, 256), (512, 1, 512), (512, 300, 512)}

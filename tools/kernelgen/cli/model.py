@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -23,6 +23,9 @@ from kernelgen.model.sizes import Call, Settings, pad
 from kernelgen.targets import TARGETS
 
 _FLASH_ATTN = {"on": (True,), "off": (False,), "both": (True, False)}
+MAX_CTX = 1 << 24
+"""Cells that a context has at most: of any model's training length there are fewer."""
+
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -46,7 +49,14 @@ class Counts(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--name", metavar="NAME", help="The manifest's name; that of its file by default.")
 @options.target_option
-@click.option("--n-ctx", type=click.IntRange(1, 1 << 24), default=4096, show_default=True, help="llama.cpp's -c.")
+@click.option(
+    "--n-ctx",
+    type=Counts(),
+    default="4096",
+    show_default=True,
+    metavar="N,…",
+    help="llama.cpp's -c; several for programs that make several contexts.",
+)
 @click.option(
     "--n-tokens",
     type=Counts(),
@@ -90,7 +100,7 @@ def command(
     output: Path,
     name: str | None,
     targets: tuple[str, ...],
-    n_ctx: int,
+    n_ctx: tuple[int, ...],
     n_tokens: tuple[int, ...],
     n_outputs: tuple[int, ...] | None,
     n_kv: tuple[int, ...] | None,
@@ -130,10 +140,13 @@ def command(
     found = exporter.find(program, llama_cpp)
     model: list[Model] = []
 
-    def export(calls: Sequence[Call]) -> Iterable[Graph]:
-        exported = found.run(source, settings, calls)
-        model.append(exported.model)
-        return exported.graphs()
+    def export(calls: Sequence[Call]) -> Iterator[tuple[Call, Graph]]:
+        for size in settings.n_ctx:
+            own = [call for call in calls if call.n_ctx == size]
+            if own:
+                exported = found.run(source, settings, size, own)
+                model.append(exported.model)
+                yield from zip(own * len(settings.flash_attn), exported.graphs(), strict=True)
 
     derived = derive(settings, catalog, export)
     if not any(entry.reason is None for entry in derived.entries):
@@ -162,15 +175,18 @@ def _flash_attn(chosen: str | None, type_v: str) -> tuple[bool, ...]:
 
 
 def _check(settings: Settings) -> None:
-    most = min(settings.n_ubatch, settings.cells * (1 if settings.kv_unified else settings.n_seq_max))
+    if settings.n_ctx[-1] > MAX_CTX:
+        raise KernelgenError(f"--n-ctx {settings.n_ctx[-1]}: a context has at most {MAX_CTX} cells")
+    most = min(settings.n_ubatch, settings.all_cells(settings.n_ctx[-1]))
+    cells = settings.cells(settings.n_ctx[-1])
     if settings.n_tokens[-1] > most:
         raise KernelgenError(
             f"--n-tokens {settings.n_tokens[-1]}: a call has at most {most} tokens with --n-ubatch {settings.n_ubatch}, "
-            f"--n-ctx {settings.n_ctx} and --n-seq-max {settings.n_seq_max}"
+            f"--n-ctx {settings.n_ctx[-1]} and --n-seq-max {settings.n_seq_max}"
         )
     for n in settings.n_kv or ():
-        if n % pad(1) or n > settings.cells:
-            raise KernelgenError(f"--n-kv {n}: lengths of the cache are multiples of {pad(1)} up to {settings.cells}")
+        if n % pad(1) or n > cells:
+            raise KernelgenError(f"--n-kv {n}: lengths of the cache are multiples of {pad(1)} up to {cells}")
 
 
 def _name(output: Path) -> str:
@@ -192,7 +208,7 @@ def _made_by(settings: Settings, source: Path) -> list[str]:
         "model",
         source.name,
         "--n-ctx",
-        str(settings.n_ctx),
+        _joined(settings.n_ctx),
         "--n-tokens",
         _joined(settings.n_tokens),
     ]

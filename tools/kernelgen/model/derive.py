@@ -157,8 +157,8 @@ class Derived:
     listed: int = 0
 
 
-Export = Callable[[Sequence[Call]], Iterable[Graph]]
-"""Returns the graphs of calls: with each setting of flash attention all of them, in their order."""
+Export = Callable[[Sequence[Call]], Iterable[tuple[Call, Graph]]]
+"""Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
 
 
 def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
@@ -170,12 +170,12 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
         export: where graphs come from.
     """
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
-    classes = _Classes()
+    classes = _Classes(settings)
     steps: dict[tuple[bool, Call], Step] = {}
     asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
     wanted = {call for n in asked for call in asked[n]}
     reasons = _Reasons(catalog)
-    for call, graph in _paired(calls, settings, export(calls)):
+    for call, graph in export(calls):
         classes.add(call, graph)
         if call in wanted:
             without = Counter(reasons.of_node(node) for node in graph.nodes)
@@ -188,7 +188,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
     if incomplete:
         known = {spec for entry in entries for spec in entry.specs()}
         rest = sorted({call for call in wanted if call.n_seqs in incomplete})
-        for call, graph in _paired(rest, settings, export(rest)):
+        for call, graph in export(rest):
             for node, name in zip(graph.nodes, graph.names, strict=True):
                 formula = _constant(node)
                 if formula is None:
@@ -196,7 +196,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
                 spec = formula.at({})
                 if spec not in known:
                     known.add(spec)
-                    entries.append(Entry(formula, [_point(call, graph)], name))
+                    entries.append(Entry(formula, [_point(settings, call, graph)], name))
                     listed += 1
     entries = _absorb(entries)
     for entry in entries:
@@ -204,17 +204,14 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
     return Derived(entries, [steps[key] for key in sorted(steps, key=lambda key: (not key[0], key[1]))], listed)
 
 
-def _paired(calls: Sequence[Call], settings: Settings, graphs: Iterable[Graph]) -> Iterable[tuple[Call, Graph]]:
-    return zip(list(calls) * len(settings.flash_attn), graphs, strict=True)
-
-
-def _point(call: Call, graph: Graph) -> dict[str, int]:
+def _point(settings: Settings, call: Call, graph: Graph) -> dict[str, int]:
     """The sizes of a graph by name; 0 for a cache that the model has not."""
     return {
         "n_tokens": call.n_tokens,
         "n_outputs": call.n_outputs,
         "n_kv": graph.sizes.get("n_kv", 0),
         "n_kv_swa": graph.sizes.get("n_kv_swa", 0),
+        "n_ctx": settings.all_cells(call.n_ctx),
     }
 
 
@@ -234,7 +231,8 @@ class _Class:
 
 
 class _Classes:
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._found: dict[object, _Class] = {}
         self._kinds: dict[int, int] = {}
         self._kept: dict[object, int] = {}
@@ -244,7 +242,7 @@ class _Classes:
         key = (call.n_seqs, flash, tuple(map(self._kind, graph.nodes)))
         one = self._found.setdefault(key, _Class(call.n_seqs, flash, graph.names, columns=[[] for _ in graph.nodes]))
         one.calls.append(call)
-        one.points.append(_point(call, graph))
+        one.points.append(_point(self._settings, call, graph))
         for column, node in zip(one.columns, graph.nodes, strict=True):
             column.append(node)
 
@@ -263,7 +261,7 @@ class _Classes:
         met: dict[tuple[int, bool], set[Call]] = {}
         for one in self._found.values():
             n_seqs = one.n_seqs
-            points, complete = _asked_of(one, asked[n_seqs])
+            points, complete = _asked_of(self._settings, one, asked[n_seqs])
             met.setdefault((n_seqs, one.flash_attn), set()).update(points)
             if not complete:
                 incomplete.add(n_seqs)
@@ -285,19 +283,20 @@ class _Classes:
         return list(found.values()), incomplete
 
 
-def _asked_of(one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bool]:
+def _asked_of(settings: Settings, one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bool]:
     """Returns the sizes of those calls that formulas of this class are for, and whether these are all that belong to it.
 
     A class that has a number of tokens and outputs at three lengths of the cache at least has it at all lengths.
     """
     at = dict(zip(one.calls, one.points, strict=True))
-    seen: dict[tuple[int, int], set[int]] = {}
-    for call in one.calls:
+    seen: dict[tuple[int, int, int], set[int]] = {}
+    window: dict[int, int] = {}
+    for call, point in at.items():
         if call.n_kv:
-            seen.setdefault((call.n_tokens, call.n_outputs), set()).add(call.n_kv)
-    window = max((point["n_kv_swa"] for point in one.points), default=0)
+            seen.setdefault((call.n_ctx, call.n_tokens, call.n_outputs), set()).add(call.n_kv)
+        window[call.n_ctx] = max(window.get(call.n_ctx, 0), point["n_kv_swa"])
     plain = all(
-        point["n_kv"] in (0, call.n_kv) and point["n_kv_swa"] in (0, min(call.n_kv, window))
+        point["n_kv"] in (0, call.n_kv) and point["n_kv_swa"] in (0, min(call.n_kv, window[call.n_ctx]))
         for call, point in at.items()
         if call.n_kv
     )
@@ -305,7 +304,7 @@ def _asked_of(one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bo
     found: dict[Call, Point] = {}
     complete = True
     for call in asked:
-        lengths = seen.get((call.n_tokens, call.n_outputs), set())
+        lengths = seen.get((call.n_ctx, call.n_tokens, call.n_outputs), set())
         if call in at:
             found[call] = at[call]
         elif not lengths or not call.n_kv:
@@ -316,7 +315,8 @@ def _asked_of(one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bo
                 "n_tokens": call.n_tokens,
                 "n_outputs": call.n_outputs,
                 "n_kv": n_kv,
-                "n_kv_swa": min(n_kv, window),
+                "n_kv_swa": min(n_kv, window[call.n_ctx]),
+                "n_ctx": settings.all_cells(call.n_ctx),
             }
         else:
             complete = False

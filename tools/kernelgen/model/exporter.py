@@ -43,14 +43,14 @@ class Exporter:
     program: Path
     libraries: Path | None = None
 
-    def run(self, source: Path, settings: Settings, calls: Sequence[Call]) -> Export:
-        """Returns what the program prints for a model.
+    def run(self, source: Path, settings: Settings, n_ctx: int, calls: Sequence[Call]) -> Export:
+        """Returns what the program prints for a model, in a context of `n_ctx`.
 
         Raises:
             KernelgenError: the program can't be run, or refuses the model.
         """
         output = tempfile.TemporaryFile()  # noqa: SIM115 - the export is read from it, and it closes with that
-        command = [str(self.program), str(source), *_options(settings)]
+        command = [str(self.program), str(source), *_options(settings, n_ctx)]
         for call in calls:
             command += ["--graph", str(call)]
         environment = {**os.environ, "LC_ALL": "C"}
@@ -95,8 +95,8 @@ class Export:
         return self._reader.graphs()
 
 
-def _options(settings: Settings) -> Iterable[str]:
-    yield from ("--ctx-size", str(settings.n_ctx), "--ubatch-size", str(settings.n_ubatch))
+def _options(settings: Settings, n_ctx: int) -> Iterable[str]:
+    yield from ("--ctx-size", str(n_ctx), "--ubatch-size", str(settings.n_ubatch))
     yield from ("--parallel", str(settings.n_seq_max))
     yield from ("--cache-type-k", settings.type_k, "--cache-type-v", settings.type_v)
     yield from ("--flash-attn", ",".join("on" if flash else "off" for flash in settings.flash_attn))

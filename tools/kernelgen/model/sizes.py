@@ -8,7 +8,7 @@ from dataclasses import dataclass
 N_KV_UNIT = 256
 """llama.cpp pads the KV cache, and the part of it that a graph reads, to multiples of this."""
 
-NAMES = ("n_tokens", "n_kv", "n_kv_swa", "n_outputs")
+NAMES = ("n_tokens", "n_kv", "n_kv_swa", "n_ctx", "n_outputs")
 """The sizes that formulas have, the ones to prefer first."""
 
 _PROBES = (22, 37)
@@ -20,6 +20,7 @@ class Call:
     """The sizes of one call.
 
     Attributes:
+        n_ctx: of the context, as it is asked for.
         n_seqs: sequences, with equally many tokens each.
         n_tokens: tokens of all of them.
         n_outputs: tokens whose logits are asked for.
@@ -27,6 +28,7 @@ class Call:
             model clears its state then.
     """
 
+    n_ctx: int
     n_seqs: int
     n_tokens: int
     n_outputs: int
@@ -41,7 +43,7 @@ class Settings:
     """How a model is run; names are those of llama.cpp's options.
 
     Attributes:
-        n_ctx: cells of the KV cache.
+        n_ctx: cells of the KV cache; a context for each.
         n_ubatch: tokens that a call has at most.
         n_seq_max: sequences at once.
         n_tokens: tokens per call to have kernels for.
@@ -54,7 +56,7 @@ class Settings:
         ftype: the quantization whose types the weights have, by llama-quantize's name; None for those of the file.
     """
 
-    n_ctx: int
+    n_ctx: tuple[int, ...]
     n_ubatch: int
     n_seq_max: int
     n_tokens: tuple[int, ...]
@@ -67,12 +69,13 @@ class Settings:
     swa_full: bool
     ftype: str | None = None
 
-    @property
-    def cells(self) -> int:
-        """Cells of the cache of one sequence, or of all when they share it."""
-        if self.kv_unified:
-            return pad(self.n_ctx)
-        return pad(pad(self.n_ctx) // self.n_seq_max)
+    def cells(self, n_ctx: int) -> int:
+        """Returns the cells of the cache of one sequence, or of all when they share it."""
+        return pad(n_ctx) if self.kv_unified else pad(pad(n_ctx) // self.n_seq_max)
+
+    def all_cells(self, n_ctx: int) -> int:
+        """Returns the cells of all sequences' caches: what llama.cpp makes of `n_ctx`."""
+        return self.cells(n_ctx) * (1 if self.kv_unified else self.n_seq_max)
 
 
 def pad(n: int) -> int:
@@ -82,33 +85,37 @@ def pad(n: int) -> int:
 
 def asked(settings: Settings, n_seqs: int) -> Iterator[Call]:
     """Yields every call with so many sequences that kernels are asked for; combinations that can't be are left out."""
-    for n_tokens in settings.n_tokens:
-        for n_outputs in _outputs(settings, n_tokens):
-            lengths = _lengths(settings, n_tokens, n_seqs)
-            for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *lengths):
-                yield Call(n_seqs, n_tokens, n_outputs, n_kv)
+    for n_ctx in settings.n_ctx:
+        for n_tokens in settings.n_tokens:
+            lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
+            for n_outputs in _outputs(settings, n_tokens):
+                for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *lengths):
+                    yield Call(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
 
 
 def looked_at(settings: Settings, n_seqs: int) -> list[Call]:
     """Returns the calls from which formulas are found and at which they are checked: those asked for, at a few lengths of the
     cache, and others.
     """
-    calls: dict[Call, None] = {}
+    return [call for n_ctx in settings.n_ctx for call in dict.fromkeys(_looked_at(settings, n_ctx, n_seqs))]
+
+
+def _looked_at(settings: Settings, n_ctx: int, n_seqs: int) -> Iterator[Call]:
     for n_tokens in settings.n_tokens:
+        lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
         for n_outputs in _outputs(settings, n_tokens):
-            lengths = _lengths(settings, n_tokens, n_seqs)
             for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *_few(lengths)):
-                calls[Call(n_seqs, n_tokens, n_outputs, n_kv)] = None
-    if any(n > n_seqs for n in settings.n_tokens):
-        for i, number in enumerate(_PROBES):
-            n_tokens = number * n_seqs
-            if n_tokens <= min(settings.n_ubatch, settings.cells):
-                lengths = _lengths(settings, n_tokens, n_seqs)
-                few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
-                for n_outputs in dict.fromkeys((1, 3, n_tokens)):
-                    for n_kv in few[: len(few) if n_outputs == 1 and i == 0 else 1]:
-                        calls[Call(n_seqs, n_tokens, n_outputs, n_kv)] = None
-    return list(calls)
+                yield Call(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
+    if all(n <= n_seqs for n in settings.n_tokens):
+        return
+    for i, number in enumerate(_PROBES):
+        n_tokens = number * n_seqs
+        if n_tokens <= min(settings.n_ubatch, settings.cells(n_ctx)):
+            lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
+            few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
+            for n_outputs in dict.fromkeys((1, 3, n_tokens)):
+                for n_kv in few[: len(few) if n_outputs == 1 and i == 0 else 1]:
+                    yield Call(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
 
 
 def _outputs(settings: Settings, n_tokens: int) -> list[int]:
@@ -116,12 +123,12 @@ def _outputs(settings: Settings, n_tokens: int) -> list[int]:
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 
 
-def _lengths(settings: Settings, n_tokens: int, n_seqs: int) -> list[int]:
+def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list[int]:
     if n_tokens % n_seqs:
         return []  # a graph takes equally many tokens of each sequence
     least = n_tokens if settings.kv_unified else n_tokens // n_seqs
-    wanted = settings.n_kv or range(N_KV_UNIT, settings.cells + 1, N_KV_UNIT)
-    return [n for n in wanted if least <= n <= settings.cells]
+    wanted = settings.n_kv or range(N_KV_UNIT, settings.cells(n_ctx) + 1, N_KV_UNIT)
+    return [n for n in wanted if least <= n <= settings.cells(n_ctx)]
 
 
 def _first(settings: Settings, lengths: list[int], n_tokens: int, n_seqs: int) -> tuple[int, ...]:

@@ -69,7 +69,14 @@ def _shared(entries: Sequence[Entry]) -> dict[str, list[int]]:
 
 def _conditions(shared: Mapping[str, Sequence[int]]) -> list[str]:
     """Returns what any call fulfils."""
-    pairs = (("n_outputs", "n_tokens"), ("n_tokens", "n_kv"), ("n_tokens", "n_kv_swa"))
+    pairs = (
+        ("n_outputs", "n_tokens"),
+        ("n_tokens", "n_kv"),
+        ("n_tokens", "n_kv_swa"),
+        ("n_tokens", "n_ctx"),
+        ("n_kv", "n_ctx"),
+        ("n_kv_swa", "n_ctx"),
+    )
     return [f"{a} <= {b}" for a, b in pairs if a in shared and b in shared and shared[a][-1] > shared[b][0]]
 
 
