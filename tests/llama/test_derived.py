@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import derived
+import gguf
 import harness
+import models
+import numpy as np
 import pytest
+import random_llama
+
+from kernelgen import cli, manifest
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
 
 # A sliding window, a recurrent model, one with both and experts, and attention sinks.
 ARCHITECTURES = ("gemma3", "mamba", "qwen3next", "gpt-oss")
+
+PROMPT = "A NeuronCore computes what its kernels say"
+PROMPT_TOKENS = 44
+"""A start, a space, and one for each character."""
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +45,43 @@ def test_the_page_has_a_row_for_each(rows: list[derived.Compared]) -> None:
     written = derived.PAGE.read_text(encoding="utf-8")
     for row in rows:
         assert any(line in written for line in text.splitlines() if line.startswith(f"| {row.name} |"))
+
+
+def test_a_model_is_derived_built_and_run(programs: harness.Programs, tmp_path: Path) -> None:
+    """A prompt of a random Llama, all logits: every layer on the device, with the kernels that its header asks for."""
+    model = tmp_path / "random.gguf"
+    random_llama.write(model)
+    output = tmp_path / "random.yaml"
+    arguments = ["model", model, "-o", output, "--n-ctx", 256, "--flash-attn", "on", "--target", harness.TARGET]
+    # What the prompt comes to; the warm-up has two; with one llama.cpp looks whether the device has flash attention.
+    arguments += ["--n-tokens", f"1,2,{PROMPT_TOKENS}"]
+    arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp]
+    assert cli.run(list(map(str, arguments))) == 0
+    (request,) = manifest.load([output], Catalog([builtin_library()]))
+    built = harness.build_request(request, tmp_path / "kernels")
+    assert (built.failed, built.refused) == ({}, {})
+
+    def run(name: str, environment: dict[str, str], layers: int) -> tuple[np.ndarray, str]:
+        done = programs.run(
+            "llama-results",
+            *("--model", model, "--output", tmp_path / name, "--prompt", PROMPT, "--ctx-size", 256),
+            # what llama.cpp reserves memory for is a call of as many tokens, too
+            *("--ubatch-size", PROMPT_TOKENS, "--gpu-layers", layers, "--fit", "off", "--verbose"),
+            environment=environment | {"GGML_SCHED_DEBUG": "2"},
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        (tensor,) = (t for t in gguf.GGUFReader(tmp_path / name).tensors if t.name == "logits")
+        return np.asarray(tensor.data, np.float64), done.stdout + done.stderr
+
+    without = programs.environment()
+    del without["GGML_BACKEND_PATH"]
+    device, log = run("device.gguf", programs.environment(kernels=tmp_path / "kernels", log=True), 99)
+    cpu, _ = run("cpu.gguf", without, 0)
+    assert device.shape == cpu.shape
+    assert PROMPT_TOKENS in cpu.shape
+    assert ((device - cpu) ** 2).mean() / (cpu**2).mean() <= 1e-3
+    ran = harness.ran(log)
+    assert ran["device"].total() > 0
+    assert ran["cpu"].total() == 0
+    # llama.cpp itself keeps the embedding of the input tokens on the CPU
+    assert set(models.dispatched(log)["cpu"]) <= {"GET_ROWS"}
