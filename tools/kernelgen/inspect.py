@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelgen import neff, neff_description
+from kernelgen import model_files, neff, neff_description
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.compilers.identity import flag
@@ -32,6 +32,9 @@ def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
         KernelgenError: nothing of the kind, or damaged.
     """
     path = Path(path)
+    model = model_files.recognize(path, "bundle, NEFF or HLO file", packs=True)
+    if model is not None:
+        raise KernelgenError(model)
     try:
         if path.is_dir():
             return _tree(path, check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelgen import fileio
+from kernelgen import fileio, model_files
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError, nearest
 from kernelgen.kernel import KernelSpec
@@ -52,6 +52,9 @@ def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
 
 
 def _parse(path: str | Path) -> Document:
+    model = model_files.recognize(path, "manifest")
+    if model is not None:
+        return Document(None, [model])
     try:
         data = fileio.read_input(path, document.MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
