@@ -106,7 +106,7 @@ def _is_safetensors(head: bytes, size: int) -> bool:
 def gguf_kind(file: BinaryIO) -> tuple[str, str] | None:
     """Returns a GGUF file's `general.architecture` and `general.type`.
 
-    The type is `model` by default. A later file of a split model has no architecture, which is an empty text here, and the type `part`.
+    The type is `model` by default. A later file of a split model has no architecture: here it is empty, and the type is `part`.
 
     Args:
         file: at the byte after the magic number.
