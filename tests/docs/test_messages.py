@@ -34,6 +34,9 @@ TABLES = ("ggml/ops.py", "hlo/proto.py", "bundle/embed.py")
 """Their texts are data, or C."""
 
 OF_OTHERS = {
+    "--build": "of cmake",
+    "--install": "of cmake",
+    "--prefix": "of cmake",
     "--name": "of a build step, of any name",
     "--version": "of neuronx-cc",
 }

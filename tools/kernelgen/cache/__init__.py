@@ -118,12 +118,18 @@ OFF = CacheSettings()
 
 def default_folder(env: Mapping[str, str]) -> Path | None:
     """Returns where NEFFs are kept unless a user says otherwise; None when he has no home either."""
+    own = own_folder(env)
+    return own / "neff" if own else None
+
+
+def own_folder(env: Mapping[str, str]) -> Path | None:
+    """Returns the folder of all that kernelgen keeps on this machine for a user; None when he has no home."""
     if own := env.get("NEURON_KERNELGEN_CACHE"):
-        return Path(own).absolute() / "neff"
+        return Path(own).absolute()
     if base := env.get("XDG_CACHE_HOME"):
-        return Path(base).absolute() / "neuron-kernelgen" / "neff"
+        return Path(base).absolute() / "neuron-kernelgen"
     try:
-        return Path.home() / ".cache" / "neuron-kernelgen" / "neff"
+        return Path.home() / ".cache" / "neuron-kernelgen"
     except RuntimeError:
         return None
 

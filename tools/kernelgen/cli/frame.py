@@ -35,6 +35,7 @@ COMMANDS = MappingProxyType(
         "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
         "coverage": "Compare a manifest with the ops of a llama.cpp graph.",
         "list": "Print the ops, targets and dtypes that kernelgen knows.",
+        "simulate": "Run a program with simulated NeuronCores.",
         "doctor": "Say what is installed, what is missing and how to get it.",
     }
 )
