@@ -1,8 +1,12 @@
-# Adds ggml-neuron to the build of an unchanged llama.cpp (or ggml), with one option more:
+# Adds ggml-neuron to the build of an unchanged llama.cpp (or ggml), by the last of these options:
 #
-#     cmake -S llama.cpp -B build -DGGML_BACKEND_DL=ON -DCMAKE_PROJECT_ggml_INCLUDE=<this file>
+#     cmake -S llama.cpp -B build -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DCMAKE_PROJECT_ggml_INCLUDE=<this file>
 #
-# CMake includes it when ggml's project() is called, which is too early: ggml's functions and targets are not there yet. So
-# the rest is put off until the end of ggml's CMakeLists.txt.
+# With -DGGML_NEURON_MANIFESTS="a.yaml;b.yaml" the kernels of these manifests are built too, and are part of the backend.
+#
+# CMake includes it when ggml's project() is called, which is too early for the backend: ggml's functions and targets are not
+# there yet. So the backend is put off until the end of ggml's CMakeLists.txt.
+
+include(${CMAKE_CURRENT_LIST_DIR}/ggml-neuron-kernels.cmake)
 
 cmake_language(EVAL CODE "cmake_language(DEFER CALL include [[${CMAKE_CURRENT_LIST_DIR}/ggml-neuron-tree.cmake]])")
