@@ -94,3 +94,20 @@ def kernels(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("kernels")
     build(recorded, output)
     return output
+
+
+@pytest.fixture(scope="session")
+def llama_cpp() -> Path:
+    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or what Bazel fetched."""
+    if "LLAMA_CPP_SOURCES" in os.environ:
+        return Path(os.environ["LLAMA_CPP_SOURCES"])
+    return next(Path(os.environ["TEST_SRCDIR"]).glob("*llama_cpp*/CMakeLists.txt")).parent
+
+
+@pytest.fixture(scope="session")
+def exporter() -> Path:
+    """Returns the program that `kernelgen model` runs: where Bazel puts it, or where NEURON_KERNELGEN_EXPORTER says."""
+    built = ROOT / "backend" / "exporter" / "exporter" / "export-graphs"
+    found = Path(os.environ.get("NEURON_KERNELGEN_EXPORTER", built)).absolute()
+    assert found.exists(), f"{found} is not there; run this through Bazel"
+    return found

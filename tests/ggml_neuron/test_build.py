@@ -1,6 +1,6 @@
-"""The ways to build the backend that users have: with kernels embedded, and inside an unchanged llama.cpp.
+"""The backend with a bundle embedded that `kernelgen build` wrote, and what its build refuses.
 
-As a plugin of its own it is what every other test of this folder loads.
+As a plugin of its own it is what every other test of this folder loads. test_page.py builds it inside an unchanged llama.cpp.
 """
 
 from __future__ import annotations
@@ -12,18 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from programs import ROOT, Programs
 
 BACKEND = ROOT / "backend" / "ggml-neuron"
-
-
-@pytest.fixture(scope="session")
-def llama_cpp() -> Path:
-    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or what Bazel fetched."""
-    if "LLAMA_CPP_SOURCES" in os.environ:
-        return Path(os.environ["LLAMA_CPP_SOURCES"])
-    return next(Path(os.environ["TEST_SRCDIR"]).glob("*llama_cpp*/CMakeLists.txt")).parent
 
 
 def cmake(source: Path, build: Path, *arguments: str, target: str = "ggml-neuron") -> Path:
@@ -79,23 +70,6 @@ def test_kernels_are_embedded(programs: Programs, recorded: Path, llama_cpp: Pat
     assert done.stdout == "chain: ok\ncache: ok\n", done.stderr
     count = len(re.findall(r"^  - \{op: ", recorded.read_text(), re.MULTILINE))
     assert f"embedded scenarios_trn1: {count} kernels for trn1" in done.stderr
-
-
-def test_an_unchanged_llama_cpp_builds_it(programs: Programs, kernels: Path, llama_cpp: Path, tmp_path: Path) -> None:
-    parts = ("APP", "EXAMPLES", "SERVER", "TESTS", "TOOLS")
-    plugin = cmake(
-        llama_cpp,
-        tmp_path / "build",
-        "-DGGML_BACKEND_DL=ON",
-        "-DBUILD_SHARED_LIBS=ON",
-        "-DGGML_NATIVE=OFF",
-        "-DGGML_CCACHE=OFF",
-        "-DLLAMA_OPENSSL=OFF",
-        *(f"-DLLAMA_BUILD_{part}=OFF" for part in parts),
-        f"-DCMAKE_PROJECT_ggml_INCLUDE={BACKEND}/ggml-neuron-hook.cmake",
-    )
-    done = run(programs, plugin, "chain", "cache", GGML_NEURON_KERNEL_DIR=kernels)
-    assert done.stdout == "chain: ok\ncache: ok\n", done.stderr
 
 
 def test_without_llama_cpp_the_message_says_what_to_set(tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""docs/llama-cpp.md: the commands from a model's file to tokens, and those that build the backend, are run as the page has them.
+
+llama.cpp's own programs are those that the other tests use: building all of it takes too long. Everything else is done in a folder that looks as
+the page's reader has it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import ROOT, Programs
+
+sys.path.insert(0, str(ROOT / "tests" / "llama"))
+
+import random_llama
+
+PAGE = ROOT / "docs" / "llama-cpp.md"
+
+
+def commands(heading: str) -> list[str]:
+    """Returns the command lines of a section of the page, without what a `#` says of them."""
+    section = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert section, f"the page has no section '{heading}'"
+    return [line.partition("   #")[0].strip() for line in section[1].splitlines() if line.startswith("    ")]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, llama_cpp: Path) -> Path:
+    """A checkout of the project, with one of llama.cpp beside it."""
+    (tmp_path / "llama.cpp").symlink_to(llama_cpp)
+    made = tmp_path / "neuron-kernelgen"
+    made.mkdir()
+    for name in ("backend", "examples", "kernels", "requirements.txt", "requirements.in", "rules", "tools"):
+        (made / name).symlink_to(ROOT / name)
+    return made
+
+
+def shell(command: str, folder: Path, **variables: str | Path) -> str:
+    """Runs a command line in a folder, and returns what it prints."""
+    environment = os.environ | {"CMAKE_GENERATOR": "Ninja" if shutil.which("ninja") else "Unix Makefiles"}
+    environment |= {"NEURON_KERNELGEN_PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"$ {command}\n{done.stdout[-4000:]}"
+    return done.stdout
+
+
+def scenarios(programs: Programs, plugin: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [programs.find("scenarios"), plugin, programs.llama_cpp, *names],
+        env=programs.environment(GGML_NEURON_LOG="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def built_by(command: str) -> str:
+    """Returns a command that builds, of all of llama.cpp, the plugin alone."""
+    assert command in ("cmake --build build", "cmake --build build/llama.cpp")
+    return f"{command} --parallel 2 --target ggml-neuron"
+
+
+def test_derive_build_and_run(programs: Programs, exporter: Path, tmp_path: Path) -> None:
+    three = commands("From a model file to tokens")[-3:]
+    assert [re.search(r"kernelgen (\w+)", command)[1] for command in three] == ["model", "build", "simulate"]
+    random_llama.write(tmp_path / "model.gguf")
+    program = tmp_path / "bin" / "kernelgen"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT / "tools"))} exec {shlex.quote(sys.executable)} -m kernelgen "$@"\n'
+    )
+    program.chmod(0o755)
+    set_up = {
+        "PATH": os.pathsep.join([str(program.parent), str(programs.llama_cpp), os.environ["PATH"]]),
+        "LD_LIBRARY_PATH": programs.llama_cpp,
+        "GGML_BACKEND_PATH": programs.find("libggml-neuron.so"),
+        "GGML_NEURON_LIBNRT": programs.simulator,
+        "NEURON_KERNELGEN_EXPORTER": exporter,
+        "NEURON_KERNELGEN_CACHE": tmp_path / "cache",
+        "XDG_CACHE_HOME": tmp_path / "cache",
+        "GGML_NEURON_LOG": "1",
+    }
+    derive, build, run = (shell(command, tmp_path, **set_up) for command in three)
+    assert "none without a kernel" in derive
+    assert re.search(r"\d+ built .* 0 failed", build)
+    assert re.search(r"\bpp512 \|", run) and re.search(r"\btg512 \|", run)
+    assert re.search(r"[1-9]\d* ops ran on NeuronCores", run)
+    assert "ggml-neuron: 0 ops ran on the CPU for want of a kernel" in run, run[-3000:]
+    assert list((tmp_path / "cache").rglob("simulator/*/*.xla"))
+
+
+def test_the_simulator_is_where_kernelgen_looks(checkout: Path) -> None:
+    (command,) = (c for c in commands("From a model file to tokens") if "backend/simulator" in c)
+    shell(command, checkout)
+    (installed,) = (checkout / ".venv").rglob("libnrt.so.1")
+    code = "import sys; from kernelgen.cli import simulate; sys.prefix = sys.argv[1]; print(simulate.find(None, {}))"
+    line = shlex.join([sys.executable, "-c", code, str(checkout / ".venv")])
+    assert shell(line, checkout, PYTHONPATH=ROOT / "tools") == f"{installed}\n"
+
+
+def test_the_exporter_is_configured(checkout: Path, programs: Programs) -> None:
+    (checkout / "build" / "llama.cpp").mkdir(parents=True)
+    (checkout / "build" / "llama.cpp" / "bin").symlink_to(programs.llama_cpp)
+    (command,) = (c for c in commands("From a model file to tokens") if c.startswith("cmake -S backend/exporter"))
+    shell(command, checkout)
+    assert "libllama.so" in (checkout / "build" / "exporter" / "CMakeCache.txt").read_text()
+
+
+def test_llama_cpp_is_configured_with_the_backend_in_it(checkout: Path) -> None:
+    (command,) = (c for c in commands("From a model file to tokens") if c.startswith("cmake -S ../llama.cpp"))
+    assert "Including NEURON backend" in shell(command, checkout)
+
+
+def test_a_plugin_is_built_beside_llama_cpp(checkout: Path, programs: Programs, llama_cpp: Path) -> None:
+    configure, build, run = commands("Build it")[:3]
+    assert run.startswith("GGML_BACKEND_PATH=$PWD/build/libggml-neuron.so llama-bench")
+    shell(configure.replace("/path/to/llama.cpp", str(llama_cpp)), checkout)
+    shell(f"{build} --parallel 2", checkout)
+    assert scenarios(programs, checkout / "build" / "libggml-neuron.so", "add").stdout == "add: no kernel for ADD\n"
+
+
+def test_llama_cpp_builds_it_with_kernels_from_manifests(checkout: Path, programs: Programs, recorded: Path) -> None:
+    plain = next(c for c in commands("Build it") if c.startswith("cmake -S llama.cpp"))
+    configure, build = commands("With kernels embedded")[:2]
+    assert configure.startswith(plain)
+    # From the folder that holds the manifests, whose paths are relative to it.
+    work = checkout / "work"
+    work.mkdir()
+    (work / "llama.cpp").symlink_to(checkout.parent / "llama.cpp")
+    shutil.copy(recorded, work / "attention.yaml")
+    shutil.copy(ROOT / "examples" / "llama.cpp" / "feed_forward.yaml", work)
+    said = shell(configure.replace("/path/to/neuron-kernelgen", str(checkout)), work)
+    assert "Including NEURON backend" in said
+    shell(built_by(build), work)
+    done = scenarios(programs, work / "build" / "bin" / "libggml-neuron.so", "chain", "cache")
+    assert done.stdout == "chain: ok\ncache: ok\n", done.stderr
+    assert "embedded scenarios_trn1: " in done.stderr
+    assert "embedded feed_forward_trn1: 1 kernels for trn1" in done.stderr
+
+
+def test_a_hook_file_names_the_manifests(checkout: Path) -> None:
+    (name,) = set(re.findall(r"`(examples/llama\.cpp/[\w-]+\.cmake)`", PAGE.read_text()))
+    plain = next(c for c in commands("Build it") if c.startswith("cmake -S llama.cpp"))
+    command = re.sub(r"(?<=-DCMAKE_PROJECT_ggml_INCLUDE=)\S+", str(checkout / name), plain)
+    said = shell(command.replace("-S llama.cpp", "-S ../llama.cpp"), checkout)
+    assert "add_neuron_kernels(ggml-neuron-kernels): " in said and "3 kernels, 3 compiles with " in said
+    # The plugin cannot be linked without them.
+    assert re.search(
+        r"build bin/libggml-neuron\.so.*libggml-neuron-kernels\.a", (checkout / "build" / "build.ninja").read_text()
+    )
+
+
+def test_a_project_around_llama_cpp_builds_the_plugin(checkout: Path, programs: Programs, llama_cpp: Path) -> None:
+    configure, build = commands("With kernels embedded")[2:4]
+    shell(configure.replace("/path/to/llama.cpp", str(llama_cpp)), checkout)
+    shell(built_by(build), checkout)
+    (plugin,) = (checkout / "build" / "bin").glob("libggml-neuron.so")
+    done = scenarios(programs, plugin, "add")
+    assert "embedded attention_trn1: 2 kernels for trn1" in done.stderr
+    assert "embedded feed_forward_trn1: 1 kernels for trn1" in done.stderr
+
+
+def test_a_project_without_llama_cpp_is_told(checkout: Path) -> None:
+    done = subprocess.run(
+        ["cmake", "-S", "examples/llama.cpp", "-B", "build"], cwd=checkout, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "name its source tree with -DLLAMA_CPP_DIR=<folder>" in " ".join(done.stderr.split())
