@@ -2,6 +2,8 @@
 #
 #     cmake -S llama.cpp -B build -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DCMAKE_PROJECT_ggml_INCLUDE=<this file>
 #
+# -DNEURON_KERNELGEN_DIR=<folder> names the checkout of neuron-kernelgen when this file is elsewhere.
+#
 # It says what -DGGML_NEURON_MANIFESTS and -DGGML_NEURON_TARGETS say on the command line.
 
 if(NOT DEFINED NEURON_KERNELGEN_DIR)

@@ -45,7 +45,9 @@ def checkout(tmp_path: Path, llama_cpp: Path) -> Path:
 def shell(command: str, folder: Path, **variables: str | Path) -> str:
     """Runs a command line in a folder, and returns what it prints."""
     environment = os.environ | {"CMAKE_GENERATOR": "Ninja" if shutil.which("ninja") else "Unix Makefiles"}
-    environment |= {"NEURON_KERNELGEN_PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
+    environment |= {"NEURON_KERNELGEN_PYTHON": sys.executable, "NEURON_KERNELGEN_NEFF_CACHE": "off"} | {
+        name: str(value) for name, value in variables.items()
+    }
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
@@ -175,9 +177,15 @@ def test_a_project_around_llama_cpp_builds_the_plugin(checkout: Path, programs: 
     assert "embedded feed_forward_trn1: 1 kernels for trn1" in done.stderr
 
 
-def test_a_project_without_llama_cpp_is_told(checkout: Path) -> None:
-    done = subprocess.run(
-        ["cmake", "-S", "examples/llama.cpp", "-B", "build"], cwd=checkout, capture_output=True, text=True, check=False
-    )
-    assert done.returncode != 0
-    assert "name its source tree with -DLLAMA_CPP_DIR=<folder>" in " ".join(done.stderr.split())
+def test_a_project_without_llama_cpp_or_the_backend_is_told(checkout: Path, llama_cpp: Path) -> None:
+    command = ["cmake", "-S", "examples/llama.cpp", "-B", "build"]
+    for arguments, message in (
+        ([], "name its source tree with -DLLAMA_CPP_DIR=<folder>"),
+        (
+            [f"-DLLAMA_CPP_DIR={llama_cpp}", "-DNEURON_KERNELGEN_DIR=/nowhere"],
+            "name a checkout with -DNEURON_KERNELGEN_DIR=<folder>",
+        ),
+    ):
+        done = subprocess.run([*command, *arguments], cwd=checkout, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert message in " ".join(done.stderr.split())
