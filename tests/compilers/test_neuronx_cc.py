@@ -122,7 +122,7 @@ def test_no_file(install: Install, module: bytes, tmp_path: Path) -> None:
 
 def test_status_with_file(install: Install, module: bytes, tmp_path: Path) -> None:
     text = failure(install(exit=1), module, tmp_path)
-    assert re.search(r"ended with status 1, although it wrote a NEFF of \d+ bytes, which is not used", text)
+    assert re.search(r"ended with status 1, although it wrote \d+ bytes, which are not used", text)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,8 @@ def test_killed(install: Install, module: bytes, tmp_path: Path) -> None:
     assert "was killed, most likely because the machine ran out of memory\n" in text
     text = failure(install(signal=int(signal.SIGSEGV), output="none"), module, tmp_path)
     assert "was killed by SIGSEGV\n" in text
-    # A real-time signal has no name.
-    with pytest.raises(KernelgenError, match=rf"{KERNEL} for trn1: neuronx-cc was killed by signal 37$") as caught:
-        compile_with(install(signal=37, output="none"), module, tmp_path)
-    assert caught.value.exit_code == 1
+    text = failure(install(signal=37, output="none"), module, tmp_path)  # a real-time signal, which has no name
+    assert "was killed by signal 37\n" in text
 
 
 def test_memory(install: Install, module: bytes, tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ releases that do not know them refuse them, and they change nothing, because the
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.compilers import neuronx_cc_driver as driver
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, Diagnostic, KernelgenError, signal_name
+from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, Diagnostic, KernelgenError
 
 NAME = driver.NAME
 
@@ -76,13 +75,6 @@ class NeuronxCC:
             )
         except driver.Failure as failure:
             raise _error(f"kernel {kernel} for {config.target}: {failure.message}", failure, EXIT_FAILED) from None
-        except ValueError as error:
-            # The driver asks Python for a signal's name, and real-time signals have none; an edit of it would compile all again.
-            nameless = re.fullmatch(r"(\d+) is not a valid Signals", str(error))
-            if not nameless:
-                raise
-            message = f"kernel {kernel} for {config.target}: {NAME} was killed by {signal_name(int(nameless[1]))}"
-            raise KernelgenError(message, exit_code=EXIT_FAILED) from None
 
 
 def _error(message: str, failure: driver.Failure, exit_code: int) -> KernelgenError:

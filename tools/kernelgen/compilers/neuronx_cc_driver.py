@@ -299,12 +299,12 @@ def _judge(
     if end.killed == "memory":
         return f"used {end.memory_mb} MiB of memory, more than its {memory_mb} MiB, and was stopped", more_memory
     size = output.stat().st_size if output.is_file() else None
-    beside = "" if size is None else f", although it wrote a NEFF of {size} bytes, which is not used"
+    beside = "" if size is None else f", although it wrote {size} bytes, which are not used"
     text = "\n".join(tail)
     if end.status in (-signal.SIGKILL, 128 + signal.SIGKILL) or "[F137]" in text:
         return f"was killed, most likely because the machine ran out of memory{beside}", more_memory
     if end.status < 0:
-        return f"was killed by {signal.Signals(-end.status).name}{beside}", ""
+        return f"was killed by {_signal_name(-end.status)}{beside}", ""
     if end.status:
         return f"ended with status {end.status}{beside}", ""
     if size is None:
@@ -313,6 +313,14 @@ def _judge(
     if damage:
         return f"ended with status 0 but what it wrote is not a NEFF: {damage}", ""
     return None, ""
+
+
+def _signal_name(number: int) -> str:
+    """Returns what a signal is called; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _damage(neff: Path) -> str:
