@@ -15,6 +15,7 @@ import yaml
 from headers import Header
 
 from conftest import ROOT, Derive, run_model, specs
+from kernelgen import cli
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.model.exporter import Exporter
@@ -131,6 +132,26 @@ def test_a_sliding_window_has_a_cache_of_its_own(
     derive(file, "--n-ctx", 2048, "--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", "off")
     assert "  n_kv_swa: [256, 512]\n" in (tmp_path / "derived.yaml").read_text()
     assert "listed for one size" not in capsys.readouterr().out
+
+
+def test_coverage_reads_exported_graphs(
+    derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = headers.write(headers.mixtral(), tmp_path / "model.gguf")
+    derive(file, "--n-ctx", 512, "--n-tokens", "1,64")
+    graphs = tmp_path / "graphs.jsonl"
+    command = [exporter.program, file, "--ctx-size", "512", "--flash-attn", "on,off"]
+    command += ["--graph", "n_tokens=1,n_kv=256", "--graph", "n_tokens=64,n_outputs=1,n_kv=512"]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(exporter.libraries)}
+    graphs.write_bytes(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    arguments = ["coverage", str(tmp_path / "derived.yaml"), "--graph-ops", str(graphs)]
+    capsys.readouterr()
+    assert cli.run(arguments) == 0
+    assert ", 0 missing\n" in capsys.readouterr().out
+    one = graphs.read_text().replace('"ne":[256,64,1,1]', '"ne":[256,63,1,1]')
+    graphs.write_text(one)
+    assert cli.run(arguments) == 1
+    assert f"missing  {graphs}:3: " in capsys.readouterr().out
 
 
 def test_several_contexts_have_the_kernels_of_each(derive: Derive, tmp_path: Path) -> None:
@@ -272,8 +293,6 @@ def test_a_name_in_the_header_does_not_become_part_of_the_manifest(exporter: Exp
 def test_a_missing_exporter_is_an_error_that_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kernelgen import cli
-
     monkeypatch.delenv("NEURON_KERNELGEN_EXPORTER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     for arguments in ([], ["--exporter", "nowhere"], ["--llama-cpp", str(tmp_path)]):
@@ -288,8 +307,6 @@ def test_a_missing_exporter_is_an_error_that_says_how_to_get_it(
 def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
     exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernelgen import cli
-
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     assert cli.run(["model", str(file), "-o", str(tmp_path / "m.yaml"), "--exporter", str(exporter.program)]) == 2
@@ -310,8 +327,6 @@ def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
 def test_options_that_can_t_be(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kernelgen import cli
-
     assert cli.run(["model", "model.gguf", "-o", str(tmp_path / "m.yaml"), *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -1,8 +1,10 @@
-"""Reads llama.cpp's graph export: one line per distinct op of a model's graphs, as `test-export-graph-ops` writes it.
+"""Reads the ops of a model's graphs, as llama.cpp's `test-export-graph-ops` writes them, or export-graphs (backend/exporter).
+
+The former has one line per distinct op:
 
     op type ne[4] n_params params[n_params] n_inputs {type ne[4] nb[4]}* name
 
-All numbers are ggml's enum values; the name is the rest of the line and may hold blanks.
+All numbers are ggml's enum values; the name is the rest of the line and may hold blanks. The latter is described in docs/graphs.md.
 """
 
 from __future__ import annotations
@@ -13,21 +15,25 @@ from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.kernel import KernelSpec, spec_from_ggml
 from kernelgen.manifest.document import short
+from kernelgen.model.graphs import Reader
 
 _MAX_INPUTS = 10  # GGML_MAX_SRC
 
 
 def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
-    """Returns (kernel, line, node name) of every line, in the file's order.
+    """Returns (kernel, line, node name) of every distinct op, in the file's order.
 
     Raises:
         KernelgenError: the file can't be read, holds no op, or has broken lines; each is named.
     """
     file = str(path)
     try:
-        lines = Path(path).read_bytes().decode("utf-8", "replace").splitlines()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
+    if data.startswith(b"{"):
+        return _graphs(data, file)
+    lines = data.decode("utf-8", "replace").splitlines()
     found: list[tuple[KernelSpec, int, str]] = []
     problems: list[Diagnostic] = []
     for number, line in enumerate(lines, 1):
@@ -44,6 +50,21 @@ def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
     if not found:
         raise KernelgenError(Diagnostic("no op in the graph export", Location(file, 1, 1)))
     return found
+
+
+def _graphs(data: bytes, file: str) -> list[tuple[KernelSpec, int, str]]:
+    """Returns the distinct nodes of whole graphs, each where it is first; those without elements need no kernel."""
+    reader = Reader(data.splitlines(), file)
+    reader.model()
+    found: dict[KernelSpec, tuple[KernelSpec, int, str]] = {}
+    for number, graph in enumerate(reader.graphs(), 2):
+        for node, name in zip(graph.nodes, graph.names, strict=True):
+            if not node.empty:
+                spec = node.spec()
+                found.setdefault(spec, (spec, number, name))
+    if not found:
+        raise KernelgenError(Diagnostic("no op in the graph export", Location(file, 1, 1)))
+    return list(found.values())
 
 
 class _Broken(Exception):

@@ -344,7 +344,7 @@ def _fit(column: Sequence[Node], points: Sequence[Point], fitter: Fitter) -> Ker
         right = all(_is_at(kernel, point, node) for point, node in zip(points, column, strict=True))
     except ValueError:
         # A tensor without elements, which no kernel has: described as it is, to be reported.
-        return kernel if all(_empty(node) for node in column) else None
+        return kernel if all(node.empty for node in column) else None
     return kernel if right else None
 
 
@@ -405,20 +405,7 @@ def _fit_params(column: Sequence[Node], fitter: Fitter) -> tuple[tuple[str, Para
 
 def _constant(node: Node) -> KernelFormula | None:
     """Returns a node as a kernel without formulas; None when a tensor has no elements."""
-    return None if _empty(node) else _fit([node], [{}], Fitter((), [{}]))
-
-
-def _empty(node: Node) -> bool:
-    return any(t is not None and 0 in t.ne for t in (*node.inputs, node.output))
-
-
-def _tensors(node: Node) -> list[TensorDesc | None]:
-    """Returns the inputs and the output of a node.
-
-    Raises:
-        ValueError: a tensor is none that a kernel has.
-    """
-    return [None if t is None else TensorDesc.make(t.ne, t.dtype, t.nb) for t in (*node.inputs, node.output)]
+    return None if node.empty else _fit([node], [{}], Fitter((), [{}]))
 
 
 def _is_at(kernel: KernelFormula, point: Point, node: Node) -> bool:
@@ -430,18 +417,7 @@ def _is_at(kernel: KernelFormula, point: Point, node: Node) -> bool:
     tensors = [None if t is None else t.at(point) for t in (*kernel.inputs, kernel.output)]
     op = ggml_ops.op(node.op)
     params = {name: v.value(point) if isinstance(v, Formula) else v for name, v in kernel.params}
-    return tensors == _tensors(node) and op.with_defaults(params) == op.decode(node.words)
-
-
-def _spec(node: Node) -> KernelSpec:
-    """Returns the kernel of a node.
-
-    Raises:
-        ValueError: a tensor is none that a kernel has.
-    """
-    *inputs, output = _tensors(node)
-    assert output is not None
-    return KernelSpec.make(node.op, inputs, output, ggml_ops.op(node.op).decode(node.words), node.alias)
+    return tensors == node.tensors() and op.with_defaults(params) == op.decode(node.words)
 
 
 # --- what can be built ---------------------------------------------------------------------------------------------------------
@@ -458,7 +434,7 @@ class _Reasons:
         """Returns the reason, or an empty text when the kernel can be built."""
         if id(node) not in self._nodes:
             empty = f"{node.op}: a tensor without elements"
-            self._nodes[id(node)] = empty if _empty(node) else self.of_spec(_spec(node)) or ""
+            self._nodes[id(node)] = empty if node.empty else self.of_spec(node.spec()) or ""
         return self._nodes[id(node)]
 
     def of_entry(self, entry: Entry) -> str | None:

@@ -10,7 +10,9 @@ from typing import Any
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import N_WORDS
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
+from kernelgen.kernel import KernelSpec
 
 FORMAT = "neuron-kernelgen graphs"
 VERSION = 1
@@ -62,6 +64,29 @@ class Node:
     output: Shape
     words: Ints
     alias: int | None
+
+    @property
+    def empty(self) -> bool:
+        """Whether a tensor of it has no elements."""
+        return any(t is not None and 0 in t.ne for t in (*self.inputs, self.output))
+
+    def tensors(self) -> list[TensorDesc | None]:
+        """Returns the inputs and the output.
+
+        Raises:
+            ValueError: a tensor is none that a kernel has.
+        """
+        return [None if t is None else TensorDesc.make(t.ne, t.dtype, t.nb) for t in (*self.inputs, self.output)]
+
+    def spec(self) -> KernelSpec:
+        """Returns the kernel that it needs.
+
+        Raises:
+            ValueError: a tensor is none that a kernel has.
+        """
+        *inputs, output = self.tensors()
+        assert output is not None
+        return KernelSpec.make(self.op, inputs, output, ggml_ops.op(self.op).decode(self.words), self.alias)
 
 
 @dataclass(frozen=True, slots=True)
