@@ -319,6 +319,8 @@ def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
         (["--n-tokens", "0"], "expected numbers from 1, separated by commas, not '0'"),
         (["--n-tokens", "1,x"], "expected numbers from 1, separated by commas, not '1,x'"),
         (["--n-tokens", "513"], "--n-tokens 513: a call has at most 512 tokens"),
+        (["--n-ctx", "99999999"], "--n-ctx 99999999: a context has at most 16777216 cells"),
+        (["--n-ctx", "256", "--n-tokens", "300"], "--n-tokens 300: a call has at most 256 tokens"),
         (["--n-kv", "100"], "--n-kv 100: lengths of the cache are multiples of 256 up to 4096"),
         (["--n-kv", "8192"], "--n-kv 8192: lengths of the cache are multiples of 256 up to 4096"),
         (["--type-v", "q8_0", "--flash-attn", "off"], "llama.cpp has a q8_0 cache of values only with flash attention"),
