@@ -143,6 +143,15 @@ def test_formulas_make_it_short() -> None:
     assert "batch" not in shown
 
 
+def test_a_few_lengths_of_the_cache_stand_for_all(tmp_path: Path) -> None:
+    settings = replace(BASE, n_ctx=(4096,))
+    exports: list[int] = []
+    derived = run(attention, settings, exports)
+    assert len(exports) == 1
+    assert exports[0] < len(list(sizes.asked(settings, 1)))
+    assert kernels(derived, tmp_path) == of(attention, settings)
+
+
 def test_what_has_no_formula_is_listed_and_said() -> None:
     exports: list[int] = []
     derived = run(squares, exports=exports)
