@@ -148,7 +148,7 @@ def _of_manifests(
     wanted = []
     for kernel in plan.kernels:
         if kernel.spec.id in ids:
-            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints is no part of the answer
+            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints is not part of the answer
                 data = emission.emit(*catalog.emitter(kernel), kernel.spec).hlo
             wanted += [
                 Wanted(kernel.spec.id, n.config, Key.make(data, identity, configs[n.config].flags()))
