@@ -67,6 +67,16 @@ filegroup(
     ]),
 )
 
+# What its CMake files read when they are configured with nothing switched off.
+filegroup(
+    name = "tree",
+    srcs = [":sources"] + glob([
+        "app/**",
+        "examples/**",
+        "pocs/**",
+    ]),
+)
+
 # What a program outside of the tree is compiled with that uses the library's own classes.
 filegroup(
     name = "headers",
