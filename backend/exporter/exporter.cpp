@@ -44,8 +44,8 @@
 
 namespace {
 
-constexpr int  EXIT_BAD_INPUT = 2;
-constexpr int  FORMAT_VERSION = 1;
+constexpr int EXIT_BAD_INPUT = 2;
+constexpr int FORMAT_VERSION = 1;
 
 // More than any real model needs; a header that asks for more is refused by the allocation.
 constexpr rlim_t MAX_ADDRESS_SPACE = (rlim_t) 64 << 30;
@@ -104,8 +104,8 @@ void load_cpu_backend() {
     if (!dladdr((const void *) ggml_version, &info) || !info.dli_fname) {
         throw std::runtime_error("can't find the folder that ggml was loaded from");
     }
-    namespace fs          = std::filesystem;
-    const fs::path folder = fs::path(info.dli_fname).parent_path();
+    namespace fs                 = std::filesystem;
+    const fs::path        folder = fs::path(info.dli_fname).parent_path();
     std::vector<fs::path> found;
     for (const auto & entry : fs::directory_iterator(folder)) {
         if (entry.path().filename().string().rfind("libggml-cpu", 0) == 0 && entry.path().extension() == ".so") {
@@ -225,10 +225,10 @@ class graph_writer {
 
     static constexpr int SELF = -2;
 
-    json_line &                                    out;
-    const std::unordered_set<std::string> &        weights;
-    std::unordered_map<const ggml_tensor *, int>   numbers;
-    std::unordered_set<const ggml_tensor *>        in_graph;
+    json_line &                                  out;
+    const std::unordered_set<std::string> &      weights;
+    std::unordered_map<const ggml_tensor *, int> numbers;
+    std::unordered_set<const ggml_tensor *>      in_graph;
 };
 
 //
@@ -293,9 +293,11 @@ model_ptr load_model(const std::vector<sparse_file> & files) {
     params.load_mode             = LLAMA_LOAD_MODE_NONE;
     params.use_extra_bufts       = false;
     params.no_alloc              = true;
-    params.progress_callback     = [](float, void *) { return true; };
-    model_ptr model(paths.size() == 1 ? llama_model_load_from_file(paths[0], params) :
-                                        llama_model_load_from_splits(paths.data(), paths.size(), params));
+    params.progress_callback     = [](float, void *) {
+        return true;
+    };
+    model_ptr model(paths.size() == 1 ? llama_model_load_from_file(paths[0], params)
+                                      : llama_model_load_from_splits(paths.data(), paths.size(), params));
     if (!model) {
         throw std::runtime_error("llama.cpp can't load the model: " + last_complaint);
     }
@@ -313,13 +315,13 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
     const model_ptr             model  = load_model(files);
     llama_model_quantize_params params = llama_model_quantize_default_params();
     params.ftype                       = ftype;
-    std::unique_ptr<quantize_state_impl, decltype(&llama_quant_free)> state(llama_quant_init(model.get(), &params),
-                                                                            llama_quant_free);
+    std::unique_ptr<quantize_state_impl, decltype(&llama_quant_free)>    state(llama_quant_init(model.get(), &params),
+                                                                               llama_quant_free);
     // types depend on the order, which is that of the layers
-    std::vector<ggml_tensor *>                               tensors;
+    std::vector<ggml_tensor *>                                           tensors;
     std::vector<std::unique_ptr<ggml_context, void (*)(ggml_context *)>> contexts;
     for (const sparse_file & file : files) {
-        ggml_context *     context = nullptr;
+        ggml_context *   context = nullptr;
         gguf_context_ptr header(gguf_init_from_file(file.path().c_str(), { /*.no_alloc =*/true, /*.ctx =*/&context }));
         if (!header) {
             throw std::runtime_error("the header can't be read again");
@@ -331,8 +333,9 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
             }
         }
     }
-    std::stable_sort(tensors.begin(), tensors.end(),
-                     [](const ggml_tensor * a, const ggml_tensor * b) { return layer_of(a->name) < layer_of(b->name); });
+    std::stable_sort(tensors.begin(), tensors.end(), [](const ggml_tensor * a, const ggml_tensor * b) {
+        return layer_of(a->name) < layer_of(b->name);
+    });
     std::vector<ggml_type> types(tensors.size());
     llama_quant_compute_types(state.get(), ftype, tensors.data(), types.data(), tensors.size());
     std::map<std::string, ggml_type> by_name;
@@ -384,19 +387,19 @@ class model_graphs {
 
     void open_context(bool flash_attn) {
         context.reset();
-        llama_context_params params  = llama_context_default_params();
-        params.n_ctx                 = opts.n_ctx;
-        params.n_batch               = opts.n_ubatch;
-        params.n_ubatch              = opts.n_ubatch;
-        params.n_seq_max             = opts.n_seq_max;
-        params.type_k                = opts.type_k;
-        params.type_v                = opts.type_v;
-        params.flash_attn_type       = flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-        params.kv_unified            = opts.kv_unified;
-        params.swa_full              = opts.swa_full;
-        params.no_perf               = true;
-        params.n_threads             = 1;
-        params.n_threads_batch       = 1;
+        llama_context_params params = llama_context_default_params();
+        params.n_ctx                = opts.n_ctx;
+        params.n_batch              = opts.n_ubatch;
+        params.n_ubatch             = opts.n_ubatch;
+        params.n_seq_max            = opts.n_seq_max;
+        params.type_k               = opts.type_k;
+        params.type_v               = opts.type_v;
+        params.flash_attn_type      = flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        params.kv_unified           = opts.kv_unified;
+        params.swa_full             = opts.swa_full;
+        params.no_perf              = true;
+        params.n_threads            = 1;
+        params.n_threads_batch      = 1;
         context.reset(llama_init_from_model(model.get(), params));
         if (!context) {
             throw std::runtime_error("llama.cpp can't make a context: " + last_complaint);
@@ -419,7 +422,7 @@ class model_graphs {
             batch           = std::make_unique<llama_batch_allocr>(model->hparams.n_pos_per_embd());
             const bool all  = size.n_outputs == size.n_tokens;
             uint32_t   left = tokens_before(size);
-            for (uint32_t most = std::max(1u, context->n_ubatch() / n_seqs); left > 0; ) {
+            for (uint32_t most = std::max(1u, context->n_ubatch() / n_seqs); left > 0;) {
                 const uint32_t step = std::min(left, most);
                 next_call(*memory, *batch, step, n_seqs, false);
                 left -= step;
@@ -479,8 +482,11 @@ class model_graphs {
     }
 
     // Does what llama_decode does before a graph is built: finds cells for the tokens, and notes that they are taken.
-    llama_memory_context_ptr next_call(llama_memory_i & memory, llama_batch_allocr & batch, uint32_t n_tokens,
-                                       uint32_t n_seqs, bool all_outputs) const {
+    llama_memory_context_ptr next_call(llama_memory_i &     memory,
+                                       llama_batch_allocr & batch,
+                                       uint32_t             n_tokens,
+                                       uint32_t             n_seqs,
+                                       bool                 all_outputs) const {
         llama_batch_ext tokens(context.get());
         for (uint32_t s = 0; s < n_seqs; s++) {
             const llama_pos first = memory.seq_pos_max((llama_seq_id) s) + 1;
@@ -522,7 +528,8 @@ bool same_version(const std::string & loaded, const std::string & built_for) {
 }
 
 void check_versions() {
-    if (!same_version(ggml_version(), EXPORTER_GGML_VERSION) || !same_version(llama_version(), EXPORTER_LLAMA_VERSION)) {
+    if (!same_version(ggml_version(), EXPORTER_GGML_VERSION) ||
+        !same_version(llama_version(), EXPORTER_LLAMA_VERSION)) {
         throw std::runtime_error(std::string("this program was built for llama.cpp " EXPORTER_LLAMA_VERSION
                                              " with ggml " EXPORTER_GGML_VERSION " and has loaded llama.cpp ") +
                                  llama_version() + " with ggml " + ggml_version() + ": build it again");

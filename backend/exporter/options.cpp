@@ -12,8 +12,8 @@ namespace {
 constexpr uint32_t MAX_SIZE = 1u << 30;
 
 bool read_number(const std::string & text, uint32_t & value, std::string & mistake) {
-    char * end = nullptr;
-    errno      = 0;
+    char * end                      = nullptr;
+    errno                           = 0;
     const unsigned long long number = strtoull(text.c_str(), &end, 10);
     if (text.empty() || text[0] < '0' || text[0] > '9' || *end || errno || number > MAX_SIZE) {
         mistake = "expected a number up to " + std::to_string(MAX_SIZE) + ", not '" + text + "'";
@@ -99,11 +99,11 @@ bool read_graph(const std::string & text, graph_size & size, std::string & mista
     for (const std::string & part : split(text, ',')) {
         const size_t      equals = part.find('=');
         const std::string name   = part.substr(0, equals);
-        uint32_t *        value  = name == "n_tokens"  ? &size.n_tokens :
-                                   name == "n_outputs" ? &size.n_outputs :
-                                   name == "n_seqs"    ? &size.n_seqs :
-                                   name == "n_kv"      ? &size.n_kv :
-                                                         nullptr;
+        uint32_t *        value  = name == "n_tokens"    ? &size.n_tokens
+                                   : name == "n_outputs" ? &size.n_outputs
+                                   : name == "n_seqs"    ? &size.n_seqs
+                                   : name == "n_kv"      ? &size.n_kv
+                                                         : nullptr;
         if (!value || equals == std::string::npos) {
             mistake = "--graph: expected n_tokens=, n_outputs=, n_seqs= or n_kv=, not '" + part + "'";
             return false;
@@ -168,7 +168,8 @@ const char * usage() {
     return "usage: export-graphs MODEL.gguf --graph SIZES [--graph SIZES]... [options]\n"
            "\n"
            "Prints the graphs that llama.cpp builds for a model, one JSON object a line (docs/graphs.md).\n"
-           "Of the file only the header is read; the weights may be missing. Of a split model the first file is named.\n"
+           "Of the file only the header is read; the weights may be missing. Of a split model the first file is "
+           "named.\n"
            "\n"
            "  --graph SIZES         n_tokens=512,n_outputs=1,n_seqs=1,n_kv=1024: the sizes of one call\n"
            "  --ctx-size N          cells of the KV cache (4096)\n"
@@ -177,7 +178,8 @@ const char * usage() {
            "  --cache-type-k TYPE   type of the cache's keys (f16)\n"
            "  --cache-type-v TYPE   type of the cache's values (f16)\n"
            "  --flash-attn WHAT     on, off, or on,off for the graphs of both (on)\n"
-           "  --ftype NAME          types that llama-quantize would give the tensors (Q4_K_M); those of the file by default\n"
+           "  --ftype NAME          types that llama-quantize would give the tensors (Q4_K_M); those of the file by "
+           "default\n"
            "  --kv-unified          sequences share one cache\n"
            "  --swa-full            sliding windows have a cache as long as the others\n"
            "  --version             print the llama.cpp that this program was built for\n"
@@ -187,7 +189,7 @@ const char * usage() {
 
 bool parse_options(int argc, char ** argv, options & opts, std::string & mistake) {
     const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
-                                        "--cache-type-k", "--cache-type-v", "--flash-attn", "--ftype" };
+                                        "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;

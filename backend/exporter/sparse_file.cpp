@@ -84,6 +84,7 @@ sparse_file::sparse_file(const std::string & path) {
     if (source < 0) {
         throw failure(path);
     }
+
     struct close_file {
         int fd;
 
@@ -132,7 +133,8 @@ void sparse_file::read_tensors(const gguf_context * header, const std::string & 
     names.clear();
     for (int64_t i = 0; i < gguf_get_n_tensors(header); i++) {
         names.emplace_back(gguf_get_tensor_name(header, i));
-        size = std::max<uint64_t>(size, data_offset + gguf_get_tensor_offset(header, i) + gguf_get_tensor_size(header, i));
+        size =
+            std::max<uint64_t>(size, data_offset + gguf_get_tensor_offset(header, i) + gguf_get_tensor_size(header, i));
     }
     file->resize(size, path);
 }

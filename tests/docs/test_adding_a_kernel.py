@@ -102,7 +102,11 @@ def test_a_kernel_in_this_repository(checkout: Path) -> None:
     # Each step is needed: with the op alone, the suite says that its emitter is missing, and then that its reference is.
     for file, addition in (("kernels/elementwise.py", emitter), ("tests/kernels/reference/elementwise.py", reference)):
         with pytest.raises(AssertionError, match="mish"):
-            run("python -m pytest -q tests/kernels/test_library.py -k 'every and not target'", checkout, checkout / "tools")
+            run(
+                "python -m pytest -q tests/kernels/test_library.py -k 'every and not target'",
+                checkout,
+                checkout / "tools",
+            )
         with (checkout / file).open("a") as f:
             f.write("\n\n" + addition)
     with (checkout / "tests/kernels/test_elementwise.py").open("a") as f:
