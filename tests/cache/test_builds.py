@@ -380,9 +380,9 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 
 
 def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    # `python3 tests/cache/faults.py` kills 200; these are what fits into a minute and a half.
+    # `python3 tests/cache/faults.py` kills 200; these are what fits into 40 seconds.
     seed = int(time.time())
-    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=25, seed=seed, limit=90) if victim]
+    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=25, seed=seed, limit=40) if victim]
     assert killed, f"seed {seed}: the builds always ended before something could be killed"
 
 
