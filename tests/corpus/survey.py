@@ -22,6 +22,7 @@ It needs kernelgen's packages. docs/compilers.md has its figures on what public 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -30,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).resolve().parent)]
@@ -163,18 +165,16 @@ def _digest(data: bytes) -> str:
 def _add_neff(corpus: Corpus, path: Path, data: bytes) -> str:
     digest = _digest(data)
     corpus.neffs.setdefault(digest, (path, data))
-    try:
-        # A simulated one carries its own HLO.
+    # A simulated NEFF carries its own HLO. A damaged one is reported when the NEFFs are judged.
+    with contextlib.suppress(KernelgenError):
         if neff.read_header(data).simulated:
             hlo = neff.read_simulated(data).hlo
             corpus.modules.setdefault(_digest(hlo), Module(path, hlo))
-    except KernelgenError:
-        pass  # it is said when it is judged
     return digest
 
 
-def _carried(message: object) -> Iterator[bytes]:
-    for computation in message.computations:  # type: ignore[attr-defined]
+def _carried(message: Any) -> Iterator[bytes]:
+    for computation in message.computations:
         for i in computation.instructions:
             if i.opcode == "custom-call" and i.custom_call_target == CARRIER and i.backend_config.startswith(_HEAD):
                 yield bytes(i.backend_config)

@@ -211,6 +211,6 @@ def test_public_artifacts() -> None:
     """What docs/compilers.md has the figures of; these files have no licence to be kept here."""
     folder = os.environ.get(CORPUS)
     if not folder:
-        pytest.skip(f"{CORPUS} names no folder of public artifacts (docs/compilers.md says how to get them)")
+        pytest.skip(f"{CORPUS} does not name a folder of public artifacts (docs/compilers.md says how to get them)")
     done = run(folder)
     assert done.returncode == 0, done.stdout + done.stderr
