@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from programs import ROOT, Programs
 
 BACKEND = ROOT / "backend" / "ggml-neuron"
@@ -76,6 +77,27 @@ def test_without_llama_cpp_the_message_says_what_to_set(tmp_path: Path) -> None:
     done = subprocess.run(["cmake", "-S", BACKEND, "-B", tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "set GGML_NEURON_LLAMA_DIR to the source tree" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("project", ["ggml-neuron", "exporter"])
+def test_folders_are_relative_to_where_cmake_is_called(
+    project: str, programs: Programs, llama_cpp: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "llama.cpp").symlink_to(llama_cpp)
+    (tmp_path / "libraries").symlink_to(programs.llama_cpp)
+    folders = ["-DGGML_NEURON_LLAMA_DIR=../llama.cpp", "-DGGML_NEURON_GGML_DIR=../libraries"]
+    done = subprocess.run(
+        ["cmake", "-S", BACKEND.parent / project, "-B", "build", *folders],
+        cwd=tmp_path / "here",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    cache = (tmp_path / "here/build/CMakeCache.txt").read_text()
+    assert f"\nGGML_NEURON_LLAMA_DIR:PATH={tmp_path}/llama.cpp\n" in cache
+    assert f"\nGGML_NEURON_GGML_DIR:PATH={tmp_path}/libraries\n" in cache
 
 
 def test_what_is_no_bundle_is_not_embedded(llama_cpp: Path, tmp_path: Path) -> None:
