@@ -373,7 +373,8 @@ class _Entry:
             value = self._fill(item.node, values)
             if value is None:
                 continue
-            message = check_param(param, value, item.node)
+            shown = short(item.node.text) if "${" not in item.node.text else short(str(value))
+            message = check_param(param, value, shown)
             if message:
                 self.fail(item.node, f"{op.name}'s {message}")
             else:
@@ -381,10 +382,15 @@ class _Entry:
         return found
 
 
-def check_param(param: Param, value: object, node: Node) -> str | None:
-    """Returns what is wrong with a parameter's value, or None."""
+def check_param(param: Param, value: object, shown: str) -> str | None:
+    """Returns what is wrong with a parameter's value, or None.
+
+    Args:
+        param: the parameter.
+        value: the value.
+        shown: the value in messages.
+    """
     name = param.name
-    shown = short(node.text) if "${" not in node.text else short(str(value))
     if param.kind is bool:
         return None if isinstance(value, bool) else f"{name}: expected true or false, not '{shown}'"
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -19,6 +19,7 @@ from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.kernel import KernelSpec
+from kernelgen.manifest.kernels import check_param
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.formulas import Fitter, Formula
 from kernelgen.model.graphs import Graph, Node, Shape
@@ -458,6 +459,11 @@ class _Reasons:
         types = [None if t is None else t.dtype for t in spec.inputs]
         if registration.types and not any(_takes(row, types) for row in registration.types):
             return f"no emitter for these types: {', '.join(t or 'absent' for t in types)}"
+        params = ggml_ops.op(spec.op).by_name
+        for name, value in spec.params:
+            wrong = check_param(params[name], value, str(value))
+            if wrong:
+                return wrong
         problems = shapes.check(spec.op, spec.inputs, spec.output, dict(spec.params), spec.alias)
         return problems[0].message if problems else None
 
