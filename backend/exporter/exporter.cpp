@@ -25,11 +25,14 @@
 #include "sparse_file.h"
 
 #include <dlfcn.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -47,8 +50,9 @@ namespace {
 constexpr int EXIT_BAD_INPUT = 2;
 constexpr int FORMAT_VERSION = 1;
 
-// More than any real model needs; a header that asks for more is refused by the allocation.
-constexpr rlim_t MAX_ADDRESS_SPACE = (rlim_t) 64 << 30;
+// A model of 500 layers in a context of 16 million cells needs 3 GiB and a minute; a header that asks for more than this is
+// refused by the allocation.
+constexpr rlim_t MAX_ADDRESS_SPACE = (rlim_t) 16 << 30;
 constexpr rlim_t MAX_CPU_SECONDS   = 300;
 
 //
@@ -66,22 +70,32 @@ std::string one_line(const char * text) {
     while (!line.empty() && (line.back() == '\n' || line.back() == ' ')) {
         line.pop_back();
     }
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    return line.substr(0, 500);
+    line = line.substr(0, 500);
+    // names of the file are part of it, and may hold what a terminal obeys
+    std::replace_if(line.begin(), line.end(), [](char c) { return (unsigned char) c < 0x20 || c == 0x7f; }, ' ');
+    return line;
+}
+
+// Removes the name of the function that complains, which begins most of llama.cpp's lines.
+std::string without_function(const std::string & line) {
+    const size_t end = line.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_");
+    return end != std::string::npos && line.compare(end, 2, ": ") == 0 ? line.substr(end + 2) : line;
 }
 
 void note_complaint(ggml_log_level level, const char * text, void * /*user_data*/) {
     if (level == GGML_LOG_LEVEL_ERROR && last_complaint.size() < 2000) {
-        const std::string line = one_line(text);
-        // what is said first is what went wrong; later lines say what follows from it
-        if (!line.empty()) {
+        const std::string line = without_function(one_line(text));
+        // What is said first is what went wrong; later lines say what follows from it. A header may be read more than once.
+        if (!line.empty() && last_complaint.find(line) == std::string::npos) {
             last_complaint += (last_complaint.empty() ? "" : "; ") + line;
         }
     }
 }
 
 [[noreturn]] void give_up(const std::string & message) {
-    fprintf(stderr, "error: %s: %s\n", model_name.c_str(), message.c_str());
+    // what is wrong with a file begins with its name: a model may have several
+    const bool named = message.compare(0, model_name.size(), model_name) == 0;
+    fprintf(stderr, "error: %s%s%s\n", named ? "" : model_name.c_str(), named ? "" : ": ", message.c_str());
     fflush(stderr);
     _exit(EXIT_BAD_INPUT);
 }
@@ -536,11 +550,21 @@ void check_versions() {
     }
 }
 
+// Opens a model's files. The reason why gguf refuses one is what it logs.
+std::vector<sparse_file> open_files(const std::string & path) {
+    try {
+        std::vector<sparse_file> files = open_model_files(path);
+        last_complaint.clear();
+        return files;
+    } catch (const std::runtime_error & error) {
+        throw std::runtime_error(error.what() + (last_complaint.empty() ? "" : ": " + last_complaint));
+    }
+}
+
 void export_graphs(const options & opts) {
     check_versions();
     load_cpu_backend();
-    std::vector<sparse_file> files = open_model_files(opts.model);
-    last_complaint.clear();
+    std::vector<sparse_file> files = open_files(opts.model);
     if (opts.ftype >= 0) {
         quantize(files, (llama_ftype) opts.ftype);
     }
@@ -565,9 +589,16 @@ void limit(int resource, rlim_t most) {
     }
 }
 
-[[noreturn]] void run_child(const options & opts) {
+[[noreturn]] void run_child(const options & opts, pid_t parent) {
     model_name = opts.model;
+    // who ends the parent means the work
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(EXIT_BAD_INPUT);
+    }
+#ifndef __SANITIZE_ADDRESS__  // which takes terabytes of addresses for its own books
     limit(RLIMIT_AS, MAX_ADDRESS_SPACE);
+#endif
     limit(RLIMIT_CPU, MAX_CPU_SECONDS);
     limit(RLIMIT_CORE, 0);
     ggml_log_set(note_complaint, nullptr);
@@ -602,13 +633,14 @@ int main(int argc, char ** argv) {
                EXPORTER_GGML_VERSION);
         return 0;
     }
-    const pid_t child = fork();
+    const pid_t parent = getpid();
+    const pid_t child  = fork();
     if (child < 0) {
         perror("error: fork");
         return 1;
     }
     if (child == 0) {
-        run_child(opts);
+        run_child(opts, parent);
     }
     int status = 0;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
@@ -618,5 +650,10 @@ int main(int argc, char ** argv) {
                 opts.model.c_str(), strsignal(WTERMSIG(status)));
         return EXIT_BAD_INPUT;
     }
-    return WEXITSTATUS(status);
+    const int code = WEXITSTATUS(status);
+    if (code != 0 && code != EXIT_BAD_INPUT) {
+        fprintf(stderr, "error: %s: llama.cpp ends the program with exit status %d\n", opts.model.c_str(), code);
+        return EXIT_BAD_INPUT;
+    }
+    return code;
 }
