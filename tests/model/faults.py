@@ -1,0 +1,381 @@
+"""Damages the headers of models in many ways and asks for their graphs: the outcome is graphs, or one line of error and exit status 2.
+
+    ./bazelw run //tests:model_faults -- --rounds 5000 --seed 1
+
+Each round takes the header of a small model (those of headers.py, and of each architecture that test-llama-archs writes a model of), damages
+it as the seed chooses (damage.py), and runs export-graphs on it twice: as it is, in bounded time and memory; and all of it with
+llama.cpp compiled with AddressSanitizer and UndefinedBehaviorSanitizer. Every tenth round also runs `kernelgen model`.
+
+Exit status 1 when a run ends in another way, takes too long or too much memory, or a sanitizer reports a place in this project. What it
+reports in llama.cpp, and each way in which llama.cpp crashes, is contained by the child process, and printed at the end with the number
+of the round. `--keep FOLDER` writes the files of both kinds there.
+
+The first run compiles all of llama.cpp with the sanitizers: many minutes. Afterwards a round takes about 0.3 s of CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import headers
+from damage import FLOATS, NUMBERS, damage, parts, put_together
+
+from kernelgen import cli
+
+GRAPHS = ("--ctx-size", "512", "--ubatch-size", "64", "--flash-attn", "on,off")
+GRAPHS += ("--graph", "n_tokens=1,n_kv=256", "--graph", "n_tokens=64,n_outputs=1,n_kv=512")
+N_GRAPHS = 4
+
+SECONDS = 20
+"""CPU time that a run may take; the small models that are damaged take 0.02."""
+
+MEMORY = 1 << 30
+"""Bytes that a run may have in memory."""
+
+OURS = re.compile(r"(backend/exporter/|/)(exporter|options|sparse_file)\.(cpp|h)\b|/json\.h\b")
+REPORT = re.compile(r"(?:ERROR: AddressSanitizer: |runtime error: )(.*)")
+REFUSED = re.compile(
+    r"allocation-size-too-big|out-of-memory|out of memory|requested allocation size|rss limit|calloc-overflow"
+)
+"""What AddressSanitizer says of an allocation that fails without it, too."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        status: exit status; negative for a signal.
+        out, err: what it printed.
+        seconds: CPU time.
+        memory: bytes that it had in memory at most.
+    """
+
+    status: int
+    out: bytes
+    err: str
+    seconds: float
+    memory: int
+
+
+def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> Outcome:
+    """Runs a program, and ends it when it does nothing for long."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            list(map(str, command)), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        )
+        timer = threading.Timer(SECONDS * 6, process.kill)
+        timer.start()
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        finally:
+            timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        return Outcome(
+            process.returncode,
+            out.read(),
+            err.read().decode(errors="replace"),
+            used.ru_utime + used.ru_stime,
+            used.ru_maxrss * 1024,
+        )
+
+
+def environment(libraries: Path | None) -> dict[str, str]:
+    """Returns the environment in which a program finds llama.cpp's libraries, and sanitizers say what is needed here."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "LLAMA_"))}
+    # What is allocated is never freed: the child ends without tidying up.
+    found["ASAN_OPTIONS"] = (
+        "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=16384:hard_rss_limit_mb=4096"
+    )
+    found["UBSAN_OPTIONS"] = "print_stacktrace=1"
+    if libraries is not None:
+        found["LD_LIBRARY_PATH"] = str(libraries)
+    return found
+
+
+def wrong(outcome: Outcome, file: Path, n_graphs: int = N_GRAPHS) -> str | None:
+    """Returns what is wrong with the outcome of a run without sanitizers, or None."""
+    if outcome.seconds > SECONDS:
+        return f"{outcome.seconds:.0f} s of CPU time"
+    if outcome.memory > MEMORY:
+        return f"{outcome.memory >> 20} MiB of memory"
+    if outcome.status == 0:
+        lines = [json.loads(line) for line in outcome.out.splitlines()]
+        if len(lines) != 1 + n_graphs or outcome.err:
+            return f"{len(lines)} lines, and {outcome.err!r}"
+        return None
+    return wrong_message(outcome.status, outcome.err, file)
+
+
+def wrong_message(status: int, said: str, file: Path) -> str | None:
+    """Returns what is wrong with the end of a program that refuses a file, or None."""
+    if status != 2:
+        return f"exit status {status}: {said}"
+    if not said.startswith(f"error: {file}") or said.count("\n") != 1 or not said.endswith("\n"):
+        return f"not one line of error: {said!r}"
+    if any(ord(c) < 32 or ord(c) == 127 for c in said[:-1]):
+        return f"control characters: {said!r}"
+    return None
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a sanitizer reports: whether in this project, and where and what."""
+
+    ours: bool
+    what: str
+
+
+def reports(said: str) -> list[Reported]:
+    """Returns what sanitizers report, without allocations that fail without them, too."""
+    found = []
+    lines = said.splitlines()
+    for number, line in enumerate(lines):
+        match = REPORT.search(line)
+        if match is None or REFUSED.search(line):
+            continue
+        frames = [text for text in lines[number : number + 30] if re.match(r"\s+#\d+ ", text)]
+        places = [
+            f.split(" in ", 1)[-1]
+            for f in frames
+            if ":" in f and "libsanitizer" not in f and "sanitizer_common" not in f
+        ]
+        place = line.partition(": runtime error")[0] if "runtime error" in line else (places[0] if places else "?")
+        what = re.sub(r"0x[0-9a-f]+|\b\d{3,}\b|==\d+==", "N", match[1])
+        found.append(Reported(bool(OURS.search(place)), f"{_short(place)}: {what}"))
+    return found
+
+
+def _short(place: str) -> str:
+    return re.sub(r"\S*/(?=(src|ggml/src|exporter)/)", "", place)[:160]
+
+
+def bases(folder: Path) -> dict[str, bytes]:
+    """Returns the headers of the models of headers.py, and of the models in a folder."""
+    small = {"qwen3": headers.qwen3(), "gemma2": headers.gemma2(), "mixtral": headers.mixtral()}
+    found = {}
+    with tempfile.TemporaryDirectory() as made:
+        for name, header in small.items():
+            found[name] = headers.write(header, Path(made) / name).read_bytes()
+    for path in sorted(folder.glob("*.gguf")):
+        found[path.stem] = put_together(parts(path.read_bytes()))
+    return found
+
+
+def absurd(rng: random.Random) -> headers.Header:
+    """Returns a header of which all parts agree with each other, and no model has the sizes."""
+
+    def size(usual: int) -> int:
+        return usual if rng.random() < 0.6 else rng.choice((0, 1, 2, 3, 31, 33, 48, 1000, 2**16, 2**20, 2**24))
+
+    fields: dict[str, headers.Value] = {}
+    for key in ("rope.freq_scale", "attention.max_alibi_bias", "attention.clamp_kqv", "final_logit_softcapping"):
+        if rng.random() < 0.2:
+            fields[key] = rng.choice(FLOATS)
+    for key in ("attention.sliding_window", "rope.dimension_count", "expert_used_count", "leading_dense_block_count"):
+        if rng.random() < 0.2:
+            fields[key] = rng.choice(NUMBERS) % 2**32
+    return headers.decoder(
+        rng.choice(("llama", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "stablelm")),
+        n_embd=size(256),
+        n_head=size(4),
+        n_head_kv=size(2),
+        n_ff=size(512),
+        n_vocab=size(128),
+        n_layer=rng.choice((0, 1, 2, 2, 2, 40)),
+        head=max(1, size(64)),
+        qk_norm=rng.random() < 0.3,
+        qkv_bias=rng.random() < 0.3,
+        fused=rng.random() < 0.1,
+        post_norms=rng.random() < 0.3,
+        n_expert=size(0) % 2048,
+        tied=rng.random() < 0.5,
+        eps=rng.choice((1e-6, 1e-6, *FLOATS)),
+        freq_base=rng.choice((1e6, 1e6, *FLOATS)),
+        context_length=size(8192),
+        fields=fields,
+    )
+
+
+def save_models(programs: Path, load_backends: Path, pattern: str, folder: Path) -> None:
+    """Writes small models of the architectures that match, by test-llama-archs."""
+    subprocess.run(
+        [programs / "test-llama-archs", "-a", pattern, "-s", "1", "-o", folder],
+        env=environment(programs) | {"LD_PRELOAD": str(load_backends)},
+        check=False,
+        capture_output=True,
+    )
+
+
+def derive(program: Path, libraries: Path | None, file: Path) -> str | None:
+    """Runs `kernelgen model` on a file; returns what is wrong with the outcome, or None."""
+    output = file.with_suffix(".yaml")
+    where = ["--exporter", program] + (["--llama-cpp", libraries] if libraries else [])
+    options = ["--n-ctx", "256", "--n-tokens", "1,16", "--n-ubatch", "16"]
+    out, err = io.StringIO(), io.StringIO()
+    started = time.process_time()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = cli.run(list(map(str, ("model", file, "-o", output, *where, *options))))
+    taken = time.process_time() - started
+    written = output.exists()
+    output.unlink(missing_ok=True)
+    if taken > SECONDS:
+        return f"{taken:.0f} s of CPU time in kernelgen"
+    if status == 0:
+        return None if written else "no manifest"
+    if written:
+        return f"a manifest, and exit status {status}: {err.getvalue()}"
+    return wrong_message(status, err.getvalue(), file)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs, and llama.cpp's libraries; one that is whole needs none."""
+
+    exporter: Path
+    libraries: Path
+    sanitized: Path
+    sanitized_libraries: Path | None
+
+
+class Field:
+    """Rounds, and what came of them.
+
+    Attributes:
+        failures: what must not be.
+        contained: what llama.cpp does wrong, with the first round of each.
+        kinds: how runs ended.
+    """
+
+    def __init__(
+        self, programs: Programs, headers: Mapping[str, bytes], folder: Path, keep: Path | None = None
+    ) -> None:
+        self.programs, self.headers, self.folder, self.keep = programs, headers, folder, keep
+        self.failures: list[str] = []
+        self.contained: dict[str, tuple[int, str]] = {}
+        self.kinds: Counter[str] = Counter()
+
+    def round(self, seed: int, *, with_kernelgen: bool) -> None:
+        """One damaged header, from a seed of its own."""
+        rng = random.Random(seed)
+        file = self.folder / "model.gguf"
+        if rng.random() < 0.2:
+            name, good = "absurd sizes", headers.write(absurd(rng), file).read_bytes()
+        else:
+            name = rng.choice(sorted(self.headers))
+            good = self.headers[name]
+        data, done = damage(rng, good) if name in self.headers or rng.random() < 0.3 else (good, "nothing else")
+        file.write_bytes(data)
+        about = f"round {seed} ({name}: {done})"
+        plain = run([self.programs.exporter, file, *GRAPHS], environment(self.programs.libraries))
+        self.kinds[_kind(plain)] += 1
+        self._fail(about, wrong(plain, file), data)
+        if "crashes on this model" in plain.err:
+            self._contain(re.sub(".*crashes", "crashes", plain.err.strip()), seed, about, data)
+        checked = run([self.programs.sanitized, file, *GRAPHS], environment(self.programs.sanitized_libraries))
+        for reported in reports(checked.err):
+            if reported.ours:
+                self._fail(about, reported.what, data)
+            else:
+                self._contain(reported.what, seed, about, data)
+        if with_kernelgen:
+            self._fail(about, derive(self.programs.exporter, self.programs.libraries, file), data)
+
+    def _fail(self, about: str, what: str | None, data: bytes) -> None:
+        if what is not None:
+            self.failures.append(f"{about}: {what}")
+            self._keep(about, data)
+
+    def _contain(self, what: str, seed: int, about: str, data: bytes) -> None:
+        if what not in self.contained:
+            self.contained[what] = (seed, about)
+            self._keep(about, data)
+
+    def _keep(self, about: str, data: bytes) -> None:
+        if self.keep is not None:
+            (self.keep / f"{re.sub('[^a-z0-9]+', '-', about.lower()).strip('-')[:60]}.gguf").write_bytes(data)
+
+
+def _kind(outcome: Outcome) -> str:
+    if outcome.status == 0:
+        return "graphs"
+    for text in (
+        "crashes on this model",
+        "llama.cpp stops",
+        "can't load",
+        "can't make a context",
+        "damaged or cut off",
+    ):
+        if text in outcome.err:
+            return text
+    return "other refusals"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round; each next has the next")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the files that show something there")
+    args = parser.parse_args()
+    root = Path(__file__).resolve().parents[2]
+    here = Path(os.environ.get("LLAMA_CPP_PROGRAMS", root / "tests/llama/llama_cpp")).absolute()
+    whole = os.environ.get(
+        "NEURON_KERNELGEN_SANITIZED_EXPORTER", root / "backend/sanitizers/exporter_address_whole/export-graphs"
+    )
+    programs = Programs(
+        Path(os.environ.get("NEURON_KERNELGEN_EXPORTER", root / "backend/exporter/exporter/export-graphs")).absolute(),
+        here,
+        Path(whole).absolute(),
+        None,
+    )
+    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", root / "tests/llama/libload_backends.so")).absolute()
+    if args.keep:
+        args.keep.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        save_models(here, load_backends, ".*", folder)
+        found = bases(folder)
+        for path in folder.glob("*.gguf"):
+            path.unlink()
+        field = Field(programs, found, folder, args.keep)
+        for i in range(args.rounds):
+            field.round(args.seed + i, with_kernelgen=i % 10 == 0)
+            if (i + 1) % 100 == 0:
+                print(
+                    f"{i + 1} rounds: {len(field.failures)} failures, {len(field.contained)} kinds of contained ones",
+                    flush=True,
+                )
+    print(
+        f"{len(found)} headers; of {args.rounds} runs: {', '.join(f'{n} {kind}' for kind, n in field.kinds.most_common())}"
+    )
+    for what, (_, about) in field.contained.items():
+        print(f"contained: {what}: {about}")
+    for failure in field.failures:
+        print(f"FAILED: {failure}")
+    return 1 if field.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
