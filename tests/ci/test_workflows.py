@@ -142,6 +142,7 @@ def test_a_fork_of_llama_cpp_with_cmake(tmp_path: Path) -> None:
     first, second = (Runner(tmp_path / name, fork) for name in ("first", "second"))
     provide_python(first)
     assert rows(first.run("cmake.yml")) == [["llama3_trn1", "2", "0", "0", ""]]
+    assert len(list((first.temp / "hlo").rglob("*.hlo*"))) >= 2
     assert len(list(fork.glob("build-neuron/**/*.kernels.gguf"))) == 1
     first.hand_over("cmake.yml", second)
     shutil.rmtree(fork / "build-neuron")
