@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelgen import model_files, neff, neff_description
+from kernelgen import gguf_reader, model_files, neff, neff_description
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.compilers.identity import flag
@@ -43,7 +43,7 @@ def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
         with path.open("rb") as file:
             head = file.read(16)
         # By content; what is too short or damaged to tell is what its name says, so that the error is about that.
-        if head[:4] == pack.MAGIC or path.name.endswith(".gguf"):
+        if head[:4] == gguf_reader.MAGIC or path.name.endswith(".gguf"):
             return _pack(path, check)
         if _looks_like_neff(head) or path.suffix == NEFF:
             return _neff(path.read_bytes(), str(path))

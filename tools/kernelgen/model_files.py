@@ -6,19 +6,15 @@ A kernel pack is GGUF too. It is told by its keys: its `general.architecture` is
 from __future__ import annotations
 
 import json
-import os
 import stat
 import struct
 from pathlib import Path
 from typing import BinaryIO
 
 from kernelgen.errors import Diagnostic
+from kernelgen.gguf_reader import MAGIC, STRING, Damaged, Reader
 
-_MAGIC = b"GGUF"
 _PACK = "neuron-kernels"
-_SCALAR_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""GGUF's value types that are not strings or arrays, and their bytes."""
-_STRING, _ARRAY = 8, 9
 _PART = "part"
 """What `gguf_kind` calls a later file of a split model, which has no architecture."""
 _MAX_TEXT = 1 << 10
@@ -54,7 +50,7 @@ def recognize(path: str | Path, expected: str, *, packs: bool = False) -> Diagno
 
 def _file(file: BinaryIO, path: Path, size: int, expected: str, packs: bool) -> Diagnostic | None:
     head = file.read(16)
-    if head[:4] == _MAGIC:
+    if head[:4] == MAGIC:
         file.seek(4)
         found = gguf_kind(file)
         if found is None:
@@ -119,76 +115,28 @@ def gguf_kind(file: BinaryIO) -> tuple[str, str] | None:
     is_part = False
     steps = 0
     try:
-        version, _, count = struct.unpack("<IQQ", _exactly(file, 20))
+        reader = Reader(file, file.tell())
+        version, _, count = (reader.number(code, "the header") for code in "IQQ")
         if version not in (2, 3):
             return None
         for _ in range(count):
-            key = _text(file)
-            (value_type,) = struct.unpack("<I", _exactly(file, 4))
-            if value_type == _STRING and key in ("general.architecture", "general.type"):
-                value = _text(file)
+            key = reader.text("a key", limit=_MAX_TEXT, errors="replace")
+            value_type = reader.number("I", key)
+            if value_type == STRING and key in ("general.architecture", "general.type"):
+                value = reader.text(key, limit=_MAX_TEXT, errors="replace")
                 if key == "general.type":
                     kind = value
                 else:
                     architecture = value
             else:
-                steps += _skip(file, value_type, _MAX_STEPS - steps)
+                steps += reader.skip_value(value_type, key, _MAX_STEPS - steps)
             steps += 1
             is_part |= key == "split.no"
             # The two stand first in all files that gguf-py and llama.cpp write; what follows them is long.
             if steps > _MAX_STEPS or (architecture is not None and not key.startswith("general.")):
                 break
-    except (EOFError, ValueError):
+    except Damaged:
         pass  # the rest is missing or damaged; what was read says what it is
     if architecture is None:
         return ("", _PART) if is_part else None
     return architecture, kind
-
-
-def _skip(file: BinaryIO, value_type: int, most: int) -> int:
-    """Passes a value, and returns how many steps that took."""
-    if value_type == _STRING:
-        _pass(file, _length(file))
-        return 1
-    if value_type != _ARRAY:
-        _pass(file, _scalar_size(value_type))
-        return 1
-    element, count = struct.unpack("<IQ", _exactly(file, 12))
-    if element != _STRING:
-        _pass(file, _scalar_size(element) * count)
-        return 1
-    if count > most:
-        raise ValueError(count)
-    for _ in range(count):
-        _pass(file, _length(file))
-    return int(count)
-
-
-def _scalar_size(value_type: int) -> int:
-    if value_type not in _SCALAR_SIZES:
-        raise ValueError(value_type)
-    return _SCALAR_SIZES[value_type]
-
-
-def _length(file: BinaryIO) -> int:
-    return int(struct.unpack("<Q", _exactly(file, 8))[0])
-
-
-def _text(file: BinaryIO) -> str:
-    length = _length(file)
-    if length > _MAX_TEXT:
-        raise ValueError(length)
-    return _exactly(file, length).decode("utf-8", "replace")
-
-
-def _pass(file: BinaryIO, count: int) -> None:
-    if count >= 1 << 62:
-        raise ValueError(count)
-    file.seek(count, os.SEEK_CUR)
-
-
-def _exactly(file: BinaryIO, count: int) -> bytes:
-    data = file.read(count)
-    if len(data) < count:
-        raise EOFError
-    return data

@@ -1,20 +1,14 @@
 """The pack: a bundle as one GGUF file, a tensor of bytes per distinct NEFF and the index in the metadata.
 
-Written with the `gguf` package, so that it is GGUF by another's judgement. Read by a small reader of our own, because an
-embedded bundle needs the places of the arrays in the file, and because a broken file must give a clear error whatever is broken
-in it. The layout is docs/bundle-format.md's.
+Written with the `gguf` package, so that it is GGUF by another's judgement. Read by a small reader of our own (gguf_reader.py),
+because an embedded bundle needs the places of the arrays in the file, and because a broken file must give a clear error whatever is
+broken in it. The layout is docs/bundle-format.md's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import mmap
-import struct
-import sys
-from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,17 +17,11 @@ from kernelgen import fileio
 from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, file_name
 from kernelgen.bundle.index import MIN_SLOTS, Index
 from kernelgen.errors import KernelgenError
+from kernelgen.gguf_reader import BOOL, MAGIC, STRING, U32, U64, Damaged, Reader, Value
 from kernelgen.kernel import MAX_ID, spec_json
 
 ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64
-MAGIC = b"GGUF"
-
-# GGUF's value types: number → (struct code, bytes), and the two that are not scalars.
-_SCALARS = {
-    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"
-}  # fmt: skip
-_U32, _BOOL, _STRING, _ARRAY, _U64 = 4, 7, 8, 9, 10
 _I8_TENSOR = 24
 
 
@@ -88,23 +76,6 @@ def write(path: str | Path, contents: Contents) -> None:
                 writer.write_tensor_data(data)
         finally:
             writer.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One metadata value and where it is.
-
-    Attributes:
-        kind: GGUF's type number; of an array, that of its elements.
-        value: the number, text, or list.
-        offset: bytes from the start of the file to the value; of an array, to its first element.
-        is_array: whether it is an array.
-    """
-
-    kind: int
-    value: Any
-    offset: int
-    is_array: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,106 +137,52 @@ def read(path: str | Path) -> Pack:
         OSError: it cannot be read.
     """
     path = Path(path)
-    with _mapped(path) as data:
-        reader = _Reader(path, data)
-        metadata, tensors, data_offset = reader.gguf()
-        return _check(path, metadata, tensors, data_offset, len(data))
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
     with path.open("rb") as file:
-        if file.seek(0, 2) == 0:
+        reader = Reader(file)
+        if reader.size == 0:
             raise KernelgenError(f"{path}: not a kernel pack: the file is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            yield mapped
-
-
-class _Reader:
-    """Reads GGUF from front to back; every access is checked against the end of the file."""
-
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
-        self.at = 0
-
-    def fail(self, what: str) -> NoReturn:
-        raise KernelgenError(f"{self.path}: damaged kernel pack at byte {self.at}: {what}")
-
-    def take(self, size: int, what: str) -> bytes:
-        if size > len(self.data) - self.at:
-            self.fail(f"{what} needs {size} bytes, the file has {len(self.data) - self.at} more")
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def number(self, code: str, what: str) -> Any:
-        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
-
-    def text(self, what: str) -> str:
-        raw = self.take(self.number("Q", what), what)
         try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            self.fail(f"{what} is not UTF-8")
+            metadata, tensors, data_offset = _header(path, reader)
+        except Damaged as problem:
+            raise KernelgenError(f"{path}: damaged kernel pack at byte {problem.at}: {problem.what}") from None
+        return _check(path, metadata, tensors, data_offset, reader.size)
 
-    def value(self, what: str) -> Value:
-        kind = self.number("I", what)
-        if kind != _ARRAY:
-            at = self.at
-            if kind != _STRING and kind not in _SCALARS:
-                self.fail(f"{what} has the unknown type {kind}")
-            return Value(kind, self.text(what) if kind == _STRING else self.number(_SCALARS[kind], what), at, False)
-        kind, count, at = self.number("I", what), self.number("Q", what), self.at
-        if kind == _STRING:
-            if count > (len(self.data) - at) // 8:  # each has a length of 8 bytes: no loop over an absurd count
-                self.fail(f"{what} has {count} strings, more than the file can hold")
-            return Value(kind, [self.text(what) for _ in range(count)], at, True)
-        if kind not in _SCALARS:
-            self.fail(f"{what} is an array of the unknown type {kind}")
-        code = _SCALARS[kind]
-        raw = self.take(count * struct.calcsize("<" + code), what)
-        if kind in (_U32, _U64):
-            numbers = array("I" if kind == _U32 else "Q", raw)
-            if sys.byteorder == "big":
-                numbers.byteswap()
-            return Value(kind, numbers.tolist(), at, True)
-        return Value(kind, [v[0] for v in struct.iter_unpack("<" + code, raw)], at, True)
 
-    def gguf(self) -> tuple[dict[str, Value], list[tuple[str, int, int]], int]:
-        """Returns the metadata, (name, offset, size) of the tensors, and where their data starts."""
-        if self.take(4, "the magic") != MAGIC:
-            raise KernelgenError(f"{self.path}: not a kernel pack: it does not begin with GGUF")
-        version = self.number("I", "the GGUF version")
-        if version != 3:
-            raise KernelgenError(f"{self.path}: not a kernel pack that can be read: GGUF version {version}, expected 3")
-        n_tensors, n_values = self.number("Q", "the tensor count"), self.number("Q", "the metadata count")
-        metadata: dict[str, Value] = {}
-        for i in range(n_values):  # an absurd count ends at the end of the file
-            name = self.text(f"the name of metadata value {i}")
-            if name in metadata:
-                self.fail(f"metadata value '{name}' is there twice")
-            metadata[name] = self.value(f"metadata value '{name}'")
-        tensors = []
-        for i in range(n_tensors):
-            name = self.text(f"the name of tensor {i}")
-            if self.number("I", name) != 1:
-                self.fail(f"tensor '{name}' does not have one dimension")
-            size, kind, offset = self.number("Q", name), self.number("I", name), self.number("Q", name)
-            if kind != _I8_TENSOR:
-                self.fail(f"tensor '{name}' is not of type I8")
-            tensors.append((name, offset, size))
-        alignment = metadata.get("general.alignment")
-        if alignment is None or alignment.is_array or alignment.kind != _U32 or alignment.value != ALIGNMENT:
-            self.fail(f"general.alignment is not {ALIGNMENT}")
-        start = -(-self.at // ALIGNMENT) * ALIGNMENT
-        end = 0
-        for name, offset, size in tensors:
-            if offset != end:
-                self.fail(f"tensor '{name}' is at {offset}, expected {end}")
-            if size == 0 or size > len(self.data) - start - offset:
-                self.fail(f"tensor '{name}' has {size} bytes, which the file does not hold")
-            end = -(-(offset + size) // ALIGNMENT) * ALIGNMENT
-        return metadata, tensors, start
+def _header(path: Path, reader: Reader) -> tuple[dict[str, Value], list[tuple[str, int, int]], int]:
+    """Returns the metadata, (name, offset, size) of the tensors, and where their data starts."""
+    if reader.take(4, "the magic") != MAGIC:
+        raise KernelgenError(f"{path}: not a kernel pack: it does not begin with GGUF")
+    version = reader.number("I", "the GGUF version")
+    if version != 3:
+        raise KernelgenError(f"{path}: not a kernel pack that can be read: GGUF version {version}, expected 3")
+    n_tensors, n_values = reader.number("Q", "the tensor count"), reader.number("Q", "the metadata count")
+    metadata: dict[str, Value] = {}
+    for i in range(n_values):  # an absurd count ends at the end of the file
+        name = reader.text(f"the name of metadata value {i}")
+        if name in metadata:
+            reader.fail(f"metadata value '{name}' is there twice")
+        metadata[name] = reader.value(f"metadata value '{name}'")
+    tensors = []
+    for i in range(n_tensors):
+        name = reader.text(f"the name of tensor {i}")
+        if reader.number("I", name) != 1:
+            reader.fail(f"tensor '{name}' does not have one dimension")
+        size, kind, offset = reader.number("Q", name), reader.number("I", name), reader.number("Q", name)
+        if kind != _I8_TENSOR:
+            reader.fail(f"tensor '{name}' is not of type I8")
+        tensors.append((name, offset, size))
+    alignment = metadata.get("general.alignment")
+    if alignment is None or alignment.is_array or alignment.kind != U32 or alignment.value != ALIGNMENT:
+        reader.fail(f"general.alignment is not {ALIGNMENT}")
+    start = -(-reader.at // ALIGNMENT) * ALIGNMENT
+    end = 0
+    for name, offset, size in tensors:
+        if offset != end:
+            reader.fail(f"tensor '{name}' is at {offset}, expected {end}")
+        if size == 0 or size > reader.size - start - offset:
+            reader.fail(f"tensor '{name}' has {size} bytes, which the file does not hold")
+        end = -(-(offset + size) // ALIGNMENT) * ALIGNMENT
+    return metadata, tensors, start
 
 
 def _check(
@@ -285,25 +202,25 @@ def _check(
     architecture = metadata.get("general.architecture")
     if architecture is None or architecture.value != ARCHITECTURE:
         fail(f"a GGUF file, but no kernel pack: general.architecture is not '{ARCHITECTURE}'")
-    version = get("kernelgen.format", _U32)
+    version = get("kernelgen.format", U32)
     if version != FORMAT:
         fail(f"a kernel pack of format {version}; this kernelgen reads format {FORMAT}")
-    ids = get("kernelgen.kernel.ids", _STRING, is_array=True)
+    ids = get("kernelgen.kernel.ids", STRING, is_array=True)
     n, m = len(ids), len(tensors)
     lists: dict[str, list[Any]] = {}
     for name, kind, count in (
-        ("kernelgen.kernel.specs", _STRING, n),
-        ("kernelgen.kernel.hlo_sha256", _STRING, n),
-        ("kernelgen.kernel.neff", _U32, n),
-        ("kernelgen.neff.sha256", _STRING, m),
-        ("kernelgen.key.offsets", _U32, n + 1),
+        ("kernelgen.kernel.specs", STRING, n),
+        ("kernelgen.kernel.hlo_sha256", STRING, n),
+        ("kernelgen.kernel.neff", U32, n),
+        ("kernelgen.neff.sha256", STRING, m),
+        ("kernelgen.key.offsets", U32, n + 1),
     ):
         lists[name] = get(name, kind, is_array=True)
         if len(lists[name]) != count:
             fail(f"damaged kernel pack: {name} has {len(lists[name])} elements, expected {count}")
-    words = get("kernelgen.key.words", _U64, is_array=True)
+    words = get("kernelgen.key.words", U64, is_array=True)
     offsets = lists["kernelgen.key.offsets"]
-    slots = get("kernelgen.key.slots", _U32, is_array=True)
+    slots = get("kernelgen.key.slots", U32, is_array=True)
     digests = lists["kernelgen.neff.sha256"]
     if not n or not m:
         fail("damaged kernel pack: it holds no kernel")
@@ -326,18 +243,18 @@ def _check(
         fail("damaged kernel pack: tensors are not named after kernelgen.neff.sha256")
     for name in ("kernelgen.name", "kernelgen.target"):
         try:
-            file_name(get(name, _STRING))  # an embedded bundle's files are named after them
+            file_name(get(name, STRING))  # an embedded bundle's files are named after them
         except KernelgenError as error:
             fail(f"damaged kernel pack: {name}: {error.diagnostics[0].message}")
     origin = BundleOrigin(
-        name=get("kernelgen.name", _STRING),
-        target=get("kernelgen.target", _STRING),
-        lnc=get("kernelgen.lnc", _U32),
-        simulated=get("kernelgen.simulated", _BOOL),
-        compiler=get("kernelgen.compiler", _STRING),
-        flags=tuple(get("kernelgen.flags", _STRING, is_array=True)),
-        version=get("kernelgen.version", _STRING),
-        jax_version=get("kernelgen.jax_version", _STRING),
+        name=get("kernelgen.name", STRING),
+        target=get("kernelgen.target", STRING),
+        lnc=get("kernelgen.lnc", U32),
+        simulated=get("kernelgen.simulated", BOOL),
+        compiler=get("kernelgen.compiler", STRING),
+        flags=tuple(get("kernelgen.flags", STRING, is_array=True)),
+        version=get("kernelgen.version", STRING),
+        jax_version=get("kernelgen.jax_version", STRING),
     )
     return Pack(
         path=path,

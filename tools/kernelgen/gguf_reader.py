@@ -1,0 +1,167 @@
+"""Reads the header of a GGUF file from front to back: kernel packs, and as much of a model's as says what it is.
+
+Not by the `gguf` package: that needs NumPy, which planning and `inspect` do without, reads the whole header, and says of a damaged
+file neither what is wrong nor where.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+MAGIC = b"GGUF"
+
+# GGUF's value types: number → struct code, and the two that are not scalars.
+_SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"
+}  # fmt: skip
+U32, BOOL, STRING, ARRAY, U64 = 4, 7, 8, 9, 10
+
+
+class Damaged(Exception):
+    """A file that ends too early, or says what can't be.
+
+    Attributes:
+        at: bytes from the start of the file to where that was noticed.
+        what: what is wrong.
+    """
+
+    def __init__(self, at: int, what: str) -> None:
+        super().__init__(f"byte {at}: {what}")
+        self.at = at
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One metadata value and where it is.
+
+    Attributes:
+        kind: GGUF's type number; of an array, that of its elements.
+        value: the number, text, or list.
+        offset: bytes from the start of the file to the value; of an array, to its first element.
+        is_array: whether it is an array.
+    """
+
+    kind: int
+    value: Any
+    offset: int
+    is_array: bool
+
+
+class Reader:
+    """A place in a file, which every method moves on. What does not fit into the file is `Damaged`, before memory is asked for.
+
+    Args:
+        file: the file, which can seek.
+        at: where to begin, in bytes from its start.
+    """
+
+    def __init__(self, file: BinaryIO, at: int = 0) -> None:
+        self.at = at
+        self.size = file.seek(0, 2)
+        self._file = file
+        file.seek(at)
+
+    def fail(self, what: str) -> NoReturn:
+        """Raises `Damaged` for this place."""
+        raise Damaged(self.at, what)
+
+    def take(self, count: int, what: str) -> bytes:
+        """Returns the next bytes."""
+        self._check(count, what)
+        data = self._file.read(count)
+        if len(data) < count:
+            self.fail(f"{what} needs {count} bytes, and the file became shorter")
+        self.at += count
+        return data
+
+    def skip(self, count: int, what: str) -> None:
+        """Passes bytes."""
+        self._check(count, what)
+        self.at += count
+        self._file.seek(self.at)
+
+    def number(self, code: str, what: str) -> Any:
+        """Returns a number by its struct code."""
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
+
+    def text(self, what: str, *, limit: int | None = None, errors: str = "strict") -> str:
+        """Returns a string; `Damaged` when it has more bytes than `limit`, or is not UTF-8 and `errors` is not `replace`."""
+        count = self.number("Q", what)
+        if limit is not None and count > limit:
+            self.fail(f"{what} has {count} bytes")
+        raw = self.take(count, what)
+        try:
+            return raw.decode(errors=errors)
+        except UnicodeDecodeError:
+            self.fail(f"{what} is not UTF-8")
+
+    def value(self, what: str) -> Value:
+        """Returns a metadata value: its type and what follows it."""
+        kind = self.number("I", what)
+        if kind != ARRAY:
+            at = self.at
+            if kind == STRING:
+                return Value(kind, self.text(what), at, False)
+            return Value(kind, self.number(self._scalar(kind, what), what), at, False)
+        kind, count, at = self._array(what)
+        if kind == STRING:
+            return Value(kind, [self.text(what) for _ in range(count)], at, True)
+        code = _SCALARS[kind]
+        raw = self.take(count * struct.calcsize("<" + code), what)
+        if kind in (U32, U64):
+            numbers = array("I" if kind == U32 else "Q", raw)
+            if sys.byteorder == "big":
+                numbers.byteswap()
+            return Value(kind, numbers.tolist(), at, True)
+        return Value(kind, [v[0] for v in struct.iter_unpack("<" + code, raw)], at, True)
+
+    def skip_value(self, kind: int, what: str, most: int) -> int:
+        """Passes what follows the type of a metadata value.
+
+        Args:
+            kind: the type.
+            what: its name in messages.
+            most: strings that an array may have.
+
+        Returns:
+            the values and strings that were passed.
+        """
+        if kind == STRING:
+            self.skip(self.number("Q", what), what)
+            return 1
+        if kind != ARRAY:
+            self.skip(struct.calcsize("<" + self._scalar(kind, what)), what)
+            return 1
+        kind, count, _ = self._array(what)
+        if kind != STRING:
+            self.skip(count * struct.calcsize("<" + _SCALARS[kind]), what)
+            return 1
+        if count > most:
+            self.fail(f"{what} has {count} strings")
+        for _ in range(count):
+            self.skip(self.number("Q", what), what)
+        return int(count)
+
+    def _check(self, count: int, what: str) -> None:
+        if count > self.size - self.at:
+            self.fail(f"{what} needs {count} bytes, the file has {self.size - self.at} more")
+
+    def _scalar(self, kind: int, what: str) -> str:
+        if kind not in _SCALARS:
+            self.fail(f"{what} has the unknown type {kind}")
+        return _SCALARS[kind]
+
+    def _array(self, what: str) -> tuple[int, int, int]:
+        """Returns the elements' type, how many there are, and where they begin."""
+        kind, count = self.number("I", what), self.number("Q", what)
+        if kind == STRING:
+            if count > (self.size - self.at) // 8:  # each has a length of 8 bytes: no loop over an absurd count
+                self.fail(f"{what} has {count} strings, more than the file can hold")
+        elif kind not in _SCALARS:
+            self.fail(f"{what} is an array of the unknown type {kind}")
+        return kind, count, self.at
