@@ -53,6 +53,7 @@ def test_a_header_is_taken_apart_and_put_together(bases: dict[str, bytes]) -> No
 
 def test_damaged_headers(programs: faults.Programs, bases: dict[str, bytes], tmp_path: Path) -> None:
     field = faults.Field(programs, bases, tmp_path)
+    field.check()
     for seed in range(ROUNDS):
         field.round(seed, with_kernelgen=seed % 6 == 0)
     assert field.failures == []
