@@ -1,4 +1,7 @@
-// What the backend prints: errors and warnings through ggml's logger, and what GGML_NEURON_LOG=1 asks for to stderr.
+// What the backend prints, all of it to stderr: errors and warnings always, details when GGML_NEURON_LOG asks for them.
+//
+// ggml's logger is not used: programs such as llama-bench silence it, and a run whose kernels are all left out would look
+// like any other.
 
 #pragma once
 
@@ -8,8 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-// Returns whether GGML_NEURON_LOG asks for details. Programs such as llama-bench silence ggml's logger, and whoever sets
-// the variable wants to read something: so these lines do not go through it.
+// Returns whether GGML_NEURON_LOG asks for details.
 inline bool neuron_log_enabled() {
     static const bool enabled = [] {
         const char * value = getenv("GGML_NEURON_LOG");
@@ -24,6 +26,13 @@ inline bool neuron_log_repeats() {
     return repeats;
 }
 
+// Lines of one format that are printed, unless repeats are asked for.
+constexpr int NEURON_MOST_LINES = 10;
+
+// Prints a line, which ends the format, after "ggml-neuron: ". A line is printed once, and of lines with the same format, so
+// that they differ in names and numbers, NEURON_MOST_LINES; then one that says that others are left out. Any thread may call it.
+void neuron_say(const char * format, ...) GGML_ATTRIBUTE_FORMAT(1, 2);
+
 #define NEURON_LOG(...)                                   \
     do {                                                  \
         if (neuron_log_enabled()) {                       \
@@ -31,5 +40,5 @@ inline bool neuron_log_repeats() {
         }                                                 \
     } while (0)
 
-#define NEURON_ERROR(...) GGML_LOG_ERROR("ggml-neuron: " __VA_ARGS__)
-#define NEURON_WARN(...)  GGML_LOG_WARN("ggml-neuron: " __VA_ARGS__)
+#define NEURON_ERROR(...) neuron_say(__VA_ARGS__)
+#define NEURON_WARN(...)  neuron_say(__VA_ARGS__)
