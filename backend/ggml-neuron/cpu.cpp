@@ -5,6 +5,7 @@
 #include "log.h"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -131,6 +132,10 @@ ggml_tensor * host_node::copy(ggml_context * ctx) {
     for (int i = 0; i < neuron_n_src(node); i++) {
         const ggml_tensor * src = node->src[i];
         result->src[i]          = !src ? nullptr : src == node ? result : copy_tensor(ctx, src);
+    }
+    // The scheduler may have copied the destination, of which SET_ROWS changes some rows only: see keep_result_apart.
+    if (node->op == GGML_OP_SET_ROWS && node->src[2]->data != node->data && ggml_are_same_layout(node->src[2], node)) {
+        memcpy(result->data, result->src[2]->data, ggml_nbytes(node));
     }
     return result;
 }
