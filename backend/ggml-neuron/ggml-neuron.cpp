@@ -9,6 +9,7 @@
 #include "nrt.h"
 #include "plan.h"
 #include "record.h"
+#include "variables.h"
 
 #include <sys/mman.h>
 
@@ -647,49 +648,82 @@ static struct ggml_backend_reg g_reg = {
     /* .context     = */ NULL,
 };
 
+// Says why there are no devices.
+static void ggml_backend_neuron_no_devices(const std::string & why) {
+    NEURON_WARN("no devices%s: %s\n", neuron_recording() ? ", and nothing is recorded" : "", why.c_str());
+}
+
+// Opens the kernels for what libnrt says the machine is; returns whether there is something for devices to do.
+static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & shared) {
+    const neuron_nrt & nrt = *shared.nrt;
+    NEURON_LOG("%s, version %llu.%llu.%llu %s, %u cores\n", nrt.path.c_str(), (unsigned long long) nrt.version.rt_major,
+               (unsigned long long) nrt.version.rt_minor, (unsigned long long) nrt.version.rt_patch,
+               nrt.version.rt_detail, nrt.n_cores);
+    const std::string target = neuron_variable("GGML_NEURON_TARGET");
+    neuron_record_target(target.empty() ? nrt.target : target);
+#ifdef GGML_NEURON_EMBEDDED
+    ggml_backend_neuron_register_embedded();
+#endif
+    shared.kernels.open(nrt, ggml_backend_neuron_embedded());
+    shared.buffers = ggml_backend_neuron_choose_buffers(shared.kernels);
+    NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared.kernels.n_kernels(),
+               shared.kernels.n_bundles(), shared.buffers == neuron_buffers::DEVICE ? "device" : "host");
+    // A device that computes nothing is not harmless: llama.cpp turns flash attention off for it, and puts weights there.
+    if (shared.kernels.n_kernels() == 0 && !neuron_recording()) {
+        const bool named = !neuron_variable("GGML_NEURON_KERNEL_DIR").empty();
+        ggml_backend_neuron_no_devices(
+            named ? "GGML_NEURON_KERNEL_DIR has no kernels that can be used here"
+                  : "no kernels: GGML_NEURON_KERNEL_DIR names where they are, and GGML_NEURON_RECORD a file to record "
+                    "which ones a program asks for");
+        return false;
+    }
+    return true;
+}
+
+static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & shared, uint32_t core) {
+    const neuron_nrt & nrt    = *shared.nrt;
+    auto               device = std::make_unique<ggml_backend_neuron_device_context>();
+    device->name              = "NEURON" + std::to_string(core);
+    device->description       = nrt.simulator        ? "NeuronCore, simulated on the CPU"
+                                : nrt.target.empty() ? "AWS NeuronCore"
+                                                     : "AWS NeuronCore (" + nrt.target + ")";
+    device->core              = std::make_unique<neuron_core>(nrt, (int) core);
+    shared.devices.push_back({
+        /* .iface   = */ ggml_backend_neuron_device_i,
+        /* .reg     = */ &g_reg,
+        /* .context = */ device.get(),
+    });
+    device->buft = {
+        /* .iface   = */ ggml_backend_neuron_buffer_type_i,
+        /* .device  = */ &shared.devices.back(),
+        /* .context = */ device.get(),
+    };
+    shared.contexts.push_back(std::move(device));
+}
+
 // Never destroyed: buffers may be freed by destructors that run later than any of ours.
 static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
     static ggml_backend_neuron_reg_context * context = [] {
         auto *      shared = new ggml_backend_neuron_reg_context;
         std::string message;
+        neuron_warn_of_unknown_variables();
         shared->nrt = neuron_nrt_get(message);
         if (!shared->nrt) {
-            NEURON_WARN("no devices: %s\n", message.c_str());
+            // Where the library is absent and no variable is set, nobody expects devices.
+            if (neuron_any_variable() || message.rfind("no libnrt: ", 0) != 0) {
+                ggml_backend_neuron_no_devices(message);
+            }
             return shared;
         }
-        const neuron_nrt & nrt = *shared->nrt;
-        NEURON_LOG("%s, version %llu.%llu.%llu %s, %u cores\n", nrt.path.c_str(),
-                   (unsigned long long) nrt.version.rt_major, (unsigned long long) nrt.version.rt_minor,
-                   (unsigned long long) nrt.version.rt_patch, nrt.version.rt_detail, nrt.n_cores);
-        const char * target = getenv("GGML_NEURON_TARGET");
-        neuron_record_target(target && *target ? target : nrt.target);
-#ifdef GGML_NEURON_EMBEDDED
-        ggml_backend_neuron_register_embedded();
-#endif
-        shared->kernels.open(nrt, ggml_backend_neuron_embedded());
-        shared->buffers = ggml_backend_neuron_choose_buffers(shared->kernels);
-        NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared->kernels.n_kernels(),
-                   shared->kernels.n_bundles(), shared->buffers == neuron_buffers::DEVICE ? "device" : "host");
-
-        shared->devices.reserve(nrt.n_cores);
-        for (uint32_t i = 0; i < nrt.n_cores; i++) {
-            auto device         = std::make_unique<ggml_backend_neuron_device_context>();
-            device->name        = "NEURON" + std::to_string(i);
-            device->description = nrt.simulator        ? "NeuronCore, simulated on the CPU"
-                                  : nrt.target.empty() ? "AWS NeuronCore"
-                                                       : "AWS NeuronCore (" + nrt.target + ")";
-            device->core        = std::make_unique<neuron_core>(nrt, (int) i);
-            shared->devices.push_back({
-                /* .iface   = */ ggml_backend_neuron_device_i,
-                /* .reg     = */ &g_reg,
-                /* .context = */ device.get(),
-            });
-            device->buft = {
-                /* .iface   = */ ggml_backend_neuron_buffer_type_i,
-                /* .device  = */ &shared->devices.back(),
-                /* .context = */ device.get(),
-            };
-            shared->contexts.push_back(std::move(device));
+        if (!ggml_backend_neuron_open_kernels(*shared)) {
+            return shared;
+        }
+        shared->devices.reserve(shared->nrt->n_cores);
+        for (uint32_t i = 0; i < shared->nrt->n_cores; i++) {
+            ggml_backend_neuron_add_device(*shared, i);
+        }
+        if (shared->devices.empty()) {
+            ggml_backend_neuron_no_devices(shared->nrt->path + " sees no NeuronCore");
         }
         // Runs before libnrt is closed, since it is registered later.
         atexit([] {

@@ -246,19 +246,18 @@ class Group:
 def listing(
     programs: harness.Programs, empty: Path, *, chosen: Sequence[str] = (), params: str | None = None
 ) -> list[Row]:
-    """Returns every case that the program would test, with what it asks for: it finds no kernel, and so runs nothing.
+    """Returns every case that the program would test, with what it asks for: it finds no kernel of its own, and so runs nothing.
 
     Args:
         programs: what to run.
-        empty: a folder without kernels.
+        empty: a folder for the kernel that there must be.
         chosen: see `run`.
         params: likewise.
 
     Raises:
         RuntimeError: there is no device, no such case, or the program failed.
     """
-    empty.mkdir(parents=True, exist_ok=True)
-    environment = programs.environment(kernels=empty, log=True) | {"GGML_NEURON_LOG": "2"}
+    environment = programs.environment(kernels=harness.odd_kernel(empty), log=True) | {"GGML_NEURON_LOG": "2"}
     ended = run(programs, "test", environment, chosen=chosen, params=params)
     if ended.status != 0:
         raise RuntimeError(f"test-backend-ops ended with status {ended.status}:\n{ended.log[-4000:]}")

@@ -329,6 +329,8 @@ class Lane:
 
     def run(self, group: cases.Group, kernels: Path, progress: Progress) -> cases.Outcome:
         """Runs the cases; after one that ends the program it goes on with the next."""
+        if not list(kernels.glob("*.gguf")):
+            kernels = harness.odd_kernel(self.work / "no-kernels")
         environment = self.programs.environment(kernels=kernels, log=True) | {
             "NEURON_SIMULATOR_CACHE": str(self.work.parent / COMPILED),
             "NEURON_SIMULATOR_THREADS": str(self.threads),

@@ -159,9 +159,7 @@ def architectures(programs: harness.Programs, work: Path) -> list[str]:
         known = json.loads(kept.read_text())
         if known["key"] == key:
             return list(known["architectures"])
-    empty = work / "no-kernels"
-    empty.mkdir(parents=True, exist_ok=True)
-    done = run(programs, programs.environment(kernels=empty), ".*")
+    done = run(programs, programs.environment(kernels=harness.odd_kernel(work / "no-kernels")), ".*")
     found = list(architecture_rows(done.stdout))
     if done.returncode or not found:
         raise RuntimeError(f"test-llama-archs ended with status {done.returncode}:\n{done.stderr[-3000:]}")
@@ -232,8 +230,9 @@ class Lane:
             for number in range(ROUNDS):
                 built, pack = self.builder.build(_buildable(asked), folder, progress)
                 progress("running, round", number + 1)
-                environment = self.programs.environment(kernels=folder / "kernels", log=True) | {
-                    "GGML_NEURON_RECORD": str(folder / "recorded.yaml"),
+                # Nothing is recorded, so that without kernels it asks for what it needs without flash attention.
+                kernels = folder / "kernels" if built.sizes else harness.odd_kernel(folder / "no-kernels")
+                environment = self.programs.environment(kernels=kernels, log=True) | {
                     "GGML_SCHED_DEBUG": "2",
                     "NEURON_SIMULATOR_CACHE": str(self.work.parent / lane.COMPILED),
                     "NEURON_SIMULATOR_THREADS": str(self.threads),

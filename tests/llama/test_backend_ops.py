@@ -42,7 +42,7 @@ def test_the_sample_is_large_and_has_some_of_every_op(programs: harness.Programs
 
 
 def test_an_absent_device_is_an_error(programs: harness.Programs, tmp_path: Path) -> None:
-    environment = programs.environment(kernels=tmp_path)
+    environment = programs.environment(kernels=harness.odd_kernel(tmp_path))
     del environment["GGML_BACKEND_PATH"]
     with pytest.raises(RuntimeError, match="had no device NEURON0"):
         cases.run(programs, "test", environment, chosen=["RELU"])
