@@ -13,6 +13,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/variables.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights.cpp
     ${GGML_NEURON_BACKEND_DIR}/nrt/nrt.cpp
     ${NEURON_KERNELS_SOURCES}
 )

@@ -10,6 +10,7 @@
 #include "plan.h"
 #include "record.h"
 #include "variables.h"
+#include "weights.h"
 
 #include <sys/mman.h>
 
@@ -278,6 +279,7 @@ static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, g
         return ctx->core == &core && ctx->memory->write_locked(data, offset(owner, address), size) == NRT_SUCCESS;
     };
     g_counts.cpu[node->op]++;
+    neuron_note_executed(node);
     return neuron_compute_on_cpu(node, access);
 }
 
@@ -489,14 +491,22 @@ static ggml_backend_buffer_t ggml_backend_neuron_device_buffer_from_host_ptr(ggm
 }
 
 // llama.cpp decides where a weight goes by asking for a made-up op on it: 512 tokens, parameters all 0, and the weight in a
-// buffer of size 0.
-static bool ggml_backend_neuron_is_placement_probe(const ggml_tensor * op) {
+// buffer of size 0. Returns the weight, or NULL when the op is not made up.
+static const ggml_tensor * ggml_backend_neuron_probed_weight(const ggml_tensor * op) {
     for (const ggml_tensor * src : op->src) {
         if (src && src->buffer && ggml_backend_buffer_get_size(src->buffer) == 0) {
-            return true;
+            return src;
         }
     }
-    return false;
+    return nullptr;
+}
+
+// Answers for a weight. While ops are recorded, weights go where the kernels that can be built will want them.
+static bool ggml_backend_neuron_takes_weight(const ggml_tensor * op, const ggml_tensor * weight) {
+    const bool takes =
+        ggml_backend_neuron_shared().kernels.has_signature(op) || (neuron_recording() && neuron_can_be_built(op));
+    neuron_note_weight(op, weight, takes);
+    return takes;
 }
 
 static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
@@ -504,19 +514,19 @@ static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_cont
     return kernel && !device->core->is_broken(kernel);
 }
 
-static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
-        return true;
-    }
-    auto & shared = ggml_backend_neuron_shared();
-    auto * device = (ggml_backend_neuron_device_context *) dev->context;
-    if (ggml_backend_neuron_is_placement_probe(op)) {
-        // While ops are recorded, weights go where the kernels that can be built will want them.
-        return shared.kernels.has_signature(op) || (neuron_recording() && neuron_can_be_built(op));
-    }
-    // What an op changes must be where it is computed: ggml's scheduler would give it a copy, and the change would be lost.
+// Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
+// computes it: so a program asks at once for what it will ask for when the kernels are there.
+static bool ggml_backend_neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    return ggml_backend_neuron_has_kernel(device, op) ||
+           (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
+}
+
+// Returns whether what an op changes is in the device's memory: ggml's scheduler would give it a copy of what is not, and the
+// change would be lost.
+static bool ggml_backend_neuron_holds_updates(const ggml_backend_neuron_device_context * device,
+                                              const ggml_tensor *                        op) {
     const uint32_t updates = neuron_updates_of(op);
-    for (int i = 0; updates && shared.buffers == neuron_buffers::DEVICE && i < GGML_MAX_SRC; i++) {
+    for (int i = 0; updates && i < GGML_MAX_SRC; i++) {
         const ggml_tensor * src  = op->src[i];
         const ggml_tensor * root = src && src->view_src ? src->view_src : src;
         if (!(updates >> i & 1) || !root || !root->buffer) {
@@ -527,11 +537,27 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
             return false;
         }
     }
-    const bool computed = ggml_backend_neuron_has_kernel(device, op);
-    if (!computed) {
+    return true;
+}
+
+static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
+        return true;
+    }
+    auto & shared = ggml_backend_neuron_shared();
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
+    if (const ggml_tensor * weight = ggml_backend_neuron_probed_weight(op)) {
+        return ggml_backend_neuron_takes_weight(op, weight);
+    }
+    const bool in_host = shared.buffers == neuron_buffers::HOST;
+    if (neuron_is_kept_by_host(op) || (!in_host && !ggml_backend_neuron_holds_updates(device, op))) {
+        return false;
+    }
+    if (!ggml_backend_neuron_has_kernel(device, op)) {
         neuron_note_missing(op);
     }
-    if (!op->view_src || shared.buffers == neuron_buffers::HOST) {
+    const bool computed = ggml_backend_neuron_computes(device, op);
+    if (!op->view_src || in_host) {
         return computed;
     }
     // A node that writes into another tensor's memory can run only where this is: ggml's scheduler ends the program when
@@ -545,7 +571,7 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
     if (home->op == GGML_OP_NONE) {
         return computed;
     }
-    return ggml_backend_neuron_has_kernel(device, home) && (computed || neuron_has_cpu());
+    return ggml_backend_neuron_computes(device, home) && (computed || neuron_has_cpu());
 }
 
 static bool ggml_backend_neuron_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {

@@ -220,12 +220,18 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
     return nullptr;
 }
 
+// How often a kernel was asked for, and how often a node that wanted it was computed by the CPU in its stead.
+struct counts {
+    uint64_t asked    = 0;
+    uint64_t executed = 0;
+};
+
 struct entry {
     std::string  text;             // "{op: add, inputs: [...], output: ...}"
     std::string  without_emitter;  // what it was in a file that was recorded when the op had no emitter
     const char * reason;           // why no kernel can be built; NULL when one can
-    uint64_t     asked;            // how often, by this process
-    uint64_t     written;          // how many of these are in the file
+    counts       noted;            // by this process
+    counts       written;          // of these, what is in the file
 };
 
 // Returns a node as a manifest has it; `known` gives the parameters their names.
@@ -249,8 +255,13 @@ entry make_entry(const ggml_tensor * op) {
     const std::string name  = nk::lower(ggml_op_desc(op));
     const neuron_op * known = find_op(name);
     const int         alias = neuron_alias_of(op);
-    return { entry_text(op, name, known, alias), entry_text(op, name, nullptr, alias), why_not(op, known, alias), 0,
-             0 };
+    return {
+        entry_text(op, name, known, alias), entry_text(op, name, nullptr, alias), why_not(op, known, alias), {}, {}
+    };
+}
+
+std::string with_reason(const entry & e) {
+    return e.text + (e.reason ? std::string(" (") + e.reason + ")" : "");
 }
 
 // Returns a number that tells nodes apart as their entries do.
@@ -288,8 +299,9 @@ struct line {
     std::string text;
     bool        is_entry  = false;
     bool        buildable = false;
-    uint64_t    count     = 0;
-    bool        dropped   = false;  // another entry took its place
+    counts      count;
+    bool        executions = false;  // whether it says how often it was executed, which older files do not
+    bool        dropped    = false;  // another entry took its place
 
     line(std::string text = "") : text(std::move(text)) {}
 };
@@ -297,16 +309,32 @@ struct line {
 constexpr const char * ENTRY   = "  - {op: ";
 constexpr const char * COMMENT = "  # - {op: ";
 constexpr const char * COUNT   = "  # asked for ";
+constexpr const char * RAN     = ", executed ";
+
+// Returns the number after a text's last `label`, or 0 and sets `there` to whether there is such a label.
+uint64_t number_after(const std::string & text, const char * label, bool & there) {
+    const size_t at = text.rfind(label);
+    there           = at != std::string::npos;
+    return there ? strtoull(text.c_str() + at + strlen(label), nullptr, 10) : 0;
+}
+
+// Returns "1 time" or "2 times".
+std::string times(uint64_t n) {
+    return std::to_string(n) + (n == 1 ? " time" : " times");
+}
 
 line parse(const std::string & text) {
     line l(text);
     l.buildable      = text.rfind(ENTRY, 0) == 0;
     const size_t end = text.rfind(COUNT);
     if ((l.buildable || text.rfind(COMMENT, 0) == 0) && end != std::string::npos) {
-        const size_t start = text.find('{');
-        l.is_entry         = true;
-        l.count            = strtoull(text.c_str() + end + strlen(COUNT), nullptr, 10);
-        l.text             = text.substr(start, end - start);
+        const size_t      start   = text.find('{');
+        const std::string comment = text.substr(end);
+        bool              counted;
+        l.is_entry       = true;
+        l.count.asked    = number_after(comment, COUNT, counted);
+        l.count.executed = number_after(comment, RAN, l.executions);
+        l.text           = text.substr(start, end - start);
     }
     return l;
 }
@@ -358,11 +386,15 @@ void add_entries(const std::unordered_map<uint64_t, entry> & entries, std::vecto
     std::map<std::string, line> fresh;  // sorted, so that equal runs give equal files
     for (const auto & item : entries) {
         const entry & e     = item.second;
-        uint64_t      count = e.asked - e.written;
-        const auto    stale = known.find(e.without_emitter);
+        counts        count = { e.noted.asked - e.written.asked, e.noted.executed - e.written.executed };
+        if (!count.asked && !count.executed) {
+            continue;
+        }
+        const auto stale = known.find(e.without_emitter);
         if (stale != known.end() && e.without_emitter != e.text && !stale->second->buildable &&
             !stale->second->dropped) {
-            count += stale->second->count;
+            count.asked += stale->second->count.asked;
+            count.executed += stale->second->count.executed;
             stale->second->dropped = true;
         }
         const auto found = known.find(e.text);
@@ -370,7 +402,9 @@ void add_entries(const std::unordered_map<uint64_t, entry> & entries, std::vecto
         l.text           = e.text;
         l.is_entry       = true;
         l.buildable      = l.buildable || !e.reason;
-        l.count += count;
+        l.executions     = true;
+        l.count.asked += count.asked;
+        l.count.executed += count.executed;
     }
     for (const auto & item : fresh) {
         lines.push_back(item.second);
@@ -381,8 +415,8 @@ std::string text_of(const std::vector<line> & lines) {
     std::string text;
     for (const line & l : lines) {
         if (l.is_entry && !l.dropped) {
-            text += (l.buildable ? "  - " : "  # - ") + l.text + COUNT + std::to_string(l.count) +
-                    (l.count == 1 ? " time\n" : " times\n");
+            text += (l.buildable ? "  - " : "  # - ") + l.text + COUNT + times(l.count.asked) +
+                    (l.executions ? RAN + times(l.count.executed) : "") + "\n";
         } else if (!l.is_entry) {
             text += l.text + "\n";
         }
@@ -460,6 +494,15 @@ struct recorder {
 
     ~recorder() { flush(); }
 
+    void note_executed(const ggml_tensor * op) {
+        std::lock_guard<std::mutex> lock(mutex);
+        const auto                  found = entries.find(fingerprint(op));
+        if (found != entries.end()) {  // else it has a kernel, which can't be used this time
+            found->second.noted.executed++;
+            dirty = true;
+        }
+    }
+
     void note(const ggml_tensor * op) {
         const uint64_t              hash = fingerprint(op);
         std::lock_guard<std::mutex> lock(mutex);
@@ -469,11 +512,9 @@ struct recorder {
             found = entries.emplace(hash, make_entry(op)).first;
         }
         if (fresh || neuron_log_repeats()) {
-            const entry & e = found->second;
-            NEURON_LOG("no kernel for %s%s%s%s\n", e.text.c_str(), e.reason ? " (" : "", e.reason ? e.reason : "",
-                       e.reason ? ")" : "");
+            NEURON_LOG("no kernel for %s\n", with_reason(found->second).c_str());
         }
-        found->second.asked++;
+        found->second.noted.asked++;
         dirty = true;
         // Whoever asks may hold a core's mutex: what can't be written at once is written later.
         if (std::chrono::steady_clock::now() - last_flush > std::chrono::seconds(1)) {
@@ -552,7 +593,7 @@ struct recorder {
             return path + " can't be written: " + strerror(error);
         }
         for (auto & item : entries) {
-            item.second.written = item.second.asked;
+            item.second.written = item.second.noted;
         }
         return "";
     }
@@ -578,6 +619,26 @@ void neuron_note_missing(const ggml_tensor * op) {
     if (neuron_log_enabled() || neuron_recording()) {
         the_recorder().note(op);
     }
+}
+
+void neuron_note_executed(const ggml_tensor * op) {
+    if (neuron_recording()) {
+        the_recorder().note_executed(op);
+    }
+}
+
+std::string neuron_describe(const ggml_tensor * op) {
+    const std::string name = nk::lower(ggml_op_desc(op));
+    std::string       text = name;
+    for (int i = 0; i < neuron_n_src(op); i++) {
+        text += (i ? ", " : " of ") + (op->src[i] ? tensor_text(op->src[i]) : "none");
+    }
+    const char * reason = why_not(op, find_op(name), neuron_alias_of(op));
+    return text + (reason ? std::string(" (") + reason + ")" : "");
+}
+
+uint64_t neuron_fingerprint(const ggml_tensor * op) {
+    return fingerprint(op);
 }
 
 void neuron_record_target(const std::string & target) {

@@ -10,6 +10,15 @@
 // Notes that a node was asked for and that there is no kernel for it. Cheap when neither variable is set.
 void neuron_note_missing(const ggml_tensor * op);
 
+// Notes that the CPU computed a node for want of a kernel. Cheap when ops are not recorded.
+void neuron_note_executed(const ggml_tensor * op);
+
+// Returns a node's op and inputs, and why no kernel can be built, where none can: "mul_mat of (64,4,1,1)/f32, (64,2,1,1)/f32".
+std::string neuron_describe(const ggml_tensor * op);
+
+// Returns a number that tells nodes apart as entries of a manifest do.
+uint64_t neuron_fingerprint(const ggml_tensor * op);
+
 // Returns whether kernelgen has an emitter for such a node, as far as op, types and parameters tell.
 bool neuron_can_be_built(const ggml_tensor * op);
 

@@ -45,11 +45,8 @@ N_TOKENS = (1, 2, GENERATED, PROMPT)
 
 PAGE = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "architectures.md"
 
-_HYPER_CONNECTIONS = "llama.cpp computes hyper-connections by other ops when the device has no kernels, which is so when a run is recorded"
-
 EXPLAINED = {
-    "deepseek4 (MoE)": f"{_HYPER_CONNECTIONS}; and it reserves memory for one more compressed row than a call has",
-    "glm5-next (MoE)": _HYPER_CONNECTIONS,
+    "deepseek4 (MoE)": "llama.cpp reserves memory for one more compressed row than a call has",
 }
 """Why a run asks for kernels that are not derived, where it does; by model."""
 

@@ -1,0 +1,18 @@
+// What llama.cpp asked about its weights before it placed them, by name and op.
+
+#pragma once
+
+#include "ggml.h"
+
+// Notes an answer: whether the device takes a weight for an op.
+void neuron_note_weight(const ggml_tensor * op, const ggml_tensor * weight, bool takes);
+
+// Returns whether the device was asked to take the weight for any op, and refused.
+bool neuron_refused_weight(const ggml_tensor * weight);
+
+// Returns whether a node gathers rows of a weight that llama.cpp never offered to the device: the embedding of the input
+// tokens, which it keeps in host memory and on the CPU, though its scheduler asks the device for the node.
+bool neuron_is_kept_by_host(const ggml_tensor * op);
+
+// Returns whether a tensor is a model's weight.
+bool neuron_is_weight(const ggml_tensor * t);
