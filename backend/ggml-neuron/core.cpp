@@ -326,7 +326,11 @@ bool neuron_core::is_broken(const neuron_kernel & kernel) {
         return false;  // without waiting for a computation to end
     }
     std::lock_guard<std::mutex> lock(mutex);
-    const auto                  found = models.find(kernel.neff_number());
+    return is_broken_locked(kernel);
+}
+
+bool neuron_core::is_broken_locked(const neuron_kernel & kernel) const {
+    const auto found = models.find(kernel.neff_number());
     return found != models.end() && !found->second->broken.empty();
 }
 

@@ -105,6 +105,7 @@ struct neuron_core {
 
     // Returns whether the kernel's NEFF was tried and will never be used.
     bool is_broken(const neuron_kernel & kernel);
+    bool is_broken_locked(const neuron_kernel & kernel) const;
 
     // Gives back what the core has for itself: loaded models, bound kernels and scratch memory.
     void release();

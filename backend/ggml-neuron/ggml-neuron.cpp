@@ -1,5 +1,6 @@
 #include "ggml-neuron.h"
 
+#include "census.h"
 #include "core.h"
 #include "cpu.h"
 #include "ggml-backend-impl.h"
@@ -69,7 +70,7 @@ static struct ggml_backend_neuron_counts {
             NEURON_LOG("%llu ops ran on %s%s%s\n", (unsigned long long) total, where, total ? ":" : "", ops.c_str());
         };
         print("NeuronCores", device);
-        print("the CPU for want of a kernel", cpu);
+        print("the CPU in a NeuronCore's stead", cpu);
         if (moves) {
             NEURON_LOG("%llu copies kept results apart from inputs\n", (unsigned long long) moves.load());
         }
@@ -248,6 +249,12 @@ static bool ggml_backend_neuron_locate(const neuron_core & core, const ggml_tens
     return t->data && (!buffer || ggml_backend_buffer_is_host(buffer));
 }
 
+// Returns whether the core computes with a tensor where it is: see neuron_holds_t.
+static bool ggml_backend_neuron_holds(const neuron_core & core, const ggml_tensor * t) {
+    const auto * ctx = ggml_backend_neuron_buffer_context_of(t);
+    return ggml_backend_neuron_shared().buffers == neuron_buffers::HOST || (ctx && ctx->core == &core);
+}
+
 //
 // backend
 //
@@ -255,6 +262,7 @@ static bool ggml_backend_neuron_locate(const neuron_core & core, const ggml_tens
 struct ggml_backend_neuron_context {
     ggml_backend_neuron_device_context * device;
     neuron_planner                       planner;
+    neuron_census                        census;
 };
 
 static enum ggml_status ggml_backend_neuron_status(NRT_STATUS status) {
@@ -345,8 +353,13 @@ static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
 }
 
 static void ggml_backend_neuron_free(ggml_backend_t backend) {
+    auto *            ctx     = (ggml_backend_neuron_context *) backend->context;
+    const std::string summary = ctx->census.summary();
+    if (!summary.empty()) {
+        fprintf(stderr, "ggml-neuron: %s: %s\n", ctx->device->name.c_str(), summary.c_str());
+    }
     neuron_record_flush();
-    delete (ggml_backend_neuron_context *) backend->context;
+    delete ctx;
     delete backend;
 }
 
@@ -356,6 +369,9 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     std::lock_guard<std::mutex> lock(core.mutex);
     const neuron_plan *         plan   = nullptr;
     enum ggml_status            status = ctx->planner.get(cgraph, &plan);
+    if (status == GGML_STATUS_SUCCESS) {
+        ctx->census.add(cgraph, *plan);
+    }
     for (size_t i = 0; status == GGML_STATUS_SUCCESS && i < plan->nodes.size(); i++) {
         status = ggml_backend_neuron_compute(core, plan->nodes[i]);
     }
@@ -462,6 +478,8 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
     auto * ctx    = new ggml_backend_neuron_context{
         /* .device  = */ device,
         /* .planner = */ { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_locate },
+        /* .census  = */
+         { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds  },
     };
     return new ggml_backend{
         /* .guid    = */ ggml_backend_neuron_guid(),
@@ -557,6 +575,9 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
         neuron_note_missing(op);
     }
     const bool computed = ggml_backend_neuron_computes(device, op);
+    if (!computed) {
+        neuron_note_refused(op);
+    }
     if (!op->view_src || in_host) {
         return computed;
     }
@@ -753,6 +774,10 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         }
         // Runs before libnrt is closed, since it is registered later.
         atexit([] {
+            const std::string nothing = neuron_nothing_computed();
+            if (!nothing.empty()) {
+                NEURON_WARN("%s\n", nothing.c_str());
+            }
             for (auto & device : ggml_backend_neuron_shared().contexts) {
                 device->core->release();
             }

@@ -12,8 +12,7 @@
 // Nodes in all plans that a backend keeps.
 static constexpr size_t MAX_PLANNED_NODES = 1 << 16;
 
-// Returns whether a node of a graph has to be computed at all.
-static bool is_work(const ggml_tensor * node) {
+bool neuron_is_work(const ggml_tensor * node) {
     return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !neuron_is_view_op(node->op) && !neuron_is_noop(node);
 }
 
@@ -251,7 +250,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
     size_t                 scratch_size = 0;
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const ggml_tensor * node = cgraph->nodes[i];
-        if (!is_work(node)) {
+        if (!neuron_is_work(node)) {
             continue;
         }
         candidate c{ i, kernels.find(node), {} };
@@ -297,7 +296,7 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph) {
     h.add((uint64_t) cgraph->n_nodes);
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const ggml_tensor * node = cgraph->nodes[i];
-        if (!is_work(node)) {
+        if (!neuron_is_work(node)) {
             h.add(0);
             continue;
         }

@@ -527,8 +527,31 @@ static void stranded_optimizer() {
     compare(read(v), second);
 }
 
-// Computes a graph that ggml's scheduler shares out.
-static std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & devices, const builder & build) {
+// Where a scheduler had a graph's nodes computed: how many on the first backend, and in how many of the splits.
+struct share {
+    int nodes  = 0;
+    int of     = 0;
+    int splits = 0;
+};
+
+static share share_of(ggml_backend_sched_t scheduler, ggml_backend_t backend, ggml_cgraph * graph) {
+    share found;
+    bool  before = false;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const bool here = ggml_backend_sched_get_tensor_backend(scheduler, ggml_graph_node(graph, i)) == backend;
+        found.of++;
+        found.nodes += here;
+        found.splits += here && !before;
+        before = here;
+    }
+    return found;
+}
+
+// Computes a graph that ggml's scheduler shares out. Where `watched`, it asks after each node whether to go on.
+static std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & devices,
+                                        const builder &                         build,
+                                        share *                                 shared  = nullptr,
+                                        bool                                    watched = false) {
     std::vector<ggml_backend_ptr> owners;
     std::vector<ggml_backend_t>   backends;
     for (ggml_backend_dev_t dev : devices) {
@@ -552,8 +575,15 @@ static std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & 
     for (ggml_tensor * t : b.inputs) {
         fill(t, seed++);
     }
+    if (watched) {
+        ggml_backend_sched_set_eval_callback(
+            scheduler.get(), [](ggml_tensor *, bool, void *) { return true; }, nullptr);
+    }
     const ggml_status status = ggml_backend_sched_graph_compute(scheduler.get(), graph);
     check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    if (shared) {
+        *shared = share_of(scheduler.get(), backends[0], graph);
+    }
     return read(b.result);
 }
 
@@ -577,6 +607,26 @@ static built write_to_device(ggml_context * ctx) {
     return {
         ggml_silu(ctx, t), { a, b }
     };
+}
+
+// Three nodes with kernels, and three without, the last of which must be computed on the device.
+static built partly(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    ggml_tensor * t = ggml_sigmoid(ctx, ggml_add(ctx, a, b));
+    t               = ggml_sigmoid(ctx, ggml_rms_norm(ctx, t, 1e-5f));
+    t               = ggml_mul(ctx, t, b);
+    return {
+        ggml_scale(ctx, t, 0.375f), { a, b }
+    };
+}
+
+// Says how the scheduler shares out such a graph.
+static void shared_out(bool watched) {
+    share found;
+    compare(run_scheduled({ neuron, cpu }, partly, &found, watched), run_scheduled({ cpu }, partly));
+    fail(std::to_string(found.nodes) + " of " + std::to_string(found.of) + " nodes in " + std::to_string(found.splits) +
+         " splits");
 }
 
 static void scheduled() {
@@ -877,6 +927,8 @@ int main(int argc, char ** argv) {
         { "threads",                     threads                                                        },
         { "scheduled",                   scheduled                                                      },
         { "parallel",                    parallel                                                       },
+        { "shared-out",                  [] { shared_out(false); }                                      },
+        { "shared-out-and-watched",      [] { shared_out(true); }                                       },
         { "planted-race",                planted_race                                                   },
         { "planted-overflow",            planted_overflow                                               },
         { "planted-undefined-behaviour", planted_undefined_behaviour                                    },

@@ -1,0 +1,78 @@
+// What became of the graphs that a backend computed a part of: how many of their ops ran on the device, and how many elsewhere
+// because there is no kernel for them.
+//
+// ggml's scheduler gives a backend its own parts of a graph alone. But such a part refers to the set of all tensors of the graph
+// (ggml_cgraph::visited_hash_set), so the ops that others compute can be counted, too.
+
+#pragma once
+
+#include "core.h"
+#include "ggml-impl.h"
+#include "kernels.h"
+#include "plan.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+// Ops of one graph: nodes that have to be computed. Views, and nodes without elements, are not among them.
+struct neuron_graph_census {
+    size_t ops     = 0;
+    size_t device  = 0;                     // computed by kernels of this device
+    size_t lacking = 0;                     // computed elsewhere, or by the CPU in the device's stead, for want of a kernel
+    size_t splits  = 0;                     // parts of the graph that the scheduler gave this device
+
+    std::map<std::string, size_t> reasons;  // what lacks a kernel, with the number of such ops
+};
+
+// Returns whether the core can use a tensor where it is.
+using neuron_holds_t = bool (*)(const neuron_core & core, const ggml_tensor * t);
+
+class neuron_census {
+  public:
+    neuron_census(neuron_core & core, const neuron_kernel_store & kernels, neuron_holds_t holds) :
+        core(core), kernels(kernels), holds(holds) {}
+
+    // locked. Notes that a graph, or a part of one, is computed as planned.
+    void add(const ggml_cgraph * cgraph, const neuron_plan & plan);
+
+    // Returns one line about the graph that lacked the most kernels; "" when none lacked any.
+    std::string summary();
+
+  private:
+    // What is found out of a graph before its parts are computed.
+    struct scan {
+        size_t                        ops = 0;
+        std::map<std::string, size_t> reasons;
+    };
+
+    const scan & scan_of(const ggml_cgraph * first);
+    scan         make_scan(const ggml_cgraph * first) const;
+    std::string  lack_of(const ggml_tensor * node) const;
+    bool         is_kept_elsewhere(const ggml_tensor * node) const;
+    void         end_graph();
+
+    neuron_core &               core;
+    const neuron_kernel_store & kernels;
+    const neuron_holds_t        holds;
+
+    std::unordered_map<uint64_t, scan> scans;  // by the number of a graph's first part
+
+    neuron_graph_census current;
+    neuron_graph_census worst;
+    uint64_t            n_graphs  = 0;
+    uint64_t            n_lacking = 0;  // graphs
+
+    // Of the part that was computed last.
+    const void *         set = nullptr;  // of the graph's tensors
+    ggml_tensor * const * end = nullptr;  // of its nodes
+};
+
+// Notes that the device was asked for an op and refused it for want of a kernel.
+void neuron_note_refused(const ggml_tensor * op);
+
+// Returns one line about these ops when no graph was ever computed on a device, "" when one was or nothing was refused.
+std::string neuron_nothing_computed();
