@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from programs import ROOT, SCENARIOS, Programs, Result, Run
+from programs import ROOT, SCENARIOS, Programs, Result, Run, build
 
 
 @pytest.fixture(scope="session")
@@ -71,20 +71,12 @@ def noop(programs: Programs) -> dict[str, str | Path]:
     }
 
 
-def build(manifest: Path, output: Path) -> None:
-    """Builds a manifest's pack and tree with the simulator."""
-    arguments = ["build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
-    subprocess.run([sys.executable, "-m", "kernelgen", *arguments], env=environment, check=True)
-
-
 @pytest.fixture(scope="session")
 def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the manifest of what the scenarios ask for and don't have when there are no kernels."""
+    """Returns the manifest of what the scenarios ask for when there are no kernels, and the CPU computes it."""
     manifest = tmp_path_factory.mktemp("recorded") / "scenarios.yaml"
     result = run(*SCENARIOS, GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
-    assert set(result.said) == set(SCENARIOS), result.log
-    assert all(said.startswith("no kernel for") for said in result.said.values()), result.said
+    assert result.said == dict.fromkeys(SCENARIOS, "ok"), result.log
     return manifest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,3 +77,10 @@ class Programs:
             **variables,
         }
         return inherited | {name: str(value) for name, value in chosen.items() if value is not None}
+
+
+def build(manifest: Path, output: Path) -> None:
+    """Builds a manifest's pack and tree with the simulator."""
+    arguments = ["build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
+    subprocess.run([sys.executable, "-m", "kernelgen", *arguments], env=environment, check=True)

@@ -12,10 +12,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from programs import ROOT, SCENARIOS, Programs, Result, Run
+from programs import ROOT, SCENARIOS, Programs, Result, Run, build
+
+sys.path.insert(0, str(ROOT / "tests" / "llama"))
+
+import random_llama
 
 from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
@@ -27,7 +32,7 @@ BUFFERS = ("device", "host")
 def ran_on(result: Result) -> tuple[int, int]:
     """Returns how many nodes ran on the device and on the CPU in its stead, from the log."""
     device = re.search(r"(\d+) ops ran on NeuronCores", result.log)
-    cpu = re.search(r"(\d+) ops ran on the CPU for want of a kernel", result.log)
+    cpu = re.search(r"(\d+) ops ran on the CPU in a NeuronCore's stead", result.log)
     assert device and cpu, result.log
     return int(device[1]), int(cpu[1])
 
@@ -54,14 +59,16 @@ def test_what_needs_no_kernel_of_its_own(run: Run, kernels: Path, buffers: str, 
     assert result.said == {scenario: "ok"}, result.log
 
 
-def test_a_node_that_only_the_device_can_run_is_computed_without_a_kernel(run: Run) -> None:
-    result = run("stranded", GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+def test_a_node_that_only_the_device_can_run_is_computed_without_a_kernel(run: Run, kernels: Path) -> None:
+    result = run("stranded", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     assert result.said == {"stranded": "ok"}, result.log
     assert ran_on(result) == (0, 1)
 
 
-def test_without_a_kernel_an_optimizers_step_changes_its_momenta_too(run: Run) -> None:
-    result = run("stranded-optimizer", GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+def test_without_a_kernel_an_optimizers_step_changes_its_momenta_too(run: Run, kernels: Path) -> None:
+    result = run(
+        "stranded-optimizer", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1"
+    )
     assert result.said == {"stranded-optimizer": "ok"}, result.log
     assert ran_on(result) == (0, 1)
 
@@ -114,11 +121,17 @@ def test_buffers_are_in_host_memory_when_kernels_do_not_make_up_a_transformer(ru
 
 
 def entries(path: Path) -> dict[str, int]:
-    """Returns a recorded manifest's kernels, by id, with the count that each is commented with."""
+    """Returns a recorded manifest's kernels, by id, with how often each was asked for."""
+    return {kernel: asked for kernel, (asked, _) in counts(path).items()}
+
+
+def counts(path: Path) -> dict[str, tuple[int, int]]:
+    """Returns the same, with how often each was executed."""
     (request,) = manifest.load([path], Catalog([builtin_library()]))
-    counts = [int(n) for n in re.findall(r"^  - .*# asked for (\d+) times?$", path.read_text(), re.MULTILINE)]
-    assert len(counts) == len(request.kernels)
-    return dict(zip((k.spec.id for k in request.kernels), counts, strict=True))
+    comment = r"^  - .*  # asked for (\d+) times?, executed (\d+) times?$"
+    found = [(int(a), int(e)) for a, e in re.findall(comment, path.read_text(), re.MULTILINE)]
+    assert len(found) == len(request.kernels)
+    return dict(zip((k.spec.id for k in request.kernels), found, strict=True))
 
 
 def test_threads_and_processes_record_into_one_manifest(programs: Programs, tmp_path: Path) -> None:
@@ -149,7 +162,8 @@ def test_recording_goes_on_in_a_manifest_that_was_edited(run: Run, tmp_path: Pat
     assert text.startswith("# mine\nformat: 1\nname: mine\ntargets: [inf2]\nkernels:\n  - op: relu\n")
     (request,) = manifest.load([path], Catalog([builtin_library()]))
     assert [k.spec.op for k in request.kernels] == ["relu", "add"]
-    assert text.endswith("# asked for 2 times\n")
+    # By the scenario and, when it is first computed, by the planner. It is computed twice.
+    assert text.endswith("# asked for 4 times, executed 4 times\n")
 
 
 def test_ops_that_no_emitter_computes_are_comments(programs: Programs, tmp_path: Path) -> None:
@@ -198,7 +212,8 @@ def test_a_comment_becomes_an_entry_when_there_is_an_emitter(run: Run, tmp_path:
     )
     run("chain", GGML_NEURON_RECORD=path)
     found = {i.split("-")[0]: count for i, count in entries(path).items()}
-    assert found == {"add": 4, "mul": 1, "rms_norm": 2, "scale": 1, "silu": 1, "sub": 1}
+    assert found == {"add": 5, "mul": 2, "rms_norm": 3, "scale": 2, "silu": 2, "sub": 2}
+    assert {ran for _, ran in counts(path).values()} == {1}
     assert re.findall(r"^  # .*", path.read_text(), re.MULTILINE) == [
         '  # - {op: "nothing", inputs: [], output: "(64,4,1,1)/f32"}  # asked for 1 time'
     ]
@@ -269,12 +284,246 @@ def test_a_lock_that_another_process_keeps_does_not_stop_a_computation(run: Run,
     folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     result = run("add", "memory", GGML_NEURON_RECORD=path)
-    assert result.said == {"add": "no kernel for ADD", "memory": "ok"}
+    assert result.said == {"add": "ok", "memory": "ok"}
     said = f"GGML_NEURON_RECORD: another process keeps the folder of {path} locked, so the last ops that were asked for are not in it: recording is off"
     assert result.log.count(said) == 1 and not path.exists()
     os.close(folder)
     run("add", GGML_NEURON_RECORD=path)
     assert len(entries(path)) == 1
+
+
+def test_what_is_executed_is_counted(run: Run, kernels: Path, tmp_path: Path) -> None:
+    """Five graphs in three rounds are planned anew for each round; without a kernel the CPU computes each of the fifteen."""
+    path = tmp_path / "mine.yaml"
+    run("reuse", "threads", GGML_NEURON_RECORD=path)
+    found = counts(path)
+    add = next(kernel for kernel in found if kernel.startswith("add-"))
+    assert found[add][1] == 15
+    assert {executed for kernel, (_, executed) in found.items() if kernel != add} == {0}
+    text = path.read_text()
+    # What has a kernel is not recorded, and not counted either.
+    run("reuse", GGML_NEURON_RECORD=path, GGML_NEURON_KERNEL_DIR=kernels)
+    assert path.read_text() == text
+
+
+def test_a_count_of_executions_that_an_older_file_lacks_is_not_made_up(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    other = '  - {op: "relu", inputs: ["(8,1,1,1)/f32"], output: "(8,1,1,1)/f32"}  # asked for 3 times\n'
+    path.write_text(f"format: 1\nname: mine\ntargets: [trn1]\nkernels:\n{other}")
+    run("add", GGML_NEURON_RECORD=path)
+    assert other in path.read_text()
+    assert path.read_text().endswith("# asked for 2 times, executed 2 times\n")
+
+
+@dataclass(frozen=True)
+class Benched:
+    """A model, what `llama_bench` asks for when it is recorded, and a folder with the kernels for that."""
+
+    model: Path
+    recorded: Path
+    kernels: Path
+
+
+@pytest.fixture(scope="module")
+def benched(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Benched:
+    folder = tmp_path_factory.mktemp("benched")
+    found = Benched(folder / "model.gguf", folder / "mine.yaml", folder / "kernels")
+    random_llama.write(found.model)
+    llama_bench(programs, found.model, GGML_NEURON_RECORD=found.recorded)
+    build(found.recorded, found.kernels)
+    return found
+
+
+def test_one_round_of_recording_is_enough(programs: Programs, benched: Benched, tmp_path: Path) -> None:
+    """Flash attention is on in the first round, and the second asks for nothing else."""
+    ops = {kernel.partition("-")[0] for kernel in counts(benched.recorded)}
+    assert "flash_attn_ext" in ops and "soft_max" not in ops
+    assert "  # - " not in benched.recorded.read_text()  # all can be built
+    again = tmp_path / "mine.yaml"
+    shutil.copy(benched.recorded, again)
+    variables = {"GGML_NEURON_KERNEL_DIR": benched.kernels, "GGML_NEURON_LOG": "1"}
+    log = llama_bench(programs, benched.model, GGML_NEURON_RECORD=again, **variables).stderr
+    assert again.read_bytes() == benched.recorded.read_bytes()
+    assert "no kernel for" not in log and "for want of a kernel" not in log
+    # Every kernel that was executed is loaded, and no other one.
+    executed = {kernel for kernel, (_, ran) in counts(benched.recorded).items() if ran}
+    assert set(re.findall(r"core 0: loaded (\S+) of", log)) == executed
+    assert 0 < len(executed) < len(counts(benched.recorded))
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------------
+
+
+def llama_bench(
+    programs: Programs, model: Path, *more: str, **variables: str | Path
+) -> subprocess.CompletedProcess[str]:
+    """Runs a prompt of 16 tokens and generates 4 by a program that silences ggml's logger, with flash attention where there is some."""
+    arguments = ["-p", "16", "-n", "4", "-r", "1", "-ngl", "99", "-fa", "auto"]
+    return subprocess.run(
+        [programs.llama_cpp / "llama-bench", "-m", model, *arguments, *more],
+        env=programs.environment(GGML_BACKEND_PATH=programs.find("libggml-neuron.so"), **variables),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("name", ["no/where.yaml", "other.yaml"])
+def test_a_record_that_is_not_written_is_said_when_the_logger_is_silenced(
+    programs: Programs, benched: Benched, tmp_path: Path, name: str
+) -> None:
+    said = {
+        "no/where.yaml": f"{tmp_path}/no: No such file or directory",
+        "other.yaml": f"{tmp_path}/other.yaml exists and is not a manifest with a list of kernels",
+    }
+    (tmp_path / "other.yaml").write_text("no manifest at all")
+    log = llama_bench(programs, benched.model, GGML_NEURON_RECORD=tmp_path / name).stderr
+    assert log.count(f"ggml-neuron: GGML_NEURON_RECORD: {said[name]}: recording is off\n") == 1
+
+
+def test_damaged_kernels_are_said_when_the_logger_is_silenced(
+    programs: Programs, benched: Benched, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(benched.kernels / "mine_trn1", tree)
+    for neff in tree.rglob("mul_mat-*.neff"):
+        data = neff.read_bytes()
+        neff.unlink()  # it may be a hard link
+        neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
+    log = llama_bench(programs, benched.model, GGML_NEURON_KERNEL_DIR=tree).stderr
+    damaged = re.findall(r"^ggml-neuron: core 0: (mul_mat-\S+) of .*: its NEFF is damaged: ", log, re.MULTILINE)
+    assert damaged and len(set(damaged)) == len(damaged)
+    assert re.search(r" on the CPU for want of a kernel.*mul_mat of .* \(its kernel can't be used\)", log)
+
+
+SUMMARY = re.compile(
+    r"^ggml-neuron: NEURON0: (\d+) of the (\d+) ops of a graph ran on the device, in (\d+) splits?, (\d+) on the CPU "
+    r"for want of a kernel(?:, (\d+) elsewhere)?; (\d+) of (\d+) graphs lacked kernels: (.*)$",
+    re.MULTILINE,
+)
+"""Ops on the device, of all, splits, on the CPU, elsewhere, graphs, of all, reasons."""
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize("scenario", ["shared-out", "shared-out-and-watched"])
+def test_what_fell_back_is_said_as_the_scheduler_has_it(run: Run, kernels: Path, buffers: str, scenario: str) -> None:
+    result = run(scenario, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
+    # One of the four is computed by the CPU in the device's stead.
+    assert result.said == {scenario: "4 of 6 nodes in 3 splits"}, result.log
+    shape = "(64,4,1,1)/f32"
+    reasons = f"sigmoid of {shape}; scale of {shape}"
+    assert SUMMARY.findall(result.log) == [("3", "6", "3", "3", "", "1", "1", reasons)]
+
+
+def test_nothing_is_said_when_nothing_fell_back(run: Run, kernels: Path) -> None:
+    result = run("chain", "memory", GGML_NEURON_KERNEL_DIR=kernels)
+    assert result.said == {"chain": "ok", "memory": "ok"}
+    assert "ggml-neuron: " not in result.log
+
+
+def test_a_program_of_which_nothing_has_a_kernel_is_told(run: Run, kernels: Path) -> None:
+    result = run("threads", GGML_NEURON_KERNEL_DIR=kernels)
+    (line,) = re.findall("^ggml-neuron: .*", result.log, re.MULTILINE)
+    said = r"ggml-neuron: no graph had an op with a kernel; what has none: sqr of (.*); sqr of (.*); sqr of (.*); and 177 others"
+    assert re.fullmatch(said, line)
+
+
+def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
+    programs: Programs, benched: Benched, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(benched.kernels / "mine_trn1", tree)
+    index = json.loads((tree / "index.json").read_text())
+    index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] not in ("rms_norm", "swiglu")]
+    (tree / "index.json").write_text(json.dumps(index))
+    variables = {"GGML_NEURON_KERNEL_DIR": tree, "GGML_SCHED_DEBUG": "2", "GGML_NEURON_BUFFERS": "device"}
+    log = llama_bench(programs, benched.model, "-v", **variables).stderr
+    graphs = set()
+    for text in re.split(r"^## SPLIT #0: ", log, flags=re.MULTILINE)[1:]:
+        nodes = re.findall(r"^node #\s*\d+ \(\s*(\S+)\):.*?\) \[\s*(\S+)\s", text, re.MULTILINE)
+        on_device = sum(backend.startswith("NEURO") for _, backend in nodes)
+        graphs.add((on_device, len(nodes), len(re.findall(r"^## SPLIT #\d+: NEURON0", text, re.MULTILINE))))
+    found = SUMMARY.findall(log)
+    assert len(found) == 2  # a context for the prompt, and one for what is generated
+    for device, ops, splits, lacking, elsewhere, *_, reasons in found:
+        assert (int(device), int(ops), int(splits)) in graphs
+        # The embedding's rows are gathered where llama.cpp keeps it.
+        assert (int(lacking), int(elsewhere)) == (int(ops) - int(device) - 1, 1)
+        assert {op for op, _ in re.findall(r"(\w+) of \((\d+)", reasons)} == {"rms_norm", "swiglu"}
+
+
+@pytest.mark.parametrize(("level", "expected"), [("0", 10), ("2", 25)])
+def test_lines_that_differ_in_names_only_are_not_repeated_without_end(
+    run: Run, kernels: Path, tmp_path: Path, level: str, expected: int
+) -> None:
+    for n in range(25):
+        (tmp_path / f"bad{n}.kernels.gguf").write_bytes(b"bad")
+    result = run("add", GGML_NEURON_KERNEL_DIR=f"{tmp_path}:{kernels}", GGML_NEURON_LOG=level)
+    assert result.said == {"add": "ok"}
+    assert result.log.count("ggml-neuron: kernels left out: ") == expected
+    assert result.log.count("more lines like the last one are left out") == (expected == 10)
+
+
+def test_an_error_is_said_once(run: Run, kernels: Path) -> None:
+    result = run("add", "in-turn", GGML_NEURON_KERNEL_DIR=f"/nowhere:/nowhere:{kernels}")
+    assert result.log.count("ggml-neuron: GGML_NEURON_KERNEL_DIR: /nowhere: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("GGML_NEURON_KERNELS_DIR", "GGML_NEURON_KERNEL_DIR"),
+        ("GGML_NEURON_RECORDS", "GGML_NEURON_RECORD"),
+        ("GGML_NEURON_LIB_NRT", "GGML_NEURON_LIBNRT"),
+        ("NEURON_KERNELGEN_NEF_CACHE", "NEURON_KERNELGEN_NEFF_CACHE"),
+    ],
+)
+def test_a_mistyped_variable_is_answered_by_the_nearest(run: Run, kernels: Path, wrong: str, meant: str) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NEURON_RT_LOG_LEVEL="ERROR", **{wrong: "somewhere"})
+    assert result.said == {"add": "ok"}
+    assert re.findall("^ggml-neuron: .*", result.log, re.MULTILINE) == [
+        f"ggml-neuron: the variable {wrong} has no meaning: is {meant} meant?"
+    ]
+
+
+def test_every_variable_is_known() -> None:
+    """Those that the backend and kernelgen read, and the table of docs/llama-cpp.md."""
+    source = (ROOT / "backend" / "ggml-neuron" / "variables.cpp").read_text()
+    known = set(re.findall(r'"((?:GGML_NEURON|NEURON_KERNELGEN)_\w+)"', source))
+    read: set[str] = set()
+    for path in (*(ROOT / "backend").rglob("*.cpp"), *(ROOT / "backend" / "ggml-neuron").glob("*.h")):
+        read |= set(re.findall(r'(?:getenv|neuron_variable)\("(GGML_NEURON_\w+)"\)', path.read_text()))
+    for path in (ROOT / "tools" / "kernelgen").rglob("*.py"):
+        read |= set(re.findall(r'"(NEURON_KERNELGEN_\w+)"', path.read_text()))
+    assert len(read) > 10
+    assert read <= known
+    page = (ROOT / "docs" / "llama-cpp.md").read_text()
+    assert set(re.findall(r"^\| `(GGML_NEURON_\w+)`", page, re.MULTILINE)) == {
+        name for name in known if name.startswith("GGML_NEURON_")
+    }
+
+
+def test_without_kernels_there_is_no_device(run: Run, tmp_path: Path) -> None:
+    result = run("add")
+    assert (result.status, result.said) == (3, {})
+    assert result.log.count("ggml-neuron: ") == 1
+    assert "ggml-neuron: no devices: no kernels: GGML_NEURON_KERNEL_DIR names where they are, and" in result.log
+    result = run("add", GGML_NEURON_KERNEL_DIR=tmp_path)
+    assert (result.status, result.said) == (3, {})
+    assert "ggml-neuron: no devices: GGML_NEURON_KERNEL_DIR has no kernels that can be used here\n" in result.log
+
+
+def test_a_machine_without_libnrt_is_told_only_when_somebody_expects_one(run: Run, tmp_path: Path) -> None:
+    if not Path("/opt/aws/neuron/lib/libnrt.so.1").exists():
+        result = run("add", GGML_NEURON_LIBNRT=None)
+        assert (result.status, result.said) == (3, {})
+        assert "ggml-neuron: " not in result.log
+        result = run("add", GGML_NEURON_LIBNRT=None, GGML_NEURON_KERNEL_DIR=tmp_path)
+        assert "ggml-neuron: no devices: no libnrt: /opt/aws/neuron/lib/libnrt.so.1: " in result.log
+    result = run("add", GGML_NEURON_LIBNRT="/nowhere", GGML_NEURON_RECORD=tmp_path / "mine.yaml")
+    assert "ggml-neuron: no devices, and nothing is recorded: no libnrt: /nowhere" in result.log
+    assert not (tmp_path / "mine.yaml").exists()
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------------
@@ -403,15 +652,15 @@ def test_kernels_of_the_simulator_are_not_loaded_by_a_real_libnrt(
     run: Run, kernels: Path, noop: dict[str, str]
 ) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_REAL="1", NOOP_NRT_FAIL="nrt_load=1", **noop)
-    assert result.said == {"add": "no kernel for ADD"}
+    assert (result.status, result.said) == (3, {})
     assert "never run on a NeuronCore: left out. Build the manifest with the Neuron SDK's compiler" in result.log
     assert "nrt_load" not in result.log
 
 
-@pytest.mark.parametrize(("target", "said"), [("trn1", "ok"), ("trn2", "no kernel for ADD")])
-def test_kernels_for_another_target_are_left_out(run: Run, kernels: Path, target: str, said: str) -> None:
+@pytest.mark.parametrize(("target", "said"), [("trn1", {"add": "ok"}), ("trn2", {})])
+def test_kernels_for_another_target_are_left_out(run: Run, kernels: Path, target: str, said: dict[str, str]) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_TARGET=target)
-    assert result.said == {"add": said}
+    assert result.said == said
     assert ("compiled for trn1, and this is trn2: left out" in result.log) == (target == "trn2")
 
 
@@ -474,9 +723,10 @@ def test_what_fails_once_is_tried_again_when_the_graph_is_computed_again(
     ],
 )
 def test_data_that_does_not_arrive_ends_the_program(
-    run: Run, noop: dict[str, str | Path], failure: str, doing: str
+    run: Run, kernels: Path, noop: dict[str, str | Path], failure: str, doing: str
 ) -> None:
-    result = run("memory", GGML_NEURON_BUFFERS="device", NOOP_NRT_FAIL=failure, GGML_NO_BACKTRACE="1", **noop)
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device", "GGML_NO_BACKTRACE": "1"}
+    result = run("memory", NOOP_NRT_FAIL=failure, **variables, **noop)
     assert (result.status, result.said) == (-signal.SIGABRT, {})
     function = failure.split("=")[0]
     what = rf"ggml-neuron: {doing}: core 0: {function} failed: NRT_HW_ERROR \(6\): \d+ bytes at offset \d+ of \d+\n"

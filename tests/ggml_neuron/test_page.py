@@ -102,7 +102,7 @@ def test_derive_build_and_run(programs: Programs, exporter: Path, tmp_path: Path
     assert re.search(r"\d+ built .* 0 failed", build)
     assert re.search(r"\bpp512 \|", run) and re.search(r"\btg512 \|", run)
     assert re.search(r"[1-9]\d* ops ran on NeuronCores", run)
-    assert "ggml-neuron: 0 ops ran on the CPU for want of a kernel" in run, run[-3000:]
+    assert "ggml-neuron: 0 ops ran on the CPU in a NeuronCore's stead" in run, run[-3000:]
     assert list((tmp_path / "cache").rglob("simulator/*/*.xla"))
 
 
@@ -133,7 +133,9 @@ def test_a_plugin_is_built_beside_llama_cpp(checkout: Path, programs: Programs, 
     assert run.startswith("GGML_BACKEND_PATH=$PWD/build/libggml-neuron.so llama-bench")
     shell(configure.replace("/path/to/llama.cpp", str(llama_cpp)), checkout)
     shell(f"{build} --parallel 2", checkout)
-    assert scenarios(programs, checkout / "build" / "libggml-neuron.so", "add").stdout == "add: no kernel for ADD\n"
+    done = scenarios(programs, checkout / "build" / "libggml-neuron.so", "add")
+    assert done.stdout == "no devices\n"
+    assert "ggml-neuron: no devices: no kernels: GGML_NEURON_KERNEL_DIR names where they are" in done.stderr
 
 
 def test_llama_cpp_builds_it_with_kernels_from_manifests(checkout: Path, programs: Programs, recorded: Path) -> None:
