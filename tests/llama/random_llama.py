@@ -1,4 +1,4 @@
-"""A small Llama with random weights, as a GGUF file that llama.cpp's programs run."""
+"""A small Llama or Qwen3 with random weights, as a GGUF file that llama.cpp's programs run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ N_CTX = 512
 _SPECIAL = ("<unk>", "<s>", "</s>")
 
 
-def write(path: Path, *, seed: int = 1, weights: type[np.floating] = np.float16) -> None:
+def write(
+    path: Path,
+    *,
+    seed: int = 1,
+    weights: type[np.floating] | gguf.GGMLQuantizationType = np.float16,
+    architecture: str = "llama",
+) -> None:
     """Writes the model; the same seed gives the same bytes.
 
     Its vocabulary is one of bytes and the space, in SentencePiece's form, so that any text is a prompt.
@@ -25,10 +31,11 @@ def write(path: Path, *, seed: int = 1, weights: type[np.floating] = np.float16)
     Args:
         path: the file.
         seed: of the weights.
-        weights: type of the matrices; the norms are F32 as in real files.
+        weights: type of the matrices, Q8_0 and Q4_K of the quantized ones; the norms are F32 as in real files.
+        architecture: `llama`, or `qwen3`, which normalizes the heads of queries and keys.
     """
     random = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("random")
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(N_EMBD)
@@ -53,11 +60,17 @@ def write(path: Path, *, seed: int = 1, weights: type[np.floating] = np.float16)
     writer.add_add_bos_token(True)
 
     def matrix(name: str, rows: int, columns: int) -> None:
+        if weights == gguf.GGMLQuantizationType.Q4_K:
+            writer.add_tensor(name, _random_q4_k(random, rows, columns), raw_dtype=weights)
+            return
         values = random.standard_normal((rows, columns), dtype=np.float32) / np.sqrt(np.float32(columns))
-        writer.add_tensor(name, values.astype(weights))
+        if isinstance(weights, gguf.GGMLQuantizationType):
+            writer.add_tensor(name, gguf.quants.quantize(values, weights), raw_dtype=weights)
+        else:
+            writer.add_tensor(name, values.astype(weights))
 
-    def norm(name: str) -> None:
-        writer.add_tensor(name, 1 + 0.1 * random.standard_normal(N_EMBD, dtype=np.float32))
+    def norm(name: str, size: int = N_EMBD) -> None:
+        writer.add_tensor(name, 1 + 0.1 * random.standard_normal(size, dtype=np.float32))
 
     kv = N_EMBD // N_HEAD * N_HEAD_KV
     matrix("token_embd.weight", len(tokens), N_EMBD)
@@ -66,6 +79,9 @@ def write(path: Path, *, seed: int = 1, weights: type[np.floating] = np.float16)
         matrix(f"blk.{layer}.attn_q.weight", N_EMBD, N_EMBD)
         matrix(f"blk.{layer}.attn_k.weight", kv, N_EMBD)
         matrix(f"blk.{layer}.attn_v.weight", kv, N_EMBD)
+        if architecture == "qwen3":
+            norm(f"blk.{layer}.attn_q_norm.weight", N_EMBD // N_HEAD)
+            norm(f"blk.{layer}.attn_k_norm.weight", N_EMBD // N_HEAD)
         matrix(f"blk.{layer}.attn_output.weight", N_EMBD, N_EMBD)
         norm(f"blk.{layer}.ffn_norm.weight")
         matrix(f"blk.{layer}.ffn_gate.weight", N_FF, N_EMBD)
@@ -77,3 +93,17 @@ def write(path: Path, *, seed: int = 1, weights: type[np.floating] = np.float16)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _random_q4_k(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Returns blocks of Q4_K (`block_q4_K` of ggml-common.h), which gguf can't quantize to; their values have the mean 0.
+
+    A value is `d * scale * q - dmin * min`; here `min` is `scale` and `dmin` is 7.5 `d`, the middle of `q`.
+    """
+    blocks = rows * columns // 256
+    scales = random.integers(1, 16, (blocks, 8), dtype=np.uint8)  # of six bits, of which four are used
+    first, second = scales[:, :4], scales[:, 4:]
+    d = np.float32(1 / 41) / np.sqrt(np.float32(columns))  # 41: the standard deviation of scale * (q - 7.5)
+    halves = np.broadcast_to(np.array([d, 7.5 * d], np.float16).view(np.uint8), (blocks, 4))
+    quants = random.integers(0, 256, (blocks, 128), dtype=np.uint8)
+    return np.concatenate([halves, first, first, second | second << 4, quants], axis=1).reshape(rows, -1)

@@ -47,10 +47,25 @@ def test_the_page_has_a_row_for_each(rows: list[derived.Compared]) -> None:
         assert any(line in written for line in text.splitlines() if line.startswith(f"| {row.name} |"))
 
 
-def test_a_model_is_derived_built_and_run(programs: harness.Programs, tmp_path: Path) -> None:
-    """A prompt of a random Llama, all logits: every layer on the device, with the kernels that its header asks for."""
+@pytest.mark.parametrize(
+    ("architecture", "weights"),
+    [
+        ("llama", np.float16),
+        ("qwen3", gguf.GGMLQuantizationType.Q8_0),
+        ("qwen3", gguf.GGMLQuantizationType.Q4_K),
+    ],
+)
+def test_a_model_is_derived_built_and_run(
+    programs: harness.Programs,
+    tmp_path: Path,
+    architecture: str,
+    weights: type[np.floating] | gguf.GGMLQuantizationType,
+) -> None:
+    """All logits of a random model, for a prompt at once and token by token: every layer on the device, with the kernels that its
+    header asks for.
+    """
     model = tmp_path / "random.gguf"
-    random_llama.write(model)
+    random_llama.write(model, architecture=architecture, weights=weights)
     output = tmp_path / "random.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", 256, "--flash-attn", "on", "--target", harness.TARGET]
     # What the prompt comes to; the warm-up has two; with one llama.cpp looks whether the device has flash attention.
@@ -61,12 +76,12 @@ def test_a_model_is_derived_built_and_run(programs: harness.Programs, tmp_path: 
     built = harness.build_request(request, tmp_path / "kernels")
     assert (built.failed, built.refused) == ({}, {})
 
-    def run(name: str, environment: dict[str, str], layers: int) -> tuple[np.ndarray, str]:
+    def run(name: str, environment: dict[str, str], layers: int, tokens: int) -> tuple[np.ndarray, str]:
         done = programs.run(
             "llama-results",
             *("--model", model, "--output", tmp_path / name, "--prompt", PROMPT, "--ctx-size", 256),
             # what llama.cpp reserves memory for is a call of as many tokens, too
-            *("--ubatch-size", PROMPT_TOKENS, "--gpu-layers", layers, "--fit", "off", "--verbose"),
+            *("--ubatch-size", tokens, "--gpu-layers", layers, "--fit", "off", "--verbose"),
             environment=environment | {"GGML_SCHED_DEBUG": "2"},
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -75,13 +90,19 @@ def test_a_model_is_derived_built_and_run(programs: harness.Programs, tmp_path: 
 
     without = programs.environment()
     del without["GGML_BACKEND_PATH"]
-    device, log = run("device.gguf", programs.environment(kernels=tmp_path / "kernels", log=True), 99)
-    cpu, _ = run("cpu.gguf", without, 0)
-    assert device.shape == cpu.shape
+    cpu, _ = run("cpu.gguf", without, 0, PROMPT_TOKENS)
     assert PROMPT_TOKENS in cpu.shape
-    assert ((device - cpu) ** 2).mean() / (cpu**2).mean() <= 1e-3
-    ran = harness.ran(log)
-    assert ran["device"].total() > 0
-    assert ran["cpu"].total() == 0
-    # llama.cpp itself keeps the embedding of the input tokens on the CPU
-    assert set(models.dispatched(log)["cpu"]) <= {"GET_ROWS"}
+    assert cpu.std() > 0.1
+    for tokens in (PROMPT_TOKENS, 1):
+        environment = programs.environment(kernels=tmp_path / "kernels", log=True)
+        device, log = run("device.gguf", environment, 99, tokens)
+        assert device.shape == cpu.shape
+        error = ((device - cpu) ** 2).mean() / (cpu**2).mean()
+        print(f"{architecture}, {tokens} tokens per call: NMSE {error:.2e}")
+        assert error <= 1e-3
+        ran = harness.ran(log)
+        assert ran["device"].total() > 0
+        assert ran["cpu"].total() == 0
+        # llama.cpp itself keeps the embedding of the input tokens on the CPU
+        assert set(models.dispatched(log)["cpu"]) <= {"GET_ROWS"}
+        assert "for want of a kernel" not in log and "no kernel for" not in log
