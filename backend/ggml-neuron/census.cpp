@@ -112,7 +112,7 @@ void neuron_census::end_graph() {
 }
 
 void neuron_census::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
-    g_any_graph = true;
+    g_any_graph      = true;
     // Parts come in the order of the graph's nodes, which are in one array.
     const bool first = cgraph->visited_hash_set.keys != set || cgraph->nodes < end || is_whole(cgraph);
     if (first) {
@@ -156,12 +156,12 @@ std::string neuron_census::summary() {
         return "";
     }
     const size_t elsewhere = worst.ops - std::min(worst.ops, worst.device + worst.lacking);
-    return std::to_string(worst.device) + " of the " + std::to_string(worst.ops) + " ops of a graph ran on the device, in " +
-           std::to_string(worst.splits) + (worst.splits == 1 ? " split, " : " splits, ") + std::to_string(worst.lacking) +
-           " on the CPU for want of a kernel" +
-           (elsewhere ? ", " + std::to_string(elsewhere) + " elsewhere" : "") + "; " +
-           std::to_string(n_lacking) + " of " + std::to_string(n_graphs) + " graphs lacked kernels: " +
-           first_of(worst.reasons);
+    return std::to_string(worst.device) + " of the " + std::to_string(worst.ops) +
+           " ops of a graph ran on the device, in " + std::to_string(worst.splits) +
+           (worst.splits == 1 ? " split, " : " splits, ") + std::to_string(worst.lacking) +
+           " on the CPU for want of a kernel" + (elsewhere ? ", " + std::to_string(elsewhere) + " elsewhere" : "") +
+           "; " + std::to_string(n_lacking) + " of " + std::to_string(n_graphs) +
+           " graphs lacked kernels: " + first_of(worst.reasons);
 }
 
 //

@@ -21,9 +21,9 @@
 // Ops of one graph: nodes that have to be computed. Views, and nodes without elements, are not among them.
 struct neuron_graph_census {
     size_t ops     = 0;
-    size_t device  = 0;                     // computed by kernels of this device
-    size_t lacking = 0;                     // computed elsewhere, or by the CPU in the device's stead, for want of a kernel
-    size_t splits  = 0;                     // parts of the graph that the scheduler gave this device
+    size_t device  = 0;  // computed by kernels of this device
+    size_t lacking = 0;  // computed elsewhere, or by the CPU in the device's stead, for want of a kernel
+    size_t splits  = 0;  // parts of the graph that the scheduler gave this device
 
     std::map<std::string, size_t> reasons;  // what lacks a kernel, with the number of such ops
 };
@@ -67,7 +67,7 @@ class neuron_census {
     uint64_t            n_lacking = 0;  // graphs
 
     // Of the part that was computed last.
-    const void *         set = nullptr;  // of the graph's tensors
+    const void *          set = nullptr;  // of the graph's tensors
     ggml_tensor * const * end = nullptr;  // of its nodes
 };
 

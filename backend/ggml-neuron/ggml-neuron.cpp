@@ -479,7 +479,7 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
         /* .device  = */ device,
         /* .planner = */ { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_locate },
         /* .census  = */
-         { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds  },
+        { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds  },
     };
     return new ggml_backend{
         /* .guid    = */ ggml_backend_neuron_guid(),

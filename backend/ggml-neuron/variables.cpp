@@ -28,7 +28,8 @@ std::string neuron_variable(const char * name) {
 }
 
 bool neuron_any_variable() {
-    return std::any_of(std::begin(OWN), std::end(OWN), [](const char * name) { return !neuron_variable(name).empty(); });
+    return std::any_of(std::begin(OWN), std::end(OWN),
+                       [](const char * name) { return !neuron_variable(name).empty(); });
 }
 
 // Returns the number of characters to insert, delete or replace to make one text of another (Levenshtein).
@@ -48,7 +49,8 @@ static size_t distance(const std::string & a, const std::string & b) {
 }
 
 // Warns of a variable that begins as the known ones do and is not one of them.
-template <size_t n> static void check(const std::string & name, const std::string & prefix, const char * const (&known)[n]) {
+template <size_t n>
+static void check(const std::string & name, const std::string & prefix, const char * const (&known)[n]) {
     if (name.rfind(prefix, 0) != 0 || std::find(std::begin(known), std::end(known), name) != std::end(known)) {
         return;
     }

@@ -10,9 +10,9 @@
 namespace {
 
 struct answers {
-    std::mutex                                 mutex;
+    std::mutex                               mutex;
     std::map<std::string, std::set<ggml_op>> offered;  // by name
-    std::set<std::string>                      refused;
+    std::set<std::string>                    refused;
 };
 
 // Never destroyed: graphs may be computed by destructors.
