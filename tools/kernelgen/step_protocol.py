@@ -80,9 +80,12 @@ def _limited_log() -> Iterator[None]:
             size = os.fstat(2).st_size
             least = min(least, size)  # who reads it may empty it
             if size - least > MAX_LOG:
-                os.ftruncate(2, least + MAX_LOG)
-                os.lseek(2, 0, os.SEEK_END)
-                os.write(2, f"\nerror: it printed more than {MAX_LOG >> 20} MiB and was stopped\n".encode())
+                # What goes on writing must not write after the reason.
+                log = os.dup(2)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                os.ftruncate(log, least + MAX_LOG)
+                os.lseek(log, 0, os.SEEK_END)
+                os.write(log, f"\nerror: it printed more than {MAX_LOG >> 20} MiB and was stopped\n".encode())
                 os._exit(EXIT_FAILED)
 
     threading.Thread(target=watch, daemon=True).start()
