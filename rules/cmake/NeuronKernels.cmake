@@ -24,6 +24,8 @@
 #                           TREE    a folder for GGML_NEURON_KERNEL_DIR
 #   MEMORY_PER_COMPILE <size>   what one compile is counted for and may use: 8G, 6144M. By default what the manifest or the table
 #                         of targets says. As many compiles run at once as fit into four fifths of the machine's memory.
+#   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 is no limit. As Bazel's --//rules:emit_timeout.
+#                         -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> decides for all calls that do not say.
 #   KERNELS <folder>...   emitters of your own (docs/adding-a-kernel.md); they win over kernelgen's.
 #   EXCLUDE_FROM_ALL      built only when something that is built needs it, or by name.
 #
@@ -54,7 +56,7 @@ cmake_policy(VERSION 3.20...3.25)
 
 function(add_neuron_kernels name)
     set(flags EXCLUDE_FROM_ALL)
-    set(single COMPILER MEMORY_PER_COMPILE)
+    set(single COMPILER EMIT_TIMEOUT MEMORY_PER_COMPILE)
     set(several FORM KERNELS MANIFEST TARGETS)
     cmake_parse_arguments(PARSE_ARGV 1 ARG "${flags}" "${single}" "${several}")
     set(call "add_neuron_kernels(${name})")
@@ -118,6 +120,16 @@ function(add_neuron_kernels name)
         message(FATAL_ERROR "${call}: MEMORY_PER_COMPILE is an amount such as 8G or 6144M, not '${ARG_MEMORY_PER_COMPILE}'")
     endif()
 
+    set(emit_timeout)
+    foreach(seconds "${NEURON_KERNELGEN_EMIT_TIMEOUT}" "${ARG_EMIT_TIMEOUT}")
+        if(NOT "${seconds}" STREQUAL "")
+            set(emit_timeout "${seconds}")
+        endif()
+    endforeach()
+    if(NOT "${emit_timeout}" STREQUAL "" AND NOT "${emit_timeout}" MATCHES "^[0-9]+(\\.[0-9]+)?$")
+        message(FATAL_ERROR "${call}: EMIT_TIMEOUT is a number of seconds, 0 for no limit, not '${emit_timeout}'")
+    endif()
+
     # --- The plan ------------------------------------------------------------------------------------------------------
 
     _neuron_kernels_root(root)
@@ -132,6 +144,9 @@ function(add_neuron_kernels name)
     endforeach()
     if(ARG_MEMORY_PER_COMPILE)
         list(APPEND arguments --memory-per-compile "${ARG_MEMORY_PER_COMPILE}")
+    endif()
+    if(NOT "${emit_timeout}" STREQUAL "")
+        list(APPEND arguments --emit-timeout "${emit_timeout}")
     endif()
     _neuron_kernels_remember(NEURON_KERNELGEN_NEFF_CACHE "Folder of NEFFs that this machine's builds share, or off")
     _neuron_kernels_remember(NEURON_KERNELGEN_SHARED_CACHE "Folder or URL of NEFFs that machines share")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +103,36 @@ def forges(x):
             pass
     time.sleep(60)
 
+@emitter("loops")
+def loops(x):
+    while True:
+        pass
+
+@emitter("holds")
+def holds(x):
+    return x * sum(iter(int, 1))  # C, with the interpreter's lock
+
+@emitter("clings")
+def clings(x):
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+@emitter("late")
+def late(x):
+    try:
+        time.sleep(60)
+    except BaseException:
+        return x + x
+
+@emitter("alarms")
+def alarms(x):
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    time.sleep(0.3)
+    return x + x
+
 @emitter("sees")
 def sees(x):
     if os.getcwd() == "/" or "MOVED" in os.environ or "PATH" not in os.environ or sys.getrecursionlimit() == 5000:
@@ -128,10 +160,16 @@ def build(kernelgen: Run, folder: Path, *ops: str, more: tuple[str, ...] = ()) -
     return kernelgen("build", folder / "m.yaml", *words)
 
 
-def step(folder: Path, op: str) -> tuple[int, str]:
+def step_words(folder: Path, op: str, *more: str) -> list[str]:
     spec = json.dumps({"op": op, "inputs": ["(4,1,1,1)/f32"], "output": "(4,1,1,1)/f32", "params": {}, "alias": None})
-    words = [f"--spec={spec}", "--library=mine", f"--emitter={folder / 'mine/own.py'}", f"--output={folder / op}"]
-    return worker.run(["emit", *words])
+    return [
+        *("emit", f"--spec={spec}", "--library=mine", f"--emitter={folder / 'mine/own.py'}", f"--output={folder / op}"),
+        *more,
+    ]
+
+
+def step(folder: Path, op: str, *more: str) -> tuple[int, str]:
+    return worker.run(step_words(folder, op, *more))
 
 
 def test_bad_manners_cost_the_kernel_that_has_them_and_no_other(
@@ -210,6 +248,40 @@ def test_an_emitter_has_a_time_limit_that_can_be_lifted(kernelgen: Run, folder: 
     done = build(kernelgen, folder, "sees", more=("--emit-timeout", "0.5"))
     assert done.code == 1 and "it took longer than its time limit and was stopped after 0.5 s" in done.err
     assert build(kernelgen, folder, "sees", more=("--emit-timeout", "0")).code == 0
+
+
+def test_a_step_has_a_time_limit(folder: Path) -> None:
+    code, said = step(folder, "loops", "--timeout=0.5")
+    message = "it took longer than its time limit and was stopped after 0.5 s"
+    # Where it was is at the loop, or in the line that does nothing.
+    at = line("while True:\n        pass")
+    assert code == 1 and re.match(
+        rf"\S+own\.py:({at}|{at + 1}):1: error: kernel loops-4-f32-\w+: {message}\n    another limit: ", said
+    ), said
+    assert not (folder / "loops").exists()
+    code, said = step(folder, "late", "--timeout=0.5")
+    assert code == 1 and f"{message}\n" in said, said
+    # The limit is of a step; and another alarm than its own does not end it.
+    assert step(folder, "alarms", "--timeout=20") == (0, "")
+    assert step(folder, "sees", "--timeout=0") == (0, "")
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+
+
+@pytest.mark.parametrize(("op", "text"), [("holds", "return x * sum("), ("clings", "time.sleep(60)")])
+def test_what_does_not_stop_at_its_time_limit_ends_its_process(folder: Path, op: str, text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "kernelgen.worker", *step_words(folder, op, "--timeout=0.5")],
+        env=os.environ | {"PYTHONPATH": str(Path(worker.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1 and done.stderr.startswith("Timeout ("), done.stderr
+    assert (
+        f'own.py", line {line(f"def {op}(") + EMITTERS.split(f"def {op}(")[1].split(text)[0].count(chr(10))} in {op}'
+        in done.stderr
+    )
 
 
 def test_an_answer_to_nothing_that_was_asked_is_no_answer(kernelgen: Run, folder: Path) -> None:

@@ -74,6 +74,17 @@ class KernelgenError(Exception):
         return [*shown, f"and {more} more"] if more else shown
 
 
+class TookTooLong(BaseException):
+    """Something was stopped at its time limit. No `Exception`, so that code which goes on after any of those does not go on.
+
+    Args:
+        seconds: the limit.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"it took longer than its time limit and was stopped after {seconds:g} s")
+
+
 def printable(text: str) -> str:
     """Returns text with its control characters written out, but for line ends and tabs: a file must not steer a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
@@ -87,6 +98,8 @@ def shortened(text: str, limit: int = MAX_TEXT) -> str:
 
 def described(error: BaseException) -> str:
     """Returns the type of an exception and what it says, which may be long and may raise itself."""
+    if isinstance(error, TookTooLong):
+        return str(error)
     name = type(error).__name__
     try:
         text = str(error).strip()

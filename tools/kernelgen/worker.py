@@ -32,7 +32,7 @@ def emit(arguments: Arguments) -> None:
     """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`.
 
     With `--reads` (a path) it also writes which data the emitter read. With `--undeclared=refuse` the emitter may read no other
-    data than the files and folders that a `--data` names.
+    data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take.
     """
     from kernelgen import fileio
     from kernelgen.canonical import canonical_json
@@ -48,7 +48,11 @@ def emit(arguments: Arguments) -> None:
     # What an emitter imports is told by other means (`helpers`), and it may read its own source.
     declared = [*arguments["data"], str(module.parent / "__init__.py"), str(module)]
     made = run_emitter(
-        source, registration(module, spec.op), spec, declared if maybe(arguments, "undeclared") else None
+        source,
+        registration(module, spec.op),
+        spec,
+        declared if maybe(arguments, "undeclared") else None,
+        _timeout(arguments),
     )
     fileio.write_bytes(one(arguments, "output"), made.hlo)
     if path := maybe(arguments, "reads"):
@@ -59,9 +63,9 @@ def emit(arguments: Arguments) -> None:
 def emit_batch(arguments: Arguments) -> None:
     """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
 
-    A file that is there with the same content keeps its time, so that nothing is compiled for it; the stamp is written when all
-    are up to date. A kernel that fails does not stop the others, and leaves no file. The data that the emitter reads is in the
-    depfile, and an emitter that does what no build tool can follow is refused.
+    `--timeout` is how many seconds each may take. A file that is there with the same content keeps its time, so that nothing is
+    compiled for it; the stamp is written when all are up to date. A kernel that fails does not stop the others, and leaves no file.
+    The data that the emitter reads is in the depfile, and an emitter that does what no build tool can follow is refused.
     """
     from kernelgen import fileio
     from kernelgen.emitters.dependencies import dependencies
@@ -82,7 +86,7 @@ def emit_batch(arguments: Arguments) -> None:
         spec = KernelSpec.from_json(json.loads(text))
         output = folder / hlo_file(spec.id)
         try:
-            made = run_emitter(source, registration(module, spec.op), spec)
+            made = run_emitter(source, registration(module, spec.op), spec, timeout=_timeout(arguments))
             if made.unknown:
                 raise KernelgenError(unfollowed(spec, made.unknown), exit_code=EXIT_FAILED)
             data |= {_there(Path(path)) for path in made.data}
@@ -95,6 +99,11 @@ def emit_batch(arguments: Arguments) -> None:
         raise KernelgenError(mistakes, exit_code=code)
     write_depfile(arguments, one(arguments, "stamp"), [*dependencies(source, module.stem), *sorted(data)])
     fileio.write_bytes(one(arguments, "stamp"), b"")
+
+
+def _timeout(arguments: Arguments) -> float | None:
+    """Returns `--timeout`, or None for no limit."""
+    return float(maybe(arguments, "timeout") or 0) or None
 
 
 def _there(path: Path) -> Path:
@@ -155,7 +164,6 @@ def compile_(arguments: Arguments) -> None:
     from kernelgen.compilers.step import compile_file
 
     executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
-    timeout = maybe(arguments, "timeout")
     compiler = choice.resolve(one(arguments, "compiler"), path=executable)
     planned = maybe(arguments, "identity")
     if planned and compiler.identity != planned:
@@ -170,7 +178,7 @@ def compile_(arguments: Arguments) -> None:
         compiler,
         kernel=one(arguments, "kernel"),
         log_dir=maybe(arguments, "log-dir"),
-        timeout=float(timeout) if timeout else None,
+        timeout=_timeout(arguments),
         memory_mb=int(memory) if memory else None,
         cache=_cache(arguments),
     )

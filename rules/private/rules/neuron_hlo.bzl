@@ -2,6 +2,7 @@
 
 load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
+load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
 def _neuron_hlo_impl(ctx):
     kernel = ctx.label.name.removesuffix(".hlo")
@@ -19,6 +20,7 @@ def _neuron_hlo_impl(ctx):
     args.add(ctx.attr.library, format = "--library=%s")
     args.add(ctx.file.emitter, format = "--emitter=%s")
     args.add(hlo, format = "--output=%s")
+    args.add(ctx.attr._timeout[TimeoutFlagInfo].seconds, format = "--timeout=%s")
 
     # A worker that is not sandboxed sees every file: what is not declared is refused, as it would not be there in a sandbox.
     args.add("--undeclared=refuse")
@@ -53,6 +55,7 @@ The emitter's own module, the helpers it imports and the data it reads are the a
         "op": attr.string(mandatory = True, doc = "ggml's name of the op, in lower case."),
         "output": attr.string(mandatory = True, doc = "The result, in the same form."),
         "params": attr.string_dict(doc = "The op's parameters by ggml's names: `1` is a whole number, `1.0` a float, `true` a bool."),
+        "_timeout": attr.label(default = "//rules:emit_timeout"),
         "_tool": attr.label(default = "//tools/kernelgen:emit", providers = [KernelgenToolInfo]),
     },
     provides = [NeuronHloInfo],

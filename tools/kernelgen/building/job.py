@@ -32,6 +32,7 @@ from kernelgen.building.emits import Emits
 from kernelgen.building.pool import Answer, Pool
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.library import Library
+from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF
 from kernelgen.hlo.compare import first_difference
@@ -40,9 +41,6 @@ from kernelgen.plan import Kernel, Neff, Plan
 
 STATE = ".kernelgen"
 """The folder in the output folder that holds what is between manifests and bundles."""
-
-EMIT_TIMEOUT = 600.0
-"""Seconds that emitting one kernel may take unless a user says otherwise; it takes milliseconds."""
 
 TIMEOUT_GRACE = 30.0
 """Seconds that a step may take beyond its time limit before its worker is killed: the compiler's driver stops it first."""

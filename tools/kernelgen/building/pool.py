@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from kernelgen.errors import signal_name
+from kernelgen.errors import TookTooLong, signal_name
 
 GRACE = 2.0
 """Seconds between asking a worker to stop and killing it."""
@@ -115,8 +115,7 @@ class Pool:
                 answers += self._read(key.data)
             for worker in [w for w in self._workers if w.busy and w.deadline is not None]:
                 if time.monotonic() >= worker.deadline:  # type: ignore[operator]
-                    reason = f"it took longer than its time limit and was stopped after {worker.limit:g} s"
-                    answers.append(self._bury(worker, reason))
+                    answers.append(self._bury(worker, str(TookTooLong(worker.limit))))
             if answers:
                 return answers
         return []

@@ -53,14 +53,7 @@ if TYPE_CHECKING:
     help="Memory that compiles may need together; four fifths of the machine's by default.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit for one kernel.")
-@click.option(
-    "--emit-timeout",
-    type=click.FloatRange(min=0),
-    default=600,
-    show_default=True,
-    metavar="SECONDS",
-    help="Limit for emitting one kernel, which takes milliseconds; 0 is none.",
-)
+@options.emit_timeout_option
 @click.option(
     "--check-determinism",
     is_flag=True,
@@ -79,7 +72,7 @@ def command(
     forms: tuple[str, ...],
     memory_mb: int | None,
     timeout: float | None,
-    emit_timeout: float,
+    emit_timeout: float | None,
     check_determinism: bool,
     dry_run: bool,
 ) -> int:
@@ -107,7 +100,7 @@ def command(
         jobs=jobs or len(os.sched_getaffinity(0)),
         memory_mb=memory_mb or machine_memory_mb(),
         timeout=timeout,
-        emit_timeout=emit_timeout or None,
+        emit_timeout=emit_timeout,
         cache=caches,
     )
     if dry_run:

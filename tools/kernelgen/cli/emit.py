@@ -98,7 +98,7 @@ def _spec(text: str) -> KernelSpec:
 
 def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagnostic]:
     from kernelgen.building import determinism
-    from kernelgen.building.job import EMIT_TIMEOUT
+    from kernelgen.emitters.limit import EMIT_TIMEOUT
 
     with tempfile.TemporaryDirectory() as scratch:
         jobs = len(os.sched_getaffinity(0))

@@ -9,7 +9,14 @@ import click
 
 from kernelgen import fileio, manifest
 from kernelgen.cache import CacheSettings
-from kernelgen.cli.options import cache_options, compiler_option, kernels_option, manifests_argument, only_targets
+from kernelgen.cli.options import (
+    cache_options,
+    compiler_option,
+    emit_timeout_option,
+    kernels_option,
+    manifests_argument,
+    only_targets,
+)
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import BUILTIN
 from kernelgen.errors import KernelgenError, did_you_mean
@@ -96,6 +103,7 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this target of the manifests.")
 @compiler_option
 @click.option("--memory-per-compile", metavar="SIZE", help="Memory of one compile, as in a manifest: 8G, 6144M.")
+@emit_timeout_option
 @cache_options
 def cmake(
     manifests: tuple[Path, ...],
@@ -104,6 +112,7 @@ def cmake(
     targets: tuple[str, ...],
     compiler: str,
     memory_per_compile: str | None,
+    emit_timeout: float | None,
     caches: CacheSettings,
 ) -> None:
     """Write what add_neuron_kernels() builds from."""
@@ -138,6 +147,7 @@ def cmake(
         cache=caches,
         cpus=len(os.sched_getaffinity(0)),
         memory_mb=machine_memory_mb(),
+        emit_timeout=emit_timeout,
     )
     _write(output, renderer.generate(plan, catalog.libraries, build))
     # CMake shows it.

@@ -7,16 +7,17 @@ program that is run, a connection, a device) is said, too.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernelgen import hlo
 from kernelgen.emitters import foreign
 from kernelgen.emitters.foreign import Reads
 from kernelgen.emitters.library import Library
+from kernelgen.emitters.limit import HINT, limited
 from kernelgen.emitters.loading import load_function, reads
 from kernelgen.emitters.registration import Registration
-from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location, TookTooLong
 from kernelgen.hlo.cpu import import_jax
 from kernelgen.kernel import KernelSpec
 
@@ -37,7 +38,11 @@ class Emission:
 
 
 def emit(
-    library: Library, registration: Registration, spec: KernelSpec, data: Collection[str] | None = None
+    library: Library,
+    registration: Registration,
+    spec: KernelSpec,
+    data: Collection[str] | None = None,
+    timeout: float | None = None,
 ) -> Emission:
     """Returns a kernel's HLO.
 
@@ -46,18 +51,26 @@ def emit(
         registration: which one it is.
         spec: the kernel.
         data: the files, and folders of files, that the emitter may read besides its sources; None for any.
+        timeout: seconds that it may take, or None; only in the main thread (`limit.limited`).
 
     Raises:
-        KernelgenError: the emitter refuses the kernel, or reads what it may not (`data`).
+        KernelgenError: the emitter refuses the kernel, reads what it may not (`data`), or takes too long.
     """
     import_jax()  # what this opens is not the emitter's
     allowed = None if data is None else _both_ways(data)
     try:
         known = None if allowed is None else [path for path in reads(library).files if _is_in(path, allowed)]
-        function = load_function(library, registration, known)
-        with foreign.running(reads(library)):
-            made = hlo.emit(spec, function)
+        with limited(timeout):
+            function = load_function(library, registration, known)
+            with foreign.running(reads(library)):
+                made = hlo.emit(spec, function)
+    except TookTooLong as error:
+        place = Location(str(registration.file), registration.line, 1)
+        raise KernelgenError(Diagnostic(f"kernel {spec.id}: {error}", place, HINT), exit_code=EXIT_FAILED) from None
     except KernelgenError as error:
+        if isinstance(error.__cause__, TookTooLong):
+            mistakes = [replace(diagnostic, hint=HINT) for diagnostic in error.diagnostics]
+            raise KernelgenError(mistakes, exit_code=EXIT_FAILED) from None
         if allowed is None:
             raise
         # A file that is not declared may just not be there.

@@ -14,6 +14,7 @@ from pathlib import Path
 from kernelgen.cache import CacheSettings
 from kernelgen.canonical import canonical_json
 from kernelgen.emitters.library import Library
+from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.filenames import hlo_file, neff_file, origin_file
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
@@ -36,6 +37,7 @@ class Build:
         cache: the caches of NEFFs that builds share.
         cpus: CPUs of the build machine.
         memory_mb: MiB of the build machine that compiles may use together.
+        emit_timeout: seconds that emitting one kernel may take, or None.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class Build:
     cache: CacheSettings
     cpus: int
     memory_mb: int
+    emit_timeout: float | None = EMIT_TIMEOUT
 
     def slots(self, plan: Plan) -> int:
         """Returns how many compiles may run at once."""
@@ -86,6 +89,8 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
             *words,
             f"--identity={build.identity}",
         )
+    # How long an emitter may run changes no HLO.
+    files["steps/limits"] = _lines(f"--timeout={build.emit_timeout or 0:g}")
     # Where the compiler is and what it may use change no NEFF: nothing is compiled again when this file changes.
     files["steps/compiler"] = _lines(
         f"--log-dir={build.folder / 'logs'}",

@@ -1,0 +1,69 @@
+"""A time limit for what an emitter does in this process: it may loop for ever, and a build must end.
+
+The limit is an alarm, which stops whatever is Python. Native code that keeps Python's lock, and an emitter that catches every
+exception, it does not stop: then the whole process ends, and says where each of its threads is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from kernelgen.errors import TookTooLong
+
+EMIT_TIMEOUT = 600.0
+"""Seconds that emitting one kernel may take unless a user says otherwise; it takes milliseconds."""
+
+GRACE = 3.0
+"""Seconds after the limit in which the block is to end; then the process ends."""
+
+HINT = (
+    "another limit: --emit-timeout of `kernelgen build`, EMIT_TIMEOUT of add_neuron_kernels(), Bazel's "
+    "--@neuron_kernelgen//rules:emit_timeout; in seconds, 0 is none"
+)
+
+_AGAIN = 0.5
+
+
+@contextlib.contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Ends a block that takes longer than some seconds, or the process if the block does not end. For the main thread.
+
+    Args:
+        seconds: how long the block may take, or None.
+
+    Raises:
+        TookTooLong: anywhere in the block; also after it when the block caught that.
+    """
+    if seconds is None:
+        yield
+        return
+    deadline = time.monotonic() + seconds
+
+    def stop(number: int, frame: object) -> None:
+        if time.monotonic() < deadline:  # an alarm of the block's own
+            signal.setitimer(signal.ITIMER_REAL, deadline - time.monotonic(), _AGAIN)
+            return None
+        raise TookTooLong(seconds)
+
+    # A copy of standard error, because an emitter may close that.
+    try:
+        errors = os.dup(2)
+    except OSError:  # it is closed
+        errors = os.open(os.devnull, os.O_WRONLY)
+    before = signal.signal(signal.SIGALRM, stop)
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=errors)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+        os.close(errors)
+    if time.monotonic() >= deadline:
+        raise TookTooLong(seconds)
