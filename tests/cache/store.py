@@ -20,6 +20,9 @@ class Store:
         delay: seconds before every answer.
         trickle: seconds between the bytes of an answer to GET.
         cut: send only so many bytes of what the header promises.
+        endless: go on with zeros after what is there, and promise nothing.
+        promised: what the header promises of an answer to GET, in place of what is sent.
+        sent: bytes of endless answers that were sent.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -28,6 +31,9 @@ class Store:
     delay: float = 0.0
     trickle: float = 0.0
     cut: int | None = None
+    endless: bool = False
+    promised: int | None = None
+    sent: int = 0
 
     def __post_init__(self) -> None:
         store = self
@@ -37,7 +43,18 @@ class Store:
 
             def answer(self, status: int, data: bytes = b"") -> None:
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
+                if store.endless and self.command == "GET":
+                    self.send_header("Connection", "close")
+                    self.end_headers()
+                    self.close_connection = True
+                    self.wfile.write(data)
+                    zeros = bytes(1 << 16)
+                    while not store.stopped.is_set():
+                        self.wfile.write(zeros)
+                        store.sent += len(zeros)
+                    return
+                length = len(data) if store.promised is None or self.command != "GET" else store.promised
+                self.send_header("Content-Length", str(length))
                 self.end_headers()
                 if store.cut is not None:
                     data, self.close_connection = data[: store.cut], True

@@ -20,6 +20,8 @@ import pytest
 
 from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folder, Key, Notices, entry, notices
 from kernelgen.cache import folder as folders
+from kernelgen.cache.entry import Damaged, pack
+from kernelgen.cache.shared import Shared
 from kernelgen.errors import KernelgenError
 
 from .conftest import environment, little_memory
@@ -352,6 +354,76 @@ def test_an_answer_that_is_cut_off_is_not_used(
     store.cut = 1000
     assert made.get(opened(said, folder=tmp_path, shared=store.url), neffs[0][0]) == (neffs[0][1], COMPILED)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        (lambda data: data, "it goes on after the {size} bytes that it says it has"),
+        (lambda data: b"", "it does not begin as an entry does"),
+        (lambda data: data[:70] + b"\n", "it does not begin as an entry does"),
+        (lambda data: data.partition(b"\n")[0] + b"\n{", "it is cut off"),
+    ],
+    ids=["entry", "nothing", "head", "line"],
+)
+def test_what_a_store_sends_without_end_is_not_read(
+    tmp_path: Path,
+    store: Store,
+    neffs: Neffs,
+    made: Made,
+    said: list[str],
+    begin: Callable[[bytes], bytes],
+    message: str,
+) -> None:
+    key, neff = neffs[0]
+    made.get(opened(said, shared=store.url), key)
+    (path,) = store.objects
+    whole = store.objects[path]
+    store.objects[path] = begin(whole)
+    store.endless = True
+    with little_memory():
+        assert made.get(opened(said, folder=tmp_path, shared=store.url), key) == (neff, COMPILED)
+    assert len(said) == 1 and message.format(size=len(whole)) in said[0] and store.url in said[0], said
+    # What was under way when reading ended.
+    assert store.sent < 64 << 20
+    assert store.objects == {path: whole}
+
+
+def test_what_a_store_says_is_too_long_is_not_read(
+    tmp_path: Path, store: Store, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    key, neff = neffs[0]
+    made.get(opened(said, shared=store.url), key)
+    store.promised = 300 << 30
+    assert made.get(opened(said, folder=tmp_path, shared=store.url), key) == (neff, COMPILED)
+    assert len(said) == 1 and f"it has {300 << 30} bytes, more than any entry" in said[0], said
+
+
+def test_the_heads_of_endless_objects_are_read_and_no_more(
+    store: Store, neffs: Neffs, made: Made, said: list[str]
+) -> None:
+    key, _ = neffs[0]
+    made.get(opened(said, shared=store.url), key)
+    store.endless = True
+    with little_memory():
+        (head,) = Shared(store.url, 30.0).heads([key.name, neffs[1][0].name])
+    assert head.key == key and store.sent < 64 << 20
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_other_protocols_are_read_by_the_same_rules(
+    tmp_path: Path, neffs: Neffs, made: Made, said: list[str], protocol: str
+) -> None:
+    url = f"{protocol}://{tmp_path}/store"
+    shared = Shared(url, 30.0)
+    key, neff = neffs[0]
+    data = pack(key, "k", neff)
+    assert shared.read(key.name) is None
+    shared.write(key.name, data)
+    assert shared.read(key.name) == data
+    shared.write(key.name, data + bytes(1 << 20))
+    with pytest.raises(Damaged, match=r"it goes on after|bytes, and says that it has"):
+        shared.read(key.name)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 500, 503])

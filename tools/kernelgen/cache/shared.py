@@ -7,10 +7,13 @@ limit, whatever the store does, and everything that goes wrong is an `Unavailabl
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from kernelgen.cache import entry
@@ -43,6 +46,38 @@ class Unavailable(Exception):
     """The store did not do what it should; the message says why, with no secrets in it."""
 
 
+class _Enough(Exception):
+    """More is not wanted."""
+
+
+class _Limit:
+    """Ends the reading of an entry that is longer than it says, or says nothing sensible.
+
+    Args:
+        name: the entry's.
+        file: what it is written to.
+        over: set when nobody waits for it any more.
+    """
+
+    def __init__(self, name: str, file: IO[bytes], over: threading.Event) -> None:
+        self._over = over
+        self._name = name
+        self._file = file
+        self._stated: int | None = None
+
+    def __call__(self, size: int | None, count: int) -> None:
+        if self._over.is_set():
+            raise _Enough
+        if max(size or 0, count) > entry.MAX_SIZE:
+            raise Damaged(f"it has {max(size or 0, count)} bytes, more than any entry")
+        # What was written may not be in the file yet, but for a buffer's worth it is.
+        if self._stated is None and count >= entry.MAX_HEAD + io.DEFAULT_BUFFER_SIZE:
+            head, end = entry.read_head(os.pread(self._file.fileno(), entry.MAX_HEAD, 0), self._name)
+            self._stated = end + head.size
+        if self._stated is not None and count > self._stated:
+            raise Damaged(f"it goes on after the {self._stated} bytes that it says it has")
+
+
 class Shared:
     """Entries at a URL.
 
@@ -68,19 +103,29 @@ class Shared:
     def read(self, name: str) -> bytes | None:
         """Returns an entry's bytes as they are, None when there is no such entry; `entry.unpack` checks them.
 
+        The bytes go to a file without a name first, and reading ends where the entry is to end: a store may send anything.
+
         Raises:
             Unavailable: it can't be told.
+            Damaged: it is no entry of that name, or has not the size that it says.
         """
+        over = threading.Event()
 
         def read() -> bytes | None:
-            fs, root = self._filesystem()
-            try:
-                data: bytes = fs.cat_file(f"{root}/{entry.file_name(name)}")
-            except FileNotFoundError:
-                return None
-            return data
+            with tempfile.TemporaryFile() as file:
+                try:
+                    self._get(name, file, _Limit(name, file, over))
+                except FileNotFoundError:
+                    return None
+                size = os.fstat(file.fileno()).st_size
+                entry.check_size(os.pread(file.fileno(), entry.MAX_HEAD, 0), size, name)
+                file.seek(0)
+                return file.read(size)
 
-        return self._limited(read)
+        try:
+            return self._limited(read)
+        finally:
+            over.set()  # who goes on reading after the time limit stops
 
     def write(self, name: str, data: bytes) -> None:
         """Publishes an entry, in place of one that may be there. It appears whole.
@@ -136,6 +181,9 @@ class Shared:
 
         def starts() -> list[Any]:
             fs, root = self._filesystem()
+            if self._protocol in ("http", "https"):
+                # A server may not know ranges, and then sends all.
+                return [self._start(name) for name in names]
             paths = [f"{root}/{entry.file_name(name)}" for name in names]
             got: list[Any] = fs.cat_ranges(paths, [0] * len(paths), [entry.MAX_HEAD] * len(paths), on_error="return")
             return got
@@ -144,6 +192,24 @@ class Shared:
             with contextlib.suppress(Damaged):
                 if isinstance(start, bytes):
                     yield entry.read_head(start, name)[0]
+
+    def _get(self, name: str, file: IO[bytes], hook: Callable[[int | None, int], None]) -> None:
+        """Writes an entry to a file; `hook` is told of its size, if that is known, and of how much of it there is."""
+        from fsspec.callbacks import Callback
+
+        fs, root = self._filesystem()
+        path = f"/proc/self/fd/{file.fileno()}"
+        fs.get_file(f"{root}/{entry.file_name(name)}", path, callback=Callback(hooks={"limit": hook}))
+
+    def _start(self, name: str) -> bytes | None:
+        def enough(size: int | None, count: int) -> None:
+            if count >= entry.MAX_HEAD + io.DEFAULT_BUFFER_SIZE:
+                raise _Enough
+
+        with tempfile.TemporaryFile() as file:
+            with contextlib.suppress(_Enough, FileNotFoundError):
+                self._get(name, file, enough)
+            return os.pread(file.fileno(), entry.MAX_HEAD, 0)
 
     def _filesystem(self) -> tuple[Any, str]:
         if self._open is None:
@@ -169,6 +235,8 @@ class Shared:
         thread.join(self._timeout)
         if answer:
             return answer[0]
+        if problem and isinstance(problem[0], Damaged):
+            raise problem[0]
         if problem:
             raise Unavailable(_reason(problem[0])) from None
         raise Unavailable(f"it did not answer in {self._timeout:g} s")
