@@ -44,7 +44,7 @@ int main(void) {
         for (uint64_t b = 0; b < t->neff_sizes[i]; b++) {
             sum = sum * 31 + data[b];
         }
-        printf("%llu %llu\n", (unsigned long long) t->neff_sizes[i], sum);
+        printf("%llu %llu %s\n", (unsigned long long) t->neff_sizes[i], sum, t->neff_sha256 + 65 * i);
     }
     return (uintptr_t) t->neff_data % 64 + (uintptr_t) t->key_words % 8 + (uintptr_t) t->slots % 4;
 }
@@ -66,7 +66,7 @@ def expected(made: pack.Pack) -> str:
         total = 0
         for byte in made.read_neff(number):
             total = (total * 31 + byte) % 2**64
-        lines.append(f"{neff.size} {total}")
+        lines.append(f"{neff.size} {total} {neff.sha256}")
     return "\n".join(lines) + "\n"
 
 

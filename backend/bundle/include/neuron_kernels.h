@@ -42,8 +42,8 @@
 extern "C" {
 #endif
 
-// Version of the functions below. Functions are added, never changed; each addition raises it by one.
-#define NEURON_KERNELS_API_VERSION 3
+// Version of the functions below and of the table. Either is added to, never changed; each addition raises it by one.
+#define NEURON_KERNELS_API_VERSION 4
 
 // Version of what is in a pack, a tree and a table that this library reads: keys, hash and metadata
 // (docs/bundle-format.md).
@@ -105,6 +105,8 @@ typedef struct neuron_kernels_table {
     const uint8_t *  neff_data;
     const uint64_t * neff_offsets;  // [n_neffs], from neff_data
     const uint64_t * neff_sizes;    // [n_neffs], bytes
+    // Not in tables that are shorter.
+    const char *     neff_sha256;  // [n_neffs][65], or NULL
 } neuron_kernels_table;
 
 //
@@ -147,7 +149,7 @@ NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_tree(const char *  
                                                                   size_t            message_size);
 
 // Opens an embedded bundle in constant time: nothing is copied, and the table, being part of the program, is trusted
-// once its versions are right.
+// once its versions are right. What it says of its NEFFs is for neuron_kernels_verify to check, as of the other forms.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * table,
                                                                       neuron_kernels **            bundle,
                                                                       char *                       message,
@@ -211,8 +213,8 @@ NEURON_KERNELS_API const void * neuron_kernels_neff(const neuron_kernels * bundl
 // once for each NEFF, before it is loaded. It reads the NEFF's bytes, some milliseconds for each MB.
 //
 // Returns NEURON_KERNELS_OK, NEURON_KERNELS_ERROR_CORRUPT when they differ, or NEURON_KERNELS_ERROR_ARGUMENT when there is no
-// such kernel; `message`, unless it is NULL, says what is wrong, and is empty when nothing is. An embedded bundle is part
-// of the program and has no digests: it is trusted as the program is. Since API version 3.
+// such kernel; `message`, unless it is NULL, says what is wrong, and is empty when nothing is. A bundle that was embedded
+// without digests, as all were before API version 4, is trusted as the program is. Since API version 3.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
                                                                int32_t                kernel,
                                                                char *                 message,

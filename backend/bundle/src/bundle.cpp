@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -40,6 +41,7 @@ void neuron_kernels::make_table(bool simulated, uint32_t lnc, const uint8_t * ne
     table.neff_data    = neff_data;
     table.neff_offsets = neff_offsets.data();
     table.neff_sizes   = neff_sizes.data();
+    table.neff_sha256  = neff_sha256.c_str();
 }
 
 namespace nk {
@@ -156,15 +158,17 @@ neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * 
                                                    char *                       message,
                                                    size_t                       message_size) {
     return open_bundle("embedded bundle", "", table, bundle, message, message_size, [&](neuron_kernels & opened) {
-        if (table->struct_size < sizeof(neuron_kernels_table)) {
+        constexpr size_t FIRST_SIZE = offsetof(neuron_kernels_table, neff_sha256);
+        if (table->struct_size < FIRST_SIZE) {
             nk::fail(NEURON_KERNELS_ERROR_VERSION, "its table has %" PRIu32 " bytes; this library reads %zu or more",
-                     table->struct_size, sizeof(neuron_kernels_table));
+                     table->struct_size, FIRST_SIZE);
         }
         if (table->format != NEURON_KERNELS_FORMAT) {
             nk::fail(NEURON_KERNELS_ERROR_VERSION, "it has format %" PRIu32 "; this library reads format %d",
                      table->format, NEURON_KERNELS_FORMAT);
         }
-        opened.table = *table;
+        // A shorter one ends before the members that it knows nothing of.
+        memcpy(&opened.table, table, std::min<size_t>(table->struct_size, sizeof(*table)));
     });
 }
 
@@ -296,12 +300,13 @@ neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
         snprintf(message, message_size, "there is no kernel %" PRId32, kernel);
         return NEURON_KERNELS_ERROR_ARGUMENT;
     }
-    if (bundle->neff_sha256.empty()) {
+    const neuron_kernels_table & table = bundle->table;
+    if (!table.neff_sha256) {
         return NEURON_KERNELS_OK;
     }
     size_t       size;
     const auto * neff     = static_cast<const uint8_t *>(neuron_kernels_neff(bundle, kernel, &size));
-    const char * recorded = &bundle->neff_sha256[bundle->table.kernel_neff[kernel] * (nk::SHA256_DIGITS + 1)];
+    const char * recorded = table.neff_sha256 + size_t{ table.kernel_neff[kernel] } * (nk::SHA256_DIGITS + 1);
     char         found[nk::SHA256_DIGITS + 1];
     nk::sha256(neff, size, found);
     if (strcmp(found, recorded) == 0) {

@@ -26,7 +26,7 @@ struct neuron_kernels {
     std::string           jax_version;
     std::string           ids;
     std::string           hlo_sha256;
-    std::string           neff_sha256;  // of each NEFF 64 digits and a NUL; empty in an embedded bundle
+    std::string           neff_sha256;  // of each NEFF 64 digits and a NUL
     std::vector<uint32_t> id_offsets;
     std::vector<uint32_t> kernel_neff;
     std::vector<uint64_t> key_words;

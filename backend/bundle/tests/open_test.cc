@@ -329,7 +329,7 @@ static void test_embedded_versions() {
     neuron_kernels_table table = {};
     neuron_kernels *     bundle;
     char                 message[NEURON_KERNELS_MESSAGE_SIZE];
-    table.struct_size = sizeof(table) - 8;
+    table.struct_size = offsetof(neuron_kernels_table, neff_sha256) - 8;
     table.format      = NEURON_KERNELS_FORMAT;
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_VERSION);
     CHECK(strstr(message, "embedded bundle: its table has"));
@@ -339,6 +339,44 @@ static void test_embedded_versions() {
     table.format = NEURON_KERNELS_FORMAT + 1;
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_VERSION);
     CHECK(strstr(message, "format 2"));
+}
+
+static void test_embedded_neffs_are_verified() {
+    const std::string    neffs     = test::neff_bytes(0) + test::neff_bytes(1);
+    const uint64_t       sizes[]   = { test::neff_bytes(0).size(), test::neff_bytes(1).size() };
+    const uint64_t       offsets[] = { 0, sizes[0] };
+    const uint32_t       numbers[] = { 1, 0, 1 };
+    const std::string    digests   = test::digest_of(test::neff_bytes(0)) + '\0' + test::digest_of(test::neff_bytes(1));
+    std::string          damaged   = neffs;
+    neuron_kernels *     bundle;
+    char                 message[NEURON_KERNELS_MESSAGE_SIZE];
+    neuron_kernels_table table = {};
+    damaged.back() ^= 1;  // of the second NEFF
+    table.struct_size  = sizeof(table);
+    table.format       = NEURON_KERNELS_FORMAT;
+    table.n_kernels    = 3;
+    table.n_neffs      = 2;
+    table.kernel_neff  = numbers;
+    table.neff_offsets = offsets;
+    table.neff_sizes   = sizes;
+    table.neff_sha256  = digests.c_str();
+    for (const std::string * data : { &neffs, (const std::string *) &damaged }) {
+        table.neff_data = reinterpret_cast<const uint8_t *>(data->data());
+        CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
+        for (int32_t i = 0; i < 3; i++) {
+            const bool good = data == &neffs || numbers[i] == 0;
+            CHECK(neuron_kernels_verify(bundle, i, message, sizeof(message)) ==
+                  (good ? NEURON_KERNELS_OK : NEURON_KERNELS_ERROR_CORRUPT));
+            CHECK(good ? !*message : strstr(message, "its NEFF is damaged: the SHA-256 of its") != nullptr);
+        }
+        neuron_kernels_close(bundle);
+    }
+    // A table of before there were digests: what follows it in memory is none of its members.
+    table.struct_size = offsetof(neuron_kernels_table, neff_sha256);
+    table.neff_sha256 = "no digest";
+    CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
+    CHECK(neuron_kernels_verify(bundle, 0, message, sizeof(message)) == NEURON_KERNELS_OK && !*message);
+    neuron_kernels_close(bundle);
 }
 
 int main() {
@@ -353,6 +391,7 @@ int main() {
     test_files(folder);
     test_arguments();
     test_embedded_versions();
+    test_embedded_neffs_are_verified();
     rmdir(made);
     return test_result();
 }

@@ -70,6 +70,8 @@ def assembly(pack: Pack, incbin: str | None = None) -> str:
     lines += [f"    .asciz {_c_string(kernel)}" for kernel in pack.index.ids]
     table("hlo_sha256", 1)
     lines += [f'    .asciz "{digest}"' for digest in pack.hlo_sha256]
+    table("neff_sha256", 1)
+    lines += [f'    .asciz "{neff.sha256}"' for neff in pack.neffs]
     table("neff_data", ALIGNMENT)
     last = pack.neffs[-1]
     lines.append(f"    .incbin {path}, {pack.data_offset}, {last.offset + last.size}")
@@ -124,6 +126,7 @@ def source(pack: Pack) -> str:
         ("char", "ids"),
         ("char", "hlo_sha256"),
         ("uint8_t", "neff_data"),
+        ("char", "neff_sha256"),
     )
     # Hidden as in the assembly, so that position-independent code addresses the tables directly.
     externs = "\n".join(
