@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @options.kernels_option
 @options.compiler_option
 @options.cache_options
+@options.used_option
 @click.option("--only", metavar="GLOB", help="Only kernels whose id or op matches; no bundles are written then.")
 @bundle_forms.option
 @click.option(
@@ -68,6 +69,7 @@ def command(
     catalog: Catalog,
     compiler: str,
     caches: cache.CacheSettings,
+    used: bool,
     only: str | None,
     forms: tuple[str, ...],
     memory_mb: int | None,
@@ -84,7 +86,7 @@ def command(
     """
     from kernelgen import manifest
 
-    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
+    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog, used), targets))
     whole, plan = plan, _only(plan, only)
 
     from kernelgen.building import job

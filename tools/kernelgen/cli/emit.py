@@ -27,6 +27,7 @@ from kernelgen.plan import Kernel, Plan
 @click.option(
     "--spec", "specs", multiple=True, metavar="JSON", help="A kernel as `kernelgen plan --format json` prints it."
 )
+@options.used_option
 @click.option("--only", metavar="GLOB", help="Only kernels whose id or op matches.")
 @options.kernels_option
 @click.option(
@@ -38,6 +39,7 @@ from kernelgen.plan import Kernel, Plan
 def command(
     manifests: tuple[Path, ...],
     specs: tuple[str, ...],
+    used: bool,
     only: str | None,
     catalog: Catalog,
     output: Path,
@@ -53,7 +55,7 @@ def command(
     if manifests:
         from kernelgen import manifest
 
-        wanted |= {k.spec.id: k for k in Plan.merge(manifest.load(manifests, catalog)).kernels}
+        wanted |= {k.spec.id: k for k in Plan.merge(manifest.load(manifests, catalog, used)).kernels}
     chosen = select(sorted(wanted), [wanted[id].spec.op for id in sorted(wanted)], only)
     mistakes: list[Diagnostic] = []
     differences = _differences([wanted[id] for id in chosen], catalog) if check_determinism else {}

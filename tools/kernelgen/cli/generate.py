@@ -16,6 +16,7 @@ from kernelgen.cli.options import (
     kernels_option,
     manifests_argument,
     only_targets,
+    used_option,
 )
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import BUILTIN
@@ -43,6 +44,7 @@ def command() -> None:
 
 @command.command()
 @_manifests
+@used_option
 @kernels_option
 @_output
 @click.option("--rules", default="@@neuron_kernelgen~", help="Repository of the rules, as labels begin.")
@@ -61,6 +63,7 @@ def command() -> None:
 )
 def bazel(
     manifests: tuple[Path, ...],
+    used: bool,
     catalog: Catalog,
     output: Path,
     rules: str,
@@ -79,7 +82,7 @@ def bazel(
             raise KernelgenError(
                 f"--kernels {library.name}: --package {library.name}=LABEL must name its Bazel package"
             )
-    plan = Plan.merge(manifest.load(manifests, catalog))
+    plan = Plan.merge(manifest.load(manifests, catalog, used))
     sources = [
         renderer.BazelLibrary(library, labels[library.name], tuple(sorted(data_of.get(library.name, []))))
         for library in catalog.libraries
@@ -98,6 +101,7 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 
 @command.command()
 @_manifests
+@used_option
 @kernels_option
 @_output
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this target of the manifests.")
@@ -107,6 +111,7 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 @cache_options
 def cmake(
     manifests: tuple[Path, ...],
+    used: bool,
     catalog: Catalog,
     output: Path,
     targets: tuple[str, ...],
@@ -128,7 +133,7 @@ def cmake(
     for target in targets:
         if target not in TARGETS:
             raise KernelgenError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}")
-    requests = only_targets(manifest.load(manifests, catalog), targets)
+    requests = only_targets(manifest.load(manifests, catalog, used), targets)
     if memory_per_compile is not None:
         try:
             requests = [replace(r, memory_mb=megabytes(memory_per_compile)) for r in requests]

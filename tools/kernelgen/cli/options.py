@@ -41,6 +41,15 @@ def kernels_option(function: F) -> F:
     )(function)
 
 
+def used_option(function: F) -> F:
+    """Adds `--used` as `used: bool`, for `kernelgen.manifest.load`."""
+    return click.option(
+        "--used",
+        is_flag=True,
+        help="Only kernels that ran while the manifests were recorded (GGML_NEURON_RECORD).",
+    )(function)
+
+
 def target_option(function: F) -> F:
     """Adds `--target NAME…` as `targets: tuple[str, ...]`, checked against the table of targets; empty means all."""
     return click.option(

@@ -15,14 +15,15 @@ from kernelgen.plan import Plan
 @click.command(short_help="Print the kernels, compiles and bundles that manifests ask for.")
 @options.manifests_argument
 @options.target_option
+@options.used_option
 @options.kernels_option
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(manifests: tuple[Path, ...], targets: tuple[str, ...], catalog: Catalog, form: str) -> None:
+def command(manifests: tuple[Path, ...], targets: tuple[str, ...], used: bool, catalog: Catalog, form: str) -> None:
     """Print the kernels, compiles and bundles that manifests ask for, each once.
 
     The JSON is what the build files are made from; its bytes depend on the manifests' meaning alone.
     """
-    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
+    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog, used), targets))
     click.echo(plan.to_json() if form == "json" else _table(plan), nl=False)
 
 

@@ -9,19 +9,20 @@ from kernelgen import fileio, model_files
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError, nearest
 from kernelgen.kernel import KernelSpec
-from kernelgen.manifest import document, kernels, schema, settings, sizes
+from kernelgen.manifest import document, kernels, recorded, schema, settings, sizes
 from kernelgen.manifest.document import Document, Node
 from kernelgen.manifest.families import FAMILIES
 from kernelgen.manifest.schema import Report
 from kernelgen.plan import Kernel, Request
 
 
-def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
+def load(paths: Sequence[str | Path], catalog: Catalog, used: bool = False) -> list[Request]:
     """Returns what manifests ask for, one request per manifest in the order given.
 
     Args:
         paths: YAML files; messages name them as they are given here.
         catalog: what can be computed, and by which emitter.
+        used: whether to leave out the kernels that did not run while the manifest was recorded.
 
     Raises:
         KernelgenError: with every mistake of every file.
@@ -30,12 +31,14 @@ def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
     requests: dict[str, Request] = {}
     names: dict[str, Node] = {}
     for path in paths:
-        parsed = _parse(path)
+        parsed, text = _parse(path)
         root = parsed.root
         if root is None:
             problems += parsed.problems
             continue
         report = schema.check(root, parsed.broken)
+        if used:
+            recorded.leave_out_unused(root, text, report)
         request = _request(root, catalog, report)
         if request is not None:
             name = root.value["name"].node
@@ -51,15 +54,16 @@ def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
     return list(requests.values())
 
 
-def _parse(path: str | Path) -> Document:
+def _parse(path: str | Path) -> tuple[Document, bytes]:
+    """Returns a file as a document, and its bytes."""
     model = model_files.recognize(path, "manifest")
     if model is not None:
-        return Document(None, [model])
+        return Document(None, [model]), b""
     try:
         data = fileio.read_input(path, document.MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        return Document(None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")])
-    return document.parse(data, str(path))
+        return Document(None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")]), b""
+    return document.parse(data, str(path)), data
 
 
 def _place(problem: Diagnostic) -> tuple[int, int]:
