@@ -64,12 +64,11 @@ def warnings(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def entries(folder: Path) -> dict[str, bytes]:
-    """Returns the entries of a cache, all of which must be whole."""
+    """Returns the NEFFs of a cache, by entry; all must be whole."""
     found = {}
     for stored in Folder(folder).entries():
         data = Folder(folder).path(stored.name).read_bytes()
-        entry.unpack(data, stored.name)
-        found[stored.name] = data
+        found[stored.name] = entry.unpack(data, stored.name)[1]
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from kernelgen.cache.notices import Notices
 from kernelgen.compilers.identity import Key
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 
-__all__ = ["OFF", "Cache", "CacheSettings", "Folder", "Key", "Notices"]
+__all__ = ["OFF", "Cache", "CacheSettings", "Damaged", "Folder", "Key", "Notices"]
 
 FOLDER_VARIABLE = "NEURON_KERNELGEN_NEFF_CACHE"
 SHARED_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE"
@@ -177,7 +178,7 @@ class Cache:
                 self.shared = Folder(Path(settings.shared))
 
     def neff(
-        self, key: Key, kernel: str, make: Callable[[], bytes], patience: float | None = None
+        self, key: Key, kernel: str, make: Callable[[], bytes], patience: float | None = None, timed: bool = False
     ) -> tuple[bytes, str]:
         """Returns a NEFF, and where it came from: `LOCAL`, `SHARED` or `COMPILED`.
 
@@ -188,6 +189,7 @@ class Cache:
             kernel: the kernel's name, for people.
             make: compiles it; what it raises is passed on, and nothing is stored.
             patience: seconds to wait for another process; `PATIENCE` by default.
+            timed: whether to record how long `make` takes, from which later builds are estimated.
         """
         name = key.name
         found = self._local(name)
@@ -198,13 +200,16 @@ class Cache:
             found = self._local(name)
             if found is not None:
                 return found, LOCAL
-            found = self._fetch(name)
-            if found is not None:
-                self._keep(key, kernel, found)
-                return found, SHARED
+            fetched = self._fetch(name)
+            if fetched is not None:
+                head, shared_neff = fetched
+                self._keep(key, kernel, shared_neff, head.seconds)
+                return shared_neff, SHARED
+            begun = time.monotonic()
             made = make()
-            self._keep(key, kernel, made)
-            self._publish(key, kernel, made)
+            seconds = round(time.monotonic() - begun) if timed else None
+            self._keep(key, kernel, made, seconds)
+            self._publish(key, kernel, made, seconds)
             return made, COMPILED
 
     def _held(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
@@ -215,15 +220,16 @@ class Cache:
 
     def _local(self, name: str) -> bytes | None:
         found = self._read_folder(self.folder, name, "local") if self.folder else None
-        if found is not None and self.folder:
-            self.folder.used(name)
-        return found
+        if found is None or self.folder is None:
+            return None
+        self.folder.used(name)
+        return found[1]
 
-    def _read_folder(self, folder: Folder, name: str, level: str) -> bytes | None:
+    def _read_folder(self, folder: Folder, name: str, level: str) -> tuple[entry.Head, bytes] | None:
         where = f"the cache {folder}"
         try:
             data = folder.read(name)
-            return None if data is None else entry.unpack(data, name)[1]
+            return None if data is None else entry.unpack(data, name)
         except Damaged as problem:
             gone = folder.drop(name) if level == "local" or self._settings.writable else False
             what = "was removed and is compiled again" if gone else "is left alone"
@@ -235,7 +241,7 @@ class Cache:
             self._notices.once(f"{level}-read", f"{where} can't be read, and the build goes on without: {_why(error)}")
         return None
 
-    def _fetch(self, name: str) -> bytes | None:
+    def _fetch(self, name: str) -> tuple[entry.Head, bytes] | None:
         if self.shared is None:
             return None
         if isinstance(self.shared, Folder):
@@ -244,7 +250,7 @@ class Cache:
             return None
         try:
             data = self.shared.read(name)
-            return None if data is None else entry.unpack(data, name)[1]
+            return None if data is None else entry.unpack(data, name)
         except Damaged as problem:
             self._notices.once(
                 "shared-damaged",
@@ -257,27 +263,29 @@ class Cache:
             )
         return None
 
-    def _keep(self, key: Key, kernel: str, neff: bytes) -> None:
+    def _keep(self, key: Key, kernel: str, neff: bytes, seconds: int | None) -> None:
         if self.folder is not None:
-            self._write_folder(self.folder, key, kernel, neff, "local")
+            self._write_folder(self.folder, key, kernel, neff, seconds, "local")
 
-    def _write_folder(self, folder: Folder, key: Key, kernel: str, neff: bytes, level: str) -> None:
+    def _write_folder(
+        self, folder: Folder, key: Key, kernel: str, neff: bytes, seconds: int | None, level: str
+    ) -> None:
         try:
-            folder.write(key.name, entry.pack(key, kernel, neff))
+            folder.write(key.name, entry.pack(key, kernel, neff, seconds))
         except (OSError, ValueError) as error:
             text = f"the cache {folder} can't be written, and nothing is added to it: {_why(error)}"
             self._notices.once(f"{level}-write", text)
 
-    def _publish(self, key: Key, kernel: str, neff: bytes) -> None:
+    def _publish(self, key: Key, kernel: str, neff: bytes, seconds: int | None) -> None:
         if self.shared is None or not self._settings.writable:
             return
         if isinstance(self.shared, Folder):
-            self._write_folder(self.shared, key, kernel, neff, "shared")
+            self._write_folder(self.shared, key, kernel, neff, seconds, "shared")
             return
         if self._notices.down("shared-read") or self._notices.down("shared-write"):
             return
         try:
-            self.shared.write(key.name, entry.pack(key, kernel, neff))
+            self.shared.write(key.name, entry.pack(key, kernel, neff, seconds))
         except (shared.Unavailable, ValueError) as problem:
             self._notices.fail(
                 "shared-write",

@@ -1,7 +1,7 @@
 """One entry of a cache as bytes: a NEFF, every part of its key, and a digest over both.
 
     kernelgen-neff-cache 1 <SHA-256 of all that follows this line, hex>
-    {"kernel":…,"key":{"compiler":…,"flags":[…],"hlo_sha256":…,"target":…},"neff":{"sha256":…,"size":…}}
+    {"kernel":…,"key":{"compiler":…,"flags":[…],"hlo_sha256":…,"target":…},"neff":{"sha256":…,"size":…},"seconds":…}
     <the NEFF>
 
 Two lines of text (`head -2` shows them) and the NEFF. It is one file, or one object of a store, so that a NEFF and what it was made
@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.identity import FORMAT, Key
@@ -27,6 +28,9 @@ MAX_HEAD = 1 << 16
 
 MAX_SIZE = 1 << 31
 """Bytes of an entry at most: far more than any NEFF has, and a file that claims more is not read."""
+
+MAX_SECONDS = 10**7
+"""No compile takes so long."""
 
 _FIRST = re.compile(rb"kernelgen-neff-cache (\d{1,9}) ([0-9a-f]{64})\n")
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -45,12 +49,14 @@ class Head:
         key: what the NEFF depends on.
         sha256: digest of the NEFF, in hex.
         size: bytes of the NEFF.
+        seconds: how long the compile took, to the second; None where that is not recorded, as in entries of earlier versions.
     """
 
     kernel: str
     key: Key
     sha256: str
     size: int
+    seconds: int | None = None
 
 
 def file_name(name: str) -> str:
@@ -64,17 +70,25 @@ def name_of(file: str) -> str | None:
     return name if file.endswith(SUFFIX) and _NAME.fullmatch(name) else None
 
 
-def pack(key: Key, kernel: str, neff: bytes) -> bytes:
+def pack(key: Key, kernel: str, neff: bytes, seconds: int | None = None) -> bytes:
     """Returns an entry; the same arguments give the same bytes.
+
+    Args:
+        key: what the NEFF depends on.
+        kernel: the kernel's name, for people.
+        neff: the NEFF.
+        seconds: how long the compile took, None for not known.
 
     Raises:
         ValueError: the parts of the key, or the NEFF, are too long to be kept.
     """
-    about = {
+    about: dict[str, Any] = {
         "kernel": kernel,
         "key": key.to_json(),
         "neff": {"sha256": hashlib.sha256(neff).hexdigest(), "size": len(neff)},
     }
+    if seconds is not None and 0 <= seconds < MAX_SECONDS:
+        about["seconds"] = seconds
     line = canonical_json(about).encode() + b"\n"
     digest = hashlib.sha256(line)
     digest.update(neff)
@@ -107,8 +121,11 @@ def read_head(data: bytes, name: str) -> tuple[Head, int]:
     try:
         about = json.loads(data[match.end() : end])
         size = about["neff"]["size"]
-        head = Head(str(about["kernel"]), Key.from_json(about["key"]), str(about["neff"]["sha256"]), int(size))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        seconds = None if about.get("seconds") is None else int(about["seconds"])
+        if seconds is not None and not 0 <= seconds < MAX_SECONDS:
+            raise ValueError("no compile takes so long")
+        head = Head(str(about["kernel"]), Key.from_json(about["key"]), str(about["neff"]["sha256"]), int(size), seconds)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged(f"its second line is damaged: {type(error).__name__}") from None
     if head.key.name != name:
         raise Damaged(f"it is the entry {head.key.name}")

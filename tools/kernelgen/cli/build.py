@@ -24,7 +24,7 @@ from kernelgen.plan import Plan
 
 if TYPE_CHECKING:
     from kernelgen import cache
-    from kernelgen.building.job import BuildSettings, Result, Step
+    from kernelgen.building.job import BuildSettings, Preview, Result, Step
 
 
 @click.command(short_help="Do the whole job, from manifests to bundles.")
@@ -106,12 +106,19 @@ def command(
         cache=caches,
     )
     if dry_run:
-        _print_plan(plan, whole, job.preview(plan, catalog.libraries, settings), output)
+        preview = job.preview(plan, catalog.libraries, settings)
+        _print_plan(plan, whole, preview, output)
+        if text := _forecast(preview, settings):
+            click.echo(text)
         return EXIT_OK
     begun = time.monotonic()
     with _terminated_as_interrupt(), job.locked(settings):
         with _reporter(len(plan.neffs)) as reporter:
             reporter.say(chosen.note or f"compiling with {settings.identity}")
+            if chosen.name != "simulator" and (
+                ahead := _forecast(job.preview(plan, catalog.libraries, settings), settings)
+            ):
+                reporter.say(ahead)
             checked = job.check_determinism(plan, catalog.libraries, settings) if check_determinism else None
             result = job.run(plan, catalog.libraries, settings, reporter, checked)
         failed = [step for step in result.steps if step.failure is not None]
@@ -129,11 +136,20 @@ def _only(plan: Plan, only: str | None) -> Plan:
     )
 
 
-def _print_plan(plan: Plan, whole: Plan, work: tuple[int, int], output: Path) -> None:
+def _forecast(preview: Preview, settings: BuildSettings) -> str:
+    """Returns how many compiles are ahead and how long they may take; nothing for the simulator, which takes seconds."""
+    if settings.compiler == "simulator" or not preview.lacking:
+        return ""
+    from kernelgen.building.forecast import described
+
+    return described(preview.forecast, not preview.exact, settings.jobs)
+
+
+def _print_plan(plan: Plan, whole: Plan, work: Preview, output: Path) -> None:
     for kernel in plan.kernels:
         configs = ", ".join(n.config for n in plan.neffs if n.kernel == kernel.spec.id)
         click.echo(f"{kernel.spec.id}  {kernel.library}/{kernel.emitter}.py  {configs}")
-    emits, compiles = work
+    emits, compiles = work.emits, len(work.compiles)
     bundles = ", ".join(b.id for b in whole.bundles) if len(plan.kernels) == len(whole.kernels) else "no bundles"
     kernels = f"{len(plan.kernels)} {'kernel' if len(plan.kernels) == 1 else 'kernels'}"
     at_most = "at most " if compiles else ""

@@ -95,7 +95,8 @@ def compile_file(
     else:
         from kernelgen.cache import Key
 
-        neff, source = cache.neff(Key.make(data, compiler.identity, config.flags()), name, compile_, timeout)
+        key = Key.make(data, compiler.identity, config.flags())
+        neff, source = cache.neff(key, name, compile_, timeout, timed=compiler.name == "neuronx-cc")
     fileio.write_bytes(output, neff)
     return Compiled(source, hashlib.sha256(neff).hexdigest(), tuple(warnings))
 
