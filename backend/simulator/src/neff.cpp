@@ -1,5 +1,7 @@
 #include "neff.h"
 
+#include "protocol.h"
+
 #include <cstdint>
 #include <cstring>
 
@@ -11,6 +13,10 @@ static constexpr size_t   BUILD_OFFSET    = 40;
 static constexpr char     SIMULATED[]     = "kernelgen-simulator";
 static constexpr uint64_t SIMULATED_MAJOR = 0x4D4953;  // SIM
 static constexpr uint64_t FORMAT          = 3;
+
+// `kernelgen simulate` reads it in the library's file, before it starts a program.
+__attribute__((used)) static const char VERSIONS[] = "neuron-kernelgen simulator of NEFF 3, protocol 1";
+static_assert(FORMAT == 3 && protocol::VERSION == 1, "as VERSIONS says");
 
 static uint64_t u64_at(const uint8_t * data, size_t offset) {
     uint64_t value = 0;
@@ -45,7 +51,7 @@ NRT_STATUS check_neff_header(const void * data, size_t size, std::string & why) 
     }
     if (package != 1 || u64_at(bytes, 24) != SIMULATED_MAJOR || u64_at(bytes, 32) != FORMAT) {
         why = "a simulated NEFF of version " + std::to_string(u64_at(bytes, 32)) + "; this simulator reads " +
-              std::to_string(FORMAT);
+              std::to_string(FORMAT) + " (" + VERSIONS + ")";
         return NRT_UNSUPPORTED_NEFF_VERSION;
     }
     return NRT_SUCCESS;

@@ -176,6 +176,26 @@ def _devices() -> Iterator[Check]:
     yield Check("Neuron driver", driver, False, f"{remedy}: AWS's package aws-neuronx-dkms")
     runtime = str(NEURON_RUNTIME) if NEURON_RUNTIME.is_file() else None
     yield Check("libnrt", runtime, False, f"{remedy}: AWS's package aws-neuronx-runtime-lib")
+    yield _simulator()
+
+
+def _simulator() -> Check:
+    found, remedy = None, "needed to run kernels without a NeuronCore only"
+    try:
+        from kernelgen.cli import simulate
+
+        library = simulate.find(None, os.environ)
+        theirs = simulate.versions(library)
+        if theirs == simulate.OURS:
+            found = f"{library} (reads simulated NEFFs of version {theirs.neff})"
+        else:
+            what = f"{library} is of another version of kernelgen: {simulate.difference(theirs)}"
+            remedy = f"{what}; build it again, see docs/simulator.md"
+    except ImportError:
+        remedy = "looked for once the packages above are installed"
+    except KernelgenError as error:
+        remedy += f": {error.diagnostics[0].message}; docs/simulator.md says how to build it"
+    return Check("simulator's libnrt", found, False, remedy)
 
 
 def _version(text: str) -> tuple[int, ...]:

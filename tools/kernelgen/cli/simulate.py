@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 import kernelgen
-from kernelgen import cache
+from kernelgen import cache, neff
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.simulator import protocol
 
 LIBRARY = "libnrt.so.1"
 
 _LIBNRT = "GGML_NEURON_LIBNRT"
 _MARK = b"NEURON_SIMULATOR_PYTHON"
 """A text that the simulator's libnrt holds and AWS's does not."""
+
+_VERSIONS = re.compile(rb"neuron-kernelgen simulator of NEFF (\d{1,9}), protocol (\d{1,9})")
+_KERNELS = "GGML_NEURON_KERNEL_DIR"
 
 _HOW_TO_GET_IT = (
     "build it in a checkout of neuron-kernelgen, and install it beside kernelgen:\n"
@@ -47,14 +53,18 @@ _HOW_TO_GET_IT = (
 def command(env: bool, libnrt: Path | None, program: tuple[str, ...]) -> None:
     """Run a program with simulated NeuronCores: its libnrt is the simulator's, which computes on the CPU.
 
-    The exit status is the program's. Variables of the simulator that are set already stay as they are (docs/simulator.md).
+    Kernels in GGML_NEURON_KERNEL_DIR that this simulator can't run are an error before the program starts. The exit status is the
+    program's. Variables of the simulator that are set already stay as they are (docs/simulator.md).
     """
     if env is bool(program):
         raise click.UsageError("name a program after --, or give --env" if not env else "--env takes no program")
-    changed = variables(find(libnrt, os.environ), os.environ)
+    library = find(libnrt, os.environ)
+    check_versions(library, os.environ)
+    changed = variables(library, os.environ)
     if env:
         click.echo("\n".join(f"export {name}={shlex.quote(value)}" for name, value in changed.items()))
         return
+    check_kernels(library, os.environ)
     found = shutil.which(program[0])
     if found is None:
         raise KernelgenError(f"there is no program {program[0]}: expected a path, or a name that is on PATH")
@@ -83,6 +93,124 @@ def variables(libnrt: Path, environment: Mapping[str, str]) -> dict[str, str]:
     if not environment.get("NEURON_SIMULATOR_CACHE") and own:
         found["NEURON_SIMULATOR_CACHE"] = str(own / "simulator")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What a libnrt of the simulator reads and speaks.
+
+    Attributes:
+        neff: the format of simulated NEFFs.
+        protocol: the version in which it speaks to its helper, which is kernelgen.
+    """
+
+    neff: int
+    protocol: int
+
+
+OURS = Versions(neff.SIMULATED_FORMAT, protocol.VERSION)
+
+
+def versions(libnrt: Path) -> Versions | None:
+    """Returns what a libnrt of the simulator says of itself; None for one of an earlier kernelgen, which says nothing."""
+    with libnrt.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        match = _VERSIONS.search(data)
+        return Versions(int(match[1]), int(match[2])) if match else None
+
+
+def check_versions(libnrt: Path, environment: Mapping[str, str]) -> None:
+    """Raises when a libnrt of the simulator is of another kernelgen than this, which is to help it.
+
+    Args:
+        libnrt: the library.
+        environment: names another kernelgen, perhaps, of which nothing is known here.
+
+    Raises:
+        KernelgenError: it is.
+    """
+    if environment.get("NEURON_SIMULATOR_PYTHON"):
+        return
+    theirs = versions(libnrt)
+    if theirs != OURS:
+        raise _missing(f"{libnrt} is of another version of kernelgen: {difference(theirs)}")
+
+
+def difference(theirs: Versions | None) -> str:
+    """Returns what differs between a libnrt and this kernelgen, in words."""
+    if theirs is None:
+        return "it does not say which NEFFs it reads, as this kernelgen's does"
+    return (
+        f"it reads simulated NEFFs of version {theirs.neff} and speaks version {theirs.protocol} of its protocol, this kernelgen "
+        f"{OURS.neff} and {OURS.protocol}"
+    )
+
+
+def check_kernels(libnrt: Path, environment: Mapping[str, str]) -> None:
+    """Raises when none of the kernels that a program would open is one that the simulator runs.
+
+    A program would not end for it: each kernel would be refused, and the CPU compute. Kernels that are part of a program are not
+    seen here, and what can't be read is for the program to say.
+
+    Args:
+        libnrt: the simulator's libnrt.
+        environment: GGML_NEURON_KERNEL_DIR names the kernels.
+
+    Raises:
+        KernelgenError: one mistake for each bundle.
+    """
+    theirs = versions(libnrt)
+    mistakes = []
+    for bundle in _bundles(environment.get(_KERNELS) or ""):
+        try:
+            head = _first_neff(bundle)
+        except (OSError, KernelgenError, LookupError):
+            return
+        if not head.simulated:
+            mistakes.append(
+                Diagnostic(
+                    f"{_KERNELS}: the kernels of {bundle} are for a Neuron device, and the simulator runs none of them",
+                    hint="build them with --compiler simulator",
+                )
+            )
+        elif theirs is not None and head.neff_version[1] != theirs.neff:
+            mistakes.append(
+                Diagnostic(
+                    f"{_KERNELS}: the kernels of {bundle} are simulated NEFFs of version {head.neff_version[1]}, and the simulator "
+                    f"({libnrt}) reads {theirs.neff}",
+                    hint="build the kernels again with this kernelgen, or the simulator with the kernelgen that built them",
+                )
+            )
+        else:
+            return
+    if mistakes:
+        raise KernelgenError(mistakes)
+
+
+def _bundles(paths: str) -> list[Path]:
+    """Returns the packs and trees that the backend finds in folders; of a pack and a tree that are the same, the pack."""
+    found: list[Path] = []
+    for path in (Path(part) for part in paths.split(":") if part):
+        if path.is_file() or (path / "index.json").is_file():
+            found.append(path)
+        elif path.is_dir():
+            packs = sorted(path.glob("*.kernels.gguf"))
+            trees = (index.parent for index in sorted(path.glob("*/index.json")))
+            found += [*packs, *(tree for tree in trees if tree.with_name(f"{tree.name}.kernels.gguf") not in packs)]
+    return found
+
+
+def _first_neff(bundle: Path) -> neff.Header:
+    """Returns the header of a bundle's first NEFF: all are of one compiler.
+
+    Raises:
+        OSError, KernelgenError, LookupError: the bundle can't be read.
+    """
+    from kernelgen.bundle import pack, tree
+
+    if bundle.is_file():
+        made = pack.read(bundle)
+        return neff.read_header(made.read_neff(0, neff.HEADER_SIZE), total=made.neffs[0].size, source=str(bundle))
+    return neff.read_header_of(bundle / tree.read_index(bundle)["kernels"][0]["neff"])
 
 
 def find(named: Path | None, environment: Mapping[str, str]) -> Path:
