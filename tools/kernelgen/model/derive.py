@@ -175,7 +175,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
     steps: dict[tuple[bool, Call], Step] = {}
     asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
     wanted = {call for n in asked for call in asked[n]}
-    reasons = _Reasons(catalog)
+    reasons = Reasons(catalog)
     for call, graph in export(calls):
         classes.add(call, graph)
         if call in wanted:
@@ -191,13 +191,12 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
         rest = sorted({call for call in wanted if call.n_seqs in incomplete})
         for call, graph in export(rest):
             for node, name in zip(graph.nodes, graph.names, strict=True):
-                formula = _constant(node)
-                if formula is None:
+                if node.empty:
                     continue
-                spec = formula.at({})
+                spec = node.spec()
                 if spec not in known:
                     known.add(spec)
-                    entries.append(Entry(formula, [_point(settings, call, graph)], name))
+                    entries.append(Entry(constant(spec), [_point(settings, call, graph)], name))
                     listed += 1
     entries = _absorb(entries)
     for entry in entries:
@@ -404,9 +403,20 @@ def _fit_params(column: Sequence[Node], fitter: Fitter) -> tuple[tuple[str, Para
     return tuple(sorted(found.items()))
 
 
-def _constant(node: Node) -> KernelFormula | None:
-    """Returns a node as a kernel without formulas; None when a tensor has no elements."""
-    return None if node.empty else _fit([node], [{}], Fitter((), [{}]))
+def constant(spec: KernelSpec) -> KernelFormula:
+    """Returns a kernel as it is, without formulas."""
+    op = ggml_ops.op(spec.op)
+    defaults = op.with_defaults({})
+    required = {p.name for p in op.params if p.default is None}
+    params = tuple((name, value) for name, value in spec.params if name in required or value != defaults.get(name))
+    inputs = tuple(None if t is None else _constant_tensor(t) for t in spec.inputs)
+    alias = None if spec.alias == op.alias else spec.alias
+    return KernelFormula(spec.op, inputs, _constant_tensor(spec.output), params, alias)
+
+
+def _constant_tensor(t: TensorDesc) -> TensorFormula:
+    nb = None if t.contiguous else tuple(map(Formula, t.nb))
+    return TensorFormula(t.dtype, tuple(map(Formula, t.ne)), nb)
 
 
 def _is_at(kernel: KernelFormula, point: Point, node: Node) -> bool:
@@ -424,7 +434,7 @@ def _is_at(kernel: KernelFormula, point: Point, node: Node) -> bool:
 # --- what can be built ---------------------------------------------------------------------------------------------------------
 
 
-class _Reasons:
+class Reasons:
     """Says why a kernel can't be built."""
 
     def __init__(self, catalog: Catalog) -> None:
