@@ -59,9 +59,13 @@ def _graphs(data: bytes, file: str) -> list[tuple[KernelSpec, int, str]]:
     found: dict[KernelSpec, tuple[KernelSpec, int, str]] = {}
     for number, graph in enumerate(reader.graphs(), 2):
         for node, name in zip(graph.nodes, graph.names, strict=True):
-            if not node.empty:
+            if node.empty:
+                continue
+            try:
                 spec = node.spec()
-                found.setdefault(spec, (spec, number, name))
+            except (TypeError, ValueError) as error:
+                raise KernelgenError(Diagnostic(f"{short(name)}: {error}", Location(file, number, 1))) from None
+            found.setdefault(spec, (spec, number, name))
     if not found:
         raise KernelgenError(Diagnostic("no op in the graph export", Location(file, 1, 1)))
     return list(found.values())

@@ -22,6 +22,9 @@ VIEW_OPS = frozenset({"none", "view", "reshape", "permute", "transpose"})
 
 Ints = tuple[int, ...]
 
+_WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+"""What values of other kinds than are expected raise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -169,7 +172,7 @@ class Reader:
                 bool(m["decoder"]),
                 bool(m["recurrent"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except _WRONG as error:
             raise self._error(number, f"the model's description is wrong: {error!r}") from None
 
     def graphs(self) -> Iterator[Graph]:
@@ -182,13 +185,13 @@ class Reader:
             value = self._parse(number, line)
             try:
                 yield self._graph(value)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except _WRONG as error:
                 raise self._error(number, f"the graph is wrong: {error!r}") from None
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise self._error(number, "not a JSON object")
@@ -216,6 +219,10 @@ class Reader:
             node = self._nodes.get(key)
             if node is None:
                 words = key[3] + (0,) * (N_WORDS - len(key[3]))
+                if len(words) != N_WORDS or not all(type(w) is int and -(2**31) <= w < 2**31 for w in words):
+                    raise ValueError(f"op_params of {t['name']}")
+                if not isinstance(key[0], str):
+                    raise ValueError(f"op {key[0]}")
                 node = self._nodes[key] = Node(key[0], key[1], key[2], words, key[4])
             nodes.append(node)
             names.append(str(t["name"]))
@@ -226,7 +233,7 @@ class Reader:
         key = (t["type"], *t["ne"], *t["nb"])
         shape = self._shapes.get(key)
         if shape is None:
-            if t["type"] not in TYPES or len(key) != 9:
+            if t["type"] not in TYPES or len(key) != 9 or not all(type(n) is int for n in key[1:]):
                 raise ValueError(f"tensor {t['name']}: {key}")
             shape = self._shapes[key] = Shape(t["type"], key[1:5], key[5:])
         return shape
