@@ -239,8 +239,8 @@ def test_a_header_that_llama_cpp_refuses(
     ("data", "message"),
     [
         (None, "No such file or directory"),
-        (b"", "is not a GGUF file"),
-        (b"PK\x03\x04 and so on", "is not a GGUF file"),
+        (b"", "is nothing that kernelgen model takes"),
+        (b"PK\x03\x04 and so on", "is nothing that kernelgen model takes"),
         (b"GGUF", "the header is damaged or cut off"),
         (b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, "the header is damaged or cut off"),
     ],
@@ -295,12 +295,13 @@ def test_a_missing_exporter_is_an_error_that_says_how_to_get_it(
 ) -> None:
     monkeypatch.delenv("NEURON_KERNELGEN_EXPORTER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     for arguments in ([], ["--exporter", "nowhere"], ["--llama-cpp", str(tmp_path)]):
-        assert cli.run(["model", "model.gguf", "-o", str(tmp_path / "m.yaml"), *arguments]) == 2
+        assert cli.run(["model", str(file), "-o", str(tmp_path / "m.yaml"), *arguments]) == 2
         said = capsys.readouterr().err
         assert said.startswith("error: ")
         assert "cmake -S backend/exporter -B build/exporter -DGGML_NEURON_LLAMA_DIR=<llama.cpp's source tree>" in said
-    assert cli.run(["model", "model.gguf", "-o", "m.yaml", "--llama-cpp", "nowhere"]) == 2
+    assert cli.run(["model", str(file), "-o", "m.yaml", "--llama-cpp", "nowhere"]) == 2
     assert "--llama-cpp nowhere: there is no such folder" in capsys.readouterr().err
 
 
@@ -329,7 +330,8 @@ def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
 def test_options_that_can_t_be(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["model", "model.gguf", "-o", str(tmp_path / "m.yaml"), *arguments]) == 2
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    assert cli.run(["model", str(file), "-o", str(tmp_path / "m.yaml"), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -67,7 +67,7 @@ def _file(file: BinaryIO, path: Path, size: int, expected: str, packs: bool) -> 
         return Diagnostic(
             f"{path} is a model in a GGUF file ({architecture}), not a {expected}", hint=_DERIVE.format(path)
         )
-    if _is_safetensors(head, size):
+    if is_safetensors(head, size):
         return Diagnostic(f"{path} is a model's weights in a safetensors file, not a {expected}", hint=_CONVERT)
     if path.suffix == ".json" and size <= _MAX_CONFIG:
         file.seek(0)
@@ -91,7 +91,7 @@ def _is_configuration(data: bytes) -> bool:
     return isinstance(value, dict) and isinstance(value.get("model_type"), str)
 
 
-def _is_safetensors(head: bytes, size: int) -> bool:
+def is_safetensors(head: bytes, size: int) -> bool:
     """Returns whether a file begins with the length of a JSON object that fits into it, and with that object."""
     if len(head) < 10 or head[8:9] != b"{" or head[9:10] not in b'" }':
         return False

@@ -1,4 +1,4 @@
-"""`kernelgen model`: the manifest of a model, from its file."""
+"""`kernelgen model`: the manifest of a model, from its file, or of kernels that a file lists."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from kernelgen import fileio, manifest
 from kernelgen.cli import options
@@ -16,16 +17,18 @@ from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.types import TYPES
-from kernelgen.model import exporter, writing
+from kernelgen.model import exporter, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Model
 from kernelgen.model.sizes import Call, Settings, pad
+from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
 
 _FLASH_ATTN = {"on": (True,), "off": (False,), "both": (True, False)}
 MAX_CTX = 1 << 24
 """Cells that a context has at most: of any model's training length there are fewer."""
 
+_ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -42,8 +45,8 @@ class Counts(click.ParamType[tuple[int, ...]]):
         return tuple(sorted({int(part) for part in parts}))
 
 
-@click.command(short_help="Write the manifest of a model, from its GGUF file.")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.command(short_help="Write the manifest of a model, from its file.")
+@click.argument("paths", metavar="SOURCE...", required=True, nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The manifest to write."
 )
@@ -95,8 +98,10 @@ class Counts(click.ParamType[tuple[int, ...]]):
     help=f"A build of llama.cpp: its libraries, and {exporter.PROGRAM} if it is among its programs.",
 )
 @options.kernels_option
+@click.pass_context
 def command(
-    source: Path,
+    context: click.Context,
+    paths: tuple[Path, ...],
     output: Path,
     name: str | None,
     targets: tuple[str, ...],
@@ -120,7 +125,18 @@ def command(
 
     The weights may be missing: the file's header is enough. Of a split model the first file is named. llama.cpp itself says what it
     computes; the program that asks it is built once (docs/models.md).
+
+    Or of the kernels that files list: what test-export-graph-ops or export-graphs writes, what the backend records, and
+    configurations of ggml-hsa-gen-kernels. What a file is, its content tells.
     """
+    found = [sources.recognize(path) for path in paths]
+    if any(source.kind in _MODELS for source in found):
+        if len(found) > 1:
+            raise KernelgenError("a model has a manifest of its own: name one source")
+    else:
+        _list(context, found, output, name, targets, catalog)
+        return
+    (source,) = paths
     settings = Settings(
         n_ctx,
         n_ubatch,
@@ -137,14 +153,14 @@ def command(
     )
     _check(settings)
     chosen = name or _name(output)
-    found = exporter.find(program, llama_cpp)
+    asked = exporter.find(program, llama_cpp)
     model: list[Model] = []
 
     def export(calls: Sequence[Call]) -> Iterator[tuple[Call, Graph]]:
         for size in settings.n_ctx:
             own = [call for call in calls if call.n_ctx == size]
             if own:
-                exported = found.run(source, settings, size, own)
+                exported = asked.run(source, settings, size, own)
                 model.append(exported.model)
                 yield from zip(own * len(settings.flash_attn), exported.graphs(), strict=True)
 
@@ -153,15 +169,60 @@ def command(
         raise KernelgenError(f"{source}: no kernel can be built for {model[0].architecture}")
     head = writing.Head(
         chosen,
-        targets or tuple(t.name for t in TARGETS.values() if not t.experimental),
+        targets or _ALL_TARGETS,
         _title(model[0], source),
         _made_by(settings, source),
     )
+    kernels = _write(output, head, derived, catalog)
+    click.echo("\n".join(_summary(model[0], derived, kernels, settings)))
+    click.echo(str(output))
+
+
+_MODELS = (Kind.MODEL, Kind.CHECKPOINT)
+_OF_LISTS = ("paths", "output", "name", "targets", "catalog")
+"""Parameters that mean something for kernels that are listed."""
+
+
+def _list(
+    context: click.Context,
+    found: Sequence[Source],
+    output: Path,
+    name: str | None,
+    targets: tuple[str, ...],
+    catalog: Catalog,
+) -> None:
+    """Writes the manifest of the kernels that sources list."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name not in _OF_LISTS:
+            raise KernelgenError(f"{parameter.opts[0]} is for models, and {found[0].path} is {found[0].kind.value}")
+    chosen = name or _name(output)
+    lists = [listed.read(source, catalog) for source in found]
+    merged = listed.merge(lists, catalog)
+    files = [source.path.name for source in found]
+    if not any(entry.reason is None for entry in merged.entries):
+        raise KernelgenError(f"{', '.join(files)}: no kernel can be built for what is listed")
+    head = writing.Head(
+        chosen,
+        targets or listed.targets(lists) or _ALL_TARGETS,
+        f"Kernels that {', '.join(files)} list{'s' * (len(files) == 1)}",
+        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files])}"],
+    )
+    kernels = _write(output, head, merged, catalog)
+    lines = [
+        f"{source.path}: {source.kind.value}, {_counted(len(one.items), 'op')}"
+        for source, one in zip(found, lists, strict=True)
+    ]
+    lines += [note for one in lists for note in one.notes]
+    click.echo("\n".join([*lines, _counted(kernels, "kernel"), *_refused(merged), str(output)]))
+
+
+def _write(output: Path, head: writing.Head, derived: Derived, catalog: Catalog) -> int:
+    """Writes a manifest, and returns how many kernels it has."""
     fileio.check_replaceable(output)
     fileio.write_bytes(output, writing.text(head, derived).encode())
     (request,) = manifest.load([output], catalog)
-    click.echo("\n".join(_summary(model[0], derived, len({k.spec.id for k in request.kernels}), settings)))
-    click.echo(str(output))
+    return len({kernel.spec.id for kernel in request.kernels})
 
 
 def _flash_attn(chosen: str | None, type_v: str) -> tuple[bool, ...]:
@@ -262,11 +323,15 @@ def _summary(model: Model, derived: Derived, kernels: int, settings: Settings) -
     lines.append(f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries")
     if derived.listed:
         lines.append(f"{_counted(derived.listed, 'kernel')} listed for one size each: no formula was found")
+    return lines + _refused(derived)
+
+
+def _refused(derived: Derived) -> list[str]:
+    """Returns what has no kernel, and why."""
     refused = Counter(entry.reason for entry in derived.entries if entry.reason is not None)
-    lines += [
+    return [
         f"no kernel: {reason}{f' ({count} times)' if count > 1 else ''}" for reason, count in sorted(refused.items())
     ]
-    return lines
 
 
 def _counted(number: int, noun: str) -> str:

@@ -466,9 +466,9 @@ class Reasons:
         _, registration = self._catalog.by_op[spec.op]
         if not registration.required <= len(spec.inputs) <= len(registration.inputs):
             return "no emitter for these inputs"
-        types = [None if t is None else t.dtype for t in spec.inputs]
-        if registration.types and not any(_takes(row, types) for row in registration.types):
-            return f"no emitter for these types: {', '.join(t or 'absent' for t in types)}"
+        why = self.of_types(spec)
+        if why is not None:
+            return why
         params = ggml_ops.op(spec.op).by_name
         for name, value in spec.params:
             wrong = check_param(params[name], value, str(value))
@@ -476,6 +476,14 @@ class Reasons:
                 return wrong
         problems = shapes.check(spec.op, spec.inputs, spec.output, dict(spec.params), spec.alias)
         return problems[0].message if problems else None
+
+    def of_types(self, spec: KernelSpec) -> str | None:
+        """Returns which types the emitter of a kernel's op does not take, or None when it takes those of the kernel."""
+        _, registration = self._catalog.by_op[spec.op]
+        types = [None if t is None else t.dtype for t in spec.inputs]
+        if not registration.types or any(_takes(row, types) for row in registration.types):
+            return None
+        return f"no emitter for these types: {', '.join(t or 'absent' for t in types)}"
 
 
 def _takes(row: Sequence[Sequence[str]], types: Sequence[str | None]) -> bool:

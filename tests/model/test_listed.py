@@ -1,0 +1,447 @@
+"""`kernelgen model` on files that list kernels: exports of graphs, recorded files, configurations of ggml-hsa-gen-kernels."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, specs
+from kernelgen import cli
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.errors import KernelgenError
+from kernelgen.manifest import graph_ops
+from kernelgen.model import listed, sources
+
+GRAPH_OPS = ROOT / "tests" / "data" / "graph-ops"
+Said = pytest.CaptureFixture[str]
+
+
+def run(*arguments: object) -> int:
+    return cli.run(["model", *map(str, arguments)])
+
+
+def refused(said: Said, *arguments: object) -> str:
+    """Returns what a command says that refuses its arguments, and writes nothing."""
+    output = Path(str(arguments[-1]))
+    assert run(*arguments[:-1], "-o", output) == 2
+    assert not output.exists()
+    captured = said.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+# --- exports of graphs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(GRAPH_OPS.glob("*.txt")), ids=lambda path: path.stem)
+def test_an_export_of_graphs_gives_its_ops(path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "listed.yaml"
+    assert run(path, "-o", output) == 0
+    assert specs(output) == {spec for spec, _, _ in graph_ops.read(path)}
+
+
+def test_several_exports_give_one_manifest_in_any_order(tmp_path: Path, capsys: Said) -> None:
+    paths = sorted(GRAPH_OPS.glob("llama3-8b-f16.*.txt"))
+    texts = []
+    for given in (paths, paths[::-1]):
+        assert run(*given, "-o", tmp_path / "listed.yaml", "--target", "trn2") == 0
+        texts.append((tmp_path / "listed.yaml").read_text().partition("kernels:")[2])
+    assert texts[0] == texts[1]
+    assert specs(tmp_path / "listed.yaml") == {spec for path in paths for spec, _, _ in graph_ops.read(path)}
+    assert "\ntargets: [trn2]\n" in (tmp_path / "listed.yaml").read_text()
+    said = capsys.readouterr().out
+    assert f"{paths[0]}: an export of graphs, 30 ops\n" in said
+    assert "\n40 kernels\n" in said
+
+
+GRAPHS = "\n".join(
+    json.dumps(line)
+    for line in (
+        {
+            "format": "neuron-kernelgen graphs",
+            "version": 1,
+            "model": dict.fromkeys(("name", "architecture"), "x")
+            | dict.fromkeys(("parameters", "bytes", "layers", "encoder", "decoder", "recurrent"), 1),
+        },
+        {
+            "sizes": {"n_tokens": 1},
+            "context": {"flash_attn": True},
+            "tensors": [
+                {"op": "none", "type": "f32", "ne": [8, 2, 1, 1], "nb": [4, 32, 64, 64], "name": "a"},
+                {
+                    "op": "relu",
+                    "type": "f32",
+                    "ne": [8, 2, 1, 1],
+                    "nb": [4, 32, 64, 64],
+                    "name": "b",
+                    "src": [0],
+                    "params": [6],
+                },
+            ],
+        },
+    )
+)
+
+
+def test_whole_graphs_are_taken_too(tmp_path: Path) -> None:
+    path = tmp_path / "graphs.jsonl"
+    path.write_text(GRAPHS)
+    assert run(path, "-o", tmp_path / "listed.yaml") == 0
+    (spec,) = specs(tmp_path / "listed.yaml")
+    assert (spec.op, str(spec.output)) == ("relu", "(8,2,1,1)/f32")
+
+
+# --- recorded files ----------------------------------------------------------------------------------------------------------------
+
+RECORDED = """\
+# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no
+# bundle had a kernel for. Entries that begin with '#' can't be built.
+format: 1
+name: first
+targets: [trn2]
+kernels:
+  - {op: "scale", inputs: ["(64,1,1,1)/f32"], output: "(64,1,1,1)/f32", params: {s: 2.0}}  # asked for 1 time
+  - {op: "add", inputs: ["(64,1,1,1)/f32", "(64,1,1,1)/f32"], output: "(64,1,1,1)/f32"}  # asked for 12 times
+  # - {op: "relu", inputs: ["(64,1,1,1)/f32"], output: "(64,1,1,1)/f32"}  # asked for 1 time
+  # - {op: "map_custom1", inputs: ["(64,1,1,1)/f32"], output: "(64,1,1,1)/f32"}  # asked for 3 times
+  # - {op: "clamp", inputs: ["(64,1,1,1)/f32"], output: "(64,1,1,1)/f32", params: {min: .nan, max: 1.0}}  # asked for 1 time
+  # - {op: "add", inputs: ["(0,1,1,1)/f32", "(64,1,1,1)/f32"], output: "(64,1,1,1)/f32"}  # asked for 1 time
+"""
+
+
+def test_recorded_files_become_one_tidy_manifest(tmp_path: Path, capsys: Said) -> None:
+    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
+    one.write_text(RECORDED)
+    other.write_text(RECORDED.replace("trn2", "trn1").replace("12 times", "2 times"))
+    assert run(one, other, "-o", tmp_path / "merged.yaml") == 0
+    text = (tmp_path / "merged.yaml").read_text()
+    assert (
+        text
+        == """\
+# Written by
+#   kernelgen model one.yaml other.yaml
+format: 1
+name: merged
+targets: [trn1, trn2]
+description: "Kernels that one.yaml, other.yaml list"
+
+kernels:
+  - op: add  # asked for 14 times
+    inputs: ["(64,1,1,1)/f32", "(64,1,1,1)/f32"]
+    output: "(64,1,1,1)/f32"
+  - op: relu  # asked for 2 times
+    inputs: ["(64,1,1,1)/f32"]
+    output: "(64,1,1,1)/f32"
+  - op: scale  # asked for 2 times
+    inputs: ["(64,1,1,1)/f32"]
+    output: "(64,1,1,1)/f32"
+    params: {s: 2.0}
+
+# No kernel can be built for these; they run on the CPU.
+# asked for 2 times: clamp: clamp's min: expected a number, not '.nan'
+#   clamp: (64,1,1,1)/f32 -> (64,1,1,1)/f32
+# asked for 6 times: map_custom1: no emitter for this op
+#   map_custom1: (64,1,1,1)/f32 -> (64,1,1,1)/f32
+"""
+    )
+    said = capsys.readouterr().out
+    assert f"{one}: left out 1 that have no elements or are not known\n" in said
+    assert "no kernel: map_custom1: no emitter for this op\n" in said
+
+
+def test_a_recorded_file_can_be_replaced_by_its_tidy_form(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.yaml"
+    path.write_text(RECORDED)
+    before = specs(path)
+    assert run(path, "-o", path) == 0
+    assert before < specs(path)
+    assert run(path, "-o", path) == 0  # what it writes is a manifest that it takes
+
+
+def test_mistakes_of_a_recorded_file_are_those_of_a_manifest(tmp_path: Path, capsys: Said) -> None:
+    path = tmp_path / "recorded.yaml"
+    path.write_text(RECORDED.replace('op: "add"', 'op: "addd"'))
+    assert f"{path}:8:10: error: unknown op 'addd': did you mean 'add'?\n" in refused(capsys, path, tmp_path / "m.yaml")
+    path.write_text(RECORDED + "compiler: {optlevel: 1}\n")
+    said = refused(capsys, path, tmp_path / "m.yaml")
+    assert said.startswith(f"{path}:13:1: error: a manifest with 'compiler' is not one that was recorded\n")
+
+
+# --- ggml-hsa-gen-kernels ----------------------------------------------------------------------------------------------------------
+
+
+def hsa(*kernels: object, **more: object) -> dict[str, object]:
+    return {"description": "some kernels", "kernels": list(kernels), **more}
+
+
+def kernel(name: str = "ggml_op_add", **changes: object) -> dict[str, object]:
+    two = name in ("ggml_op_add", "ggml_op_sub", "ggml_op_mul", "ggml_op_div")
+    return {
+        "kernel_name": name,
+        "kernel_source": "binary_ops.py" if two else "unary_ops.py",
+        "arch": "aie2",
+        "input_tensors": ["(1024,2,1,1)/f32"] * (1 + two),
+        "output_tensor": "(1024,2,1,1)/f32",
+        "exported_name": f"{name}_f32",
+        **changes,
+    }
+
+
+UNARY = "abs sgn neg step tanh elu relu sigmoid gelu gelu_quick silu hardswish hardsigmoid exp gelu_erf"
+OPS = {
+    **{f"ggml_op_{name}": name for name in "add sub mul div".split()},
+    **{f"ggml_unary_op_{name}": name for name in UNARY.split()},
+}
+MATRICES = {
+    "input_tensors": ["(768,1024,1,1)/bf16", "(768,16,1,1)/f32"],
+    "output_tensor": "(1024,16,1,1)/f32",
+    "kernel_source": "mul_mat.py",
+}
+
+
+def write(path: Path, value: object, indent: int | str | None = 4) -> Path:
+    path.write_text(json.dumps(value, indent=indent))
+    return path
+
+
+@pytest.mark.parametrize("indent", [None, 4, "\t"])
+def test_every_op_that_ggml_hsa_gen_kernels_lists_gives_its_kernel(
+    indent: int | str | None, tmp_path: Path, capsys: Said
+) -> None:
+    path = write(tmp_path / "kernels.json", hsa(*map(kernel, OPS), kernel("ggml_op_mul_mat", **MATRICES)), indent)
+    assert run(path, "-o", tmp_path / "m.yaml") == 0
+    assert "no kernel" not in capsys.readouterr().out
+    found = {spec.op: spec for spec in specs(tmp_path / "m.yaml")}
+    assert set(found) == {*OPS.values(), "mul_mat"}
+    assert str(found["relu"].output) == "(1024,2,1,1)/f32"
+    assert "  - op: relu  # ggml_unary_op_relu_f32\n" in (tmp_path / "m.yaml").read_text()
+
+
+def test_strides_are_bytes_or_elements(tmp_path: Path, capsys: Said) -> None:
+    wanted = "(64,8,1,1)/f16/(2,256,2048,2048)"
+    for strides, noted in (("(2,256,2048,2048)", False), ("(1,128,1024,1024)", True), ("(1, 128,7,7)", True)):
+        tensors = [f"(64,8,1,1)/f16/{strides}", "(64,8,1,1)/f16"]
+        value = hsa(kernel(input_tensors=tensors, output_tensor="(64,8,1,1)/f16"))
+        assert run(write(tmp_path / "kernels.json", value), "-o", tmp_path / "m.yaml") == 0
+        (spec,) = specs(tmp_path / "m.yaml")
+        assert list(map(str, spec.inputs)) == [wanted, "(64,8,1,1)/f16"]
+        assert ("1 tensor has its strides in elements, not in bytes" in capsys.readouterr().out) is noted
+
+
+def test_kernels_of_several_architectures_are_one(tmp_path: Path) -> None:
+    value = hsa(kernel(), kernel(arch="aie2p"), kernel("ggml_unary_op_relu"))
+    assert run(write(tmp_path / "kernels.json", value), "-o", tmp_path / "m.yaml") == 0
+    assert {spec.op for spec in specs(tmp_path / "m.yaml")} == {"add", "relu"}
+
+
+def test_a_type_without_an_emitter_is_a_comment(tmp_path: Path, capsys: Said) -> None:
+    tensors = {"input_tensors": ["(64,1,1,1)/i8"], "output_tensor": "(64,1,1,1)/i8"}
+    value = hsa(kernel("ggml_unary_op_relu", **tensors), kernel())
+    assert run(write(tmp_path / "kernels.json", value), "-o", tmp_path / "m.yaml") == 0
+    assert "no kernel: relu: no emitter for these types: i8\n" in capsys.readouterr().out
+    assert {spec.op for spec in specs(tmp_path / "m.yaml")} == {"add"}
+    path = write(tmp_path / "kernels.json", hsa(kernel("ggml_unary_op_relu", **tensors)))
+    assert "no kernel can be built for what is listed" in refused(capsys, path, tmp_path / "none.yaml")
+
+
+def test_every_mistake_is_located(tmp_path: Path, capsys: Said) -> None:
+    path = tmp_path / "kernels.json"
+    path.write_text("""\
+{
+  "kernels": [
+    {
+      "kernel_name": "ggml_op_addd",
+      "kernel_source": "binary_ops.py",
+      "arch": "aie2",
+      "input_tensors": ["(1024,1,1,1)/f32", "(1024,1,1,1)/f32"],
+      "output_tensor": "(1024,1,1,1)/f32",
+      "exported_name": "one"
+    },
+    {
+      "kernel_name": "ggml_op_add",
+      "kernel_sourc": "binary_ops.py",
+      "arch": 2,
+      "input_tensors": "(1024,1,1,1)/f32",
+      "exported_name": "two"
+    },
+    {
+      "kernel_name": "ggml_op_mul_mat",
+      "kernel_source": "mul_mat.py",
+      "arch": "aie2",
+      "input_tensors": ["(1024,768,1,1)/bf16", "(768,1024,1,1)/bf16"],
+      "output_tensor": "(768,1024)/float32",
+      "exported_name": "three"
+    },
+    [],
+    {
+      "kernel_name": "ggml_op_mul_mat",
+      "kernel_source": "mul_mat.py",
+      "arch": "aie2",
+      "input_tensors": ["(1024,768,1,1)/bf16", "(768,1024,1,1)/bf16"],
+      "output_tensor": "(768,1024,1,1)/f32",
+      "exported_name": "four"
+    }
+  ]
+}
+""")
+    said = refused(capsys, path, tmp_path / "m.yaml")
+    assert re.findall(rf"^{re.escape(str(path))}:(\d+:\d+: error: .*)$", said, re.MULTILINE) == [
+        "4:22: error: unknown kernel 'ggml_op_addd': did you mean 'ggml_op_add'?",
+        "11:5: error: the kernel has no 'output_tensor'",
+        "13:7: error: unknown key 'kernel_sourc': did you mean 'kernel_source'?",
+        "14:15: error: arch: expected text, not '2'",
+        "15:24: error: input_tensors: expected a list of tensors, not '(1024,1,1,1)/f32'",
+        "23:24: error: a tensor has four dimensions, not 2: '(768,1024)/float32'",
+        "26:5: error: a kernel is a mapping, not a list",
+        "31:48: error: the inner dimensions differ: ne0 of src0 is 1024, ne0 of src1 is 768",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (hsa(), ":3:16: error: kernels: expected a list of kernels, not a list"),
+        ({"kernels": 1}, ":2:16: error: kernels: expected a list of kernels, not '1'"),
+        (
+            hsa(kernel(), kernel(output_tensor="(64,1,1,1)/f32", input_tensors=["(64,1,1,1)/f32"] * 2)),
+            "is already defined for aie2",
+        ),
+        (hsa(kernel("ggml_op_clamp")), "op 'clamp' needs the parameters 'min', 'max'"),
+        (hsa(kernel("ggml_op_map_custom1")), "no emitter for op 'map_custom1'"),
+        (hsa(kernel(input_tensors=["(1024,2,1,1)/f33"] * 2)), "unknown dtype 'f33'"),
+        (hsa(kernel(input_tensors=["(1024,2,1,1)/f32"])), "add has 2 inputs (src0, src1), not 1"),
+        ({"kernel": []}, "nor 'model_type', as a model's config.json: did you mean 'kernels'?"),
+        ([kernel()], ":1:1: error: expected an object, not a list"),
+    ],
+)
+def test_configurations_that_can_t_be(value: object, message: str, tmp_path: Path, capsys: Said) -> None:
+    path = write(tmp_path / "kernels.json", value)
+    assert message in refused(capsys, path, tmp_path / "m.yaml")
+
+
+# --- what is none of these ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", " is nothing that kernelgen model takes\n    it takes a GGUF file, "),
+        (b"\0" * 100, " is nothing that kernelgen model takes\n"),
+        (b"hello\n", " is nothing that kernelgen model takes\n"),
+        (b'{"kernels": [}', ":1:14: error: not JSON: Expecting value"),
+        (b'{"kernels": [1,]}', ":1:16: error: not JSON: "),
+        (b'{\n"kernels": "\xff"}', ":2:1: error: not JSON: byte 0xff is not UTF-8"),
+        (b'{"kernels": ' + b"[" * 1_000_000, ": error: not JSON that can be read: it is nested too deep"),
+        (b'{"kernels": ' + b"[" * 40 + b"]" * 40 + b"}", ": error: nested deeper than 32 levels"),
+        (b'{"kernels": ' + b"9" * 5000 + b"}", ": error: not JSON that can be read: "),
+        (b'{"kernels": [], "kernels": []}', ": error: key 'kernels' is already there, on line 1"),
+        (
+            b"{" + b" " * sources.MAX_JSON,
+            f": a JSON document of {sources.MAX_JSON + 1} bytes, more than {sources.MAX_JSON}\n",
+        ),
+        (b"2 0 4096 1 1 1 16 0\n", ":1:20: error: the line ends where word 1 of op_params is expected"),
+        (b"format: 2\n", ":1:9: error: "),
+    ],
+    ids=range(13),
+)
+def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path, capsys: Said) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(data)
+    assert message in refused(capsys, path, tmp_path / "m.yaml")
+
+
+def test_what_is_not_a_file_is_refused(tmp_path: Path, capsys: Said) -> None:
+    assert f"can't read '{tmp_path / 'none'}': No such file" in refused(capsys, tmp_path / "none", tmp_path / "m.yaml")
+    assert f"{tmp_path} is a folder without a config.json\n" in refused(capsys, tmp_path, tmp_path / "m.yaml")
+    assert "/dev/null is not a file or a folder\n" in refused(capsys, "/dev/null", tmp_path / "m.yaml")
+
+
+def test_options_of_models_are_refused_for_lists(tmp_path: Path, capsys: Said) -> None:
+    path = write(tmp_path / "kernels.json", hsa(kernel()))
+    said = refused(capsys, path, "--n-ctx", "512", tmp_path / "m.yaml")
+    assert said == f"error: --n-ctx is for models, and {path} is a configuration of ggml-hsa-gen-kernels\n"
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    said = refused(capsys, path, tmp_path / "model.gguf", tmp_path / "m.yaml")
+    assert said == "error: a model has a manifest of its own: name one source\n"
+
+
+def test_no_damaged_file_does_harm(tmp_path: Path) -> None:
+    """Whatever a byte says, a file is read or refused with a message."""
+    catalog = Catalog([builtin_library()])
+    text = (GRAPH_OPS / "llama3-8b-f16.flash-attn.txt").read_text().splitlines()
+    good = [
+        "\n".join(text[:3]),
+        GRAPHS,
+        RECORDED,
+        json.dumps(hsa(kernel(), kernel("ggml_op_mul_mat", **MATRICES))),
+    ]
+    words = [
+        "0",
+        "-1",
+        "9" * 25,
+        '"',
+        "{",
+        "[",
+        "}",
+        "]",
+        ":",
+        ",",
+        "null",
+        "true",
+        "1.5",
+        "1e999",
+        '"x"',
+        "\n",
+        "[]",
+        "{}",
+        "\t",
+    ]
+    chance = random.Random(1)
+    path = tmp_path / "source"
+    outcomes: dict[str, set[bool]] = {}
+    for i in range(1200):
+        one = good[i % len(good)]
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(len(one))
+            one = one[:at] + chance.choice(words) + one[at + chance.choice((0, 1, 1, 3, 8)) :]
+        path.write_text(one)
+        try:
+            source = sources.recognize(path)
+            listed.merge([listed.read(source, catalog)], catalog)
+            read = True
+        except KernelgenError as error:
+            assert str(error).strip()
+            read = False
+        outcomes.setdefault(good[i % len(good)][:20], set()).add(read)
+    assert all(found == {True, False} for found in outcomes.values()), outcomes
+
+
+def test_no_value_of_another_kind_does_harm(tmp_path: Path) -> None:
+    """Each value of a document is replaced by others."""
+    catalog = Catalog([builtin_library()])
+    path = tmp_path / "source"
+    for lines in (GRAPHS.splitlines(), [json.dumps(hsa(kernel()))]):
+        for i, line in enumerate(lines):
+            for place in _places(json.loads(line)):
+                for other in (None, True, -1, 2**70, 1.5, "x", [], {}, [[]], [None] * 4, ["x"] * 4, [2**70] * 4):
+                    value = json.loads(line)
+                    at: Any = value
+                    for key in place[:-1]:
+                        at = at[key]
+                    at[place[-1]] = other
+                    path.write_text("\n".join([*lines[:i], json.dumps(value), *lines[i + 1 :]]))
+                    try:
+                        listed.merge([listed.read(sources.recognize(path), catalog)], catalog)
+                    except KernelgenError as error:
+                        assert str(error).strip()
+
+
+def _places(value: object, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in items for place in ((*before, key), *_places(item, (*before, key)))]

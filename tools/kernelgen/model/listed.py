@@ -1,0 +1,147 @@
+"""Kernels that a file lists: an export of graphs, what the backend recorded, a configuration of ggml-hsa-gen-kernels.
+
+Several files give one list, each kernel once, in an order that does not depend on theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kernelgen import fileio, manifest
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.kernel import KernelSpec
+from kernelgen.manifest import document, graph_ops, kernels
+from kernelgen.manifest.schema import Report
+from kernelgen.model import hsa
+from kernelgen.model.derive import Derived, Entry, Reasons, constant
+from kernelgen.model.sources import Kind, Source
+from kernelgen.targets import TARGETS
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A kernel of a list.
+
+    Attributes:
+        spec: what it computes.
+        comment: what its source says of it.
+        asked: how often the backend was asked for it, where the source says so.
+        mistake: why it is none that a manifest can have, or None.
+    """
+
+    spec: KernelSpec
+    comment: str
+    asked: int = 0
+    mistake: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What one source lists.
+
+    Attributes:
+        items: its kernels, in its order, perhaps one several times.
+        targets: that it names.
+        notes: what is to be said of how it was read.
+    """
+
+    items: tuple[Item, ...]
+    targets: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read(source: Source, catalog: Catalog) -> Listed:
+    """Returns what a source lists.
+
+    Raises:
+        KernelgenError: it has mistakes; each is named with its place.
+    """
+    if source.kind is Kind.GRAPHS:
+        return Listed(tuple(Item(spec, name) for spec, _, name in graph_ops.read(source.path)))
+    if source.kind is Kind.HSA:
+        found = hsa.read(source.path, catalog)
+        return Listed(tuple(Item(kernel.spec, kernel.name) for kernel in found.kernels), notes=found.notes)
+    return _manifest(source.path, catalog)
+
+
+def merge(lists: Sequence[Listed], catalog: Catalog) -> Derived:
+    """Returns the kernels of all lists, each once."""
+    reasons = Reasons(catalog)
+    found: dict[KernelSpec, Item] = {}
+    for item in (item for one in lists for item in one.items):
+        known = found.get(item.spec)
+        found[item.spec] = item if known is None else _both(known, item)
+    items = sorted(found.values(), key=lambda item: _order(item.spec))
+    entries = [Entry(constant(i.spec), [{}], _comment(i), i.mistake or reasons.of_spec(i.spec)) for i in items]
+    return Derived(entries, [])
+
+
+def targets(lists: Iterable[Listed]) -> tuple[str, ...]:
+    """Returns the targets that the sources name, in the order of all targets."""
+    named = {name for one in lists for name in one.targets}
+    return tuple(name for name in TARGETS if name in named)
+
+
+def _both(one: Item, other: Item) -> Item:
+    return replace(one, comment=min(one.comment, other.comment), asked=one.asked + other.asked)
+
+
+def _order(spec: KernelSpec) -> tuple[object, ...]:
+    tensors = [(t is not None, t and (t.dtype, t.ne, t.nb)) for t in (*spec.inputs, spec.output)]
+    return spec.op, tensors, spec.params, -1 if spec.alias is None else spec.alias
+
+
+def _comment(item: Item) -> str:
+    return f"asked for {item.asked} time{'' if item.asked == 1 else 's'}" if item.asked else item.comment
+
+
+# --- what the backend recorded -------------------------------------------------------------------------------------------------
+
+# As backend/ggml-neuron/record.cpp writes them; an entry that could not be built then is a comment.
+_ENTRY = re.compile(r"  (?P<refused># )?- (?P<entry>\{op: .*\})  # asked for (?P<count>[0-9]{1,18}) times?")
+
+
+def _manifest(path: Path, catalog: Catalog) -> Listed:
+    (request,) = manifest.load([path], catalog)
+    data = fileio.read_input(path, document.MAX_BYTES)
+    root = document.parse(data, str(path)).root
+    assert root is not None
+    for key in ("compiler", "model"):
+        if key in root.value:
+            message = f"a manifest with '{key}' is not one that was recorded"
+            raise KernelgenError(Diagnostic(message, root.value[key].key.location, "its kernels alone can be listed"))
+    recorded: dict[KernelSpec, Item] = {spec: Item(spec, "") for spec in dict.fromkeys(k.spec for k in request.kernels)}
+    left_out = 0
+    for line in data.decode("utf-8-sig").splitlines():
+        match = _ENTRY.fullmatch(line)
+        if match is None:
+            continue
+        item = _recorded(match, catalog)
+        if item is None:
+            left_out += 1
+            continue
+        known = recorded.get(item.spec, item)
+        recorded[item.spec] = replace(known, asked=known.asked + item.asked if known is not item else item.asked)
+    notes = (f"{path}: left out {left_out} that have no elements or are not known",) if left_out else ()
+    return Listed(tuple(recorded.values()), tuple(config.target for config in request.configs), notes)
+
+
+def _recorded(match: re.Match[str], catalog: Catalog) -> Item | None:
+    """Returns a recorded kernel; None when it is none at all."""
+    root = document.parse(match["entry"].encode(), "").root
+    try:
+        value: Mapping[str, Any] = {"params": {}, "alias": None, **(root.plain() if root is not None else {})}
+        spec = KernelSpec.from_json(value)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+    mistake = None
+    if match["refused"] and root is not None and spec.op in catalog.by_op:
+        report = Report()
+        kernels.expand(root, catalog, report)
+        mistake = next((f"{spec.op}: {problem.message}" for problem in report.diagnostics), None)
+    return Item(spec, "", int(match["count"]), mistake)
