@@ -96,7 +96,7 @@ def test_safetensors_and_folders_of_hugging_face_are_known(kernelgen: Run, tmp_p
         done = kernelgen(command, path)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith(f"error: {path} is {what}, not a ")
-        assert "convert_hf_to_gguf.py writes a GGUF file of it, which kernelgen model takes" in done.err
+        assert f"    kernelgen model {path} -o model.yaml writes the manifest of a model's kernels\n" in done.err
 
 
 def test_other_gguf_files_are_not_called_models(kernelgen: Run, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ _MAX_CONFIG = 1 << 20
 """Bytes of a config.json."""
 
 _DERIVE = "kernelgen model {} -o model.yaml writes the manifest of a model's kernels"
-_CONVERT = "llama.cpp's convert_hf_to_gguf.py writes a GGUF file of it, which kernelgen model takes"
 
 
 def recognize(path: str | Path, expected: str, *, packs: bool = False) -> Diagnostic | None:
@@ -68,18 +67,22 @@ def _file(file: BinaryIO, path: Path, size: int, expected: str, packs: bool) -> 
             f"{path} is a model in a GGUF file ({architecture}), not a {expected}", hint=_DERIVE.format(path)
         )
     if is_safetensors(head, size):
-        return Diagnostic(f"{path} is a model's weights in a safetensors file, not a {expected}", hint=_CONVERT)
+        return Diagnostic(
+            f"{path} is a model's weights in a safetensors file, not a {expected}", hint=_DERIVE.format(path)
+        )
     if path.suffix == ".json" and size <= _MAX_CONFIG:
         file.seek(0)
         if _is_configuration(file.read(_MAX_CONFIG)):
-            return Diagnostic(f"{path} is the configuration of a Hugging Face model, not a {expected}", hint=_CONVERT)
+            return Diagnostic(
+                f"{path} is the configuration of a Hugging Face model, not a {expected}", hint=_DERIVE.format(path)
+            )
     return None
 
 
 def _folder(path: Path, expected: str) -> Diagnostic | None:
     config = path / "config.json"
     if config.is_file() and config.stat().st_size <= _MAX_CONFIG and _is_configuration(config.read_bytes()):
-        return Diagnostic(f"{path} is the folder of a Hugging Face model, not a {expected}", hint=_CONVERT)
+        return Diagnostic(f"{path} is the folder of a Hugging Face model, not a {expected}", hint=_DERIVE.format(path))
     return None
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -17,7 +18,7 @@ from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.types import TYPES
-from kernelgen.model import exporter, listed, sources, writing
+from kernelgen.model import checkpoint, exporter, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Model
 from kernelgen.model.sizes import Call, Settings, pad
@@ -95,7 +96,12 @@ class Counts(click.ParamType[tuple[int, ...]]):
     "--llama-cpp",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help=f"A build of llama.cpp: its libraries, and {exporter.PROGRAM} if it is among its programs.",
+    help=f"A build of llama.cpp: its libraries, and {exporter.PROGRAM} if it is among its programs; or its source tree.",
+)
+@click.option(
+    "--python",
+    metavar="PROGRAM",
+    help="A Python that has what llama.cpp's convert_hf_to_gguf.py needs, for Hugging Face models.  [default: python3]",
 )
 @options.kernels_option
 @click.pass_context
@@ -119,12 +125,16 @@ def command(
     ftype: str | None,
     program: Path | None,
     llama_cpp: Path | None,
+    python: str | None,
     catalog: Catalog,
 ) -> None:
     """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
 
     The weights may be missing: the file's header is enough. Of a split model the first file is named. llama.cpp itself says what it
     computes; the program that asks it is built once (docs/models.md).
+
+    Or from a Hugging Face folder, its config.json or a safetensors file: llama.cpp's converter, of the tree that --llama-cpp
+    names, makes the header.
 
     Or of the kernels that files list: what test-export-graph-ops or export-graphs writes, what the backend records, and
     configurations of ggml-hsa-gen-kernels. What a file is, its content tells.
@@ -136,7 +146,7 @@ def command(
     else:
         _list(context, found, output, name, targets, catalog)
         return
-    (source,) = paths
+    (source,) = found
     settings = Settings(
         n_ctx,
         n_ubatch,
@@ -154,28 +164,49 @@ def command(
     _check(settings)
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
+    if source.kind is Kind.CHECKPOINT:
+        with checkpoint.converted(source, llama_cpp, python) as header:
+            try:
+                derived, model = _derive(asked, header.file, settings, catalog)
+            except KernelgenError as error:
+                raise _of_source(error, header.file, source.path) from None
+            notes = header.notes
+    elif python is not None:
+        raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
+    else:
+        derived, model = _derive(asked, source.path, settings, catalog)
+        notes = ()
+    if not any(entry.reason is None for entry in derived.entries):
+        raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
+    head = writing.Head(
+        chosen,
+        targets or _ALL_TARGETS,
+        _title(model, source.path),
+        _made_by(settings, source.path),
+    )
+    kernels = _write(output, head, derived, catalog)
+    click.echo("\n".join([*_summary(model, derived, kernels, settings), *notes, str(output)]))
+
+
+def _derive(asked: exporter.Exporter, file: Path, settings: Settings, catalog: Catalog) -> tuple[Derived, Model]:
     model: list[Model] = []
 
     def export(calls: Sequence[Call]) -> Iterator[tuple[Call, Graph]]:
         for size in settings.n_ctx:
             own = [call for call in calls if call.n_ctx == size]
             if own:
-                exported = asked.run(source, settings, size, own)
+                exported = asked.run(file, settings, size, own)
                 model.append(exported.model)
                 yield from zip(own * len(settings.flash_attn), exported.graphs(), strict=True)
 
-    derived = derive(settings, catalog, export)
-    if not any(entry.reason is None for entry in derived.entries):
-        raise KernelgenError(f"{source}: no kernel can be built for {model[0].architecture}")
-    head = writing.Head(
-        chosen,
-        targets or _ALL_TARGETS,
-        _title(model[0], source),
-        _made_by(settings, source),
+    return derive(settings, catalog, export), model[0]
+
+
+def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
+    """Returns an error of a converted model as one of what it was converted from."""
+    return KernelgenError(
+        [replace(d, message=d.message.replace(str(file), f"{path}, converted")) for d in error.diagnostics]
     )
-    kernels = _write(output, head, derived, catalog)
-    click.echo("\n".join(_summary(model[0], derived, kernels, settings)))
-    click.echo(str(output))
 
 
 _MODELS = (Kind.MODEL, Kind.CHECKPOINT)
@@ -257,17 +288,17 @@ def _name(output: Path) -> str:
     return name
 
 
-def _title(model: Model, source: Path) -> str:
-    name = model.name or source.name
+def _title(model: Model, path: Path) -> str:
+    name = model.name or path.absolute().name
     return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it"
 
 
-def _made_by(settings: Settings, source: Path) -> list[str]:
+def _made_by(settings: Settings, path: Path) -> list[str]:
     """The command that writes the manifest again, but for where files and programs are."""
     parts = [
         "kernelgen",
         "model",
-        source.name,
+        path.name or path.absolute().name,
         "--n-ctx",
         _joined(settings.n_ctx),
         "--n-tokens",

@@ -1,6 +1,7 @@
 """From a model file to a manifest: which kernels a model needs, as formulas of the sizes of a call.
 
     sources     what a source is, told by its content
+    checkpoint  the header of a Hugging Face model, by llama.cpp's converter
     exporter    finds and runs export-graphs, which asks llama.cpp for a model's graphs
     graphs      reads what it prints
     sizes       which calls a context can meet, and which of them are looked at

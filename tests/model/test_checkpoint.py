@@ -1,0 +1,410 @@
+"""`kernelgen model` on Hugging Face checkpoints, with a double of llama.cpp's converter. test_converter.py has the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import headers
+import pytest
+from headers import Header
+
+from conftest import run_model, specs
+from kernelgen.model import checkpoint
+from kernelgen.model.exporter import Exporter
+
+Said = pytest.CaptureFixture[str]
+MODEL = headers.qwen3()
+BITS = {"f16": 16, "f32": 32}
+
+
+def tensors(header: Header) -> dict[str, dict[str, object]]:
+    """Returns what a safetensors file says of a header's tensors, whose names are kept."""
+    found: dict[str, dict[str, object]] = {}
+    end = 0
+    for tensor in header.tensors:
+        size = BITS[tensor.dtype] // 8
+        for n in tensor.ne:
+            size *= n
+        found[tensor.name] = {
+            "dtype": tensor.dtype.upper(),
+            "shape": list(reversed(tensor.ne)),
+            "data_offsets": [end, end + size],
+        }
+        end += size
+    return found
+
+
+def safetensors(path: Path, described: object, *, whole: bool = False) -> Path:
+    """Writes a safetensors file, which ends with its header unless it is to be whole."""
+    data = json.dumps(described).encode()
+    path.write_bytes(struct.pack("<Q", len(data)) + data)
+    if whole:
+        assert isinstance(described, dict)
+        os.truncate(path, 8 + len(data) + max(tensor["data_offsets"][1] for tensor in described.values()))
+    return path
+
+
+def write(folder: Path, header: Header = MODEL, **config: object) -> Path:
+    """Writes a checkpoint without a tokenizer and without weights."""
+    folder.mkdir(exist_ok=True)
+    fields = {key: value for key, value in header.fields.items() if not key.startswith(".") and key != "vocab_size"}
+    (folder / "config.json").write_text(json.dumps({"model_type": header.architecture, "fields": fields, **config}))
+    safetensors(folder / "model.safetensors", tensors(header))
+    return folder
+
+
+Convert = Callable[..., int]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns llama.cpp's source tree, with a double of the converter."""
+    folder = tmp_path / "llama.cpp"
+    (folder / "build" / "bin").mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("converter_double.py"), folder / checkpoint.PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    return folder
+
+
+@pytest.fixture
+def convert(exporter: Exporter, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Convert:
+    """Returns a function that derives `m.yaml` from a checkpoint, and returns the exit status."""
+    assert exporter.libraries is not None
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(exporter.libraries))
+
+    def run(source: Path, *arguments: object) -> int:
+        where = Exporter(exporter.program, tree / "build")
+        given = ("--name", "m", "--n-ctx", 512, "--n-tokens", "1,64", "--python", sys.executable)
+        return run_model(where, source, tmp_path / "m.yaml", *given, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def wanted(exporter: Exporter, tmp_path: Path) -> str:
+    """Returns the kernels of the manifest of the same model's GGUF file."""
+    file = headers.write(MODEL, tmp_path / "wanted.gguf")
+    assert run_model(exporter, file, tmp_path / "wanted.yaml", "--n-ctx", 512, "--n-tokens", "1,64") == 0
+    return kernels(tmp_path / "wanted.yaml")
+
+
+def kernels(path: Path) -> str:
+    return path.read_text().partition("\nsizes:")[2]
+
+
+def refused(convert: Convert, said: Said, source: Path, tmp_path: Path, *arguments: object) -> str:
+    said.readouterr()
+    assert convert(source, *arguments) == 2
+    assert not (tmp_path / "m.yaml").exists()
+    captured = said.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+# --- what is taken -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", ["", "config.json", "model.safetensors"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_checkpoint_has_the_manifest_of_its_gguf_file(
+    named: str, whole: bool, convert: Convert, wanted: str, tmp_path: Path, capsys: Said
+) -> None:
+    folder = write(tmp_path / "Tiny-Qwen3")
+    safetensors(folder / "model.safetensors", tensors(MODEL), whole=whole)
+    assert convert(folder / named) == 0
+    assert kernels(tmp_path / "m.yaml") == wanted
+    assert f"#   kernelgen model {named or 'Tiny-Qwen3'} --n-ctx 512 " in (tmp_path / "m.yaml").read_text()
+    said = capsys.readouterr().out
+    assert "qwen3: 1.64 million parameters, 3.1 MiB of weights, 2 layers\n" in said
+    assert "no tokenizer can be read (FileNotFoundError: " in said
+    assert "128 tokens without texts stand for its vocabulary\n" in said
+
+
+def test_a_checkpoint_of_several_files(convert: Convert, wanted: str, tmp_path: Path, capsys: Said) -> None:
+    folder = write(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    described = tensors(MODEL)
+    parts = [f"model-{i + 1:05}-of-00002.safetensors" for i in range(2)]
+    for i, part in enumerate(parts):
+        safetensors(folder / part, {name: described[name] for name in list(described)[i::2]})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: parts[i % 2] for i, name in enumerate(described)}}))
+    for source in (folder, index, folder / parts[0]):
+        assert convert(source) == 0
+        assert kernels(tmp_path / "m.yaml") == wanted
+        (tmp_path / "m.yaml").unlink()
+    (folder / parts[1]).unlink()
+    said = refused(convert, capsys, folder, tmp_path)
+    assert said.startswith(f"error: {folder / parts[1]} is missing\n    its header is enough: ")
+
+
+def test_a_tokenizer_is_read_where_there_is_one(convert: Convert, wanted: str, tmp_path: Path, capsys: Said) -> None:
+    folder = write(tmp_path / "model")
+    (folder / "tokenizer.json").write_text(json.dumps([f"token {i}" for i in range(128)]))
+    assert convert(folder) == 0
+    assert kernels(tmp_path / "m.yaml") == wanted
+    assert "no tokenizer" not in capsys.readouterr().out
+    (folder / "tokenizer.json").write_text("null")
+    assert convert(folder) == 0
+    assert kernels(tmp_path / "m.yaml") == wanted
+    assert "no tokenizer can be read (the converter stops): 128 tokens" in capsys.readouterr().out
+
+
+def test_a_converter_that_can_t_do_without_the_tokenizer_s_size(
+    convert: Convert, wanted: str, tmp_path: Path, capsys: Said
+) -> None:
+    folder = write(tmp_path / "model", do="(folder / 'tokenizer.json').read_text()", vocab_size=128)
+    assert convert(folder) == 0
+    assert kernels(tmp_path / "m.yaml") == wanted
+    assert (
+        "\na tokenizer is missing, to whose size the converter cuts the embedding: 128 tokens are assumed\n"
+        in capsys.readouterr().out
+    )
+
+
+def test_weights_that_no_disk_holds(convert: Convert, tmp_path: Path) -> None:
+    large = headers.qwen3(n_embd=8192, n_ff=65536, n_vocab=1 << 20, n_layer=40)
+    assert convert(write(tmp_path / "model", large)) == 0
+    assert any(spec.output.ne[0] == 1 << 20 for spec in specs(tmp_path / "m.yaml"))
+
+
+def test_code_of_a_checkpoint_is_not_given_to_the_converter(convert: Convert, tmp_path: Path) -> None:
+    folder = write(tmp_path / "model")
+    for name in ("configuration_evil.py", "pytorch_model.bin", "tokenizer.py"):
+        (folder / name).write_text("raise SystemExit('evil')")
+    assert convert(folder) == 0
+
+
+TORCH = """
+import contextlib
+
+@contextlib.contextmanager
+def device(name):
+    assert name == "meta"
+    yield
+"""
+TRANSFORMERS = """
+import json, math
+from pathlib import Path
+
+class Tensor:
+    def __init__(self, shape):
+        self.shape = shape
+    def numel(self):
+        return math.prod(self.shape)
+    def detach(self):
+        return self
+
+class AutoConfig:
+    @staticmethod
+    def from_pretrained(folder, trust_remote_code):
+        assert trust_remote_code is False
+        return json.loads((Path(folder) / "config.json").read_text())
+
+class TinyForCausalLM:
+    def __init__(self, config):
+        self.tensors = {name: Tensor(shape) for name, shape in config["tensors"].items()}
+        self.tensors["tied.weight"] = self.tensors["token_embd.weight"]
+    @classmethod
+    def _from_config(cls, config):
+        return cls(config)
+    def state_dict(self, keep_vars):
+        return dict(self.tensors)
+
+class AutoModelForCausalLM:
+    @staticmethod
+    def from_config(config, trust_remote_code):
+        assert trust_remote_code is False
+        return TinyForCausalLM(config)
+"""
+
+
+@pytest.mark.parametrize("architecture", ["TinyForCausalLM", "OtherForCausalLM"])
+def test_a_configuration_alone_is_enough_with_transformers(
+    architecture: str, convert: Convert, tree: Path, tmp_path: Path, capsys: Said
+) -> None:
+    (tree / "torch.py").write_text(TORCH)
+    (tree / "transformers.py").write_text(TRANSFORMERS)
+    plain = replace(MODEL, tensors=[replace(tensor, dtype="f16") for tensor in MODEL.tensors])
+    config = {
+        "architectures": [architecture],
+        "torch_dtype": "float16",
+        "tensors": {name: tensor["shape"] for name, tensor in tensors(plain).items()},
+    }
+    folder = write(tmp_path / "model", plain, **config)
+    assert convert(folder) == 0
+    with_header = kernels(tmp_path / "m.yaml")
+    (folder / "model.safetensors").unlink()
+    alone = tmp_path / "anything.json"
+    shutil.copy(folder / "config.json", alone)
+    for source in (folder, folder / "config.json", alone):
+        capsys.readouterr()
+        assert convert(source) == 0
+        assert kernels(tmp_path / "m.yaml") == with_header
+        assert (
+            "\nthere is no safetensors header: transformers says which tensors the model has\n"
+            in capsys.readouterr().out
+        )
+    (tmp_path / "m.yaml").unlink()
+    alone.write_text(alone.read_text().replace('"float16"', '"float5"'))
+    said = refused(convert, capsys, alone, tmp_path)
+    assert "ValueError: config.json: dtype 'float5': expected one of float32, float16, bfloat16\n" in said
+
+
+# --- what is not taken ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_converter_needs_is_said(convert: Convert, tree: Path, tmp_path: Path, capsys: Said) -> None:
+    folder = write(tmp_path / "model", do="import sentencepiece_of_nobody")
+    said = refused(convert, capsys, folder, tmp_path)
+    assert said == (
+        f"error: {sys.executable} has no module 'sentencepiece_of_nobody', which convert_hf_to_gguf.py needs\n"
+        f"    install what convert_hf_to_gguf.py needs: {sys.executable} -m pip install torch transformers safetensors sentencepiece numpy pyyaml\n"
+        "    or name a Python that has it: --python <program>\n"
+    )
+    (tree / "requirements").mkdir()
+    listed = tree / "requirements" / "requirements-convert_hf_to_gguf.txt"
+    listed.write_text("torch\n")
+    assert f"{sys.executable} -m pip install -r {listed}\n" in refused(convert, capsys, folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        (
+            "logging.error('Model TinyForCausalLM is not supported'); sys.exit(1)",
+            "refuses the model: Model TinyForCausalLM is not supported",
+        ),
+        ("sys.exit(3)", "refuses the model: it ends with 3"),
+        (
+            "raise ValueError('Can not map tensor\\n\\n\\'x\\'')",
+            "refuses the model: ValueError: Can not map tensor 'x'",
+        ),
+        ("raise ValueError('x' * 10**6)", "refuses the model: ValueError: xxx"),
+        ("print('\\x1b[31m' + 'so' * 9); import os; os._exit(7)", "ends with 7; it says:\n    \\x1b[31msososo"),
+        ("import os; os.kill(os.getpid(), 9)", "is killed by SIGKILL; it says:\n    nothing"),
+        ("bytearray(2 << 30)", "refuses the model: MemoryError\n"),
+    ],
+    ids=range(7),
+)
+def test_a_converter_that_fails(
+    do: str, message: str, convert: Convert, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "MAX_MEMORY", 1 << 30)
+    folder = write(tmp_path / "model", do=do)
+    said = refused(convert, capsys, folder, tmp_path)
+    assert said.startswith(f"error: {folder}: convert_hf_to_gguf.py ")
+    assert message in said
+    assert len(said) < 5000
+
+
+def test_a_converter_that_does_not_end(
+    convert: Convert, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "TIMEOUT", 1)
+    folder = write(tmp_path / "model", do="import time; time.sleep(600)")
+    said = refused(convert, capsys, folder, tmp_path)
+    assert said == f"error: {folder}: convert_hf_to_gguf.py takes more than 1 s\n"
+
+
+def test_what_llama_cpp_refuses_is_said_of_the_checkpoint(convert: Convert, tmp_path: Path, capsys: Said) -> None:
+    header = replace(MODEL, tensors=[t for t in MODEL.tensors if t.name != "output_norm.weight"])
+    folder = write(tmp_path / "model", header)
+    said = refused(convert, capsys, folder, tmp_path)
+    assert said.startswith(f"error: {folder}, converted: ")
+    assert "'output_norm.weight' not found" in said
+
+
+GOOD = {"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}}
+
+
+def changed(**changes: object) -> dict[str, object]:
+    return {"w": {**GOOD["w"], **changes}}
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        changed(dtype="F99"),
+        changed(dtype=None),
+        changed(dtype=[]),
+        changed(shape=[2, -3]),
+        changed(shape=[2, 3.0]),
+        changed(shape=[2, True]),
+        changed(shape=6),
+        changed(shape=[1] * 9),
+        changed(shape=[2**70]),
+        changed(data_offsets=[0, 13]),
+        changed(data_offsets=[12, 0]),
+        changed(data_offsets=[0]),
+        changed(data_offsets=["0", "12"]),
+        changed(shape=[2**60, 3], data_offsets=[0, 2**61 * 3]),
+        {"w": None},
+        {"w": []},
+        {"w": {}},
+    ],
+    ids=range(17),
+)
+def test_a_tensor_that_can_t_be(described: object, convert: Convert, tmp_path: Path, capsys: Said) -> None:
+    folder = write(tmp_path / "model")
+    path = safetensors(folder / "model.safetensors", described)
+    assert refused(convert, capsys, folder, tmp_path).startswith(f"error: {path}: tensor 'w' is described wrongly: ")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", ": a header of 0 bytes: expected 2 to "),
+        (b"\xff" * 8 + b"{", f": a header of {2**64 - 1} bytes: expected 2 to {checkpoint.MAX_HEADER}"),
+        (struct.pack("<Q", 100) + b"{}", ": the header is cut off after 2 of 100 bytes"),
+        (struct.pack("<Q", 2) + b"[]", ":1:1: error: expected an object, not a list"),
+        (struct.pack("<Q", 3) + b"{]}", ":1:2: error: not JSON: "),
+        (struct.pack("<Q", 2) + b"\xff\xff", ":1:1: error: not JSON: byte 0xff is not UTF-8"),
+        (
+            struct.pack("<Q", 100_005) + b'{"w":' + b"[" * 100_000,
+            ":1:1: error: not JSON that can be read: it is nested too deep",
+        ),
+    ],
+    ids=range(7),
+)
+def test_a_header_that_can_t_be(data: bytes, message: str, convert: Convert, tmp_path: Path, capsys: Said) -> None:
+    folder = write(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(data)
+    assert f"{folder / 'model.safetensors'}{message}" in refused(convert, capsys, folder, tmp_path)
+
+
+def test_an_index_that_can_t_be(convert: Convert, tmp_path: Path, capsys: Said) -> None:
+    folder = write(tmp_path / "model")
+    index = folder / "model.safetensors.index.json"
+    for text, message in (
+        ("{", ":1:2: error: not JSON: "),
+        ('{"weight_map": []}', ": 'weight_map' is not a mapping from tensors to files\n"),
+        ('{"weight_map": {"w": 1}}', ": 'weight_map' is not a mapping from tensors to files\n"),
+    ):
+        index.write_text(text)
+        assert f"{index}{message}" in refused(convert, capsys, folder, tmp_path)
+
+
+def test_the_tree_and_the_python_are_named(
+    exporter: Exporter, convert: Convert, tree: Path, tmp_path: Path, capsys: Said
+) -> None:
+    folder = write(tmp_path / "model")
+    said = refused(convert, capsys, folder, tmp_path, "--python", tmp_path / "none")
+    assert said == f"error: --python {tmp_path / 'none'}: No such file or directory\n"
+    (tree / checkpoint.PROGRAM).unlink()
+    said = refused(convert, capsys, folder, tmp_path)
+    assert said.startswith(
+        f"error: --llama-cpp {tree / 'build'}: there is no convert_hf_to_gguf.py in it or above it\n"
+    )
+    assert "    name llama.cpp's source tree, with convert_hf_to_gguf.py: --llama-cpp <folder>\n" in said
+    file = headers.write(MODEL, tmp_path / "model.gguf")
+    said = refused(convert, capsys, file, tmp_path)
+    assert said == f"error: --python is for Hugging Face models, and {file} is a model in a GGUF file\n"
