@@ -48,6 +48,8 @@ NO_KEYS = {
     "add_neuron_kernels": "CMake",
     "nrt_load neuron_kernels_table": "C",
     "op_params": "ggml",
+    "ggml_op_add ggml_unary_op_relu input_tensors kernel_name": "of ggml-hsa-gen-kernels",
+    "model_type weight_map": "of Hugging Face models",
     "types": "of an emitter's decorator",
     "off": "no folder",
     "pack_path": "Python",
