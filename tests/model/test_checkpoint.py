@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -257,6 +258,39 @@ def test_a_configuration_alone_is_enough_with_transformers(
     alone.write_text(alone.read_text().replace('"float16"', '"float5"'))
     said = refused(convert, capsys, alone, tmp_path)
     assert "ValueError: config.json: dtype 'float5': expected one of float32, float16, bfloat16\n" in said
+
+
+def test_llama_cpp_s_converter_has_what_is_changed_of_it(llama_cpp_sources: Path) -> None:
+    """What run_converter.py relies on, which test_converter.py shows where PyTorch is."""
+    program = ast.parse((llama_cpp_sources / checkpoint.PROGRAM).read_text())
+    imported = {name.name for node in ast.walk(program) if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert "ModelBase" in imported
+    assert "main" in {node.name for node in program.body if isinstance(node, ast.FunctionDef)}
+    methods = _methods(llama_cpp_sources / "conversion" / "base.py", "ModelBase")
+    assert [name for name in _called(methods["write"]) if name.startswith("write_")] == [
+        "write_header_to_file",
+        "write_kv_data_to_file",
+        "write_tensors_to_file",
+    ]
+    assert "set_vocab" in _called(
+        _methods(llama_cpp_sources / "conversion" / "base.py", "TextModel")["prepare_metadata"]
+    )
+    writer = _methods(llama_cpp_sources / "gguf-py" / "gguf" / "gguf_writer.py", "GGUFWriter")
+    assert {"write_ti_data_to_file", "add_tokenizer_model", "add_vocab_size"} <= writer.keys()
+    assert (llama_cpp_sources / "requirements" / "requirements-convert_hf_to_gguf.txt").is_file()
+
+
+def _methods(path: Path, name: str) -> dict[str, ast.FunctionDef]:
+    (found,) = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef) and n.name == name]
+    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+
+
+def _called(function: ast.FunctionDef) -> list[str]:
+    """Returns the methods that a method calls, in its order."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [
+        call.func.attr for call in sorted(calls, key=lambda call: call.lineno) if isinstance(call.func, ast.Attribute)
+    ]
 
 
 # --- what is not taken ---------------------------------------------------------------------------------------------------------------

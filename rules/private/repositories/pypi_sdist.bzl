@@ -90,6 +90,16 @@ filegroup(
     ]),
 )
 
+# The program that makes GGUF files of Hugging Face models.
+filegroup(
+    name = "converter",
+    srcs = ["convert_hf_to_gguf.py"] + glob([
+        "conversion/*.py",
+        "gguf-py/gguf/**/*.py",
+        "requirements/*.txt",
+    ]),
+)
+
 # What a backend outside of the tree is compiled with.
 filegroup(
     name = "ggml_headers",
