@@ -1,4 +1,4 @@
-"""The manifests in manifests/models are what `kernelgen model` writes for these models; `bazel run //tools:published` writes them."""
+"""The ready manifests are what `kernelgen model` writes for these models; `bazel run //tools:published` writes them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import pytest
 
 from conftest import ROOT, specs
 from kernelgen.model.exporter import Exporter
-from published import FOLDER, FTYPES, MODELS, manifest_name
+from published import FOLDER, FTYPES, MANIFESTS, MODELS, Manifest
 from published.__main__ import derive
 
-
 # Of each model one type, to be quick; the command's --check looks at all.
-@pytest.mark.parametrize(("number", "model"), list(enumerate(MODELS)), ids=list(MODELS))
-def test_a_ready_manifest_is_what_the_command_writes(
-    number: int, model: str, exporter: Exporter, tmp_path: Path
-) -> None:
-    ftype = FTYPES[number % len(FTYPES)]
-    name = f"{manifest_name(model, ftype)}.yaml"
+OTHERS = [m for m in MANIFESTS if m.path.parent != FOLDER]
+LOOKED_AT = [
+    m for m in MANIFESTS if m.path.parent == FOLDER and m.ftype == FTYPES[list(MODELS).index(m.model) % len(FTYPES)]
+]
+
+
+@pytest.mark.parametrize("manifest", [*OTHERS, *LOOKED_AT], ids=lambda manifest: manifest.path.stem)
+def test_a_ready_manifest_is_what_the_command_writes(manifest: Manifest, exporter: Exporter, tmp_path: Path) -> None:
     arguments = [f"--exporter={exporter.program}", f"--llama-cpp={exporter.libraries}"]
-    said = derive(model, ftype, tmp_path / name, arguments)
-    assert (tmp_path / name).read_text() == (ROOT / FOLDER / name).read_text()
+    said = derive(manifest, tmp_path / "fresh.yaml", arguments)
+    assert (tmp_path / "fresh.yaml").read_text() == (ROOT / manifest.path).read_text()
     assert "no kernel: " not in said
 
 
 def test_there_is_a_manifest_for_each_model_and_type() -> None:
-    names = {manifest_name(model, ftype) for model in MODELS for ftype in FTYPES}
-    assert {path.stem for path in (ROOT / FOLDER).glob("*.yaml")} == names
+    assert {m.path.name for m in MANIFESTS if m.path.parent == FOLDER} == {
+        p.name for p in (ROOT / FOLDER).glob("*.yaml")
+    }
+    assert len(LOOKED_AT) == len(MODELS)
 
 
 def test_layers_with_a_window_have_a_cache_of_their_own() -> None:

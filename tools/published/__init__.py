@@ -1,11 +1,12 @@
-"""Ready manifests of published models: from their hyperparameters to a header to what `kernelgen model` writes.
+"""Ready manifests: from a model's hyperparameters to a header to what `kernelgen model` writes.
 
-The hyperparameters are those of the models' own config.json, under llama.cpp's names.
+The hyperparameters of published models are those of their own config.json, under llama.cpp's names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,6 +19,31 @@ FTYPES = ("F16", "Q4_K_M")
 
 OPTIONS = ("--n-ctx", "4096", "--n-tokens", "1,512")
 """How the models are run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest that `kernelgen model` writes.
+
+    Attributes:
+        path: from the project's root.
+        name: of the manifest.
+        model: of `MODELS`, or `SMALL`.
+        ftype: types of the weights, by llama-quantize's name.
+        options: of the command, beside these.
+    """
+
+    path: Path
+    name: str
+    model: str
+    ftype: str
+    options: tuple[str, ...] = OPTIONS
+
+    def header(self) -> Header:
+        """Returns the header of the model's file."""
+        header = _small() if self.model == SMALL else MODELS[self.model]()
+        header.fields[".general.name"] = self.model
+        return header
 
 
 def _llama3_8b() -> Header:
@@ -215,6 +241,16 @@ def _gpt_oss_20b() -> Header:
     return Header("gpt-oss", fields, tensors)
 
 
+SMALL = "Small"
+"""A llama that nobody published, with every kind of kernel that Llama-3-8B has and few of each."""
+
+
+def _small() -> Header:
+    return decoder(
+        "llama", n_embd=64, n_head=4, n_head_kv=2, n_ff=96, n_vocab=128, eps=1e-5, freq_base=10000.0, context_length=256
+    )
+
+
 MODELS: Mapping[str, Callable[[], Header]] = MappingProxyType(
     {
         "Llama-3-8B": _llama3_8b,
@@ -235,3 +271,25 @@ MODELS: Mapping[str, Callable[[], Header]] = MappingProxyType(
 def manifest_name(model: str, ftype: str) -> str:
     """Returns the name of a model's manifest: `qwen3_8b_q4_k_m`."""
     return f"{model}_{ftype}".lower().replace("-", "_").replace(".", "_")
+
+
+_FEWER_TARGETS = tuple(part for target in ("trn1", "inf2", "trn2") for part in ("--target", target))
+
+MANIFESTS = (
+    # What README.md builds first.
+    Manifest(Path("manifests/llama3.yaml"), "llama3", "Llama-3-8B", "F16", (*OPTIONS, *_FEWER_TARGETS)),
+    # What tests and quick benchmarks build in its place.
+    Manifest(
+        Path("benchmarks/small.yaml"),
+        "llama3",
+        SMALL,
+        "F16",
+        ("--n-ctx", "256", "--n-tokens", "1,16", "--target", "trn1", "--target", "inf2"),
+    ),
+    *(
+        Manifest(FOLDER / f"{manifest_name(model, ftype)}.yaml", manifest_name(model, ftype), model, ftype)
+        for model in MODELS
+        for ftype in FTYPES
+    ),
+)
+"""All of them."""

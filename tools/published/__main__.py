@@ -1,4 +1,4 @@
-"""Run as `python -m published`, or `./bazelw run //tools:published`: writes manifests/models.
+"""Run as `python -m published`, or `./bazelw run //tools:published`: writes the manifests of `MANIFESTS`.
 
 It needs export-graphs, and llama.cpp's libraries: what Bazel built, or as `kernelgen model` does.
 """
@@ -14,22 +14,20 @@ import tempfile
 from pathlib import Path
 
 from kernelgen import cli
-from published import FOLDER, FTYPES, MODELS, OPTIONS, manifest_name
+from published import MANIFESTS, Manifest
 from published.header import write
 
 
-def derive(model: str, ftype: str, output: Path, arguments: list[str]) -> str:
-    """Writes a model's manifest to `output`; returns what the command says."""
+def derive(manifest: Manifest, output: Path, arguments: list[str]) -> str:
+    """Writes a manifest to `output`; returns what the command says."""
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
-        header = MODELS[model]()
-        header.fields[".general.name"] = model
-        file = write(header, Path(folder) / f"{model}.gguf")
-        command = ["model", str(file), "-o", str(output), "--name", manifest_name(model, ftype), "--ftype", ftype]
+        file = write(manifest.header(), Path(folder) / f"{manifest.model}.gguf")
+        command = ["model", str(file), "-o", str(output), "--name", manifest.name, "--ftype", manifest.ftype]
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            status = cli.run([*command, *OPTIONS, *arguments])
+            status = cli.run([*command, *manifest.options, *arguments])
     if status:
-        raise SystemExit(f"{model}: {said.getvalue()}")
+        raise SystemExit(f"{manifest.path}: {said.getvalue()}")
     return said.getvalue()
 
 
@@ -49,19 +47,17 @@ def main() -> int:
         passed = [f"--exporter={program}", f"--llama-cpp={built / 'tests' / 'llama' / 'llama_cpp'}", *passed]
     stale = False
     with tempfile.TemporaryDirectory() as folder:
-        for model in MODELS:
-            for ftype in FTYPES:
-                name = f"{manifest_name(model, ftype)}.yaml"
-                fresh, there = Path(folder) / name, root / FOLDER / name
-                derive(model, ftype, fresh, passed)
-                if there.is_file() and there.read_bytes() == fresh.read_bytes():
-                    continue
-                stale = True
-                if args.check:
-                    print(f"{FOLDER / name} is stale: ./bazelw run //tools:published")
-                else:
-                    there.write_bytes(fresh.read_bytes())
-                    print(f"{FOLDER / name} written")
+        for manifest in MANIFESTS:
+            fresh, there = Path(folder) / manifest.path.name, root / manifest.path
+            derive(manifest, fresh, passed)
+            if there.is_file() and there.read_bytes() == fresh.read_bytes():
+                continue
+            stale = True
+            if args.check:
+                print(f"{manifest.path} is stale: ./bazelw run //tools:published")
+            else:
+                there.write_bytes(fresh.read_bytes())
+                print(f"{manifest.path} written")
     return 1 if args.check and stale else 0
 
 
