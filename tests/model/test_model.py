@@ -11,49 +11,27 @@ from pathlib import Path
 import export
 import headers
 import pytest
-import yaml
 from headers import Header
 
 from conftest import ROOT, Derive, run_model, specs
 from kernelgen import cli
-from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.model.exporter import Exporter
 
 GRAPH_OPS = ROOT / "tests" / "data" / "graph-ops"
-FAMILY = {path.stem: path for path in (ROOT / "manifests" / "llama3.yaml", *sorted(GRAPH_OPS.glob("*.yaml")))}
-
-# The family builds every mix of weights' types for both numbers of rows; in this file the last layer, the only one in which one row of
-# several goes on, has the first type of each mix.
-MORE_IN_THE_FAMILY = {"mistral-7b-q4_k_m": {("mul_mat", "q6_K", 1)}}
 
 
-def options(model: dict[str, object]) -> list[object]:
-    """The options of `kernelgen model` that say what a manifest's `model:` says beside hyperparameters."""
-    found: list[object] = []
-    for key in ("n_ctx", "n_tokens", "n_outputs", "n_kv", "n_seq_max", "type_k", "type_v", "flash_attn"):
-        if key in model:
-            value = model[key]
-            text = ",".join(map(str, value)) if isinstance(value, list) else value
-            found += [f"--{key.replace('_', '-')}", text]
-    return found
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_the_plan_is_that_of_the_llama_family(name: str, derive: Derive, tmp_path: Path) -> None:
-    read = yaml.safe_load(FAMILY[name].read_text(encoding="utf-8").replace("flash_attn: on", "flash_attn: 'on'"))
-    model = {key: float(v) if key == "layer_norm_rms_epsilon" else v for key, v in read["model"].items()}
-    file = tmp_path / "model.gguf"
-    export.write_model(model, file)
-    derived, family = derive(file, *options(model)), specs(FAMILY[name])
-    assert derived - family == set()
-    assert {_kind(spec) for spec in family - derived} == MORE_IN_THE_FAMILY.get(name, set())
-
-
-def _kind(spec: KernelSpec) -> tuple[str, str, int]:
-    first = spec.inputs[0]
-    assert first is not None
-    return spec.op, first.dtype, spec.output.ne[1]
+@pytest.mark.parametrize("name", export.CASES)
+def test_the_data_of_other_tests_are_what_the_programs_write(name: str, exporter: Exporter, tmp_path: Path) -> None:
+    assert exporter.libraries is not None
+    written = list(export.files(name, exporter.program, exporter.libraries, tmp_path))
+    assert {path.name for path in written} == {
+        path.name
+        for path in GRAPH_OPS.iterdir()
+        if re.fullmatch(rf"{re.escape(name)}\.(|no-flash-attn\.|flash-attn\.)(txt|yaml)", path.name)
+    }
+    for path in written:
+        assert path.read_text() == (GRAPH_OPS / path.name).read_text()
 
 
 MODELS = {

@@ -1,149 +1,230 @@
-"""Makes the graph exports in this folder: from a manifest's `model:` to a GGUF file to what llama.cpp itself asks for.
+"""Writes the files in this folder: of each model what llama.cpp itself asks for, and the manifest that `kernelgen model` makes.
 
-    python tests/data/graph-ops/export.py --exporter BUILD/bin/test-export-graph-ops tests/data/graph-ops/*.yaml
+    PYTHONPATH=tools python tests/data/graph-ops/export.py --exporter PROGRAM --llama-cpp FOLDER
 
-For every manifest and value of `flash_attn` writes `<name>.flash-attn.txt` or `<name>.no-flash-attn.txt` beside it. The model's
-file is sparse: the tensors' sizes are real and their bytes are a hole, so that an 8B model takes a few KiB of disk. The exporter
-comes from a llama.cpp build with `-DLLAMA_BUILD_TESTS=ON`, target `test-export-graph-ops`.
-
-The GGUF file is written from the manifest's figures without kernelgen's llama family, so the two can't share a mistake.
+`<name>.flash-attn.txt` and `<name>.no-flash-attn.txt` are of llama.cpp's `test-export-graph-ops` with flash attention and without it,
+`<name>.yaml` of `kernelgen model`. FOLDER has the former program and llama.cpp's libraries, PROGRAM is export-graphs. A model's file is
+sparse: the tensors' sizes are real and their bytes are a hole, so that an 8B model takes a few KiB of disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import gguf
-import numpy as np
-import yaml
+from kernelgen import cli
+from published.header import Header, Tensor, decoder, write
+
+HERE = Path(__file__).parent
 
 
-def write_model(model: dict[str, Any], path: Path) -> None:
-    """Writes a GGUF file of a one-layer llama model with these hyperparameters (one layer per mix of weight types)."""
-    n_embd, n_ff, n_vocab = model["embedding_length"], model["feed_forward_length"], model["vocab_size"]
-    n_head = model["head_count"]
-    n_head_kv = model.get("head_count_kv", n_head)
-    head = model.get("key_length", n_embd // n_head)
-    rope, scaling = model.get("rope", {}), model.get("rope", {}).get("scaling", {})
-    weights = model.get("weights", "f16")
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is run.
 
-    def types(name: str) -> list[str]:
-        value = weights if isinstance(weights, str) else weights.get(name, weights.get("default", "f16"))
-        return value if isinstance(value, list) else [value]
+    Attributes:
+        header: of its file.
+        n_ctx, n_tokens, n_seq_max: as of `kernelgen model`; the largest of `n_tokens` is llama.cpp's -ub.
+        cache: type of both caches.
+        flash_attn: the settings that it is run with.
+        manifest: whether it has one here; else it is one of those in manifests/.
+    """
 
-    layers = max(len(types(n)) for n in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"))
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_vocab_size(n_vocab)
-    writer.add_context_length(model["context_length"])
-    writer.add_embedding_length(n_embd)
-    writer.add_block_count(layers + 1)  # after the last layer's attention other rows go on than in the layers before
-    writer.add_feed_forward_length(n_ff)
-    writer.add_head_count(n_head)
-    writer.add_head_count_kv(n_head_kv)
-    writer.add_key_length(head)
-    writer.add_value_length(head)
-    writer.add_rope_dimension_count(head)
-    writer.add_layer_norm_rms_eps(float(model["layer_norm_rms_epsilon"]))
-    writer.add_rope_freq_base(float(rope.get("freq_base", 10000.0)))
-    if scaling:
-        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.get("type", "linear")))
-        writer.add_rope_scaling_factor(float(scaling.get("factor", 1.0)))
-        if "original_context_length" in scaling:
-            writer.add_rope_scaling_orig_ctx_len(scaling["original_context_length"])
-        if "attn_factor" in scaling:
-            writer.add_rope_scaling_attn_factors(float(scaling["attn_factor"]))
-    writer.add_tokenizer_model("none")
+    header: Header
+    n_ctx: int
+    n_tokens: Sequence[int]
+    n_seq_max: int = 1
+    cache: str = "f16"
+    flash_attn: Sequence[str] = ("on", "off")
+    manifest: bool = True
 
-    def tensor(name: str, ne: tuple[int, ...], dtype: str) -> None:
-        kind = gguf.GGMLQuantizationType[dtype.upper()]
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        count = int(np.prod(ne))
-        dims = (*reversed(ne[1:]), ne[0] // block * size) if kind.name not in ("F32", "F16") else ne[::-1]
-        numpy_type = {"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8)
-        writer.add_tensor_info(name, dims, np.dtype(numpy_type), count // block * size, raw_dtype=kind)
+    def options(self) -> list[str]:
+        """Returns the options of `kernelgen model`."""
+        found = ["--n-ctx", str(self.n_ctx), "--n-tokens", ",".join(map(str, self.n_tokens))]
+        found += ["--n-seq-max", str(self.n_seq_max), "--type-k", self.cache, "--type-v", self.cache]
+        return [*found, "--flash-attn", "both" if len(self.flash_attn) > 1 else self.flash_attn[0]]
 
-    tensor("token_embd.weight", (n_embd, n_vocab), types("token_embd")[0])
-    tensor("output_norm.weight", (n_embd,), "f32")
-    if isinstance(weights, str) or "output" in weights:
-        tensor("output.weight", (n_embd, n_vocab), types("output")[0])
-    if rope.get("freq_factors"):
-        tensor("rope_freqs.weight", (head // 2,), "f32")
-    shapes = {
-        "attn_q": (n_embd, n_head * head),
-        "attn_k": (n_embd, n_head_kv * head),
-        "attn_v": (n_embd, n_head_kv * head),
-        "attn_output": (n_head * head, n_embd),
-        "ffn_gate": (n_embd, n_ff),
-        "ffn_up": (n_embd, n_ff),
-        "ffn_down": (n_ff, n_embd),
-    }
-    if model.get("fused_qkv"):
-        shapes["attn_qkv"] = (n_embd, (n_head + 2 * n_head_kv) * head)
-        for name in ("attn_q", "attn_k", "attn_v"):
-            del shapes[name]
-    biases = set(model.get("biases", ()))
-    if model.get("fused_qkv") and "attn_q" in biases:
-        biases.add("attn_qkv")
-    for i in range(layers + 1):
-        tensor(f"blk.{i}.attn_norm.weight", (n_embd,), "f32")
-        tensor(f"blk.{i}.ffn_norm.weight", (n_embd,), "f32")
-        for name, ne in shapes.items():
-            mix = types("attn_q" if name == "attn_qkv" else name)
-            tensor(f"blk.{i}.{name}.weight", ne, mix[i % len(mix)])
-            if name in biases:
-                tensor(f"blk.{i}.{name}.bias", ne[1:], "f32")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    size = sum(
-        -(-info.nbytes // writer.data_alignment) * writer.data_alignment
-        for infos in writer.tensors
-        for info in infos.values()
+
+def retyped(header: Header, types: Mapping[str, Sequence[str]]) -> Header:
+    """Returns a header with other types of weights, by name without `blk.N.` and `.weight`; layers take them in turn."""
+
+    def change(tensor: Tensor) -> Tensor:
+        parts = tensor.name.split(".")
+        layer = int(parts[1]) if parts[0] == "blk" else 0
+        mix = types.get(parts[-2]) if parts[-1] == "weight" else None
+        return dataclasses.replace(tensor, dtype=mix[layer % len(mix)]) if mix else tensor
+
+    return dataclasses.replace(header, tensors=[change(t) for t in header.tensors])
+
+
+def biased(header: Header, names: Sequence[str]) -> Header:
+    """Returns a header with a bias for these weights of each layer."""
+    more = [
+        Tensor(t.name.replace(".weight", ".bias"), t.ne[1:], "f32")
+        for t in header.tensors
+        if t.name.split(".")[-2] in names
+    ]
+    return dataclasses.replace(header, tensors=[*header.tensors, *more])
+
+
+def _llama3() -> Header:
+    return decoder(
+        "llama", n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_vocab=128256, eps=1e-5, freq_base=500000.0
     )
-    for file in writer.fout or ():
-        file.flush()
-        offset = -(-file.tell() // writer.data_alignment) * writer.data_alignment
-        os.ftruncate(file.fileno(), offset + size)
-    writer.close()
 
 
-def export(exporter: Path, model: dict[str, Any], file: Path, flash: str, out: Path) -> None:
-    """Runs the exporter; n_tokens' largest value is the physical batch."""
-    tokens = model["n_tokens"]
-    batch = max(tokens if isinstance(tokens, list) else [tokens])
-    command = [exporter, "-m", file, "-o", out, "-fa", flash, "-c", model["n_ctx"], "-b", batch, "-ub", batch]
-    command += ["-ctk", model.get("type_k", "f16"), "-ctv", model.get("type_v", "f16"), "-ot", "zzz=CPU"]
-    command += ["-np", model.get("n_seq_max", 1)]
-    for key, value in model.get("rope", {}).get("scaling", {}).items():
-        if key in ("ext_factor", "beta_fast", "beta_slow"):
-            command += [f"--yarn-{key.replace('_', '-')}", value]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+def _fused_qkv_biases() -> Header:
+    """One matrix for Q, K and V, so that they are strided views; biases; heads wider than n_embd / n_head."""
+    header = decoder(
+        "llama",
+        n_embd=1024,
+        n_head=12,
+        n_head_kv=4,
+        head=96,
+        n_ff=2816,
+        n_vocab=32001,
+        types=("f32",),
+        freq_base=10000.0,
+        context_length=4096,
+        fields={"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
+    )
+    q, kv = 12 * 96, 4 * 96
+    tensors = [t for t in header.tensors if t.name.split(".")[-2] not in ("attn_q", "attn_k", "attn_v")]
+    tensors += [Tensor(f"blk.{i}.attn_qkv.weight", (1024, q + 2 * kv), "f32") for i in range(2)]
+    return biased(dataclasses.replace(header, tensors=tensors), ("attn_qkv", "attn_output", "ffn_down"))
+
+
+def _llama_2_7b_yarn() -> Header:
+    """Every query head has a key head of its own; YaRN."""
+    return decoder(
+        "llama",
+        n_embd=4096,
+        n_head=32,
+        n_head_kv=32,
+        n_ff=11008,
+        n_vocab=32000,
+        eps=1e-5,
+        freq_base=10000.0,
+        context_length=65536,
+        fields={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 4096,
+        },
+    )
+
+
+def _llama_3_2_1b() -> Header:
+    """The embedding is the output matrix too, and ROPE has frequency factors."""
+    header = decoder(
+        "llama",
+        n_embd=2048,
+        n_head=32,
+        n_head_kv=8,
+        n_ff=8192,
+        n_vocab=128256,
+        types=("bf16",),
+        rope_freqs=True,
+        tied=True,
+        eps=1e-5,
+        freq_base=500000.0,
+        context_length=131072,
+    )
+    return retyped(header, {"token_embd": ("q8_0",)})
+
+
+def _mistral_7b() -> Header:
+    """The mix of types that Q4_K_M is: those that are mixed, in turn."""
+    header = decoder(
+        "llama",
+        n_embd=4096,
+        n_head=32,
+        n_head_kv=8,
+        n_ff=14336,
+        n_vocab=32000,
+        n_layer=3,
+        types=("q4_K",),
+        eps=1e-5,
+        context_length=32768,
+    )
+    mix = ("q4_K", "q6_K")
+    return retyped(header, {"attn_v": mix, "ffn_down": mix, "output": ("q6_K",)})
+
+
+CASES: Mapping[str, Case] = {
+    "llama3-8b-f16": Case(_llama3(), 4096, (1, 512), manifest=False),
+    "fused-qkv-biases": Case(_fused_qkv_biases(), 300, (1, 200), cache="f32"),
+    # Before a quantized cache llama.cpp rotates Q, K and V.
+    "llama-2-7b-yarn-q8_0-cache": Case(_llama_2_7b_yarn(), 512, (1, 128), cache="q8_0", flash_attn=("on",)),
+    "llama-3.2-1b": Case(_llama_3_2_1b(), 2048, (1, 512)),
+    # Two sequences with a cache each, and a context that is no multiple of 256.
+    "mistral-7b-q4_k_m": Case(_mistral_7b(), 1000, (2, 64), n_seq_max=2),
+}
+"""The models by the name that their files begin with."""
+
+
+def export(case: Case, file: Path, flash: str, libraries: Path, out: Path) -> None:
+    """Writes what test-export-graph-ops says of a model's file to `out`."""
+    batch = max(case.n_tokens)
+    command = [libraries / "test-export-graph-ops", "-m", file, "-o", out, "-fa", flash, "-c", case.n_ctx]
+    command += [
+        "-b",
+        batch,
+        "-ub",
+        batch,
+        "-ctk",
+        case.cache,
+        "-ctv",
+        case.cache,
+        "-ot",
+        "zzz=CPU",
+        "-np",
+        case.n_seq_max,
+    ]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(libraries)}
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{out}: {exporter} failed\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        raise SystemExit(f"{out.name}: test-export-graph-ops failed\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+
+
+def derive(name: str, file: Path, arguments: Sequence[str], out: Path) -> None:
+    """Writes the manifest of a model's file to `out`."""
+    called = name.replace("-", "_").replace(".", "_")
+    options = [*CASES[name].options(), "--name", called, "--target", "trn1", *arguments]
+    if cli.run(["model", str(file), "-o", str(out), *options]):
+        raise SystemExit(f"{out.name} is not written")
+
+
+def files(name: str, program: Path, libraries: Path, folder: Path) -> Iterator[Path]:
+    """Writes a case's files into `folder`, and yields each."""
+    case = CASES[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        file = write(case.header, Path(scratch) / f"{name}.gguf", sparse=True)
+        for flash in case.flash_attn:
+            out = folder / f"{name}.{'flash-attn' if flash == 'on' else 'no-flash-attn'}.txt"
+            export(case, file, flash, libraries, out)
+            yield out
+        if case.manifest:
+            out = folder / f"{name}.yaml"
+            derive(name, file, [f"--exporter={program}", f"--llama-cpp={libraries}"], out)
+            yield out
 
 
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--exporter", type=Path, required=True)
-    parser.add_argument("manifests", type=Path, nargs="+")
+    parser.add_argument("--llama-cpp", type=Path, required=True)
     args = parser.parse_args()
-    for path in args.manifests:
-        manifest = yaml.safe_load(path.read_text(encoding="utf-8").replace("flash_attn: on", "flash_attn: 'on'"))
-        model = manifest["model"]
-        model = {key: float(v) if key == "layer_norm_rms_epsilon" else v for key, v in model.items()}
-        setting = str(model.get("flash_attn", "both"))
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "model.gguf"
-            write_model(model, file)
-            for flash in ("on", "off") if setting == "both" else (setting,):
-                name = "flash-attn" if flash == "on" else "no-flash-attn"
-                export(args.exporter, model, file, flash, path.with_name(f"{path.stem}.{name}.txt"))
+    for name in CASES:
+        for file in files(name, args.exporter.absolute(), args.llama_cpp.absolute(), HERE):
+            print(file.name)
 
 
 if __name__ == "__main__":
