@@ -22,33 +22,16 @@ from kernelgen.manifest import schema
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 
-SMALL_LLAMA = """\
+SETTINGS = """\
 format: 1
 name: small
 targets: [trn1, trn2]
 compiler: {optlevel: 1, auto_cast: all, auto_cast_type: bf16, lnc: 1, extra_flags: ["--verbose", "35"], memory_per_compile: 2G}
-model:
-  family: llama
-  embedding_length: 64
-  head_count: 4
-  head_count_kv: 2
-  key_length: 16
-  feed_forward_length: 96
-  vocab_size: 100
-  context_length: 512
-  layer_norm_rms_epsilon: 1e-5
-  rope: {freq_base: 1e4, dimension_count: 16, freq_factors: true, scaling: {type: yarn, factor: 2, attn_factor: 1.5}}
-  weights: {default: f16, output: [f16, q8_0]}
-  biases: [attn_q, attn_k, attn_v]
-  fused_qkv: false
-  n_ctx: 512
-  n_seq_max: 1
-  n_tokens: [1, 3]
-  n_outputs: 1
-  n_kv: [256]
-  type_k: f16
-  type_v: f16
-  flash_attn: both
+kernels:
+  - op: rope
+    inputs: ["(64,4,1,1)/f32", "(1,1,1,1)/i32", "(32,1,1,1)/f32"]
+    output: "(64,4,1,1)/f32"
+    params: {n_dims: 64, freq_base: 1e4, attn_factor: 1.5}
 """
 BATCHES = """\
 format: 1
@@ -73,7 +56,7 @@ kernels:
   - {op: relu, inputs: ["(4,${n_rows},${n_cells},1)/f32"], output: "(4,${n_rows},${n_cells},1)/f32", where: [n_rows < 9]}
   - {op: my_bias, inputs: ["(4,1,1,1)/f32", "(4,1,1,1)/f32"], output: "(4,1,1,1)/f32", params: {scale: 1, clip: true}}
 """
-SEEDS = [SMALL_LLAMA, BATCHES, (MANIFESTS / "basic.yaml").read_text(encoding="utf-8")]
+SEEDS = [SETTINGS, BATCHES, (MANIFESTS / "basic.yaml").read_text(encoding="utf-8")]
 
 ODD = [
     *("", "~", "null", "0", "-1", "1", "2", "1.5", "1e400", "-0", ".nan", ".inf", "0x10", "9" * 30, "16777216", "1e39", "1e-46", "true", "on", "[]"),
@@ -87,7 +70,7 @@ ODD = [
     *OPS,
     *schema.load()["properties"],
     *schema.load()["$defs"]["kernel"]["properties"],
-    *schema.load()["$defs"]["llama"]["properties"],
+    *schema.load()["x-removed"],
 ]  # fmt: skip
 
 _TOKEN = re.compile(r"[A-Za-z_0-9.+-]+|\s+|.", re.DOTALL)
@@ -164,13 +147,12 @@ def _known(definition: str, required: dict[str, Any]) -> st.SearchStrategy[dict[
 
 
 ENTRIES = _known("kernel", {"op": "add", "inputs": ["(4,1,1,1)/f32"] * 2, "output": "(4,1,1,1)/f32"})
-MODELS = _known("llama", yaml.safe_load(SMALL_LLAMA)["model"] | {"flash_attn": "on", "layer_norm_rms_epsilon": 1e-5})
 
 
 @examples(350)
 @given(
     extra=st.fixed_dictionaries(
-        {}, optional={"kernels": st.lists(ENTRIES, max_size=3), "model": MODELS, "compiler": _known("compiler", {})}
+        {}, optional={"kernels": st.lists(ENTRIES, max_size=3), "model": VALUES, "compiler": _known("compiler", {})}
     )
     | VALUES.filter(lambda v: isinstance(v, dict))
 )

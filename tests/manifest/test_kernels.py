@@ -139,7 +139,7 @@ kernels:
 
 def test_mistakes_of_all_files_are_reported_together(library: Library, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.yaml", "missing.yaml", "b.yaml")]
-    files[0].write_text("format: 1\nname: a\ntargets: [x]\nmodel: {family: llama}\n", encoding="utf-8")
+    files[0].write_text("format: 1\nname: a\ntargets: [x]\nkernels: {}\n", encoding="utf-8")
     files[2].write_text("- b\n", encoding="utf-8")
     with pytest.raises(KernelgenError) as caught:
         manifest.load(files, Catalog([library]))

@@ -6,8 +6,7 @@ A case is a line `=== title`, a manifest, a line `-- expected` and the messages.
 
 writes the new ones into the file, to be read in the diff.
 
-For brevity a case may begin with `%kernels` (entries follow), `%compiler` (settings follow) or `%llama` (keys that are set in, or
-added to, a model that is right).
+For brevity a case may begin with `%kernels` (entries follow) or `%compiler` (settings follow).
 """
 
 from __future__ import annotations
@@ -26,18 +25,6 @@ CASES = Path(__file__).with_name("mistakes.txt")
 
 HEAD = "format: 1\nname: t\ntargets: [trn1]\n"
 ENTRY = 'kernels:\n  - {op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}\n'
-LLAMA = {
-    "family": "llama",
-    "embedding_length": "4096",
-    "head_count": "32",
-    "head_count_kv": "8",
-    "feed_forward_length": "14336",
-    "vocab_size": "128256",
-    "context_length": "8192",
-    "layer_norm_rms_epsilon": "1e-5",
-    "n_ctx": "4096",
-    "n_tokens": "[1, 512]",
-}
 
 
 def cases() -> dict[str, tuple[str, str]]:
@@ -57,9 +44,6 @@ def expand(text: str) -> str:
         return f"{HEAD}kernels:\n{rest}"
     if kind == "%compiler":
         return f"{HEAD}compiler:\n{rest}{ENTRY}"
-    if kind == "%llama":
-        keys = dict(line.split(": ", 1) for line in rest.splitlines())
-        return f"{HEAD}model:\n" + "".join(f"  {k}: {v}\n" for k, v in {**LLAMA, **keys}.items())
     return text
 
 

@@ -89,7 +89,7 @@ def test_validate_exits_2_and_counts_the_mistakes(
     capsys: pytest.CaptureFixture[str], library: Library, tmp_path: Path
 ) -> None:
     file = tmp_path / "m.yaml"
-    file.write_text("format: 2\nname: t\ntargets: [x]\nmodel: {family: llama}\n", encoding="utf-8")
+    file.write_text("format: 2\nname: t\ntargets: [x]\nkernels: {}\n", encoding="utf-8")
     assert cli.run(["validate", str(file), "--kernels", str(library.root)]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"{file}:1:9: error: format: expected 1, not '2'\n")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 
 from kernelgen.ggml.ops import OPS
-from kernelgen.ggml.types import TYPES
 from kernelgen.targets import TARGETS
 
 
 def render(text: str) -> str:
-    """Returns the schema with the ops, types and targets that there are."""
+    """Returns the schema with the ops and targets that there are."""
     schema = json.loads(text)
     definitions = schema["$defs"]
     definitions["kernel"]["properties"]["op"]["examples"] = sorted(OPS)
-    definitions["type"]["enum"] = list(TYPES)
     definitions["target"]["enum"] = list(TARGETS)
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from kernelgen import fileio, model_files
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import Diagnostic, KernelgenError, nearest
-from kernelgen.kernel import KernelSpec
+from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.manifest import document, kernels, recorded, schema, settings, sizes
 from kernelgen.manifest.document import Document, Node
-from kernelgen.manifest.families import FAMILIES
 from kernelgen.manifest.schema import Report
 from kernelgen.plan import Kernel, Request
 
@@ -79,10 +77,7 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
     if root.kind != "map":
         return None
     config = settings.read(root, report)
-    found = [*_entries(root, catalog, report), *_model(root, catalog, report)]
-    # A misspelt key is reported as such.
-    if not any(nearest(key, ("kernels", "model")) for key in root.value):
-        report.fail(root, "the manifest names no kernel", "give kernels: or model:")
+    found = _entries(root, catalog, report)
     name = root.get("name")
     if name is None or report.diagnostics:
         return None
@@ -111,17 +106,3 @@ def _entries(root: Node, catalog: Catalog, report: Report) -> list[Kernel]:
                     _first_is_at(first.node),
                 )
     return found
-
-
-def _model(root: Node, catalog: Catalog, report: Report) -> list[Kernel]:
-    node = root.get("model")
-    if node is None or node.kind != "map":
-        return []
-    family = node.get("family")
-    if family is None or id(family) in report.wrong:
-        return []
-    specs: list[KernelSpec] = FAMILIES[family.value](node, report)
-    missing = sorted({spec.op for spec in specs} - catalog.by_op.keys())
-    for op in missing:
-        report.fail(family, f"no emitter for op '{op}', which family {family.value} needs")
-    return [] if missing else [catalog.kernel(spec) for spec in specs]

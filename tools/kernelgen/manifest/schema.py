@@ -4,8 +4,9 @@ The schema file is the only description of a manifest's form; this module interp
 file uses, since general validators know nothing of lines, report one mistake several times, and cost more to import than a plan
 takes. A test holds it against a general validator.
 
-Differences that are meant: of `anyOf` and `oneOf` the one branch that the value's type (or its `const` key) calls for is reported
-on; a value that an enclosing mistake makes meaningless is not looked at.
+Differences that are meant: of `anyOf` the one branch that the value's type calls for is reported on; a value that an enclosing
+mistake makes meaningless is not looked at. `x-removed` holds keys that earlier versions read: what to say of them, and which key
+replaces them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,18 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kernelgen.errors import Diagnostic, did_you_mean, nearest
-from kernelgen.ggml import types as ggml_types
 from kernelgen.manifest.document import Node, short
 
 PATH = Path(__file__).with_name("manifest.schema.json")
 """The schema, as it is published."""
 
-_ALIASES: Mapping[str, Mapping[str, str]] = {"#/$defs/type": ggml_types.ALIASES}
-
 _ANNOTATIONS = frozenset(
-    {"$schema", "$id", "$defs", "title", "description", "default", "examples", "patternErrorMessage", "x-aliases"}
+    {"$schema", "$id", "$defs", "title", "description", "default", "examples", "patternErrorMessage", "x-removed"}
 )
 
 
@@ -129,14 +127,14 @@ class _Compiler:
         if unknown:
             raise NotImplementedError(f"JSON Schema keywords {sorted(unknown)}")
         checks: list[Check] = []
-        branches = schema.get("anyOf") or schema.get("oneOf")
+        branches = schema.get("anyOf")
         if branches:
             checks.append(self.branches(branches, schema.get("patternErrorMessage")))
         kind = schema.get("type")
         if kind:
             checks.append(self.of_type(kind, schema))
-        if "const" in schema or "enum" in schema:
-            checks.append(self.one_of(schema.get("enum") or [schema["const"]], ref))
+        if "enum" in schema:
+            checks.append(self.one_of(schema["enum"], ref))
         if kind in ("integer", "number"):
             checks.append(self.bounds(schema))
         if "pattern" in schema:
@@ -184,13 +182,12 @@ class _Compiler:
         known = set(values)
         names = [v for v in values if isinstance(v, str)]
         noun = ref.rpartition("/")[2] or "value"
-        aliases = _ALIASES.get(ref)
 
         def check(node: Node, label: str, report: Report) -> bool:
             if node.kind == "scalar" and node.value in known and not isinstance(node.value, bool):
                 return True
             if names and isinstance(node.value, str):
-                near = did_you_mean(node.text, names, aliases)
+                near = did_you_mean(node.text, names)
                 message = f"{label}: unknown {noun} '{short(node.text)}'{near}"
                 return report.fail(node, message, None if near and len(values) > 8 else f"expected {_choices(values)}")
             return report.fail(node, f"{label}: expected {_choices(values)}, not {describe(node)}")
@@ -226,14 +223,6 @@ class _Compiler:
     def branches(self, schemas: list[dict[str, Any]], expected: str | None) -> Check:
         full = [self.definition(s["$ref"]) if "$ref" in s else s for s in schemas]
         compiled = [self.compile(s, "") for s in schemas]
-        keys = {
-            key
-            for s in full
-            for key, value in s.get("properties", {}).items()
-            if "const" in value and key in s.get("required", ())
-        }
-        if keys:
-            return self.by_key(keys.pop(), full, compiled)
         table: dict[str, Check] = {}
         for schema, check_branch in zip(full, compiled, strict=True):
             for kind in (schema["type"], "integer") if schema["type"] == "number" else (schema["type"],):
@@ -248,24 +237,6 @@ class _Compiler:
 
         return check
 
-    def by_key(self, key: str, full: list[dict[str, Any]], compiled: list[Check]) -> Check:
-        table = {s["properties"][key]["const"]: c for s, c in zip(full, compiled, strict=True)}
-        is_map = self.of_type("object", {})
-        is_known = self.one_of(list(table), key)
-
-        def check(node: Node, label: str, report: Report) -> bool:
-            if not is_map(node, label, report):
-                return False
-            value = node.get(key)
-            if value is None:
-                return report.fail(node, f"{label}: key '{key}' is missing", f"expected {_choices(list(table))}")
-            if not is_known(value, key, report):
-                report.wrong.add(id(node))
-                return False
-            return table[value.value](node, label, report)
-
-        return check
-
     def object(self, schema: dict[str, Any]) -> Check:
         properties = {key: self.compile(value, "") for key, value in schema.get("properties", {}).items()}
         others = schema.get("additionalProperties", {})
@@ -274,9 +245,7 @@ class _Compiler:
         minimum = schema.get("minProperties", 0)
         names = schema.get("propertyNames")
         key_check = self.pattern(names) if names else None
-        aliases = {
-            alias: key for key, value in schema.get("properties", {}).items() for alias in value.get("x-aliases", ())
-        }
+        removed = schema.get("x-removed", {})
 
         def check(node: Node, label: str, report: Report) -> bool:
             good = True
@@ -291,9 +260,14 @@ class _Compiler:
                     good &= key_check(entry.key, label, report)
                 good &= step(entry.node, key if key in properties else short(key), report)
             missing = [key for key in required if key not in entries]
+            for key in [key for key in unknown if key in removed]:
+                unknown.remove(key)
+                if removed[key]["instead"] in missing:
+                    missing.remove(removed[key]["instead"])
+                good = report.fail(entries[key].key, f"{key}: {removed[key]['message']}", removed[key]["hint"])
             for key in unknown:
                 # A misspelt key stands for the one that would otherwise be reported as missing.
-                near = nearest(key, properties, aliases)
+                near = nearest(key, properties)
                 if near in entries:
                     near = None
                 if near in missing:
@@ -357,7 +331,7 @@ def _about(schema: dict[str, Any], key: str) -> str | None:
 
 _KEYWORDS = frozenset(
     """
-    $ref type enum const anyOf oneOf pattern minimum maximum properties additionalProperties required
+    $ref type enum anyOf pattern minimum maximum properties additionalProperties required
     propertyNames minProperties items minItems maxItems uniqueItems
     """.split()
 )
