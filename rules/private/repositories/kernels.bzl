@@ -29,8 +29,9 @@ def _kernels_impl(rctx):
     tools = rctx.path(rctx.attr._tool).dirname
     python = rctx.path(rctx.attr._python)
     rctx.watch(python)
-    for file in _python_files(tools):
-        rctx.watch(file)
+
+    # As a tree: Bazel fails where a folder that was watched by itself is gone, as one may be after an update.
+    rctx.watch_tree(tools)
     command = [python, "-P", "-m", "kernelgen", "generate", "bazel", "--output", str(rctx.path("."))]
     command += ["--rules", _repository(rctx.attr._tool)]
     for number, library in enumerate(rctx.attr.libraries):
