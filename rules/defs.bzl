@@ -59,14 +59,15 @@ def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
     for form in ["pack", "tree"]:
         native.filegroup(name = "{}.{}".format(name, form), srcs = [name], output_group = form, tags = tags, visibility = visibility)
 
-def neuron_bundle_aliases(name, bundles, visibility = None):
+def neuron_bundle_aliases(name, bundles, visibility = None, tags = []):
     """Gives bundles of another package names here, in all their forms.
 
     Args:
         name: the manifest's name; bundles are `<name>_<target>`.
         bundles: label of each bundle by its target.
         visibility: of all of them.
+        tags: of all of them.
     """
     for target, label in bundles.items():
         for form in BUNDLE_FORMS:
-            native.alias(name = "{}_{}{}".format(name, target, form), actual = label + form, visibility = visibility)
+            native.alias(name = "{}_{}{}".format(name, target, form), actual = label + form, tags = tags, visibility = visibility)

@@ -6,7 +6,11 @@
     use_repo(neuron, "neuron_kernels")
 
 `@neuron_kernels` then holds a target for every kernel of every manifest; `neuron_manifest` in `@neuron_kernels//:defs.bzl` gives a
-manifest's bundles names in a package of yours.
+manifest's bundles names in a package of yours. Manifests that are built now and then go into a repository of their own, which is planned
+when something of it is built:
+
+    neuron.manifest(file = "//models:other.yaml", repository = "neuron_others")
+    use_repo(neuron, "neuron_kernels", "neuron_others")
 """
 
 load("//rules/private/repositories:kernels.bzl", "kernels_repository")
@@ -14,9 +18,14 @@ load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
 load("//rules/private/repositories:python_env.bzl", "python_env")
 load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
 
+_REPOSITORY = "neuron_kernels"
+
 _manifest = tag_class(
     doc = "Names a manifest whose kernels are to be built.",
-    attrs = {"file": attr.label(mandatory = True, doc = "The YAML file.")},
+    attrs = {
+        "file": attr.label(mandatory = True, doc = "The YAML file."),
+        "repository": attr.string(default = _REPOSITORY, doc = "The repository with its kernels; manifests of one share them."),
+    },
 )
 
 _kernels = tag_class(
@@ -32,26 +41,30 @@ def _reproducible(mctx):
     return mctx.extension_metadata(reproducible = True)
 
 def _neuron_impl(mctx):
-    manifests = []
+    manifests = {_REPOSITORY: []}
     libraries = []
     data = {}
     for module in mctx.modules:
-        manifests += [tag.file for tag in module.tags.manifest if tag.file not in manifests]
+        for tag in module.tags.manifest:
+            files = manifests.setdefault(tag.repository, [])
+            if tag.file not in files:
+                files.append(tag.file)
         for tag in module.tags.kernels:
             if tag.build_file not in libraries:
                 libraries.append(tag.build_file)
             for label in tag.data:
                 data.setdefault(label, []).append(str(libraries.index(tag.build_file)))
-    kernels_repository(
-        name = "neuron_kernels",
-        data = {label: " ".join(numbers) for label, numbers in data.items()},
-        libraries = libraries + [Label("//kernels:BUILD.bazel")],
-        manifests = manifests,
-    )
+    for name, files in manifests.items():
+        kernels_repository(
+            name = name,
+            data = {label: " ".join(numbers) for label, numbers in data.items()},
+            libraries = libraries + [Label("//kernels:BUILD.bazel")],
+            manifests = files,
+        )
     return _reproducible(mctx)
 
 neuron = module_extension(
-    doc = "Plans the kernels of all named manifests into one repository, so that manifests share them.",
+    doc = "Plans the kernels of all named manifests into one repository, so that manifests share them, or into several.",
     implementation = _neuron_impl,
     tag_classes = {"manifest": _manifest, "kernels": _kernels},
 )
