@@ -42,7 +42,7 @@ def test_each_command_is_there_and_described_as_help_says(kernelgen: Run, name: 
 
 def test_there_is_a_module_for_each_command_and_no_other() -> None:
     files = {p.stem for p in Path(frame.__file__).parent.glob("*.py")}
-    assert files - {"__init__", "bundle_forms", "frame", "options", "units"} == set(frame.COMMANDS)
+    assert files - {"__init__", "bundle_forms", "frame", "options", "run_options", "units"} == set(frame.COMMANDS)
 
 
 def test_version(kernelgen: Run) -> None:

@@ -13,37 +13,18 @@ import click
 from click.core import ParameterSource
 
 from kernelgen import fileio, manifest
-from kernelgen.cli import options
+from kernelgen.cli import options, run_options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError
-from kernelgen.ggml.types import TYPES
 from kernelgen.model import checkpoint, exporter, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Model
-from kernelgen.model.sizes import Call, Settings, pad
+from kernelgen.model.sizes import Call, Settings
 from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
 
-_FLASH_ATTN = {"on": (True,), "off": (False,), "both": (True, False)}
-MAX_CTX = 1 << 24
-"""Cells that a context has at most: of any model's training length there are fewer."""
-
 _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
-_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-
-
-class Counts(click.ParamType[tuple[int, ...]]):
-    """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order."""
-
-    name = "numbers"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        parts = str(value).split(",")
-        for part in parts:
-            if not re.fullmatch("[0-9]{1,9}", part.strip()) or not int(part):
-                self.fail(f"expected numbers from 1, separated by commas, not '{value}'", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
 
 
 @click.command(short_help="Write the manifest of a model, from its file.")
@@ -53,51 +34,8 @@ class Counts(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--name", metavar="NAME", help="The manifest's name; that of its file by default.")
 @options.target_option
-@click.option(
-    "--n-ctx",
-    type=Counts(),
-    default="4096",
-    show_default=True,
-    metavar="N,…",
-    help="llama.cpp's -c; several for programs that make several contexts.",
-)
-@click.option(
-    "--n-tokens",
-    type=Counts(),
-    default="1,512",
-    show_default=True,
-    metavar="N,…",
-    help="Tokens per call: 1 for generation, -ub for prompts, and the lengths of other prompts.",
-)
-@click.option(
-    "--n-outputs", type=Counts(), metavar="N,…", help="Tokens whose logits are asked for; 1 and all by default."
-)
-@click.option("--n-kv", type=Counts(), metavar="N,…", help="Lengths of the cache; all multiples of 256 by default.")
-@click.option("--n-ubatch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp's -ub.")
-@click.option("--n-seq-max", type=click.IntRange(1, 64), default=1, show_default=True, help="llama.cpp's -np.")
-@click.option("--type-k", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True, help="llama.cpp's -ctk.")
-@click.option("--type-v", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True, help="llama.cpp's -ctv.")
-@click.option("--flash-attn", type=click.Choice([*_FLASH_ATTN]), help="Kernels for llama.cpp's -fa on, off, or both.")
-@click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache.")
-@click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full.")
-@click.option(
-    "--ftype",
-    metavar="NAME",
-    help="Types of a quantization that was not made yet, by llama-quantize's name: Q4_K_M. Those of the file by default.",
-)
-@click.option(
-    "--exporter",
-    "program",
-    metavar="PROGRAM",
-    type=click.Path(path_type=Path),
-    help=f"Where {exporter.PROGRAM} is; {exporter.VARIABLE} by default.",
-)
-@click.option(
-    "--llama-cpp",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help=f"A build of llama.cpp: its libraries, and {exporter.PROGRAM} if it is among its programs; or its source tree.",
-)
+@run_options.settings_options
+@run_options.exporter_options
 @click.option(
     "--python",
     metavar="PROGRAM",
@@ -111,18 +49,7 @@ def command(
     output: Path,
     name: str | None,
     targets: tuple[str, ...],
-    n_ctx: tuple[int, ...],
-    n_tokens: tuple[int, ...],
-    n_outputs: tuple[int, ...] | None,
-    n_kv: tuple[int, ...] | None,
-    n_ubatch: int,
-    n_seq_max: int,
-    type_k: str,
-    type_v: str,
-    flash_attn: str | None,
-    kv_unified: bool,
-    swa_full: bool,
-    ftype: str | None,
+    settings: Settings,
     program: Path | None,
     llama_cpp: Path | None,
     python: str | None,
@@ -147,21 +74,6 @@ def command(
         _list(context, found, output, name, targets, catalog)
         return
     (source,) = found
-    settings = Settings(
-        n_ctx,
-        n_ubatch,
-        n_seq_max,
-        n_tokens,
-        n_outputs,
-        n_kv,
-        type_k,
-        type_v,
-        _flash_attn(flash_attn, type_v),
-        kv_unified,
-        swa_full,
-        ftype,
-    )
-    _check(settings)
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
     if source.kind is Kind.CHECKPOINT:
@@ -192,12 +104,9 @@ def _derive(asked: exporter.Exporter, file: Path, settings: Settings, catalog: C
     model: list[Model] = []
 
     def export(calls: Sequence[Call]) -> Iterator[tuple[Call, Graph]]:
-        for size in settings.n_ctx:
-            own = [call for call in calls if call.n_ctx == size]
-            if own:
-                exported = asked.run(file, settings, size, own)
-                model.append(exported.model)
-                yield from zip(own * len(settings.flash_attn), exported.graphs(), strict=True)
+        for described, call, graph in asked.graphs(file, settings, calls):
+            model.append(described)
+            yield call, graph
 
     return derive(settings, catalog, export), model[0]
 
@@ -254,31 +163,6 @@ def _write(output: Path, head: writing.Head, derived: Derived, catalog: Catalog)
     fileio.write_bytes(output, writing.text(head, derived).encode())
     (request,) = manifest.load([output], catalog)
     return len({kernel.spec.id for kernel in request.kernels})
-
-
-def _flash_attn(chosen: str | None, type_v: str) -> tuple[bool, ...]:
-    if TYPES[type_v].quantized:
-        if chosen in ("off", "both"):
-            raise KernelgenError(
-                f"--flash-attn {chosen}: llama.cpp has a {type_v} cache of values only with flash attention"
-            )
-        return (True,)
-    return _FLASH_ATTN[chosen or "both"]
-
-
-def _check(settings: Settings) -> None:
-    if settings.n_ctx[-1] > MAX_CTX:
-        raise KernelgenError(f"--n-ctx {settings.n_ctx[-1]}: a context has at most {MAX_CTX} cells")
-    most = min(settings.n_ubatch, settings.all_cells(settings.n_ctx[-1]))
-    cells = settings.cells(settings.n_ctx[-1])
-    if settings.n_tokens[-1] > most:
-        raise KernelgenError(
-            f"--n-tokens {settings.n_tokens[-1]}: a call has at most {most} tokens with --n-ubatch {settings.n_ubatch}, "
-            f"--n-ctx {settings.n_ctx[-1]} and --n-seq-max {settings.n_seq_max}"
-        )
-    for n in settings.n_kv or ():
-        if n % pad(1) or n > cells:
-            raise KernelgenError(f"--n-kv {n}: lengths of the cache are multiples of {pad(1)} up to {cells}")
 
 
 def _name(output: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the backend writes into a manifest that it records: beside each entry how often it was asked for, and how often it was executed.
+"""What the backend writes into a manifest that it records: beside each entry how often it was asked for, and how often executed.
 
     - {op: "add", inputs: […], output: "…"}  # asked for 12 times, executed 8 times
 

@@ -82,6 +82,19 @@ class Exporter:
         output.seek(0)
         return Export(Reader(output, f"the output of {self.program.name}"))
 
+    def graphs(self, source: Path, settings: Settings, calls: Sequence[Call]) -> Iterator[tuple[Model, Call, Graph]]:
+        """Yields the graph of each call with each setting of flash attention, a context after the other.
+
+        Raises:
+            KernelgenError: as of `run`.
+        """
+        for n_ctx in settings.n_ctx:
+            own = [call for call in calls if call.n_ctx == n_ctx]
+            if own:
+                exported = self.run(source, settings, n_ctx, own)
+                for call, graph in zip(own * len(settings.flash_attn), exported.graphs(), strict=True):
+                    yield exported.model, call, graph
+
 
 class Export:
     """What the program printed: the model, then its graphs."""

@@ -1,0 +1,148 @@
+"""Options that say how a model is run, by llama.cpp's names, and where the program is that asks llama.cpp."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernelgen.errors import KernelgenError
+from kernelgen.ggml.types import TYPES
+from kernelgen.model import exporter
+from kernelgen.model.sizes import Settings, pad
+
+_FLASH_ATTN = {"on": (True,), "off": (False,), "both": (True, False)}
+MAX_CTX = 1 << 24
+"""Cells that a context has at most: of any model's training length there are fewer."""
+
+_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+class Counts(click.ParamType[tuple[int, ...]]):
+    """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order."""
+
+    name = "numbers"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        parts = str(value).split(",")
+        for part in parts:
+            if not re.fullmatch("[0-9]{1,9}", part.strip()) or not int(part):
+                self.fail(f"expected numbers from 1, separated by commas, not '{value}'", param, ctx)
+        return tuple(sorted({int(part) for part in parts}))
+
+
+_SETTINGS = (
+    click.option(
+        "--n-ctx",
+        type=Counts(),
+        default="4096",
+        show_default=True,
+        metavar="N,…",
+        help="llama.cpp's -c; several for programs that make several contexts.",
+    ),
+    click.option(
+        "--n-tokens",
+        type=Counts(),
+        default="1,512",
+        show_default=True,
+        metavar="N,…",
+        help="Tokens per call: 1 for generation, -ub for prompts, and the lengths of other prompts.",
+    ),
+    click.option(
+        "--n-outputs", type=Counts(), metavar="N,…", help="Tokens whose logits are asked for; 1 and all by default."
+    ),
+    click.option("--n-kv", type=Counts(), metavar="N,…", help="Lengths of the cache; all multiples of 256 by default."),
+    click.option(
+        "--n-ubatch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp's -ub."
+    ),
+    click.option("--n-seq-max", type=click.IntRange(1, 64), default=1, show_default=True, help="llama.cpp's -np."),
+    click.option(
+        "--type-k", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True, help="llama.cpp's -ctk."
+    ),
+    click.option(
+        "--type-v", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True, help="llama.cpp's -ctv."
+    ),
+    click.option(
+        "--flash-attn", type=click.Choice([*_FLASH_ATTN]), help="Kernels for llama.cpp's -fa on, off, or both."
+    ),
+    click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache."),
+    click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full."),
+    click.option(
+        "--ftype",
+        metavar="NAME",
+        help="Types of a quantization that was not made yet, by llama-quantize's name: Q4_K_M. Those of the file by default.",
+    ),
+)
+
+_EXPORTER = (
+    click.option(
+        "--exporter",
+        "program",
+        metavar="PROGRAM",
+        type=click.Path(path_type=Path),
+        help=f"Where {exporter.PROGRAM} is; {exporter.VARIABLE} by default.",
+    ),
+    click.option(
+        "--llama-cpp",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help=f"A build of llama.cpp: its libraries, and {exporter.PROGRAM} if it is among its programs; or its source tree.",
+    ),
+)
+
+
+def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of how a model is run, in one parameter `settings: Settings`.
+
+    Raises:
+        KernelgenError: when the command runs: no context of llama.cpp has such settings.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, flash_attn: str | None, **kwargs: Any) -> Any:
+        given = {name: kwargs.pop(name) for name in Settings.__dataclass_fields__ if name in kwargs}
+        settings = Settings(**given, flash_attn=_flash_attn(flash_attn, given["type_v"]))
+        _check(settings)
+        return function(*args, settings=settings, **kwargs)
+
+    return _with(wrapper, _SETTINGS)
+
+
+def exporter_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--exporter` and `--llama-cpp` as `program: Path | None` and `llama_cpp: Path | None`, for `exporter.find`."""
+    return _with(function, _EXPORTER)
+
+
+def _with(function: Callable[..., Any], added: tuple[Callable[[Any], Any], ...]) -> Callable[..., Any]:
+    for option in reversed(added):
+        function = option(function)
+    return function
+
+
+def _flash_attn(chosen: str | None, type_v: str) -> tuple[bool, ...]:
+    if TYPES[type_v].quantized:
+        if chosen in ("off", "both"):
+            raise KernelgenError(
+                f"--flash-attn {chosen}: llama.cpp has a {type_v} cache of values only with flash attention"
+            )
+        return (True,)
+    return _FLASH_ATTN[chosen or "both"]
+
+
+def _check(settings: Settings) -> None:
+    if settings.n_ctx[-1] > MAX_CTX:
+        raise KernelgenError(f"--n-ctx {settings.n_ctx[-1]}: a context has at most {MAX_CTX} cells")
+    most = min(settings.n_ubatch, settings.all_cells(settings.n_ctx[-1]))
+    cells = settings.cells(settings.n_ctx[-1])
+    if settings.n_tokens[-1] > most:
+        raise KernelgenError(
+            f"--n-tokens {settings.n_tokens[-1]}: a call has at most {most} tokens with --n-ubatch {settings.n_ubatch}, "
+            f"--n-ctx {settings.n_ctx[-1]} and --n-seq-max {settings.n_seq_max}"
+        )
+    for n in settings.n_kv or ():
+        if n % pad(1) or n > cells:
+            raise KernelgenError(f"--n-kv {n}: lengths of the cache are multiples of {pad(1)} up to {cells}")
