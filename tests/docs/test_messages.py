@@ -21,6 +21,7 @@ from kernelgen.cli import frame
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.manifest import schema
+from kernelgen.model.sizes import Call, Settings
 from kernelgen.targets import TARGETS
 
 PACKAGE = Path(kernelgen.__file__).parent
@@ -110,7 +111,8 @@ def known_keys() -> set[str]:
     ops = {*ggml_ops.OPS, *ggml_ops.ALIASES}
     arguments = {name for op in ggml_ops.OPS.values() for name in (*op.inputs, *(p.name for p in op.params))}
     no_keys = {word for words in NO_KEYS for word in words.split()}
-    return {*keys(json.loads(schema.PATH.read_text())), *ops, *arguments, *TARGETS, *no_keys}
+    sizes = {*Call.__dataclass_fields__, *Settings.__dataclass_fields__}
+    return {*keys(json.loads(schema.PATH.read_text())), *ops, *arguments, *sizes, *TARGETS, *no_keys}
 
 
 def unknown(pattern: re.Pattern[str], known: set[str], said: list[tuple[str, str]]) -> list[str]:

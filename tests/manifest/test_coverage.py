@@ -1,4 +1,4 @@
-"""`kernelgen coverage`: what a manifest does for a graph that llama.cpp exported."""
+"""`kernelgen coverage`: what manifests and bundles do for graphs that llama.cpp exported."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import cli
+from kernelgen import cli, manifest
+from kernelgen.cli import coverage as command
+from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import ENUM
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import coverage, graph_ops
+
+from .conftest import make_library
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "graph-ops"
@@ -127,3 +131,243 @@ def test_an_export_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_bytes(b"\n")
     with pytest.raises(KernelgenError, match="no op in the graph export"):
         graph_ops.read(tmp_path / "empty.txt")
+
+
+# --- graphs of several sizes ----------------------------------------------------------------------------------------------------------
+
+HEAD = {
+    "format": "neuron-kernelgen graphs",
+    "version": 1,
+    "model": {
+        "architecture": "tiny",
+        "name": "",
+        "parameters": 1,
+        "bytes": 1,
+        "layers": 1,
+        "encoder": False,
+        "decoder": True,
+        "recurrent": False,
+    },
+}
+SMALL = """\
+format: 1
+name: small
+targets: [trn1, trn2]
+kernels:
+  - {op: silu, inputs: ["(4,${n},1,1)/f32"], output: "(4,${n},1,1)/f32", batch: {n: [1, 2]}}
+  - {op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}
+"""
+
+
+def graph(ops: list[str], n_tokens: int, n_kv: int, flash_attn: bool = True) -> dict[str, object]:
+    """A graph of unary ops on `n_tokens` rows, one after another."""
+    t = {"type": "f32", "ne": [4, n_tokens, 1, 1], "nb": [4, 16, 16 * n_tokens, 16 * n_tokens]}
+    tensors = [{"name": "x", "op": "none", **t}]
+    tensors += [{"name": f"y|{i}", "op": op, "src": [i], **t} for i, op in enumerate(ops)]
+    sizes = {"n_tokens": n_tokens, "n_outputs": 1, "n_seqs": 1, "n_kv": n_kv}
+    return {"sizes": sizes, "context": {"n_ctx": 512, "flash_attn": flash_attn}, "tensors": tensors}
+
+
+def exported(folder: Path, *graphs: dict[str, object]) -> Path:
+    file = folder / "graphs.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in (HEAD, *graphs)), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL, encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def graphs(tmp_path: Path) -> Path:
+    layer = ["silu", "silu", "relu"]
+    return exported(
+        tmp_path, *(graph(layer, n, n_kv) for n in (1, 2) for n_kv in (256, 512)), graph(layer[:2], 3, 512, False)
+    )
+
+
+def test_nodes_are_counted_in_each_graph(
+    small: Path, graphs: Path, capsys: pytest.CaptureFixture[str], library: Library
+) -> None:
+    status, out, _ = run(capsys, library, small, "--graph-ops", graphs)
+    assert status == 1
+    assert [line.removeprefix(f"{graphs}") for line in out.splitlines() if not line.startswith("covered")] == [
+        f"missing  {graphs}:4: y|2: relu: (4,2,1,1)/f32 -> (4,2,1,1)/f32 (2 nodes)",
+        f"             nearest is {relu(1)}: input 0 is (4,1,1,1)/f32, not (4,2,1,1)/f32; output is (4,1,1,1)/f32, not (4,2,1,1)/f32",
+        f"missing  {graphs}:6: y|0: silu: (4,3,1,1)/f32 -> (4,3,1,1)/f32 (2 nodes)",
+        f"             nearest is {unary('silu', 1)}: input 0 is (4,1,1,1)/f32, not (4,3,1,1)/f32; output is (4,1,1,1)/f32, not (4,3,1,1)/f32",
+        ": n_tokens 1, n_outputs 1, n_ctx 512, flash_attn on, n_kv 256 to 512: 2 graphs of 3 nodes, none without a kernel",
+        ": n_tokens 2, n_outputs 1, n_ctx 512, flash_attn on, n_kv 256 to 512: 2 graphs of 3 nodes, 1 without a kernel",
+        ": n_tokens 3, n_outputs 1, n_ctx 512, flash_attn off, n_kv 512: 1 graph of 2 nodes, 2 without a kernel",
+        ": 3 of 5 ops covered, 2 missing",
+        "0 kernels beyond",
+    ]
+
+
+def unary(op: str, n: int) -> str:
+    t = TensorDesc.make((4, n, 1, 1), "f32")
+    return KernelSpec.make(op, [t], t).id
+
+
+def relu(n: int) -> str:
+    return unary("relu", n)
+
+
+def test_the_table(small: Path, graphs: Path, capsys: pytest.CaptureFixture[str], library: Library) -> None:
+    status, out, _ = run(capsys, library, small, "--graph-ops", graphs, "--graph-ops", FLASH, "--format", "markdown")
+    assert status == 1
+    lines = out.splitlines()
+    assert lines[2:6] == [
+        f"| {graphs} | 1 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 3 | 0 |",
+        f"| {graphs} | 2 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 2 | 1 |",
+        f"| {graphs} | 3 | 1 | 1 | 512 | off | 512 | 1 | 2 | 0 | 2 |",
+        f"| {FLASH} |  |  |  |  |  |  |  | 30 | 0 | 30 |",
+    ]
+    assert {line.count("|") for line in lines[:6]} == {12}
+    assert "| add | 2 | there is no kernel for add |" in lines
+    assert any(line.startswith(f"| silu | 2 | nearest is {unary('silu', 1)}: ") for line in lines)
+
+
+def test_json_has_every_graph_and_the_kind_of_reason(
+    small: Path, graphs: Path, capsys: pytest.CaptureFixture[str], library: Library
+) -> None:
+    _, out, _ = run(capsys, library, small, "--graph-ops", graphs, "--format", "json")
+    (found,) = json.loads(out)["graphs"]
+    assert [(s["line"], s["nodes"], s["covered"], s["missing"]) for s in found["steps"]] == [
+        (2, 3, 3, {}),
+        (3, 3, 3, {}),
+        (4, 3, 2, {relu(2): 1}),
+        (5, 3, 2, {relu(2): 1}),
+        (6, 2, 0, {unary("silu", 3): 2}),
+    ]
+    assert found["steps"][4]["sizes"] == {"n_tokens": 3, "n_outputs": 1, "n_seqs": 1, "n_kv": 512}
+    assert found["steps"][4]["context"] == {"n_ctx": 512, "flash_attn": False}
+    assert [(m["kind"], m["nodes"], m["nearest"]) for m in found["missing"]] == [
+        ("other shapes", 2, relu(1)),
+        ("other shapes", 2, unary("silu", 1)),
+    ]
+
+
+def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = make_library(tmp_path / "few", ["silu", "relu", "gelu"])
+    # In place of kernelgen's own emitters, which compute all of these.
+    catalog = Catalog([few])
+    file = exported(tmp_path, graph(["gelu", "tanh"], 1, 256))
+    held = frozenset(kernel.spec for request in manifest.load([small], catalog) for kernel in request.kernels)
+    export = graph_ops.read_export(file)
+    missing = coverage.compare(held, export.ops).missing
+    why = command._Why(catalog, held, command._Refusals(catalog, command._Held(held, frozenset(), None)))
+    assert [(r.kind, r.text) for r in why.of(missing).values()] == [
+        ("none of this op", "there is no kernel for gelu"),
+        ("no emitter", "tanh: no emitter for this op"),
+    ]
+
+
+SORTS = """
+import jax.numpy as jnp
+
+from kernelgen.emitter import emitter
+
+
+@emitter("silu")
+def silu(x):
+    return jnp.sort(x)
+"""
+
+
+def test_what_neuronx_cc_refuses_for_the_target_is_not_covered(
+    small: Path, graphs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "sorts.py").write_text(SORTS, encoding="utf-8")
+    arguments = ["coverage", str(small), "--graph-ops", str(graphs), "--kernels", str(mine), "--format", "json"]
+    assert cli.run(arguments) == 1
+    (whole,) = json.loads(capsys.readouterr().out)["graphs"]
+    assert cli.run([*arguments, "--target", "trn2"]) == 1
+    (for_trn2,) = json.loads(capsys.readouterr().out)["graphs"]
+    assert len(whole["missing"]) == 2
+    refused = [m for m in for_trn2["missing"] if m["kind"] == "refused"]
+    assert {m["id"] for m in refused} == {unary("silu", n) for n in (1, 2, 3)}
+    assert all(
+        m["why"].startswith("silu: refused for trn2: [") and "sort is not supported" in m["why"] for m in refused
+    )
+
+
+# --- bundles ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the bundles of SMALL for its two targets, as packs and trees."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "small.yaml").write_text(SMALL, encoding="utf-8")
+    out = folder / "out"
+    command = ["build", str(folder / "small.yaml"), "-o", str(out), "--compiler", "simulator", "--cache", "off"]
+    assert cli.run(command) == 0
+    return out
+
+
+def test_a_bundle_is_compared_in_each_of_its_forms(
+    built: Path, graphs: Path, capsys: pytest.CaptureFixture[str], library: Library
+) -> None:
+    outputs = set()
+    for held in (
+        [built / "small_trn1.kernels.gguf"],
+        [built / "small_trn1"],
+        [built / "small_trn1" / "index.json"],
+        [built, "--target", "trn1"],
+        [built, "--target", "trn2"],
+    ):
+        status, out, err = run(capsys, library, *held, "--graph-ops", graphs, "--format", "markdown")
+        assert (status, err) == (1, "")
+        outputs.add("\n".join(out.splitlines()[:5]))
+    assert len(outputs) == 1
+    assert f"| {graphs} | 2 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 2 | 1 |" in outputs.pop()
+
+
+def test_bundles_and_manifests_add_up(
+    built: Path, graphs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
+) -> None:
+    more = tmp_path / "more.yaml"
+    entries = ['{op: relu, inputs: ["(4,2,1,1)/f32"], output: "(4,2,1,1)/f32"}']
+    entries += ['{op: silu, inputs: ["(4,3,1,1)/f32"], output: "(4,3,1,1)/f32"}']
+    more.write_text(f"format: 1\nname: more\ntargets: [trn1]\nkernels: [{', '.join(entries)}]\n", encoding="utf-8")
+    # The stub's emitters compute nothing, so whether neuronx-cc takes these kernels is asked of kernelgen's own.
+    assert cli.run(["coverage", str(built / "small_trn1"), str(more), "--graph-ops", str(graphs)]) == 0
+    assert ": 5 of 5 ops covered, 0 missing\n" in capsys.readouterr().out
+
+
+def test_bundles_that_can_not_be_compared(
+    built: Path, graphs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
+) -> None:
+    (tmp_path / "empty").mkdir()
+    whole = (built / "small_trn1.kernels.gguf").read_bytes()
+    (tmp_path / "cut.kernels.gguf").write_bytes(whole[:300])
+    for held, message in (
+        ([built], "the bundles are for trn1, trn2: choose one with --target"),
+        ([built, "--target", "inf2"], "--target inf2: the bundles are for trn1, trn2"),
+        ([tmp_path / "empty"], "a folder without a bundle: no *.kernels.gguf, and no folder with index.json"),
+        ([tmp_path / "cut.kernels.gguf"], "damaged kernel pack"),
+        ([tmp_path / "none.kernels.gguf"], "No such file or directory"),
+        ([graphs], "error: "),
+    ):
+        status, out, err = run(capsys, library, *held, "--graph-ops", graphs)
+        assert (status, out) == (2, ""), held
+        assert message in err
+
+
+def test_what_is_compared_with_is_named(capsys: pytest.CaptureFixture[str], library: Library) -> None:
+    for arguments, message in (
+        ([], "give --graph-ops or --model"),
+        (["--graph-ops", FLASH, "--n-tokens", "1"], "--n-tokens is for --model; what exports hold is said by them"),
+        (["--graph-ops", FLASH, "--exporter", "x"], "--exporter is for --model"),
+    ):
+        status, out, err = run(capsys, library, LLAMA3, *arguments)
+        assert (status, out) == (2, "")
+        assert message in err

@@ -132,6 +132,36 @@ def test_coverage_reads_exported_graphs(
     assert f"missing  {graphs}:3: " in capsys.readouterr().out
 
 
+def test_coverage_takes_a_model_as_it_is_run(
+    derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = headers.write(headers.gemma2(), tmp_path / "model.gguf")
+    options = ["--n-ctx", "512,1024", "--n-tokens", "1,64", "--n-seq-max", "2"]
+    derive(file, *options)
+    where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries), "--format", "json"]
+    capsys.readouterr()
+    command = ["coverage", str(tmp_path / "derived.yaml"), "--model", str(file), *where]
+    # Every length of both contexts, with one sequence and with two.
+    assert cli.run([*command, *options]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["graphs"]
+    assert all(step["nodes"] == step["covered"] > 50 for step in found["steps"])
+    assert {(s["sizes"]["n_seqs"], s["sizes"]["n_tokens"]) for s in found["steps"]} == {(1, 1), (1, 64), (2, 64)}
+    assert {s["context"]["flash_attn"] for s in found["steps"]} == {True, False}
+    assert {(s["context"]["n_ctx"], s["sizes"]["n_kv"]) for s in found["steps"]} == {
+        (512, 256),
+        (1024, 256),
+        (1024, 512),
+    }
+    # A call of 65 tokens has nothing but what does not depend on their number.
+    assert cli.run([*command, "--n-ctx", "512", "--n-tokens", "1,65"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["graphs"]
+    without = {
+        s["sizes"]["n_tokens"]: s["nodes"] - s["covered"] for s in found["steps"] if s["sizes"]["n_outputs"] == 1
+    }
+    assert without[1] == 0 < without[65]
+    assert {m["kind"] for m in found["missing"]} == {"other shapes"}
+
+
 def test_several_contexts_have_the_kernels_of_each(derive: Derive, tmp_path: Path) -> None:
     file = headers.write(headers.gemma2(), tmp_path / "model.gguf")
     options = ("--n-tokens", "1,64", "--n-ubatch", 64)

@@ -1,56 +1,272 @@
-"""`kernelgen coverage`: which ops of a llama.cpp graph have a kernel."""
+"""`kernelgen coverage`: which nodes of a model's graphs have a kernel."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from kernelgen import manifest
-from kernelgen.cli import options
+from kernelgen import manifest, model_files
+from kernelgen.cli import options, run_options
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import EXIT_FAILED, EXIT_OK
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.manifest import coverage, graph_ops
-from kernelgen.manifest.coverage import Coverage, GraphOp
+from kernelgen.manifest.coverage import Coverage, GraphOp, Row
+from kernelgen.manifest.graph_ops import Export
+from kernelgen.model import exporter
+from kernelgen.model import sizes as model_sizes
+from kernelgen.model.derive import Reasons
+from kernelgen.model.sizes import Settings
+from kernelgen.targets import TARGETS
 
 
-@click.command(short_help="Compare a manifest with the ops of a llama.cpp graph.")
-@options.manifests_argument
+@click.command(short_help="Say which nodes of a model's graphs have a kernel.")
+@click.argument("held", nargs=-1, required=True, metavar="HELD...", type=click.Path(path_type=Path))
 @click.option(
     "--graph-ops",
     "exports",
-    required=True,
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="What llama.cpp's test-export-graph-ops writes for a model. May be given several times.",
+    help=f"What llama.cpp's test-export-graph-ops or {exporter.PROGRAM} writes for a model. May be given several times.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A model's GGUF file: its graphs, as `kernelgen model` asks llama.cpp for them. May be given several times.",
+)
+@run_options.settings_options
+@run_options.exporter_options
+@click.option(
+    "--target",
+    type=click.Choice(list(TARGETS)),
+    metavar="NAME",
+    help="Count bundles for this target alone, and of manifests only what neuronx-cc is not known to refuse for it.",
 )
 @options.kernels_option
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-v", "--verbose", is_flag=True, help="List the kernels beyond the graph too, not only their numbers.")
-def command(manifests: tuple[Path, ...], exports: tuple[Path, ...], catalog: Catalog, form: str, verbose: bool) -> int:
-    """Print which ops of a model's graphs the manifests cover, which they miss, and what they hold beyond.
+@click.option("--format", "form", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True)
+@click.option("-v", "--verbose", is_flag=True, help="List the kernels beyond the graphs too, not only their numbers.")
+@click.pass_context
+def command(
+    context: click.Context,
+    held: tuple[Path, ...],
+    exports: tuple[Path, ...],
+    models: tuple[Path, ...],
+    settings: Settings,
+    program: Path | None,
+    llama_cpp: Path | None,
+    target: str | None,
+    catalog: Catalog,
+    form: str,
+    verbose: bool,
+) -> int:
+    """Print which nodes of a model's graphs have a kernel, which have none and why, and what is held beyond.
 
-    Exit status 1 when an op is missed.
+    HELD are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The options of a context are for --model.
+
+    Exit status 1 when a node has no kernel.
     """
-    requests = manifest.load(manifests, catalog)
-    kernels = [kernel.spec for request in requests for kernel in request.kernels]
-    graph = []
-    results = []
-    for path in exports:
-        ops = graph_ops.read(path)
-        graph += ops
-        results.append((str(path), coverage.compare(kernels, ops)))
-    beyond = coverage.compare(kernels, graph).beyond
+    if not exports and not models:
+        raise click.UsageError("give --graph-ops or --model")
+    if not models:
+        _refuse_run_options(context)
+    kernels = _held(held, target, catalog)
+    graphs = [graph_ops.read_export(path) for path in exports]
+    if models:
+        asked = exporter.find(program, llama_cpp)
+        graphs += [_of_model(path, settings, asked) for path in models]
+    refusals = _Refusals(catalog, kernels)
+    missing_of_manifests = refusals.of_manifests(graphs)
+    have = kernels.specs - missing_of_manifests
+    report = _report(graphs, have, _Why(catalog, have, refusals))
     if form == "json":
-        click.echo(json.dumps(_json(results, kernels, beyond), indent=1))
+        click.echo(json.dumps(_json(report), indent=1))
     else:
-        click.echo("\n".join(_text(results, kernels, beyond, verbose)))
-    return EXIT_FAILED if any(result.missing for _, result in results) else EXIT_OK
+        click.echo("\n".join(_markdown(report) if form == "markdown" else _text(report, verbose)))
+    return EXIT_FAILED if any(result.missing for _, result in report.results) else EXIT_OK
+
+
+def _refuse_run_options(context: click.Context) -> None:
+    """Refuses options that mean nothing without a model."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name in run_options.NAMES:
+            raise click.UsageError(f"{parameter.opts[0]} is for --model; what exports hold is said by them")
+
+
+# --- what there is -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Kernels that there are.
+
+    Attributes:
+        specs: all of them.
+        compiled: those of bundles.
+        target: that they are for, where one is known.
+    """
+
+    specs: frozenset[KernelSpec]
+    compiled: frozenset[KernelSpec]
+    target: str | None
+
+
+def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
+    from kernelgen.bundle import held
+
+    manifests = []
+    bundles: list[held.Bundle] = []
+    for path in paths:
+        model = model_files.recognize(path, "manifest", packs=True)
+        if model is not None:
+            raise KernelgenError(model)
+        if held.is_bundle(path):
+            bundles += held.read(path)
+        else:
+            manifests.append(path)
+    targets = list(dict.fromkeys(bundle.target for bundle in bundles))
+    if target is None and len(targets) > 1:
+        raise KernelgenError(f"the bundles are for {', '.join(targets)}: choose one with --target")
+    if target is not None and bundles and target not in targets:
+        raise KernelgenError(f"--target {target}: the bundles are for {', '.join(targets)}")
+    requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
+    compiled = frozenset(spec for b in bundles if target in (None, b.target) for spec in b.specs)
+    asked = {kernel.spec for request in requests for kernel in request.kernels}
+    return _Held(compiled | asked, compiled, target or (targets[0] if targets else None))
+
+
+def _of_model(path: Path, settings: Settings, asked: exporter.Exporter) -> Export:
+    """Returns every graph that a run with these settings can meet."""
+    collector = graph_ops.Collector(str(path))
+    calls = [
+        call
+        for n_seqs in range(1, settings.n_seq_max + 1)
+        for call in dict.fromkeys(model_sizes.asked(settings, n_seqs))
+    ]
+    for number, (_, _, graph) in enumerate(asked.graphs(path, settings, calls), 1):
+        collector.add(graph, number)
+    return collector.export()
+
+
+# --- why there is none -------------------------------------------------------------------------------------------------------
+
+
+class _Refusals:
+    """Says which kernels neuronx-cc is known to refuse for the target that kernels are for; nothing when there is none."""
+
+    def __init__(self, catalog: Catalog, held: _Held) -> None:
+        self._catalog = catalog
+        self._held = held
+        self._known: dict[KernelSpec, str | None] = {}
+
+    def of(self, spec: KernelSpec) -> str | None:
+        """Returns what is refused in a kernel, or that it can't be emitted; None when nothing is."""
+        if self._held.target is None:
+            return None
+        if spec not in self._known:
+            self._known[spec] = self._ask(spec, self._held.target)
+        return self._known[spec]
+
+    def of_manifests(self, graphs: Sequence[Export]) -> frozenset[KernelSpec]:
+        """Returns the kernels that graphs need and manifests name, and that are refused. Those of bundles were compiled."""
+        needed = {spec for graph in graphs for spec, _, _ in graph.ops}
+        named = (needed & self._held.specs) - self._held.compiled
+        return frozenset(spec for spec in named if self.of(spec) is not None)
+
+    def _ask(self, spec: KernelSpec, target: str) -> str | None:
+        from kernelgen.compilers.base import refuse_unsupported
+        from kernelgen.emitters import emission
+
+        try:
+            library, registration = self._catalog.emitter(self._catalog.kernel(spec))
+            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
+                made = emission.emit(library, registration, spec)
+            refuse_unsupported(made.hlo, target, spec.id)
+        except KernelgenError as error:
+            said = error.diagnostics[0].message.removeprefix(f"kernel {spec.id} for {target}: ")
+            return f"refused for {target}: {said}"
+        return None
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """Why a node has no kernel.
+
+    Attributes:
+        kind: `no emitter`, `refused`, `other shapes` or `none of this op`.
+        text: in words.
+        nearest: id of the kernel that comes nearest.
+    """
+
+    kind: str
+    text: str
+    nearest: str | None = None
+
+
+class _Why:
+    """Says why there is no kernel."""
+
+    def __init__(self, catalog: Catalog, held: frozenset[KernelSpec], refusals: _Refusals) -> None:
+        self._reasons = Reasons(catalog)
+        self._held = held
+        self._refusals = refusals
+
+    def of(self, missing: Sequence[GraphOp]) -> dict[KernelSpec, _Reason]:
+        """Returns the reason for each op."""
+        near = coverage.nearest(missing, self._held)
+        return {op.spec: self._of(op.spec, near) for op in missing}
+
+    def _of(self, spec: KernelSpec, near: Mapping[KernelSpec, tuple[KernelSpec, list[str]]]) -> _Reason:
+        impossible = self._reasons.of_spec(spec)
+        if impossible is not None:
+            return _Reason("no emitter", impossible)
+        refused = self._refusals.of(spec)
+        if refused is not None:
+            return _Reason("refused", f"{spec.op}: {refused}")
+        if spec not in near:
+            return _Reason("none of this op", f"there is no kernel for {spec.op}")
+        other, parts = near[spec]
+        return _Reason("other shapes", f"nearest is {other.id}: {'; '.join(parts)}", other.id)
+
+
+# --- what is said ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What is covered.
+
+    Attributes:
+        results: each export, and what is covered of its ops.
+        held: the kernels that there are.
+        why: the reason for each op without a kernel.
+        beyond: kernels that no graph needs.
+    """
+
+    results: tuple[tuple[Export, Coverage], ...]
+    held: frozenset[KernelSpec]
+    why: Mapping[KernelSpec, _Reason]
+    beyond: tuple[KernelSpec, ...]
+
+
+def _report(graphs: Sequence[Export], held: frozenset[KernelSpec], why: _Why) -> _Report:
+    results = tuple((graph, coverage.compare(held, graph.ops)) for graph in graphs)
+    reasons = why.of([op for _, result in results for op in result.missing])
+    beyond = coverage.compare(held, [op for graph in graphs for op in graph.ops]).beyond
+    return _Report(results, held, reasons, beyond)
 
 
 def _describe(spec: KernelSpec) -> str:
@@ -58,52 +274,119 @@ def _describe(spec: KernelSpec) -> str:
     return f"{spec.op}: {inputs} -> {spec.output}"
 
 
-def _text(
-    results: list[tuple[str, Coverage]], kernels: list[KernelSpec], beyond: tuple[KernelSpec, ...], verbose: bool
-) -> list[str]:
+def _nodes(graph: Export) -> Counter[KernelSpec]:
+    """Returns how many nodes of all graphs of an export each kernel computes."""
+    found: Counter[KernelSpec] = Counter()
+    for step in graph.steps:
+        found.update(step.nodes)
+    return found
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _lengths(row: Row) -> str:
+    """Returns the lengths of the cache in words: `256`, `256 to 4096`."""
+    return "" if not row.lengths else " to ".join(str(n) for n in dict.fromkeys((row.lengths[0], row.lengths[-1])))
+
+
+def _text(report: _Report, verbose: bool) -> list[str]:
     lines = []
-    for path, result in results:
-        near = coverage.nearest(result.missing, kernels)
+    for graph, result in report.results:
+        nodes = _nodes(graph)
         for op in result.covered:
-            lines.append(f"covered  {path}:{op.line}: {op.name}: {_describe(op.spec)}")
+            lines.append(f"covered  {graph.file}:{op.line}: {op.name}: {_describe(op.spec)}")
         for op in result.missing:
-            lines.append(f"missing  {path}:{op.line}: {op.name}: {_describe(op.spec)}")
-            lines.append(f"             {_near(op, near)}")
+            count = f" ({_counted(nodes[op.spec], 'node')})" if nodes[op.spec] > 1 else ""
+            lines.append(f"missing  {graph.file}:{op.line}: {op.name}: {_describe(op.spec)}{count}")
+            lines.append(f"             {report.why[op.spec].text}")
     if verbose:
-        lines += [f"beyond   {spec.id}: {_describe(spec)}" for spec in beyond]
-    for path, result in results:
+        lines += [f"beyond   {spec.id}: {_describe(spec)}" for spec in report.beyond]
+    for graph, result in report.results:
+        for row in coverage.rows(graph.steps, report.held):
+            if row.sizes:
+                lines.append(f"{graph.file}: {_title(row)}: {_counts(row)}")
         total = len(result.covered) + len(result.missing)
-        lines.append(f"{path}: {len(result.covered)} of {total} ops covered, {len(result.missing)} missing")
-    counts = Counter(spec.op for spec in beyond)
+        lines.append(f"{graph.file}: {len(result.covered)} of {total} ops covered, {len(result.missing)} missing")
+    counts = Counter(spec.op for spec in report.beyond)
     listed = f": {', '.join(f'{count} {op}' for op, count in sorted(counts.items()))}" if counts else ""
-    lines.append(f"{len(beyond)} kernels beyond{listed}")
+    lines.append(f"{len(report.beyond)} kernels beyond{listed}")
     return lines
 
 
-def _near(op: GraphOp, near: dict[KernelSpec, tuple[KernelSpec, list[str]]]) -> str:
-    if op.spec not in near:
-        return f"there is no kernel for {op.spec.op}"
-    other, parts = near[op.spec]
-    return f"nearest is {other.id}: {'; '.join(parts)}"
+def _title(row: Row) -> str:
+    shown = [f"{name} {value}" for name, value in row.sizes.items() if (name, value) != ("n_seqs", 1)]
+    if row.lengths:
+        shown.append(f"n_kv {_lengths(row)}")
+    return ", ".join(shown)
 
 
-def _json(
-    results: list[tuple[str, Coverage]], kernels: list[KernelSpec], beyond: tuple[KernelSpec, ...]
-) -> dict[str, Any]:
-    files = []
-    for path, result in results:
-        near = coverage.nearest(result.missing, kernels)
-        files.append(
+def _counts(row: Row) -> str:
+    without = row.nodes - row.covered
+    of = f"{_counted(row.graphs, 'graph')} of {_counted(row.nodes, 'node')}"
+    return f"{of}, {without or 'none'} without a kernel"
+
+
+_COLUMNS = ("n_tokens", "n_outputs", "n_seqs", "n_ctx", "flash_attn")
+
+
+def _markdown(report: _Report) -> list[str]:
+    lines = [
+        "| graphs of | n_tokens | n_outputs | n_seqs | n_ctx | flash_attn | n_kv | graphs | nodes of each | with a kernel "
+        "| without |",
+        "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    for graph, _ in report.results:
+        for row in coverage.rows(graph.steps, report.held):
+            cells: list[object] = [_cell(graph.file), *(row.sizes.get(name, "") for name in _COLUMNS), _lengths(row)]
+            cells += [row.graphs if row.sizes else "", row.nodes, row.covered, row.nodes - row.covered]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    nodes: Counter[tuple[str, str]] = Counter()
+    for graph, result in report.results:
+        total = _nodes(graph)
+        for op in result.missing:
+            nodes[op.spec.op, report.why[op.spec].text] += total[op.spec]
+    if nodes:
+        lines += ["", "| op | nodes | why there is no kernel |", "|---|--:|---|"]
+        lines += [f"| {op} | {count} | {_cell(text)} |" for (op, text), count in sorted(nodes.items())]
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _json(report: _Report) -> dict[str, Any]:
+    return {
+        "graphs": [
             {
-                "file": path,
+                "file": graph.file,
                 "covered": [_op_json(op) for op in result.covered],
-                "missing": [
-                    {**_op_json(op), "nearest": near[op.spec][0].id if op.spec in near else None}
-                    for op in result.missing
+                "missing": list(_missing_json(graph, result, report)),
+                "steps": [
+                    {
+                        "line": step.line,
+                        "sizes": dict(step.sizes),
+                        "context": dict(step.context),
+                        "nodes": sum(step.nodes.values()),
+                        "covered": coverage.covered(step, report.held),
+                        "missing": {s.id: count for s, count in step.nodes.items() if s not in report.held},
+                    }
+                    for step in graph.steps
                 ],
             }
-        )
-    return {"graphs": files, "beyond": [{"id": spec.id, "spec": json.loads(spec_json(spec))} for spec in beyond]}
+            for graph, result in report.results
+        ],
+        "beyond": [{"id": spec.id, "spec": json.loads(spec_json(spec))} for spec in report.beyond],
+    }
+
+
+def _missing_json(graph: Export, result: Coverage, report: _Report) -> Iterator[dict[str, Any]]:
+    nodes = _nodes(graph)
+    for op in result.missing:
+        why = report.why[op.spec]
+        yield {**_op_json(op), "nodes": nodes[op.spec], "kind": why.kind, "why": why.text, "nearest": why.nearest}
 
 
 def _op_json(op: GraphOp) -> dict[str, Any]:

@@ -33,7 +33,7 @@ COMMANDS = MappingProxyType(
         "build": "Do the whole job, from manifests to bundles.",
         "cache": "Look into the cache of NEFFs, and keep it in order.",
         "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
-        "coverage": "Compare a manifest with the ops of a llama.cpp graph.",
+        "coverage": "Say which nodes of a model's graphs have a kernel.",
         "list": "Print the ops, targets and dtypes that kernelgen knows.",
         "simulate": "Run a program with simulated NeuronCores.",
         "doctor": "Say what is installed, what is missing and how to get it.",

@@ -95,6 +95,10 @@ _EXPORTER = (
 )
 
 
+NAMES = frozenset((*Settings.__dataclass_fields__, "program", "llama_cpp"))
+"""The parameters of commands with these options."""
+
+
 def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of how a model is run, in one parameter `settings: Settings`.
 

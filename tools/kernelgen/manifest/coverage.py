@@ -1,4 +1,4 @@
-"""Compares the kernels of manifests with the ops of a model's graphs.
+"""Compares the kernels of manifests and bundles with the ops of a model's graphs.
 
 Kernels are compared as specs, which are canonical: strides of dimensions with one element don't count, defaults are filled in.
 """
@@ -6,10 +6,11 @@ Kernels are compared as specs, which are canonical: strides of dimensions with o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelgen.kernel import KernelSpec
+from kernelgen.manifest.graph_ops import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,55 @@ def compare(kernels: Iterable[KernelSpec], graph: Sequence[tuple[KernelSpec, int
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Graphs that differ in the length of the cache alone, and of which as much is covered.
+
+    Attributes:
+        sizes: what they have in common, by name; empty where the export does not say.
+        lengths: of the cache, in ascending order, each once; empty where there is none.
+        graphs: how many they are.
+        nodes: how many nodes each has.
+        covered: how many of these have a kernel.
+    """
+
+    sizes: Mapping[str, int | str]
+    lengths: tuple[int, ...]
+    graphs: int
+    nodes: int
+    covered: int
+
+
+def rows(steps: Iterable[Step], held: Collection[KernelSpec]) -> list[Row]:
+    """Returns what is covered of graphs, in their order."""
+    found: dict[tuple[tuple[tuple[str, int | str], ...], int, int], list[Step]] = {}
+    for step in steps:
+        sizes: list[tuple[str, int | str]] = [
+            (name, size) for name, size in step.sizes.items() if name not in ("n_kv", "n_kv_swa")
+        ]
+        if "n_ctx" in step.context:
+            sizes.append(("n_ctx", int(step.context["n_ctx"])))
+        if "flash_attn" in step.context:
+            sizes.append(("flash_attn", "on" if step.context["flash_attn"] else "off"))
+        key = (tuple(sizes), sum(step.nodes.values()), covered(step, held))
+        found.setdefault(key, []).append(step)
+    return [
+        Row(
+            dict(sizes),
+            tuple(sorted({step.sizes["n_kv"] for step in steps if "n_kv" in step.sizes})),
+            len(steps),
+            nodes,
+            count,
+        )
+        for (sizes, nodes, count), steps in found.items()
+    ]
+
+
+def covered(step: Step, held: Collection[KernelSpec]) -> int:
+    """Returns how many nodes of a graph have one of the kernels `held`."""
+    return sum(count for spec, count in step.nodes.items() if spec in held)
+
+
 def nearest(
     missing: Sequence[GraphOp], kernels: Iterable[KernelSpec]
 ) -> dict[KernelSpec, tuple[KernelSpec, list[str]]]:
@@ -63,11 +113,17 @@ def nearest(
         by_op[spec.op].append(spec)
     found = {}
     for op in missing:
-        candidates = [(differences(op.spec, other), other) for other in by_op.get(op.spec.op, ())]
-        if candidates:
-            parts, other = min(candidates, key=lambda item: len(item[0]))
-            found[op.spec] = (other, parts)
+        candidates = by_op.get(op.spec.op)
+        if candidates and op.spec not in found:
+            other = min(candidates, key=lambda held: (len(differences(op.spec, held)), _figures(op.spec, held)))
+            found[op.spec] = (other, differences(op.spec, other))
     return found
+
+
+def _figures(wanted: KernelSpec, held: KernelSpec) -> int:
+    """Returns how many dimensions and strides differ, of kernels with as many inputs."""
+    pairs = zip((*wanted.inputs, wanted.output), (*held.inputs, held.output), strict=False)
+    return sum(x != y for a, b in pairs if a and b for x, y in zip((*a.ne, *a.nb), (*b.ne, *b.nb), strict=True))
 
 
 def differences(wanted: KernelSpec, held: KernelSpec) -> list[str]:

@@ -9,19 +9,110 @@ All numbers are ggml's enum values; the name is the rest of the line and may hol
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.kernel import KernelSpec, spec_from_ggml
 from kernelgen.manifest.document import short
-from kernelgen.model.graphs import Reader
+from kernelgen.model.graphs import Graph, Reader
 
 _MAX_INPUTS = 10  # GGML_MAX_SRC
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one graph computes.
+
+    Attributes:
+        line: where it is in the export, from 1; or the graph's number.
+        sizes: of the call: `n_tokens`, `n_outputs`, `n_seqs`, `n_kv`, `n_kv_swa`, as far as the export says; empty where it
+            holds the distinct ops of several graphs.
+        context: the context's settings, such as `n_ctx` and `flash_attn`; as `sizes`.
+        nodes: how many of its nodes each kernel computes.
+    """
+
+    line: int
+    sizes: Mapping[str, int]
+    context: Mapping[str, Any]
+    nodes: Mapping[KernelSpec, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What a model's graphs compute.
+
+    Attributes:
+        file: what the export is called in messages.
+        ops: (kernel, line, node name) of every distinct op, where it is first.
+        steps: the graphs.
+    """
+
+    file: str
+    ops: tuple[tuple[KernelSpec, int, str], ...]
+    steps: tuple[Step, ...]
+
+
+class Collector:
+    """Makes an `Export` of graphs.
+
+    Args:
+        file: what it is called.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._specs: dict[int, KernelSpec] = {}
+        self._found: dict[KernelSpec, tuple[KernelSpec, int, str]] = {}
+        self._steps: list[Step] = []
+
+    def add(self, graph: Graph, line: int) -> None:
+        """Adds a graph; nodes without elements need no kernel.
+
+        Raises:
+            KernelgenError: a node is none that a kernel can compute.
+        """
+        nodes: Counter[KernelSpec] = Counter()
+        for node, name in zip(graph.nodes, graph.names, strict=True):
+            if node.empty:
+                continue
+            spec = self._specs.get(id(node))  # a reader gives equal nodes as one object
+            if spec is None:
+                try:
+                    spec = self._specs[id(node)] = node.spec()
+                except (TypeError, ValueError) as error:
+                    raise KernelgenError(Diagnostic(f"{short(name)}: {error}", Location(self._file, line, 1))) from None
+            self._found.setdefault(spec, (spec, line, name))
+            nodes[spec] += 1
+        self._steps.append(Step(line, graph.sizes, graph.context, MappingProxyType(nodes)))
+
+    def export(self) -> Export:
+        """Returns what was added.
+
+        Raises:
+            KernelgenError: nothing was, or it computes nothing.
+        """
+        if not self._found:
+            raise KernelgenError(Diagnostic("no op in the graph export", Location(self._file, 1, 1)))
+        return Export(self._file, tuple(self._found.values()), tuple(self._steps))
+
+
 def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
     """Returns (kernel, line, node name) of every distinct op, in the file's order.
+
+    Raises:
+        KernelgenError: as of `read_export`.
+    """
+    return list(read_export(path).ops)
+
+
+def read_export(path: str | Path) -> Export:
+    """Returns what a file holds; of test-export-graph-ops that is one step without sizes, with each distinct op once.
 
     Raises:
         KernelgenError: the file can't be read, holds no op, or has broken lines; each is named.
@@ -49,26 +140,16 @@ def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
         raise KernelgenError(problems)
     if not found:
         raise KernelgenError(Diagnostic("no op in the graph export", Location(file, 1, 1)))
-    return found
+    return Export(file, tuple(found), (Step(1, {}, {}, Counter(spec for spec, _, _ in found)),))
 
 
-def _graphs(data: bytes, file: str) -> list[tuple[KernelSpec, int, str]]:
-    """Returns the distinct nodes of whole graphs, each where it is first; those without elements need no kernel."""
+def _graphs(data: bytes, file: str) -> Export:
     reader = Reader(data.splitlines(), file)
     reader.model()
-    found: dict[KernelSpec, tuple[KernelSpec, int, str]] = {}
+    collector = Collector(file)
     for number, graph in enumerate(reader.graphs(), 2):
-        for node, name in zip(graph.nodes, graph.names, strict=True):
-            if node.empty:
-                continue
-            try:
-                spec = node.spec()
-            except (TypeError, ValueError) as error:
-                raise KernelgenError(Diagnostic(f"{short(name)}: {error}", Location(file, number, 1))) from None
-            found.setdefault(spec, (spec, number, name))
-    if not found:
-        raise KernelgenError(Diagnostic("no op in the graph export", Location(file, 1, 1)))
-    return list(found.values())
+        collector.add(graph, number)
+    return collector.export()
 
 
 class _Broken(Exception):
