@@ -64,6 +64,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "today": Benchmark("five builds, against a shell loop and a generator without a cache", _script("today")),
     "scale": Benchmark("100, 1,000 and 10,000 kernels", _script("scale")),
     "lookup": Benchmark("finding a kernel in a bundle", _built("//benchmarks/lookup", "--compilation_mode=opt")),
+    "derive": Benchmark(
+        "manifests from the headers of published models (builds llama.cpp)", _built("//benchmarks:derive"), False
+    ),
     "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
     "library": Benchmark(
         "every kernel that test-backend-ops asks for (builds llama.cpp)", _built("//benchmarks:library"), False

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "graph-ops"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog

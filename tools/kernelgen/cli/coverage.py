@@ -125,7 +125,7 @@ class _Held:
 
 
 def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
-    from kernelgen.bundle import held
+    from kernelgen import held
 
     manifests = []
     bundles: list[held.Bundle] = []

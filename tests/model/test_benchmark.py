@@ -1,0 +1,47 @@
+"""The benchmark of deriving counts what it says, on a model of toy size; no times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import headers
+
+import derive as benchmark
+from conftest import ROOT, specs
+from kernelgen.model.exporter import Exporter
+
+DATA = ROOT / "tests" / "data" / "graph-ops"
+
+
+def programs(exporter: Exporter) -> benchmark.Programs:
+    assert exporter.libraries is not None
+    return benchmark.Programs(exporter.program, exporter.libraries)
+
+
+def test_a_model_is_derived_and_its_graphs_are_covered(exporter: Exporter, tmp_path: Path) -> None:
+    file, manifest = headers.write(headers.qwen3(), tmp_path / "tiny.gguf"), tmp_path / "tiny.yaml"
+    found = {figure.what: figure for figure in benchmark.model(file, manifest, programs(exporter), runs=1)}
+    assert list(found) == [
+        "tiny: deriving, CPU time",
+        "tiny: deriving",
+        "tiny: peak memory",
+        "tiny: kernels",
+    ]
+    assert found["tiny: kernels"].value == len(specs(manifest))
+    assert all(figure.peer is not None and figure.peer.value > 0 for figure in found.values())
+    whole = benchmark.graphs(file, manifest, programs(exporter))
+    assert (whole.what, whole.value, whole.met) == ("tiny: nodes without a kernel, of 98 graphs", 0, True)
+    manifest.write_text(manifest.read_text().replace("op: swiglu", "op: geglu"))
+    less = benchmark.graphs(file, manifest, programs(exporter))
+    assert (less.value, less.met) == (2 * 98, False)  # of two layers
+
+
+def test_exports_are_held_against_the_manifest_of_their_model() -> None:
+    own = list(benchmark.exports({"llama-3.2-1b": DATA / "llama-3.2-1b.yaml"}, DATA))
+    assert [(f.what, f.value, f.met) for f in own] == [
+        ("llama-3.2-1b, with flash attention: ops without a kernel", 0, True),
+        ("llama-3.2-1b, without flash attention: ops without a kernel", 0, True),
+    ]
+    assert [f.peer and f.peer.value for f in own] == [30, 38]
+    others = list(benchmark.exports({"llama-3.2-1b": ROOT / "manifests" / "basic.yaml"}, DATA))
+    assert [(f.value, f.met) for f in others] == [(30, False), (38, False)]
