@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelgen import gguf_reader
 from kernelgen.bundle import pack, pack_name, tree
 from kernelgen.errors import KernelgenError
 from kernelgen.kernel import KernelSpec
@@ -34,7 +35,7 @@ def is_bundle(path: Path) -> bool:
         return True
     try:
         with path.open("rb") as file:
-            return file.read(4) == pack.MAGIC
+            return file.read(4) == gguf_reader.MAGIC
     except (OSError, ValueError):  # ValueError: a null byte in the name
         return False
 
