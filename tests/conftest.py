@@ -1,5 +1,5 @@
 """What all tests share: no cache of NEFFs, NEFFs in the real form, quick compiles, and Bazel's sharding protocol for pytest (each shard
-runs every n-th test).
+runs every n-th test; tests that `pytest.mark.together` gives the same name count as one).
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     Path(os.environ["TEST_SHARD_STATUS_FILE"]).touch()
     total, index = int(os.environ["TEST_TOTAL_SHARDS"]), int(os.environ["TEST_SHARD_INDEX"])
-    chosen = [item for number, item in enumerate(items) if number % total == index]
+    names = [str(mark.args) if (mark := item.get_closest_marker("together")) else item.nodeid for item in items]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    chosen = [item for item, name in zip(items, names, strict=True) if numbers[name] % total == index]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
