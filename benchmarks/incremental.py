@@ -7,9 +7,10 @@ compiled after changes that leave HLO as it was (`unchanged.py`). Exit status 1 
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,16 +52,17 @@ class Row:
         return (self.emits, self.compiles) == (self.want_emits, self.want_compiles)
 
 
-def run(manifest: str | None = None) -> Iterator[Row]:
+def run(checkouts: scratch.Checkouts, manifest: str | None = None) -> Iterator[Row]:
     """Yields a row per change.
 
     Args:
+        checkouts: where to build.
         manifest: text of the manifest `llama3` to use instead of the project's own; a small one makes a quick test. It must ask for
             trn1 and inf2 and for ropes.
     """
-    with scratch.checkout() as first:
-        cache = first.path.parent / "disk-cache"
-        first.flags = [f"--disk_cache={cache}"]
+    with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-") as cache, contextlib.ExitStack() as stack:
+        flags = [f"--disk_cache={cache}"]
+        first = stack.enter_context(checkouts.lend("project", flags=flags))
         if manifest is not None:
             (first.path / "manifests/llama3.yaml").write_text(manifest)
         target = "//manifests:llama3_trn1"
@@ -92,18 +94,11 @@ def run(manifest: str | None = None) -> Iterator[Row]:
 
         yield row("another target", 0, total + 1, "//manifests:llama3_inf2")
 
-        moved = scratch.Checkout(first.path.parent / "elsewhere" / "moved", first.path.parent / "out2", first.flags)
-        first.bazel("shutdown")
-        shutil.copytree(first.path, moved.path, ignore=shutil.ignore_patterns("bazel-*"), symlinks=True)
-        try:
-            result = moved.bazel("build", target, "//manifests:llama3_inf2", "//manifests:second_trn1")
-            hits = result.cached.get("NeuronEmit", 0), result.cached.get("NeuronCompile", 0)
-            if 0 in hits:
-                raise scratch.BuildFailed(
-                    f"the moved checkout took {hits} results from the disk cache\n{result.output}"
-                )
-        finally:
-            moved.bazel("shutdown", expect=None)
+        moved = stack.enter_context(checkouts.lend("elsewhere/moved", source=first.path, flags=flags))
+        result = moved.bazel("build", target, "//manifests:llama3_inf2", "//manifests:second_trn1")
+        hits = result.cached.get("NeuronEmit", 0), result.cached.get("NeuronCompile", 0)
+        if 0 in hits:
+            raise scratch.BuildFailed(f"the moved checkout took {hits} results from the disk cache\n{result.output}")
         yield Row("a moved checkout with a shared disk cache", result.emits, result.compiles, 0, 0, result.seconds)
 
 
@@ -145,8 +140,13 @@ def measure(manifest: str | None) -> Iterator[figures.Figure]:
 
     Then how much each way to build compiled after each change that leaves HLO as it was.
     """
+    with scratch.checkouts() as checkouts:
+        yield from _measure(checkouts, manifest)
+
+
+def _measure(checkouts: scratch.Checkouts, manifest: str | None) -> Iterator[figures.Figure]:
     cold: Row | None = None
-    for r in run(manifest):
+    for r in run(checkouts, manifest):
         cold = cold or r
         peers = [figures.Peer("cold build", n) for n in (cold.emits, cold.compiles, cold.seconds)]
         yield figures.exactly(f"{r.change}: emits", r.emits, r.want_emits, peers[0])
@@ -154,7 +154,7 @@ def measure(manifest: str | None) -> Iterator[figures.Figure]:
         yield figures.Figure(f"{r.change}", r.seconds, "s", peer=peers[2])
     for way in unchanged.WAYS:
         for compiler in unchanged.COMPILERS:
-            for u in unchanged.run(way, compiler):
+            for u in unchanged.run(way, compiler, checkouts):
                 what = f"{way}, {compiler}: {u.change}"
                 peer = figures.Peer("kernels", unchanged.KERNELS)
                 yield figures.exactly(f"{what}: compiles", u.counts.compiles, u.want_compiles, peer)

@@ -1,12 +1,14 @@
 """A scratch copy of this checkout, and Bazel builds in it whose executed actions are counted.
 
 Used by the benchmarks beside it and by the tests of the rules. Needs Bazel (through `bazelw`) and nothing of the user's build: each
-scratch folder has an output root, so that it starts cold and leaves nothing behind.
+scratch folder has an output root, so that it starts cold and leaves nothing behind. Tests use the same folders and servers in turn
+(`Checkouts`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import json
 import os
 import shlex
@@ -23,6 +25,12 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", "bazel-*", "__pycache__", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", ".venv", ".user.bazelrc"
 )
+
+SMALL_SERVER = ("--host_jvm_args=-XX:+UseSerialGC", "--host_jvm_args=-XX:CICompilerCount=1")
+"""Options of a server that has a few small builds to do: threads that collect and compile side by side cost more than they save."""
+
+ONE_WORKER = tuple(f"--worker_max_instances={mnemonic}=1" for mnemonic in ("NeuronEmit", "NeuronCompile"))
+"""A few small kernels are not worth the start of two workers each, which import JAX."""
 
 
 class BuildFailed(Exception):
@@ -63,12 +71,14 @@ class Checkout:
         output_root: Bazel's output user root.
         flags: options of every build.
         env: the environment's additions.
+        startup: options of the server.
     """
 
     path: Path
     output_root: Path
     flags: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    startup: Sequence[str] = ("--max_idle_secs=60",)
     folder: str = "."
     """The workspace inside the copy (`e2e/smoke`)."""
 
@@ -107,7 +117,7 @@ class Checkout:
 
     def start(self, command: str, *arguments: str, flags: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Starts a Bazel command; its standard output and error come through one pipe."""
-        words = [str(self.path / "bazelw"), f"--output_user_root={self.output_root}", "--max_idle_secs=60", command]
+        words = [str(self.path / "bazelw"), f"--output_user_root={self.output_root}", *self.startup, command]
         if command in ("build", "test", "run"):
             words += ["--color=no", "--curses=no", *self.flags, *flags]
         env = {
@@ -158,14 +168,114 @@ def copy(destination: Path) -> Path:
     return destination
 
 
+def mirror(source: Path, destination: Path) -> None:
+    """Makes the files of `destination` those of `source`, but for what builds leave in either; equal files are not touched."""
+    wanted, found = _files(source), _files(destination)
+    for name in found - wanted:
+        (destination / name).unlink()
+    for name in sorted(wanted):
+        ours, theirs = source / name, destination / name
+        if name not in found:
+            theirs.parent.mkdir(parents=True, exist_ok=True)
+        elif _same(ours, theirs):
+            continue
+        else:
+            theirs.unlink()
+        shutil.copy2(ours, theirs, follow_symlinks=False)
+
+
+def _files(folder: Path) -> set[str]:
+    """Returns the paths of files and links below a folder, without what builds leave in it."""
+    found: set[str] = set()
+    for parent, folders, files in os.walk(folder):
+        left_out = _LEFT_OUT(parent, [*folders, *files])
+        links = {name for name in folders if Path(parent, name).is_symlink()}
+        folders[:] = [name for name in folders if name not in left_out | links]
+        found |= {os.path.relpath(Path(parent, name), folder) for name in {*files, *links} - left_out}
+    return found
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.is_symlink() or other.is_symlink():
+        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
+    return filecmp.cmp(one, other, shallow=False) and one.stat().st_mode == other.stat().st_mode
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """Yields a temporary folder that is removed even where Bazel made folders of it read-only."""
+    with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-", ignore_cleanup_errors=True) as folder:
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["chmod", "-R", "u+w", folder], check=False)
+
+
 @contextlib.contextmanager
 def checkout(**kwargs: object) -> Iterator[Checkout]:
     """Yields a scratch checkout; its server is stopped and its files are removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-", ignore_cleanup_errors=True) as folder:
-        scratch = Checkout(copy(Path(folder) / "project"), Path(folder) / "out", **kwargs)  # type: ignore[arg-type]
+    with _folder() as folder:
+        scratch = Checkout(copy(folder / "project"), folder / "out", **kwargs)  # type: ignore[arg-type]
         try:
             yield scratch
         finally:
             scratch.bazel("shutdown", expect=None)
-            # Bazel makes its output folders read-only, and a folder that can't be removed would stay.
-            subprocess.run(["chmod", "-R", "u+w", folder], check=False)
+
+
+@dataclass
+class Checkouts:
+    """Scratch checkouts by name, each of which tests use in turn.
+
+    A test finds in one the files of the project and nothing built. The server and what it fetched stay: to start a server, and to
+    load and analyse the first time, costs it more than most tests do after that.
+
+    Attributes:
+        folder: where they are.
+        flags: options of every build.
+    """
+
+    folder: Path
+    flags: Sequence[str] = ()
+    _known: dict[str, Checkout] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def lend(
+        self, name: str, *, source: Path = CHECKOUT, flags: Sequence[str] = (), folder: str = "."
+    ) -> Iterator[Checkout]:
+        """Yields a checkout that nobody else uses until then.
+
+        Args:
+            name: which; the path below `self.folder`.
+            source: what it is a copy of.
+            flags: options of every build, beside `self.flags`.
+            folder: the workspace inside it, the same each time.
+        """
+        path = self.folder / name
+        mirror(source, path)
+        # The tests between may use other checkouts, or none.
+        startup = ["--max_idle_secs=600", *SMALL_SERVER]
+        lent = Checkout(path, self.folder / "out" / name, [*self.flags, *flags], startup=startup, folder=folder)
+        self._known[name] = lent
+        try:
+            yield lent
+        finally:
+            lent.env = {}
+            if lent.output_root.exists():
+                # It ends workers, too.
+                lent.bazel("clean")
+
+    def close(self) -> None:
+        for known in self._known.values():
+            if known.output_root.exists():
+                known.bazel("shutdown", expect=None)
+
+
+@contextlib.contextmanager
+def checkouts(flags: Sequence[str] = ()) -> Iterator[Checkouts]:
+    """Yields checkouts for several tests; their servers are stopped and their files are removed afterwards."""
+    with _folder() as folder:
+        made = Checkouts(folder, flags)
+        try:
+            yield made
+        finally:
+            made.close()

@@ -198,16 +198,16 @@ class Bazel:
 
     name = "Bazel"
 
-    def __init__(self, folder: Path, tree: Tree, compiler: str) -> None:
+    def __init__(self, folder: Path, tree: Tree, compiler: str, checkouts: scratch.Checkouts) -> None:
         self.tree = tree
-        self._folder = folder
+        self._checkouts = checkouts
+        self._lent = contextlib.ExitStack()
+        self._flags = [f"--disk_cache={folder / 'disk-cache'}", f"--//rules:compiler={compiler}", *scratch.ONE_WORKER]
+        self._checkout = self._lent.enter_context(checkouts.lend("project", source=tree.path, flags=self._flags))
+        tree.path = self._checkout.path
         tree.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:llama3.yaml")\n', "")
         tree.edit("manifests/BUILD.bazel", 'neuron_manifest(name = "llama3")\n', "")
-        flags = [f"--disk_cache={folder / 'disk-cache'}", f"--//rules:compiler={compiler}"]
-        # So few kernels are not worth the start of two workers, which import JAX after each change of kernelgen.
-        flags += [f"--worker_max_instances={mnemonic}=1" for mnemonic in ("NeuronEmit", "NeuronCompile")]
         tree.variables |= {"NEURON_KERNELGEN_NEFF_CACHE": str(folder / "neffs")}
-        self._checkout = scratch.Checkout(tree.path, folder / "out", flags)
 
     def build(self, *flags: str, checkout: scratch.Checkout | None = None) -> Counts:
         checkout = checkout or self._checkout
@@ -217,17 +217,11 @@ class Bazel:
         return Counts(done.emits, done.compiles)
 
     def moved(self) -> Counts:
-        self._checkout.bazel("shutdown")
-        path = self._folder / "elsewhere" / "moved"
-        shutil.copytree(self.tree.path, path, ignore=shutil.ignore_patterns("bazel-*"), symlinks=True)
-        moved = scratch.Checkout(path, self._folder / "out2", self._checkout.flags)
-        try:
+        with self._checkouts.lend("elsewhere/moved", source=self.tree.path, flags=self._flags) as moved:
             return self.build(checkout=moved)
-        finally:
-            moved.bazel("shutdown", expect=None)
 
     def close(self) -> None:
-        self._checkout.bazel("shutdown", expect=None)
+        self._lent.close()
 
 
 class CMake:
@@ -235,7 +229,7 @@ class CMake:
 
     name = "CMake"
 
-    def __init__(self, folder: Path, tree: Tree, compiler: str) -> None:
+    def __init__(self, folder: Path, tree: Tree, compiler: str, checkouts: scratch.Checkouts) -> None:
         self.tree = tree
         self._folder = folder
         self._compiler = compiler
@@ -280,7 +274,7 @@ class CommandLine:
 
     name = "kernelgen build"
 
-    def __init__(self, folder: Path, tree: Tree, compiler: str) -> None:
+    def __init__(self, folder: Path, tree: Tree, compiler: str, checkouts: scratch.Checkouts) -> None:
         self.tree = tree
         self._folder = folder
         self._compiler = compiler
@@ -300,7 +294,7 @@ class CommandLine:
         }
         targets = [f"--target={target}" for target in self.tree.targets]
         words = [self.tree.python, "-m", "kernelgen", "build", root / "manifests/basic.yaml", *targets]
-        text = cmake_project.run(*words, "--compiler", self._compiler, "-o", self._folder / output, env=env)
+        text = cmake_project.run(*words, "-j1", "--compiler", self._compiler, "-o", self._folder / output, env=env)
         match = re.search(r"\d+ built \((\d+) compiled", text)
         assert match, text
         return Counts(None, int(match[1]))
@@ -314,7 +308,11 @@ class CommandLine:
         pass
 
 
-WAYS: Mapping[str, Callable[[Path, Tree, str], Way]] = {"Bazel": Bazel, "CMake": CMake, "kernelgen build": CommandLine}
+WAYS: Mapping[str, Callable[[Path, Tree, str, scratch.Checkouts], Way]] = {
+    "Bazel": Bazel,
+    "CMake": CMake,
+    "kernelgen build": CommandLine,
+}
 
 
 # --- the changes ----------------------------------------------------------------------------------------------------------
@@ -436,8 +434,8 @@ CHANGES = (
 
 
 @contextlib.contextmanager
-def prepared(way: str, compiler: str) -> Iterator[tuple[Way, Path]]:
-    """Yields a way to build, and the file in which the double of neuronx-cc writes its runs."""
+def prepared(way: str, compiler: str, checkouts: scratch.Checkouts) -> Iterator[tuple[Way, Path]]:
+    """Yields a way to build, and the file in which the double of neuronx-cc writes its runs; Bazel builds in one of `checkouts`."""
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-", ignore_cleanup_errors=True) as text:
         folder = Path(text)
         tree = Tree(scratch.copy(folder / "project"), Environments(folder / "cache"))
@@ -453,18 +451,16 @@ def prepared(way: str, compiler: str) -> Iterator[tuple[Way, Path]]:
             program.chmod(0o755)
             program.with_name("neuronx-cc.json").write_text(json.dumps({"record": str(record), "steady": True}))
             tree.variables["NEURON_SDK"] = str(folder / "sdk")
-        built = WAYS[way](folder, tree, compiler)
+        built = WAYS[way](folder, tree, compiler, checkouts)
         try:
             yield built, record
         finally:
             built.close()
-            # Bazel makes its output folders read-only, and a folder that can't be removed would stay.
-            subprocess.run(["chmod", "-R", "u+w", folder], check=False)
 
 
-def run(way: str, compiler: str) -> Iterator[Row]:
+def run(way: str, compiler: str, checkouts: scratch.Checkouts) -> Iterator[Row]:
     """Yields a row per change, built in one way with one compiler."""
-    with prepared(way, compiler) as (built, record):
+    with prepared(way, compiler, checkouts) as (built, record):
         for change in CHANGES:
             if way not in change.ways or compiler not in change.compilers:
                 continue

@@ -20,12 +20,14 @@ import pytest
 import scratch
 from kernelgen.emitters.limit import EMIT_TIMEOUT
 
+pytestmark = pytest.mark.together("builds")
+
 FAKE = Path(__file__).resolve().parents[1] / "compilers" / "fake_neuronx_cc"
 
 
 @pytest.fixture(scope="module")
-def checkout() -> Iterator[scratch.Checkout]:
-    with scratch.checkout() as made:
+def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
+    with checkouts.lend("project") as made:
         # Only the basic manifest: what is tested here does not depend on how many kernels there are.
         made.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:llama3.yaml")\n', "")
         made.edit("WORKSPACE", '        "//manifests:llama3.yaml",\n', "")
@@ -62,9 +64,10 @@ def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.C
     checkout.bazel("build", "//manifests:basic_trn1")
     whole = digest(checkout)
     checkout.bazel("clean")
-    checkout.bazel("shutdown")
     checkout.bazel("build", "--nobuild", "//manifests:basic_trn1")
-    with checkout.start("build", "//manifests:basic_trn1") as build:
+    # `clean` ended those of the first build.
+    assert not workers(checkout)
+    with checkout.start("build", "--worker_max_instances=NeuronEmit=2", "//manifests:basic_trn1") as build:
         # Its first steps have begun, and import JAX.
         while not workers(checkout) and build.poll() is None:
             time.sleep(0.01)
@@ -90,7 +93,8 @@ def test_no_lock_of_modules_is_written_or_read(checkout: scratch.Checkout) -> No
 
 
 def test_the_choice_of_the_simulator_is_said_once(checkout: scratch.Checkout) -> None:
-    checkout.bazel("shutdown")
+    # A target that is analysed already says nothing.
+    checkout.bazel("clean")
     output = checkout.bazel("build", "//manifests:basic_trn1", "//manifests:basic_inf2").output
     assert output.count("NEFFs are made for the simulator") == 1
 

@@ -6,6 +6,8 @@ import pytest
 
 import scratch
 
+pytestmark = pytest.mark.together("smoke")
+
 READS = """
 FACTOR = float(__import__("pathlib").Path(__file__).with_name("factor.txt").read_text())
 
@@ -14,8 +16,8 @@ FACTOR = float(__import__("pathlib").Path(__file__).with_name("factor.txt").read
 
 
 @pytest.mark.parametrize("mode", [[], ["--config=workspace"]], ids=["bzlmod", "workspace"])
-def test_data_is_declared(mode: list[str]) -> None:
-    with scratch.checkout(folder="e2e/smoke", flags=mode) as checkout:
+def test_data_is_declared(mode: list[str], checkouts: scratch.Checkouts) -> None:
+    with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
         kernels = "e2e/smoke/my_kernels"
         checkout.edit(f"{kernels}/squared_relu.py", '\n@emitter("squared_relu")', READS)
         checkout.edit(f"{kernels}/squared_relu.py", "jnp.float32(scale)", "jnp.float32(scale * FACTOR)")

@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 
 import pytest
+from _pytest.mark import ParameterSet
 
 import incremental
 import scratch
 import unchanged
 
 
-def test_every_change_runs_exactly_the_actions_it_must() -> None:
-    rows = list(incremental.run(incremental.SMALL))
+def built(way: str, *arguments: str) -> ParameterSet:
+    """Returns the parameters of a test that builds in one way; those with Bazel use the same servers."""
+    return pytest.param(way, *arguments, marks=[pytest.mark.together("changes")] if way == "Bazel" else [])
+
+
+@pytest.mark.together("changes")
+def test_every_change_runs_exactly_the_actions_it_must(checkouts: scratch.Checkouts) -> None:
+    rows = list(incremental.run(checkouts, incremental.SMALL))
     counts = {r.change: (r.emits, r.compiles) for r in rows}
     assert counts == {r.change: (r.want_emits, r.want_compiles) for r in rows}
     assert len(rows) == 8
@@ -24,10 +31,10 @@ def test_every_change_runs_exactly_the_actions_it_must() -> None:
 
 # The benchmark has the simulator for the others, too; they find its NEFFs as they find those of neuronx-cc.
 @pytest.mark.parametrize(
-    ("way", "compiler"), [("Bazel", "simulator"), *((way, "neuronx-cc") for way in unchanged.WAYS)]
+    ("way", "compiler"), [built("Bazel", "simulator"), *(built(way, "neuronx-cc") for way in unchanged.WAYS)]
 )
-def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str) -> None:
-    rows = list(unchanged.run(way, compiler))
+def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str, checkouts: scratch.Checkouts) -> None:
+    rows = list(unchanged.run(way, compiler, checkouts))
     counts = {r.change: (r.counts.compiles, r.counts.runs) for r in rows}
     runs = [r.want_runs if compiler == "neuronx-cc" else None for r in rows]
     assert counts == {r.change: (r.want_compiles, n) for r, n in zip(rows, runs, strict=True)}
@@ -37,14 +44,14 @@ def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str) -> 
     assert len(changed) >= 4 or way == "kernelgen build"
 
 
-@pytest.mark.parametrize("way", list(unchanged.WAYS))
-def test_a_new_lint_rule_refuses_what_was_compiled_and_compiles_nothing(way: str) -> None:
-    with unchanged.prepared(way, "neuronx-cc") as (built, record):
-        built.build()
+@pytest.mark.parametrize("way", [built(way) for way in unchanged.WAYS])
+def test_a_new_lint_rule_refuses_what_was_compiled_and_compiles_nothing(way: str, checkouts: scratch.Checkouts) -> None:
+    with unchanged.prepared(way, "neuronx-cc", checkouts) as (builds, record):
+        builds.build()
         runs = record.read_text()
-        unchanged.add_lint_rule(built.tree, 'lambda m, target: [(None, "it is refused")]')
+        unchanged.add_lint_rule(builds.tree, 'lambda m, target: [(None, "it is refused")]')
         with pytest.raises(scratch.BuildFailed) as caught:
-            built.build()
+            builds.build()
         kernels = set(
             re.findall(r"error: kernel (\S+) for trn1: \[kernelgen/added\] module: it is refused", str(caught.value))
         )

@@ -6,10 +6,14 @@ import pytest
 
 import scratch
 
+pytestmark = pytest.mark.together("smoke")
+
 
 @pytest.mark.parametrize("mode", [[], ["--config=workspace"]], ids=["bzlmod", "workspace"])
-def test_a_repository_that_uses_the_rules_builds_and_its_program_finds_its_kernels(mode: list[str]) -> None:
-    with scratch.checkout(folder="e2e/smoke", flags=mode) as checkout:
+def test_a_repository_that_uses_the_rules_builds_and_its_program_finds_its_kernels(
+    mode: list[str], checkouts: scratch.Checkouts
+) -> None:
+    with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
         result = checkout.bazel("test", "//...")
         assert (result.emits, result.compiles) == (2, 2)
         assert "1 test passes" in result.output

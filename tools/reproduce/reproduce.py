@@ -150,7 +150,10 @@ def bazel(
     before = os.umask(conditions.umask)
     try:
         checkout = scratch.Checkout(
-            scratch.copy(root / "project"), root.parent / f"out{conditions.jobs}", env=conditions.env
+            scratch.copy(root / "project"),
+            root.parent / f"out{conditions.jobs}",
+            env=conditions.env,
+            startup=["--max_idle_secs=60", *scratch.SMALL_SERVER],
         )
         try:
             # A symlink forest in a folder with spaces is Bazel's business; the checkout is ours.
