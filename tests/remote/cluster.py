@@ -47,30 +47,37 @@ def _program(name: str, *folders: str) -> Path | None:
     return Path(found) if found else None
 
 
+PACKAGES = ("buildbox", "nginx", "postgresql")
+"""Debian's, of the servers."""
+
+
 @functools.cache
-def _unpacked(package: str) -> Path:
-    """Unpacks one of Debian's packages with all it needs; nothing is installed, and the folder lasts as long as this process.
+def _unpacked() -> Path:
+    """Unpacks Debian's packages with all they need; nothing is installed, and the folder lasts as long as this process.
 
     Raises:
         Missing: it can't be had.
     """
     if not shutil.which("apt-get"):
-        raise Missing(f"{package} is not installed, and only on Debian could its packages be unpacked")
+        raise Missing("only on Debian could packages be unpacked")
     folder = tempfile.mkdtemp(prefix="neuron-kernelgen-debian-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # PostgreSQL does not run as root, and reads its own files.
     Path(folder).chmod(0o755)
-    command = [str(UNPACK), "forky", folder, folder, "--has", "python3", package]
+    command = [str(UNPACK), "forky", folder, folder, "--has", "python3", *PACKAGES]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=900)
     if done.returncode:
-        raise Missing(f"{package} can't be unpacked: {done.stdout}")
+        raise Missing(f"the packages {', '.join(PACKAGES)} can't be unpacked: {done.stdout}")
     return Path(folder)
 
 
 def _need(name: str, package: str, *folders: str) -> Path:
     found = _program(name, *folders)
     if not found:
-        root = _unpacked(package)
+        try:
+            root = _unpacked()
+        except Missing as missing:
+            raise Missing(f"{package} is not installed, and {missing}") from None
         places = [f"{root}{folder}" for folder in ("/usr/bin", "/usr/sbin", *folders)]
         found = next(
             (path / name for place in places for path in Path("/").glob(place[1:]) if (path / name).exists()), None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import cluster as clusters
 import pytest
+import yaml
 
 import incremental
 import scratch
@@ -65,9 +67,21 @@ def jobs(worker: clusters.Server) -> int:
     return worker.log.read_text(errors="replace").count("Runner exited with code 0")
 
 
-def test_two_checkouts_share_an_http_cache(folder: Path) -> None:
+def keep(checkout: scratch.Checkout, kernels: int) -> None:
+    """Leaves so many kernels in the basic manifest: a worker of a cluster imports JAX for each emit and each compile."""
+    path = checkout.path / "manifests/basic.yaml"
+    manifest = yaml.safe_load(path.read_text())
+    assert len(manifest["kernels"]) > kernels
+    # YAML reads JSON.
+    path.write_text(json.dumps(manifest | {"kernels": manifest["kernels"][:kernels]}))
+
+
+def test_two_checkouts_share_an_http_cache(
+    folder: Path, checkout: scratch.Checkout, checkouts: scratch.Checkouts
+) -> None:
+    first = checkout
     try:
-        with clusters.http_cache(folder / "cache") as url, scratch.checkout() as first, scratch.checkout() as second:
+        with clusters.http_cache(folder / "cache") as url, checkouts.lend("elsewhere/second") as second:
             flags = ["--config=remote-cache", f"--remote_cache={url}"]
             cold = first.bazel("build", "//manifests:basic_trn1", flags=flags)
             assert (cold.emits, cold.compiles) == (10, 10)
@@ -80,84 +94,85 @@ def test_two_checkouts_share_an_http_cache(folder: Path) -> None:
         pytest.skip(f"no HTTP cache here: {missing}")
 
 
-def test_a_model_is_built_by_two_workers(cluster: clusters.Cluster) -> None:
+def test_a_model_is_built_by_two_workers(cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
     workers = [cluster.worker(name, SIMULATOR) for name in ("one", "two")]
-    with scratch.checkout() as checkout:
-        # A worker of a cluster imports JAX for each kernel that it emits: the model has every kind of kernel, and few of each.
-        (checkout.path / "manifests/llama3.yaml").write_text(incremental.SMALL)
-        flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
-        target = "//manifests:llama3_trn1"
-        cold = checkout.bazel("build", target, flags=flags)
-        ran = ran_where(checkout)
-        assert {where for (what, where), count in ran.items() if count and what != "NeuronDriver"} == {"remote"}
-        assert cold.emits == cold.compiles == ran["NeuronEmit", "remote"] > 20
-        assert all(jobs(worker) > 10 for worker in workers), [jobs(worker) for worker in workers]
-        built = packs(checkout, target)
-        checkout.bazel("clean")
-        warm = checkout.bazel("build", target, flags=flags)
-        assert (warm.emits, warm.compiles) == (0, 0)
-        assert warm.cached["NeuronEmit"] == warm.cached["NeuronCompile"] == cold.emits
-        # What the cluster made is what this machine makes.
-        assert built == packs(checkout, target)
-        checkout.bazel("clean")
-        checkout.bazel("build", target)
-        assert built == packs(checkout, target)
+    # Every kind of kernel that a model has, and few of each.
+    (checkout.path / "manifests/llama3.yaml").write_text(incremental.SMALL)
+    flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
+    target = "//manifests:llama3_trn1"
+    cold = checkout.bazel("build", target, flags=flags)
+    ran = ran_where(checkout)
+    assert {where for (what, where), count in ran.items() if count and what != "NeuronDriver"} == {"remote"}
+    assert cold.emits == cold.compiles == ran["NeuronEmit", "remote"] > 20
+    assert all(jobs(worker) > 10 for worker in workers), [jobs(worker) for worker in workers]
+    built = packs(checkout, target)
+    checkout.bazel("clean")
+    warm = checkout.bazel("build", target, flags=flags)
+    assert (warm.emits, warm.compiles) == (0, 0)
+    assert warm.cached["NeuronEmit"] == warm.cached["NeuronCompile"] == cold.emits
+    # What the cluster made is what this machine makes.
+    assert built == packs(checkout, target)
+    checkout.bazel("clean")
+    checkout.bazel("build", target)
+    assert built == packs(checkout, target)
 
 
-def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster) -> None:
+def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
     victim = cluster.worker("victim", SIMULATOR)
     cluster.worker("survivor", SIMULATOR)
-    with scratch.checkout() as checkout:
-        flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
+    keep(checkout, 6)
+    flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
 
-        def kill() -> None:
-            wait_until(lambda: jobs(victim) >= 3, 300, "the worker's third action")
-            # It has its next action by then.
-            time.sleep(0.5)
-            victim.kill()
+    def kill() -> None:
+        wait_until(lambda: jobs(victim) >= 3, 300, "the worker's third action")
+        # It has its next action by then.
+        time.sleep(0.5)
+        victim.kill()
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        result = checkout.bazel("build", "//manifests:basic_trn1", flags=flags)
-        killer.join()
-        assert victim.process.returncode not in (None, 0)
-        assert (result.emits, result.compiles) == (10, 10)
-        built = packs(checkout, "//manifests:basic_trn1")
-        checkout.bazel("clean")
-        checkout.bazel("build", "//manifests:basic_trn1")
-        assert built == packs(checkout, "//manifests:basic_trn1")
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = checkout.bazel("build", "//manifests:basic_trn1", flags=flags)
+    killer.join()
+    assert victim.process.returncode not in (None, 0)
+    assert (result.emits, result.compiles) == (6, 6)
+    built = packs(checkout, "//manifests:basic_trn1")
+    checkout.bazel("clean")
+    checkout.bazel("build", "//manifests:basic_trn1")
+    assert built == packs(checkout, "//manifests:basic_trn1")
 
 
-def test_a_worker_without_the_compiler_is_never_given_a_compile(cluster: clusters.Cluster) -> None:
+def test_a_worker_without_the_compiler_is_never_given_a_compile(
+    cluster: clusters.Cluster, checkout: scratch.Checkout
+) -> None:
     """It emits, and holds another version of the compiler; compiles wait for the worker that has the right one."""
     other = cluster.worker("other", {"neuron-compiler": ["neuronx-cc 2.24.5133.0+58f8de22"], "neuron-target": ["trn1"]})
-    with scratch.checkout() as checkout:
-        flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
-        results: list[scratch.Result] = []
-        building = threading.Thread(
-            target=lambda: results.append(checkout.bazel("build", "//manifests:basic_trn1", flags=flags))
-        )
-        building.start()
-        try:
-            # Ten emits, and the check of their HLO.
-            wait_until(lambda: jobs(other) >= 11, 300, "ten emits")
-            # Time enough for the scheduler to make a mistake: it assigns ten times a second.
-            time.sleep(10)
-            assert jobs(other) == 11
-        finally:
-            # Without it the build would wait for ever.
-            right = cluster.worker("right", SIMULATOR)
-            building.join(timeout=300)
-        assert results and (results[0].emits, results[0].compiles) == (10, 10)
-        # The bundle may be made by either.
-        assert jobs(right) >= 10
-        assert jobs(other) - 11 + jobs(right) - 10 <= 2
+    kernels = 4
+    keep(checkout, kernels)
+    flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
+    results: list[scratch.Result] = []
+    building = threading.Thread(
+        target=lambda: results.append(checkout.bazel("build", "//manifests:basic_trn1", flags=flags))
+    )
+    building.start()
+    try:
+        # And the check of their HLO.
+        wait_until(lambda: jobs(other) >= kernels + 1, 300, f"{kernels} emits")
+        # Time enough for the scheduler to make a mistake: it assigns ten times a second.
+        time.sleep(10)
+        assert jobs(other) == kernels + 1
+    finally:
+        # Without it the build would wait for ever.
+        right = cluster.worker("right", SIMULATOR)
+        building.join(timeout=300)
+    assert results and (results[0].emits, results[0].compiles) == (kernels, kernels)
+    # The bundle may be made by either.
+    assert jobs(right) >= kernels
+    assert jobs(other) - kernels - 1 + jobs(right) - kernels <= 2
 
 
-def test_a_preset_that_was_not_filled_in_says_so(tmp_path: Path) -> None:
-    with scratch.checkout() as checkout:
-        output = checkout.bazel("build", "--config=rbe", "//manifests:basic_trn1", expect=None).output
-        assert "name-your-cluster-in.user.bazelrc.invalid" in output
+def test_a_preset_that_was_not_filled_in_says_so(checkout: scratch.Checkout) -> None:
+    output = checkout.bazel("build", "--config=rbe", "//manifests:basic_trn1", expect=None).output
+    assert "name-your-cluster-in.user.bazelrc.invalid" in output
 
 
 def test_nothing_is_left_running(folder: Path) -> None:
