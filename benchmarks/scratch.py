@@ -162,6 +162,26 @@ def spawns(log: Path) -> Iterator[dict[str, object]]:
         yield spawn
 
 
+def cache_folder() -> Path:
+    """Returns where the user's environments are kept, and the Bazel that `bazelw` unpacked."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("NEURON_KERNELGEN_CACHE") or Path(base) / "neuron-kernelgen")
+
+
+def provide_bazel(cache: Path) -> None:
+    """Gives another cache folder the Bazel that `bazelw` unpacked for the user, if it did: it would download it again."""
+    for unpacked in cache_folder().glob("debian-bazel-*"):
+        if (unpacked / "bazel").is_file():
+            provided = cache / unpacked.name
+            provided.mkdir(parents=True)
+            for entry in unpacked.iterdir():
+                # `bazelw` writes the files at each call; the launcher among them names the folders where they are.
+                if entry.is_dir():
+                    (provided / entry.name).symlink_to(entry)
+                else:
+                    shutil.copy2(entry, provided)
+
+
 def copy(destination: Path) -> Path:
     """Copies the project, without what builds leave in it."""
     shutil.copytree(CHECKOUT, destination, ignore=_LEFT_OUT, symlinks=True)

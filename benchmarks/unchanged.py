@@ -208,6 +208,7 @@ class Bazel:
         tree.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:llama3.yaml")\n', "")
         tree.edit("manifests/BUILD.bazel", 'neuron_manifest(name = "llama3")\n', "")
         tree.variables |= {"NEURON_KERNELGEN_NEFF_CACHE": str(folder / "neffs")}
+        scratch.provide_bazel(tree.environments.folder)
 
     def build(self, *flags: str, checkout: scratch.Checkout | None = None) -> Counts:
         checkout = checkout or self._checkout

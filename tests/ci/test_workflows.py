@@ -94,13 +94,11 @@ class Runner:
 
 def provide_python(runner: Runner) -> None:
     """Spares the first run the download of its packages."""
-    base = os.environ.get("NEURON_KERNELGEN_CACHE") or (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuron-kernelgen"
-    )
-    if (Path(base) / "python").is_dir():
+    base = scratch.cache_folder()
+    if (base / "python").is_dir():
         folder = runner.home / ".cache" / "neuron-kernelgen" / "python"
         folder.mkdir(parents=True)
-        for environment in (Path(base) / "python").iterdir():
+        for environment in (base / "python").iterdir():
             (folder / environment.name).symlink_to(environment)
 
 
@@ -116,8 +114,14 @@ def test_a_repository_with_bazel(tmp_path: Path) -> None:
         (checkout.path / "manifests/llama3.yaml").write_text(MANIFEST)
         first, second = (Runner(tmp_path / name, checkout.path) for name in ("first", "second"))
         provide_python(first)
+        for runner in (first, second):
+            # A machine of GitHub's has Bazelisk.
+            scratch.provide_bazel(runner.home / ".cache" / "neuron-kernelgen")
         # Bazel takes ~ from the user's entry in the system, not from HOME.
-        rc = "build:disk-cache --disk_cache={}/.cache/neuron-kernelgen/bazel\n"
+        rc = "build:disk-cache --disk_cache={}/.cache/neuron-kernelgen/bazel\n" + "".join(
+            [f"startup {option}\n" for option in scratch.SMALL_SERVER]
+            + [f"build {option}\n" for option in scratch.ONE_WORKER]
+        )
         try:
             (checkout.path / ".user.bazelrc").write_text(rc.format(first.home))
             assert rows(first.run("bazel.yml"))[:2] == [["emitted", "2", "0", "0"], ["compiled", "2", "0", "0"]]
