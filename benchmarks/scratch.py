@@ -262,7 +262,7 @@ class Checkouts:
     def lend(
         self, name: str, *, source: Path = CHECKOUT, flags: Sequence[str] = (), folder: str = "."
     ) -> Iterator[Checkout]:
-        """Yields a checkout that nobody else uses until then.
+        """Yields a checkout; what is changed and built there is undone afterwards, or when it is lent the next time.
 
         Args:
             name: which; the path below `self.folder`.

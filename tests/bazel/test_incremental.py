@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 import incremental
 import scratch
 import unchanged
 
 
-def built(way: str, *arguments: str) -> ParameterSet:
+def built(way: str, *arguments: str) -> Any:
     """Returns the parameters of a test that builds in one way; those with Bazel use the same servers."""
     return pytest.param(way, *arguments, marks=[pytest.mark.together("changes")] if way == "Bazel" else [])
 

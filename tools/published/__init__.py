@@ -247,7 +247,7 @@ SMALL = "Small"
 
 def _small() -> Header:
     return decoder(
-        "llama", n_embd=64, n_head=4, n_head_kv=2, n_ff=96, n_vocab=128, eps=1e-5, freq_base=10000.0, context_length=256
+        "llama", n_embd=64, n_head=4, n_head_kv=2, n_ff=64, n_vocab=64, eps=1e-5, freq_base=10000.0, context_length=256
     )
 
 
@@ -284,7 +284,7 @@ MANIFESTS = (
         "llama3",
         SMALL,
         "F16",
-        ("--n-ctx", "256", "--n-tokens", "1,16", "--target", "trn1", "--target", "inf2"),
+        ("--n-ctx", "256", "--n-tokens", "16", "--n-outputs", "16", "--target", "trn1", "--target", "inf2"),
     ),
     *(
         Manifest(FOLDER / f"{manifest_name(model, ftype)}.yaml", manifest_name(model, ftype), model, ftype)
