@@ -15,8 +15,9 @@ import pytest
 os.environ["NEURON_KERNELGEN_NEFF_CACHE"] = "off"
 os.environ.pop("NEURON_KERNELGEN_SHARED_CACHE", None)
 
-# Tests run a kernel once or a few times, on small tensors: XLA compiles in two thirds of the time without LLVM's optimizations.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Tests run a kernel once or a few times, on small tensors: XLA compiles in a third of the time without LLVM's optimizations, and when
+# LLVM rather than XLA's own passes on MLIR lowers what is fused.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 
 @pytest.fixture(scope="session")
