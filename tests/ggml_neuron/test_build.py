@@ -21,7 +21,7 @@ BACKEND = ROOT / "backend" / "ggml-neuron"
 def cmake(source: Path, build: Path, *arguments: str, target: str = "ggml-neuron") -> Path:
     """Configures and builds a target with CMake; returns the plugin that came out."""
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-O0", "-DCMAKE_C_FLAGS=-O0"]
+    options = ["-DCMAKE_BUILD_TYPE=None"]  # which optimizes nothing
     for command in (
         ["cmake", *generator, "-S", source, "-B", build, *options, *arguments],
         ["cmake", "--build", build, "--parallel", "2", "--target", target],

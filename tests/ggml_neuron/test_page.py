@@ -45,9 +45,9 @@ def checkout(tmp_path: Path, llama_cpp: Path) -> Path:
 def shell(command: str, folder: Path, **variables: str | Path) -> str:
     """Runs a command line in a folder, and returns what it prints."""
     environment = os.environ | {"CMAKE_GENERATOR": "Ninja" if shutil.which("ninja") else "Unix Makefiles"}
-    environment |= {"NEURON_KERNELGEN_PYTHON": sys.executable, "NEURON_KERNELGEN_NEFF_CACHE": "off"} | {
-        name: str(value) for name, value in variables.items()
-    }
+    environment |= {"NEURON_KERNELGEN_PYTHON": sys.executable, "NEURON_KERNELGEN_NEFF_CACHE": "off"}
+    # No statement here is on optimized code, and the page's commands leave the type to CMake.
+    environment |= {"CMAKE_BUILD_TYPE": "None"} | {name: str(value) for name, value in variables.items()}
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
