@@ -1,0 +1,23 @@
+# Within llama.cpp, when all of its targets are there: compile many files as one, as llama.cpp does for src/models. Most of the time of
+# compiling a file goes into the headers that all of them read.
+
+function(compile_together target)
+    get_target_property(folder ${target} SOURCE_DIR)
+    get_target_property(sources ${target} SOURCES)
+    list(FILTER sources INCLUDE REGEX "\\.cpp$")
+    list(TRANSFORM sources PREPEND "${folder}/" REGEX "^[^/]")
+    list(TRANSFORM ARGN PREPEND "${folder}/" OUTPUT_VARIABLE alone)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+    set_source_files_properties(${sources} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION OFF)
+    set_source_files_properties(${alone} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
+function(hasten)
+    # Each file that is named has a name for something that another file names alike.
+    compile_together(llama llama-kv-cache-dsv4.cpp)
+    compile_together(llama-common json.cpp jinja/value.cpp)
+    # No test calls it.
+    target_compile_options(cpp-httplib PRIVATE -O0)
+endfunction()
+
+cmake_language(DEFER CALL hasten)
