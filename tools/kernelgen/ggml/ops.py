@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 N_WORDS = 16
@@ -98,6 +98,34 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """Along which axes the rows of an op are independent of each other: those of tokens, in a model's graph.
+
+    A node of n tokens can be computed piece by piece, by kernels for other numbers of tokens. Axis 0 is the fastest.
+
+    Attributes:
+        result: axis of the result; None when the op writes to rows of its alias, and each piece has the result whole.
+        sources: the axis of each source that is cut, by the source's index; each piece has the other sources whole.
+        outermost: the result's axis is its outermost one, and the sources are cut along the same; `result` and `sources` are empty.
+        broadcast: with `outermost`, a source that has one element along the axis is whole.
+        more: axes along which a kernel's sources may be longer than the node's, by the source's index.
+        mask: the source that hides what is beyond the node's own elements along `more`; None when nothing reads them.
+    """
+
+    result: int | None = None
+    sources: Mapping[int, int] = field(default_factory=dict)
+    outermost: bool = False
+    broadcast: bool = False
+    more: Mapping[int, int] = field(default_factory=dict)
+    mask: int | None = None
+
+
+ROWS = Tokens(outermost=True)
+"""All sources have as many rows as the result."""
+BROADCAST = Tokens(outermost=True, broadcast=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One op a kernel can be named for.
 
@@ -110,6 +138,7 @@ class Op:
         alias: the input whose memory the result shares, for ops that ggml defines in place.
         updates: inputs that the op changes besides.
         custom: whether ggml has no such op. Its emitter defines it: it has no `op_params`, and any parameters.
+        tokens: how it is cut along tokens, the first that fits a node; empty when it can't be cut.
     """
 
     name: str
@@ -120,6 +149,7 @@ class Op:
     alias: int | None = None
     updates: tuple[int, ...] = ()
     custom: bool = False
+    tokens: tuple[Tokens, ...] = ()
     by_name: Mapping[str, Param] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -388,8 +418,30 @@ def _build() -> dict[str, Op]:
         Op("get_rel_pos", ("src0",), 1),
         Op("add_rel_pos", ("src0", "pw", "ph"), 3, (Param("inplace", 0, bool, False),)),
     ]
-    return {op.name: op for op in ops}
+    return {op.name: replace(op, tokens=_TOKENS.get(op.name, ())) for op in ops}
 
+
+_TOKENS: Mapping[str, tuple[Tokens, ...]] = {
+    # rows of b; one matrix, not a batch
+    "mul_mat": (Tokens(result=1, sources={1: 1}),),
+    "mul_mat_id": (Tokens(result=2, sources={1: 2, 2: 1}),),
+    "add_id": (Tokens(result=2, sources={0: 2, 2: 1}),),
+    "rope": (Tokens(result=2, sources={0: 2, 1: 0}),),
+    "rope_back": (Tokens(result=2, sources={0: 2, 1: 0}),),
+    # from one table, or of each token's own (the weights of the experts that were chosen)
+    "get_rows": (Tokens(result=1, sources={1: 0}, more={0: 1}), Tokens(result=2, sources={0: 2, 1: 1})),
+    "set_rows": (Tokens(sources={0: 1, 1: 0}),),
+    "flash_attn_ext": (Tokens(result=2, sources={0: 1, 3: 1}, more={1: 1, 2: 1, 3: 0}, mask=3),),
+    **dict.fromkeys(("add", "sub", "mul", "div", "repeat"), (BROADCAST,)),
+    **dict.fromkeys(
+        (
+            *("sqr", "sqrt", "log", "sin", "cos", "sum_rows", "mean", "cumsum", "cont", "dup", "cpy", "scale", "clamp"),
+            *("norm", "rms_norm", "l2_norm", "soft_max", "argsort", "top_k", "concat", "leaky_relu", *UNARY, *GLU),
+        ),
+        (ROWS,),
+    ),
+}
+"""How ops are cut along tokens. Each is tested against the op's reference: tests/kernels/test_tokens.py."""
 
 OPS = MappingProxyType(_build())
 """Every op that a manifest can name, by name."""

@@ -1,0 +1,144 @@
+"""Cutting a node along its tokens: what kernels for other numbers of tokens, or longer caches, have instead of its tensors.
+
+Which axis of which tensor is the tokens' stands beside each op (`kernelgen.ggml.ops.Tokens`). The backend cuts alike
+(`backend/ggml-neuron/tokens.cpp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kernelgen.ggml.ops import Tokens, op
+from kernelgen.ggml.tensor import TensorDesc, dense_strides
+
+Tensors = tuple[TensorDesc | None, ...]
+"""The inputs and then the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A way to cut a node.
+
+    Attributes:
+        rule: what it follows.
+        tensors: the node's.
+        axes: along which each tensor is cut; None: each piece has it whole.
+        n: tokens of the node.
+        n_more: elements along the axes of `rule.more`; None when there are none, or nothing would hide what is beyond.
+    """
+
+    rule: Tokens
+    tensors: Tensors
+    axes: tuple[int | None, ...]
+    n: int
+    n_more: int | None
+
+    def piece(self, n: int, n_more: int | None = None) -> Tensors:
+        """Returns the tensors of a kernel for `n` tokens and, unless None, `n_more` elements along the axes of `rule.more`.
+
+        Strides are the node's, but for a mask that is made longer.
+        """
+        return tuple(
+            t and self._piece(i, t, axis, n, n_more)
+            for i, (t, axis) in enumerate(zip(self.tensors, self.axes, strict=True))
+        )
+
+    def _piece(self, i: int, t: TensorDesc, axis: int | None, n: int, n_more: int | None) -> TensorDesc:
+        ne, nb = list(t.ne), t.nb
+        if axis is not None:
+            ne[axis] = n
+        more = self.rule.more.get(i) if i < len(self.tensors) - 1 else None
+        if more is not None and None not in (self.n_more, n_more) and n_more != self.n_more:
+            assert n_more is not None
+            ne[more] = n_more
+            if i == self.rule.mask:
+                nb = dense_strides((ne[0], ne[1], ne[2], ne[3]), t.dtype)
+        return TensorDesc.make(ne, t.dtype, nb)
+
+    @property
+    def family(self) -> tuple[Hashable, ...]:
+        """What kernels for other numbers have in common with this one: equal for those, and for few others."""
+        return (
+            self.rule.result,
+            self.axes,
+            *(self._family(i, t) for i, t in enumerate(self.tensors)),
+        )
+
+    def _family(self, i: int, t: TensorDesc | None) -> Hashable:
+        if t is None:
+            return None
+        more = self.rule.more.get(i) if i < len(self.tensors) - 1 else None
+        open_ = {self.axes[i], more}
+        strides = (
+            0 if d in open_ or t.ne[d] == 1 or (more == 0 and d <= max(self.axes[i] or 0, 0)) else t.nb[d]
+            for d in range(4)
+        )
+        return t.dtype, tuple(0 if d in open_ else t.ne[d] for d in range(4)), tuple(strides)
+
+
+def cuts(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Iterator[Cut]:
+    """Yields the ways in which a node of the op `name` can be cut.
+
+    One token leaves open which axis is the tokens', and whether a source with one row is whole; then there are several.
+    """
+    tensors = (*inputs, output)
+    for rule in op(name).tokens:
+        found = _outermost(rule, tensors) if rule.outermost else _named(rule, tensors)
+        yield from (cut for cut in found if all(map(_follow, cut.tensors, cut.axes)))
+
+
+def _ends_before(t: TensorDesc, axis: int) -> bool:
+    return all(n == 1 for n in t.ne[axis:])
+
+
+def _follow(t: TensorDesc | None, axis: int | None) -> bool:
+    """Returns whether the tokens of a tensor follow each other in memory: then some of them are a part of its bytes."""
+    if t is None or axis is None or t.ne[axis] == 1:
+        return True
+    ne = list(t.ne)
+    ne[axis] = 1
+    rest = sum((n - 1) * nb for n, nb in zip(ne[1:], t.nb[1:], strict=True))
+    row = TensorDesc.make((ne[0], 1, 1, 1), t.dtype, t.nb).storage_bytes
+    return t.nb[axis] >= row + rest
+
+
+def _outermost(rule: Tokens, tensors: Tensors) -> Iterator[Cut]:
+    *sources, result = tensors
+    assert result is not None
+    for axis in (3, 2, 1):
+        if not _ends_before(result, axis + 1):
+            return
+        n = result.ne[axis]
+        ways = range(1 << len(sources) if rule.broadcast and n == 1 else 1)
+        for whole in ways:
+            axes: list[int | None] = []
+            for i, t in enumerate(sources):
+                if t is None or (rule.broadcast and t.ne[axis] == 1 and (n > 1 or whole >> i & 1)):
+                    axes.append(None)
+                elif t.ne[axis] == n and _ends_before(t, axis + 1):
+                    axes.append(axis)
+                else:
+                    break
+            if len(axes) == len(sources) and any(a is not None for a in axes):
+                yield Cut(rule, tensors, (*axes, axis), n, None)
+
+
+def _named(rule: Tokens, tensors: Tensors) -> Iterator[Cut]:
+    *sources, result = tensors
+    assert result is not None
+    if rule.result is not None and not _ends_before(result, rule.result + 1):
+        return
+    axes = tuple(None if t is None else rule.sources.get(i) for i, t in enumerate(sources))
+    counts = {t.ne[a] for t, a in zip(sources, axes, strict=True) if t is not None and a is not None}
+    if rule.result is None:
+        if not all(
+            _ends_before(t, a + 1) for t, a in zip(sources, axes, strict=True) if t is not None and a is not None
+        ):
+            return
+    else:
+        counts.add(result.ne[rule.result])
+    lengths = {t.ne[rule.more[i]] for i, t in enumerate(sources) if t is not None and i in rule.more}
+    hidden = rule.mask is None or (rule.mask < len(sources) and sources[rule.mask] is not None)
+    if len(counts) == 1 and len(lengths) <= 1:
+        yield Cut(rule, tensors, (*axes, rule.result), counts.pop(), lengths.pop() if lengths and hidden else None)
