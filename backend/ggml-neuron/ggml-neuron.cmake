@@ -8,11 +8,13 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml-neuron.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/census.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/costs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/kernels.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/log.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/tokens.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/variables.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights.cpp
     ${GGML_NEURON_BACKEND_DIR}/nrt/nrt.cpp

@@ -305,13 +305,33 @@ static enum ggml_status ggml_backend_neuron_set_zero(const neuron_core & core, c
     return status == NRT_SUCCESS ? GGML_STATUS_SUCCESS : ggml_backend_neuron_status(status);
 }
 
+// locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is hidden.
+static NRT_STATUS ggml_backend_neuron_lengthen_mask(const ggml_tensor * mask, const neuron_long_mask & m) {
+    std::vector<uint8_t> data;
+    const auto *         from = (const uint8_t *) mask->data;
+    if (m.from.memory) {
+        data.resize(m.from.size);
+        const NRT_STATUS status = m.from.memory->read_locked(data.data(), m.from.offset, data.size());
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        from = data.data();
+    }
+    const std::vector<uint8_t> longer = neuron_lengthen_mask(mask, from, m.n_more, m.rows);
+    return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size());
+}
+
 // locked
 static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_planned_node & planned) {
-    if (!planned.step && neuron_is_zero(planned.node)) {
-        return ggml_backend_neuron_set_zero(core, planned.node);
+    if (planned.steps.empty()) {
+        return neuron_is_zero(planned.node) ? ggml_backend_neuron_set_zero(core, planned.node) :
+                                              ggml_backend_neuron_compute_on_cpu(core, planned.node);
     }
-    if (!planned.step) {
-        return ggml_backend_neuron_compute_on_cpu(core, planned.node);
+    for (const neuron_long_mask & m : planned.masks) {
+        const NRT_STATUS status = ggml_backend_neuron_lengthen_mask(planned.node->src[m.src], m);
+        if (status != NRT_SUCCESS) {
+            return ggml_backend_neuron_status(status);
+        }
     }
     for (const neuron_upload & u : planned.uploads) {
         const NRT_STATUS status = u.to.memory->write_locked(planned.node->src[u.src]->data, u.to.offset, u.to.size);
@@ -325,18 +345,20 @@ static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const ne
             return ggml_backend_neuron_status(status);
         }
     }
-    NRT_STATUS status = core.execute(*planned.step, planned.node->name);
-    if (status != NRT_SUCCESS) {
-        return ggml_backend_neuron_status(status);
+    for (neuron_step * step : planned.steps) {
+        const NRT_STATUS status = core.execute(*step, planned.node->name);
+        if (status != NRT_SUCCESS) {
+            return ggml_backend_neuron_status(status);
+        }
     }
     for (const neuron_move & m : planned.after) {
-        status = core.copy(m.from, m.to);
+        const NRT_STATUS status = core.copy(m.from, m.to);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
     }
     for (const neuron_download & d : planned.downloads) {
-        status = d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
+        const NRT_STATUS status = d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
@@ -528,8 +550,10 @@ static bool ggml_backend_neuron_takes_weight(const ggml_tensor * op, const ggml_
 }
 
 static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    const neuron_kernel kernel = ggml_backend_neuron_shared().kernels.find(op);
-    return kernel && !device->core->is_broken(kernel);
+    const neuron_service service = ggml_backend_neuron_shared().kernels.serve(op);
+    return service && std::none_of(service.pieces.begin(), service.pieces.end(), [device](const neuron_piece & piece) {
+        return device->core->is_broken(piece.kernel);
+    });
 }
 
 // Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU

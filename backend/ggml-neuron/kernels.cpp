@@ -2,6 +2,7 @@
 
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
+#include "costs.h"
 #include "log.h"
 #include "targets.h"
 
@@ -87,15 +88,60 @@ static neuron_kernels_tensor describe_tensor(const ggml_tensor * t) {
     return d;
 }
 
+neuron_signature neuron_describe(const ggml_tensor * op) {
+    neuron_signature s;
+    s.op        = ggml_op_desc(op);
+    s.op_params = op->op_params;
+    s.n_src     = neuron_n_src(op);
+    s.alias     = neuron_alias_of(op);
+    s.op_hash   = nk::hash_op(s.op);
+
+    s.is_in_place_only = op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY;
+    for (int i = 0; i < s.n_src; i++) {
+        s.tensors[i] = describe_tensor(op->src[i]);
+    }
+    s.tensors[s.n_src] = describe_tensor(op);
+    return s;
+}
+
 //
 // what a bundle holds regardless of shapes
 //
 
-static void read_signatures(neuron_bundle & bundle) {
+static const uint64_t * read_tensor(const uint64_t * words, neuron_kernels_tensor & t) {
+    t      = {};
+    t.type = NEURON_KERNELS_ABSENT;
+    if (*words == nk::ABSENT_WORD) {
+        return words + 1;
+    }
+    t.type = (int32_t) words[0];
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        t.ne[i] = (int64_t) words[1 + i];
+        t.nb[i] = words[5 + i];
+    }
+    return words + nk::TENSOR_WORDS;
+}
+
+// Returns what a kernel's key says, whose parameters stay where they are. The number of its inputs is at most GGML_MAX_SRC.
+static neuron_signature describe(const uint64_t * words) {
+    neuron_signature s;
+    s.op_hash = words[0];
+    s.n_src   = (int) (uint32_t) words[1];
+    s.alias   = (int) (words[1] >> 32) - 1;
+    words += 2;
+    for (int i = 0; i <= s.n_src; i++) {
+        words = read_tensor(words, s.tensors[i]);
+    }
+    s.op_params = (const int32_t *) words;
+    return s;
+}
+
+void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
     const size_t n = neuron_kernels_count(bundle.handle);
     for (size_t k = 0; k < n; k++) {
         size_t           n_words;
-        const uint64_t * words = neuron_kernels_key(bundle.handle, (int32_t) k, &n_words);
+        const uint64_t * key   = neuron_kernels_key(bundle.handle, (int32_t) k, &n_words);
+        const uint64_t * words = key;
         const uint64_t * end   = words + n_words;
         if (n_words < 2) {
             continue;
@@ -110,6 +156,9 @@ static void read_signatures(neuron_bundle & bundle) {
             words += *words == nk::ABSENT_WORD ? 1 : nk::TENSOR_WORDS;
         }
         bundle.signatures.insert(signature.value());
+        if (n_inputs <= GGML_MAX_SRC) {
+            tokens.add(describe(key));
+        }
     }
 }
 
@@ -117,36 +166,122 @@ static void read_signatures(neuron_bundle & bundle) {
 // searching
 //
 
-neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
-    if (bundles.empty()) {
-        return {};
-    }
-    neuron_kernels_tensor inputs[GGML_MAX_SRC];
-    const int             n_inputs = neuron_n_src(op);
-    for (int i = 0; i < n_inputs; i++) {
-        inputs[i] = describe_tensor(op->src[i]);
-    }
-    const neuron_kernels_tensor output = describe_tensor(op);
-    const char *                name   = ggml_op_desc(op);
-    const int                   alias  = neuron_alias_of(op);
-    for (const auto & bundle : bundles) {
-        int32_t number = neuron_kernels_find(bundle->handle, name, op->op_params, inputs, n_inputs, &output, alias);
-        if (number != NEURON_KERNELS_NOT_FOUND) {
-            return { bundle.get(), number, alias, neuron_updates_of(op) };
+neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t updates) const {
+    const auto search = [&](int alias) -> neuron_kernel {
+        for (const auto & bundle : bundles) {
+            const int32_t number = neuron_kernels_find(bundle->handle, node.op, node.op_params, node.tensors,
+                                                       (size_t) node.n_src, &node.tensors[node.n_src], alias);
+            if (number != NEURON_KERNELS_NOT_FOUND) {
+                return { bundle.get(), number, alias, updates };
+            }
         }
-    }
+        return {};
+    };
+    const neuron_kernel found = search(node.alias);
     // An in-place node can also be computed by a kernel whose result has memory of its own and is copied over.
-    if (alias == NEURON_KERNELS_NO_ALIAS || op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY) {
-        return {};
+    if (found || node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only) {
+        return found;
     }
-    for (const auto & bundle : bundles) {
-        int32_t number = neuron_kernels_find(bundle->handle, name, op->op_params, inputs, n_inputs, &output,
-                                             NEURON_KERNELS_NO_ALIAS);
-        if (number != NEURON_KERNELS_NOT_FOUND) {
-            return { bundle.get(), number, NEURON_KERNELS_NO_ALIAS, neuron_updates_of(op) };
+    return search(NEURON_KERNELS_NO_ALIAS);
+}
+
+neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
+    return bundles.empty() ? neuron_kernel{} : find(neuron_describe(op), neuron_updates_of(op));
+}
+
+// Returns what is read for any number of tokens, and for each, in bytes.
+static std::pair<double, double> traffic(const neuron_signature & node, const neuron_service & service) {
+    double whole = 0;
+    double row   = 0;
+    for (int i = 0; i <= node.n_src; i++) {
+        if (node.tensors[i].type == NEURON_KERNELS_ABSENT) {
+            continue;
+        }
+        const auto bytes = (double) neuron_nbytes(service.cut.piece(node, i, 1, service.n_more));
+        if (service.cut.axis[i] >= 0) {
+            row += bytes;
+        } else if (i < node.n_src && i != node.alias && (service.cut.more(i) < 0 || service.cut.rule->mask >= 0)) {
+            whole += bytes;  // of a table some rows are read, and of what is written to none
         }
     }
-    return {};
+    return { whole, row };
+}
+
+// Chooses kernels of one length, service.n_more.
+bool neuron_kernel_store::choose(const neuron_signature &          node,
+                                 const std::vector<neuron_sizes> & sizes,
+                                 neuron_service &                  service) const {
+    std::vector<int64_t>       counts;
+    std::vector<double>        costs;
+    std::vector<neuron_kernel> kernels;
+    const auto [whole, row] = traffic(node, service);
+    for (const neuron_sizes & s : sizes) {
+        if (s.n_more != service.n_more) {
+            continue;
+        }
+        neuron_signature piece = node;
+        for (int i = 0; i <= node.n_src; i++) {
+            piece.tensors[i] = service.cut.piece(node, i, s.n, s.n_more);
+        }
+        if (const neuron_kernel kernel = find(piece, 0)) {
+            counts.push_back(s.n);
+            costs.push_back(neuron_costs::get().launch(whole, row, s.n));
+            kernels.push_back(kernel);
+        }
+    }
+    const bool again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
+    for (const neuron_range & range : neuron_choose_pieces(service.cut.n, counts, costs, again)) {
+        const size_t i = (size_t) (std::lower_bound(counts.begin(), counts.end(), range.n) - counts.begin());
+        service.pieces.push_back({ kernels[i], range });
+    }
+    return !service.pieces.empty();
+}
+
+// Returns whether the tensors that a node reads on are long enough for kernels of a length.
+static bool has_room(const ggml_tensor * op, const neuron_signature & node, const neuron_cut & cut, int64_t n_more) {
+    for (int i = 0; i < node.n_src; i++) {
+        if (i == cut.rule->mask || cut.more(i) < 0 || !op->src[i]) {
+            continue;
+        }
+        const ggml_tensor * src  = op->src[i];
+        const ggml_tensor * root = src->view_src ? src->view_src : src;
+        if (src->view_offs + neuron_nbytes(cut.piece(node, i, cut.n, n_more)) > ggml_nbytes(root)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
+    neuron_service service;
+    if (bundles.empty()) {
+        return service;
+    }
+    const neuron_signature node = neuron_describe(op);
+    if (const neuron_kernel exact = find(node, neuron_updates_of(op))) {
+        service.pieces.push_back({ exact, {} });
+        return service;
+    }
+    const std::vector<neuron_sizes> * sizes = exact_only ? nullptr : tokens.find(node, service.cut);
+    if (!sizes) {
+        return service;
+    }
+    int64_t last = -1;
+    for (const neuron_sizes & s : *sizes) {  // ascending in n_more
+        if (s.n_more < service.cut.n_more || s.n_more == last) {
+            continue;
+        }
+        last           = s.n_more;
+        service.n_more = s.n_more;
+        const bool masked = service.cut.rule->mask >= 0 && s.n_more != service.cut.n_more;
+        if (masked && !has_room(op, node, service.cut, s.n_more)) {
+            break;  // nor for longer ones
+        }
+        if (choose(node, *sizes, service)) {
+            break;
+        }
+    }
+    return service;
 }
 
 bool neuron_kernel_store::has_signature(const ggml_tensor * op) const {
@@ -293,6 +428,8 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
 }
 
 void neuron_kernel_store::open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded) {
+    const char * exact = getenv("GGML_NEURON_EXACT");
+    exact_only         = exact && *exact && strcmp(exact, "0") != 0;
     if (const char * paths = getenv("GGML_NEURON_KERNEL_DIR")) {
         const std::string text = paths;
         for (size_t start = 0; start <= text.size();) {

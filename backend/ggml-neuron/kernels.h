@@ -5,7 +5,9 @@
 #include "ggml.h"
 #include "neuron_kernels.h"
 #include "nrt.h"
+#include "tokens.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -43,6 +45,29 @@ struct neuron_kernel {
     }
 };
 
+// A kernel for some of a node's tokens.
+struct neuron_piece {
+    neuron_kernel kernel;
+    neuron_range  range;
+};
+
+// What computes a node.
+struct neuron_service {
+    std::vector<neuron_piece> pieces;      // one after the other; none when nothing does
+    neuron_cut                cut;         // its rule is NULL when the only piece is the node itself
+    int64_t                   n_more = 0;  // of the kernels, along the axes of cut.rule->more
+
+    explicit operator bool() const { return !pieces.empty(); }
+
+    bool is_exact() const { return !cut.rule; }
+
+    // Returns for how many tokens there has to be room: more than the node has when the only piece is for more.
+    int64_t rows() const { return std::max(cut.n, pieces.front().range.n); }
+
+    // Returns whether a source, the mask, is made longer for the kernels.
+    bool pads(int src) const { return cut.rule && src == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more; }
+};
+
 // All bundles, in the order in which they are searched. They are added before the first search and never removed, so
 // that any number of threads may search.
 class neuron_kernel_store {
@@ -51,8 +76,11 @@ class neuron_kernel_store {
     // fit, or can't be opened, is reported and left out.
     void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
 
-    // Returns the kernel for a node, or none.
+    // Returns the kernel for a node as it is, or none.
     neuron_kernel find(const ggml_tensor * op) const;
+
+    // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches.
+    neuron_service serve(const ggml_tensor * op) const;
 
     // Returns whether some kernel computes this op on inputs of these types, whatever their shapes.
     bool has_signature(const ggml_tensor * op) const;
@@ -74,8 +102,19 @@ class neuron_kernel_store {
     void open_bundle(const neuron_nrt & nrt, const std::string & path, bool is_tree);
     void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
+    neuron_kernel find(const neuron_signature & node, uint32_t updates) const;
+    bool          choose(const neuron_signature & node, const std::vector<neuron_sizes> & sizes, neuron_service & service) const;
+
+    void          read_signatures(neuron_bundle & bundle);
+
+    neuron_token_index tokens;
+    bool               exact_only = false;  // GGML_NEURON_EXACT
+
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 };
+
+// Returns what a node is known by: its op, its tensors and their aliasing.
+neuron_signature neuron_describe(const ggml_tensor * op);
 
 // Returns which source's memory a node writes its result to, or NEURON_KERNELS_NO_ALIAS.
 int neuron_alias_of(const ggml_tensor * op);

@@ -22,27 +22,34 @@ bool neuron_is_work(const ggml_tensor * node) {
 
 namespace {
 
-// Where the operands of one node are for its kernel: those in device memory where they are, the others in the core's scratch
-// memory, which every node of a graph uses from its beginning.
+// Where the operands of one node are for its kernels: those in device memory where they are, the others in the core's scratch
+// memory, which every node of a graph uses from the same place on.
 struct neuron_placement {
     neuron_operand operands[GGML_MAX_SRC + 1];     // sources, then the result; memory NULL stands for scratch memory
+    neuron_operand home[GGML_MAX_SRC + 1];         // where the node's own really are, without what kernels have besides
     bool           staged[GGML_MAX_SRC + 1] = {};  // from or to host memory
-    bool           moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result
-    neuron_operand home[GGML_MAX_SRC + 1];         // where a moved one really is
+    bool           moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result, or for want of room
+    bool           filled[GGML_MAX_SRC + 1] = {};  // rows that the node does not have are copies of those that it has
+    bool           shared[GGML_MAX_SRC + 1] = {};  // made once for all nodes that have it
     int            n_src   = 0;
     size_t         scratch = 0;                    // bytes
     std::string    message;                        // why it can't be; empty when it can
+};
 
-    void move(int i) {
-        home[i]  = operands[i];
-        moved[i] = true;
-    }
+// A mask made longer, by what it depends on.
+struct long_mask {
+    const ggml_tensor * mask;
+    int64_t             n_more;
+    int64_t             rows;
+    size_t              offset;  // in scratch memory
+    size_t              size;
 };
 
 // A node that has to be computed, and what computes it.
 struct candidate {
     int              index;  // in cgraph->nodes
-    neuron_kernel    kernel;
+    neuron_service   service;
+    neuron_signature signature;
     neuron_placement placement;
 };
 
@@ -52,25 +59,56 @@ static bool overlap(const neuron_operand & a, const neuron_operand & b) {
     return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
 }
 
+static const neuron_kernel & first_kernel(const candidate & c) {
+    return c.service.pieces.front().kernel;
+}
+
 static bool is_updated(const neuron_kernel & kernel, int src) {
     return kernel.updates >> src & 1;
 }
 
-static void locate_operands(const neuron_core & core,
-                            neuron_locate_t     locate,
-                            const ggml_tensor * node,
-                            neuron_placement &  p) {
+// Returns a tensor of a node as the kernels together have it.
+static neuron_kernels_tensor whole_of(const candidate & c, int i) {
+    return c.service.cut.piece(c.signature, i, c.service.rows(), c.service.n_more);
+}
+
+static void locate_operands(const neuron_core & core, neuron_locate_t locate, const ggml_tensor * node, candidate & c) {
+    neuron_placement & p = c.placement;
     for (int i = 0; i <= p.n_src; i++) {
         const ggml_tensor * t = i < p.n_src ? node->src[i] : node;
         if (!t) {
             continue;
         }
-        if (!locate(core, t, p.operands[i])) {
+        if (!locate(core, t, p.home[i])) {
             p.message = std::string("a tensor of ") + ggml_op_desc(node) + ", " + t->name +
                         ", is neither on this NeuronCore nor in host memory";
             return;
         }
-        p.staged[i] = !p.operands[i].memory;
+        p.staged[i]   = !p.home[i].memory;
+        p.operands[i] = p.home[i];
+    }
+}
+
+// Gives operands the sizes that kernels for other numbers of tokens, or longer caches, have.
+static void lengthen_operands(candidate & c) {
+    neuron_placement & p      = c.placement;
+    const bool         padded = c.service.rows() > c.service.cut.n;
+    for (int i = 0; i <= p.n_src; i++) {
+        if (!p.home[i].size) {
+            continue;
+        }
+        p.operands[i].size = neuron_nbytes(whole_of(c, i));
+        p.shared[i]        = i < p.n_src && c.service.pads(i);
+        if (p.shared[i] || p.operands[i].size == p.home[i].size) {
+            continue;
+        }
+        const bool reads_on = i < p.n_src && c.service.cut.axis[i] < 0;
+        if (reads_on && c.service.cut.rule->mask >= 0) {
+            p.home[i].size = p.operands[i].size;  // the cache goes on: has_room() has seen to it
+            continue;
+        }
+        p.filled[i] = i < p.n_src && padded && c.service.cut.axis[i] >= 0;
+        p.moved[i]  = !p.staged[i];
     }
 }
 
@@ -80,20 +118,18 @@ static void keep_result_apart(const ggml_tensor * node, const neuron_kernel & ke
     // still belongs where the original is.
     if (kernel.alias != NEURON_KERNELS_NO_ALIAS && node->src[kernel.alias]->data != node->data) {
         for (const int i : { kernel.alias, p.n_src }) {
-            if (!p.staged[i]) {
-                p.move(i);
-            }
+            p.moved[i] = !p.staged[i];
         }
     }
     // The runtime does not say what happens when a kernel's result overlaps an input, which ggml's allocator arranges for
     // ops that it knows to be safe elementwise. (graph_optimize keeps it from doing so where a scheduler is used.)
     const neuron_operand & result = p.operands[p.n_src];
     for (int i = 0; i < p.n_src; i++) {
-        if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || p.moved[p.n_src] || !p.operands[i].size ||
-            !overlap(p.operands[i], result)) {
+        if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || p.moved[i] || p.moved[p.n_src] || p.shared[i] ||
+            !p.operands[i].size || !overlap(p.operands[i], result)) {
             continue;
         }
-        p.move(kernel.alias == NEURON_KERNELS_NO_ALIAS ? p.n_src : i);
+        p.moved[kernel.alias == NEURON_KERNELS_NO_ALIAS ? p.n_src : i] = true;
     }
 }
 
@@ -127,9 +163,21 @@ static int shared_with(const ggml_tensor * node, const neuron_kernel & kernel, c
     return i;
 }
 
-// Gives scratch memory to what is staged or moved.
-static void take_scratch(const ggml_tensor * node, const neuron_kernel & kernel, neuron_placement & p) {
+// Gives scratch memory to what is staged or moved, and to masks that are made longer the place that they have.
+static void take_scratch(const ggml_tensor *            node,
+                         const neuron_kernel &          kernel,
+                         const std::vector<long_mask> & masks,
+                         neuron_placement &             p,
+                         int64_t                        n_more,
+                         int64_t                        rows) {
     for (int i = 0; i <= p.n_src; i++) {
+        if (p.shared[i]) {
+            const auto mask = std::find_if(masks.begin(), masks.end(), [&](const long_mask & m) {
+                return m.mask == node->src[i] && m.n_more == n_more && m.rows == rows;
+            });
+            p.operands[i] = { nullptr, mask->offset, mask->size };
+            continue;
+        }
         if (!p.staged[i] && !p.moved[i]) {
             continue;
         }
@@ -143,51 +191,94 @@ static void take_scratch(const ggml_tensor * node, const neuron_kernel & kernel,
     }
 }
 
-static neuron_placement place(const neuron_core &   core,
-                              neuron_locate_t       locate,
-                              const ggml_tensor *   node,
-                              const neuron_kernel & kernel) {
-    neuron_placement p;
-    p.n_src = neuron_n_src(node);
-    locate_operands(core, locate, node, p);
-    if (p.message.empty()) {
-        keep_result_apart(node, kernel, p);
-        check_updates(node, kernel, p);
+// Places the operands of a node, whose own scratch memory begins at `scratch`.
+static void place(const neuron_core &            core,
+                  neuron_locate_t                locate,
+                  const ggml_tensor *            node,
+                  const std::vector<long_mask> & masks,
+                  size_t                         scratch,
+                  candidate &                    c) {
+    neuron_placement & p = c.placement;
+    p.n_src              = neuron_n_src(node);
+    p.scratch            = scratch;
+    locate_operands(core, locate, node, c);
+    if (!p.message.empty()) {
+        return;
     }
-    if (p.message.empty()) {
-        take_scratch(node, kernel, p);
+    if (!c.service.is_exact()) {
+        lengthen_operands(c);
     }
-    return p;
+    keep_result_apart(node, first_kernel(c), p);
+    check_updates(node, first_kernel(c), p);
+    if (p.message.empty()) {
+        take_scratch(node, first_kernel(c), masks, p, c.service.n_more, c.service.rows());
+    }
 }
 
 //
 // binding kernels
 //
 
-// Adds the copies around a node's kernel, whose operands are bound.
-static void add_copies(neuron_planned_node &    planned,
-                       const neuron_kernel &    kernel,
-                       const neuron_placement & p,
-                       const neuron_operand *   operands) {
+// Fills an operand's rows beyond the node's own with copies of these: every row of a kernel's input is one that ggml made.
+static void fill_rows(const candidate & c, int i, const neuron_operand & operand, std::vector<neuron_move> & moves) {
+    const neuron_kernels_tensor & t    = c.signature.tensors[i];
+    const int                     axis = c.service.cut.axis[i];
+    const size_t                  row  = neuron_nbytes(c.service.cut.piece(c.signature, i, 1, c.service.n_more));
+    for (int64_t done = c.service.cut.n; done < c.service.rows(); done += c.service.cut.n) {
+        const int64_t n    = std::min(c.service.cut.n, c.service.rows() - done);
+        const size_t  size = (size_t) (n - 1) * t.nb[axis] + row;
+        moves.push_back({ { operand.memory, operand.offset, size },
+                          { operand.memory, operand.offset + (size_t) done * t.nb[axis], size } });
+    }
+}
+
+// Adds the copies around a node's kernels, whose operands are bound.
+static void add_copies(neuron_planned_node & planned, const candidate & c, const neuron_operand * operands) {
+    const neuron_placement & p      = c.placement;
+    const neuron_kernel &    kernel = first_kernel(c);
+    const auto               own    = [&](int i) {  // without what kernels have besides
+        return neuron_operand{ operands[i].memory, operands[i].offset, p.home[i].size };
+    };
     for (int i = 0; i < p.n_src; i++) {
-        if (p.staged[i]) {
+        const auto same_place = [&](const neuron_upload & u) { return u.to.offset == operands[i].offset; };
+        if (p.shared[i]) {
+            planned.masks.push_back({ i, p.home[i], operands[i], c.service.n_more, c.service.rows() });
+        } else if (p.staged[i]) {
             if (is_updated(kernel, i)) {
                 planned.downloads.push_back({ operands[i], planned.node->src[i] });
             }
-            const bool again = std::any_of(planned.uploads.begin(), planned.uploads.end(),
-                                           [&](const neuron_upload & u) { return u.to.offset == operands[i].offset; });
-            if (!again) {
-                planned.uploads.push_back({ operands[i], i });
+            if (std::any_of(planned.uploads.begin(), planned.uploads.end(), same_place)) {
+                continue;
             }
+            planned.uploads.push_back({ own(i), i });
         } else if (p.moved[i]) {
-            planned.before.push_back({ p.home[i], operands[i] });
+            planned.before.push_back({ p.home[i], own(i) });
+        }
+        if (p.filled[i]) {
+            fill_rows(c, i, operands[i], planned.before);
         }
     }
     const int result = p.n_src;
     if (p.staged[result]) {
-        planned.downloads.push_back({ operands[result], planned.node });
+        planned.downloads.push_back({ own(result), planned.node });
     } else if (p.moved[result]) {
-        planned.after.push_back({ operands[result], p.home[result] });
+        planned.after.push_back({ own(result), p.home[result] });
+    }
+}
+
+// Sets the operands of one piece: the parts of those of the whole node.
+static void cut_operands(const candidate &      c,
+                         const neuron_piece &   piece,
+                         const neuron_operand * operands,
+                         neuron_operand *       parts) {
+    for (int i = 0; i <= c.placement.n_src; i++) {
+        parts[i]       = operands[i];
+        const int axis = c.service.cut.axis[i];
+        if (axis < 0 || !operands[i].size) {
+            continue;
+        }
+        parts[i].offset += (size_t) piece.range.first * whole_of(c, i).nb[axis];
+        parts[i].size = neuron_nbytes(c.service.cut.piece(c.signature, i, piece.range.n, c.service.n_more));
     }
 }
 
@@ -197,27 +288,53 @@ static neuron_planned_node bind_node(neuron_core &     core,
                                      ggml_tensor *     node,
                                      const candidate & c,
                                      bool &            whole) {
-    neuron_planned_node planned{ c.index, node, node->data, nullptr, {}, {}, {}, {} };
-    if (!c.kernel) {
+    neuron_planned_node planned{ c.index, node, node->data, {}, {}, {}, {}, {}, {} };
+    if (!c.service) {
         return planned;
     }
     neuron_operand operands[GGML_MAX_SRC + 1];
+    neuron_operand parts[GGML_MAX_SRC + 1];
     for (int i = 0; i <= c.placement.n_src; i++) {
         operands[i] = c.placement.operands[i];
         if (!operands[i].memory && operands[i].size) {
             operands[i].memory = scratch;
         }
     }
-    std::string message;
-    bool        broken = false;
-    planned.step       = core.bind(c.kernel, operands, (size_t) c.placement.n_src, message, broken);
-    if (planned.step) {
-        add_copies(planned, c.kernel, c.placement, operands);
-    } else {
-        NEURON_WARN("%s; computing %s on the CPU%s\n", message.c_str(), ggml_op_desc(node), broken ? "" : " this time");
-        whole = whole && broken;
+    for (const neuron_piece & piece : c.service.pieces) {
+        std::string message;
+        bool        broken = false;
+        if (!c.service.is_exact()) {
+            cut_operands(c, piece, operands, parts);
+        }
+        neuron_step * step = core.bind(piece.kernel, c.service.is_exact() ? operands : parts,
+                                       (size_t) c.placement.n_src, message, broken);
+        if (!step) {
+            NEURON_WARN("%s; computing %s on the CPU%s\n", message.c_str(), ggml_op_desc(node),
+                        broken ? "" : " this time");
+            whole = whole && broken;
+            planned.steps.clear();
+            return planned;
+        }
+        planned.steps.push_back(step);
     }
+    add_copies(planned, c, operands);
     return planned;
+}
+
+// Lets only the first node of those with the same mask make it.
+static void share_masks(neuron_plan & plan) {
+    std::vector<size_t> made;  // by offset in scratch memory
+    for (neuron_planned_node & planned : plan.nodes) {
+        auto & masks = planned.masks;
+        masks.erase(std::remove_if(masks.begin(), masks.end(),
+                                   [&](const neuron_long_mask & m) {
+                                       return std::find(made.begin(), made.end(), m.to.offset) != made.end();
+                                   }),
+                    masks.end());
+        for (const neuron_long_mask & m : masks) {
+            made.push_back(m.to.offset);
+        }
+    }
 }
 
 // locked
@@ -237,6 +354,7 @@ static enum ggml_status bind_all(neuron_core &                  core,
             plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c, plan.whole));
         }
         if (plan.epoch == core.epoch) {
+            share_masks(plan);
             return GGML_STATUS_SUCCESS;
         }
     }
@@ -244,27 +362,58 @@ static enum ggml_status bind_all(neuron_core &                  core,
     return GGML_STATUS_FAILED;
 }
 
+// Gives the masks that nodes need longer their places in scratch memory, from its beginning; returns how much they take.
+static size_t place_masks(const ggml_cgraph *            cgraph,
+                          const std::vector<candidate> & candidates,
+                          std::vector<long_mask> &       masks) {
+    size_t size = 0;
+    for (const candidate & c : candidates) {
+        const int src = c.service.cut.rule ? c.service.cut.rule->mask : -1;
+        if (!c.service || src < 0 || !c.service.pads(src)) {
+            continue;
+        }
+        const ggml_tensor * mask = cgraph->nodes[c.index]->src[src];
+        const bool          have = std::any_of(masks.begin(), masks.end(), [&](const long_mask & m) {
+            return m.mask == mask && m.n_more == c.service.n_more && m.rows == c.service.rows();
+        });
+        if (!have) {
+            masks.push_back({ mask, c.service.n_more, c.service.rows(), size, neuron_nbytes(whole_of(c, src)) });
+            size = GGML_PAD(size + masks.back().size, NEURON_ALIGNMENT);
+        }
+    }
+    return size;
+}
+
 // locked
 enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & plan) {
     std::vector<candidate> candidates;
-    size_t                 scratch_size = 0;
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const ggml_tensor * node = cgraph->nodes[i];
         if (!neuron_is_work(node)) {
             continue;
         }
-        candidate c{ i, kernels.find(node), {} };
-        if (c.kernel) {
-            c.placement = place(core, locate, node, c.kernel);
-            if (!c.placement.message.empty()) {
-                NEURON_ERROR("%s\n", c.placement.message.c_str());
-                return GGML_STATUS_FAILED;
-            }
-            scratch_size = std::max(scratch_size, c.placement.scratch);
-        } else if (!neuron_is_zero(node)) {
+        candidate c{ i, kernels.serve(node), {}, {} };
+        if (!c.service && !neuron_is_zero(node)) {
             neuron_note_missing(node);
         }
+        if (c.service && !c.service.is_exact()) {
+            c.signature = neuron_describe(node);
+        }
         candidates.push_back(std::move(c));
+    }
+    std::vector<long_mask> masks;
+    const size_t           masks_size   = place_masks(cgraph, candidates, masks);
+    size_t                 scratch_size = masks_size;
+    for (candidate & c : candidates) {
+        if (!c.service) {
+            continue;
+        }
+        place(core, locate, cgraph->nodes[c.index], masks, masks_size, c);
+        if (!c.placement.message.empty()) {
+            NEURON_ERROR("%s\n", c.placement.message.c_str());
+            return GGML_STATUS_FAILED;
+        }
+        scratch_size = std::max(scratch_size, c.placement.scratch);
     }
     neuron_memory * scratch = nullptr;
     if (scratch_size) {

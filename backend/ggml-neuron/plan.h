@@ -17,7 +17,7 @@
 // What happens around a kernel's execution, because an operand is not where the kernel needs it.
 struct neuron_upload {
     neuron_operand to;
-    int            src;  // index in node->src
+    int            src;  // index in node->src, whose memory goes on for to.size bytes
 };
 
 struct neuron_download {
@@ -30,13 +30,24 @@ struct neuron_move {
     neuron_operand to;
 };
 
+// A mask that hides, for kernels of a longer cache, what is beyond the node's. Nodes with the same mask share it.
+struct neuron_long_mask {
+    int            src;     // index in node->src
+    neuron_operand from;    // memory NULL: in host memory
+    neuron_operand to;
+    int64_t        n_more;  // columns
+    int64_t        rows;
+};
+
 // A node of a graph with everything that was to be found out about it.
 struct neuron_planned_node {
     int           index;                     // in cgraph->nodes
     ggml_tensor * node;
     const void *  data;                      // node->data, to see that the graph was not allocated anew
-    neuron_step * step;                      // NULL: computed on the CPU, unless the result is 0
 
+    std::vector<neuron_step *>   steps;      // one after the other; none: computed on the CPU, unless the result is 0
+
+    std::vector<neuron_long_mask> masks;
     std::vector<neuron_upload>   uploads;    // from host tensors
     std::vector<neuron_move>     before;     // within the device
     std::vector<neuron_move>     after;      // within the device
