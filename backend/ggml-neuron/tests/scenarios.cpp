@@ -897,6 +897,243 @@ static void planted_undefined_behaviour() {
     number              = number + 1;
 }
 
+//
+// any number of tokens
+//
+
+namespace tokens {
+
+constexpr int64_t EMBD   = 128;
+constexpr int64_t HEAD   = 32;
+constexpr int64_t KV     = 2 * HEAD;
+constexpr int64_t CELLS  = 256;
+constexpr int64_t VOCAB  = 40;
+constexpr int64_t EXPERT = 3;
+
+// A call: `n` tokens that follow `past` ones, in a cache of which `n_kv` cells are looked at; logits of the last `n_out`.
+struct call {
+    int64_t n;
+    int64_t past;
+    int64_t n_kv;
+    int64_t n_out;
+    bool    quantized = false;  // the cache is Q8_0
+};
+
+struct layer {
+    ggml_tensor *              result;
+    ggml_tensor *              cells[2];
+    ggml_tensor *              ids;
+    ggml_tensor *              positions;
+    ggml_tensor *              rows;
+    ggml_tensor *              mask;
+    ggml_tensor *              out_ids;
+    ggml_tensor *              experts;
+    std::vector<ggml_tensor *> weights;
+};
+
+// A transformer's layer with what surrounds it, and with experts.
+static layer build(ggml_context * ctx, const call & c) {
+    layer      l;
+    const auto weight = [&](int64_t ne0, int64_t ne1, int64_t ne2 = 1, ggml_type type = GGML_TYPE_F16) {
+        l.weights.push_back(ggml_new_tensor_3d(ctx, type, ne0, ne1, ne2));
+        return l.weights.back();
+    };
+    l.ids       = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, c.n);
+    l.positions = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, c.n);
+    l.rows      = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, c.n);
+    l.out_ids   = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, c.n_out);
+    l.experts   = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 2, c.n);
+    l.mask      = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, c.n_kv, c.n);
+    for (ggml_tensor *& cells : l.cells) {
+        cells = ggml_new_tensor_2d(ctx, c.quantized ? GGML_TYPE_Q8_0 : GGML_TYPE_F16, KV, CELLS);
+    }
+    ggml_tensor * embd = ggml_get_rows(ctx, weight(EMBD, VOCAB), l.ids);
+    ggml_tensor * norm = ggml_mul(ctx, ggml_rms_norm(ctx, embd, 1e-5f), weight(EMBD, 1, 1, GGML_TYPE_F32));
+    const auto    rope = [&](ggml_tensor * t) {
+        t = ggml_reshape_3d(ctx, t, HEAD, t->ne[0] / HEAD, c.n);
+        return ggml_rope_ext(ctx, t, l.positions, nullptr, HEAD, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
+    };
+    ggml_tensor * q = rope(ggml_mul_mat(ctx, weight(EMBD, EMBD, 1, GGML_TYPE_Q8_0), norm));
+    ggml_tensor * k = rope(ggml_mul_mat(ctx, weight(EMBD, KV), norm));
+    ggml_tensor * v = ggml_mul_mat(ctx, weight(EMBD, KV), norm);
+    k               = ggml_set_rows(ctx, l.cells[0], ggml_reshape_2d(ctx, k, KV, c.n), l.rows);
+    v               = ggml_set_rows(ctx, l.cells[1], v, l.rows);
+    const auto seen = [&](ggml_tensor * cells) {
+        const size_t head = ggml_row_size(cells->type, HEAD);
+        return ggml_view_3d(ctx, cells, HEAD, c.n_kv, KV / HEAD, cells->nb[1], head, 0);
+    };
+    ggml_tensor * t = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), seen(k), seen(v), l.mask, 0.01f, 0.0f, 0.0f);
+    t               = ggml_add(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), ggml_reshape_2d(ctx, t, EMBD, c.n)), embd);
+    ggml_tensor * rows = ggml_reshape_3d(ctx, t, EMBD, 1, c.n);
+    ggml_tensor * ffn  = ggml_mul_mat_id(ctx, weight(EMBD, EMBD, EXPERT), rows, l.experts);
+    ffn                = ggml_silu(ctx, ggml_add_id(ctx, ffn, weight(EMBD, EXPERT, 1, GGML_TYPE_F32), l.experts));
+    ggml_tensor * one  = ggml_view_2d(ctx, ffn, EMBD, c.n, ffn->nb[2], 0);
+    ggml_tensor * two  = ggml_view_2d(ctx, ffn, EMBD, c.n, ffn->nb[2], ffn->nb[1]);
+    t                  = ggml_add(ctx, t, ggml_add(ctx, one, two));
+    t                  = ggml_swiglu_split(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), t), t);
+    l.result           = ggml_mul_mat(ctx, weight(EMBD, VOCAB), ggml_get_rows(ctx, t, l.out_ids));
+    return l;
+}
+
+// Sets a tensor to numbers that its type holds.
+static void set(ggml_tensor * t, float seed) {
+    if (t->type != GGML_TYPE_Q8_0) {
+        fill(t, seed);
+        return;
+    }
+    const std::vector<float> values = numbers((size_t) ggml_nelements(t), seed);
+    std::vector<uint8_t>     blocks(ggml_nbytes(t));
+    ggml_quantize_chunk(t->type, values.data(), blocks.data(), 0, ggml_nrows(t), t->ne[0], nullptr);
+    ggml_backend_tensor_set(t, blocks.data(), 0, blocks.size());
+}
+
+template <typename T, typename F> static void set_each(ggml_tensor * t, F value) {
+    std::vector<T> values((size_t) ggml_nelements(t));
+    for (size_t i = 0; i < values.size(); i++) {
+        values[i] = (T) value((int64_t) i);
+    }
+    ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
+}
+
+static void set_inputs(const layer & l, const call & c) {
+    float seed = 1;
+    for (ggml_tensor * t : l.weights) {
+        set(t, seed++);
+    }
+    for (ggml_tensor * t : l.cells) {
+        set(t, seed++);
+    }
+    set_each<int32_t>(l.ids, [](int64_t i) { return i * 7 % VOCAB; });
+    set_each<int32_t>(l.positions, [&](int64_t i) { return c.past + i; });
+    set_each<int32_t>(l.experts, [](int64_t i) { return (i / 2 + i % 2) % EXPERT; });
+    set_each<int32_t>(l.out_ids, [&](int64_t i) { return c.n - c.n_out + i; });
+    // cells in no order, as a cache has that served several sequences
+    set_each<int64_t>(l.rows, [&](int64_t i) { return (c.past + i) * 3 % c.n_kv; });
+    set_each<ggml_fp16_t>(l.mask, [&](int64_t i) {
+        // cell `at` holds the token of that position whose third multiple it is
+        const int64_t at = i % c.n_kv;
+        for (int64_t p = 0; p <= c.past + i / c.n_kv; p++) {
+            if (p * 3 % c.n_kv == at) {
+                return 0;
+            }
+        }
+        return 0xFC00;  // -infinity
+    });
+}
+
+static std::vector<uint8_t> bytes(const ggml_tensor * t) {
+    std::vector<uint8_t> data(ggml_nbytes(t));
+    ggml_backend_tensor_get(t, data.data(), 0, data.size());
+    return data;
+}
+
+// Everything that a call leaves behind: its logits, and the two caches.
+struct outcome {
+    std::vector<float>   logits;
+    std::vector<uint8_t> cells[2];
+};
+
+static outcome compute(ggml_backend_dev_t dev, const call & c) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    context          ctx;
+    const layer      l     = build(ctx.get(), c);
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, l.result);
+    require_kernels(dev, graph);
+    // everything in one buffer, so that what is written beyond a tensor is in its neighbour
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    set_inputs(l, c);
+    std::vector<std::pair<ggml_tensor *, std::vector<uint8_t>>> before;
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx.get()); t; t = ggml_get_next_tensor(ctx.get(), t)) {
+        if (t->op == GGML_OP_NONE && t != l.cells[0] && t != l.cells[1]) {
+            before.emplace_back(t, bytes(t));
+        }
+    }
+    for (int round = 0; round < 2; round++) {  // the second finds what the first planned
+        const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    }
+    for (const auto & [t, data] : before) {
+        check(bytes(t) == data, std::string(t->name) + " was changed");
+    }
+    return {
+        read(l.result), { bytes(l.cells[0]), bytes(l.cells[1]) }
+    };
+}
+
+// Bit for bit: cells that no token was written to.
+static void compare_cells(const call & c, const outcome & got, const outcome & wanted) {
+    const size_t      row = ggml_row_size(c.quantized ? GGML_TYPE_Q8_0 : GGML_TYPE_F16, KV);
+    std::vector<bool> written((size_t) CELLS);
+    for (int64_t i = 0; i < c.n; i++) {
+        written[(size_t) ((c.past + i) * 3 % c.n_kv)] = true;
+    }
+    for (size_t cell = 0; cell < written.size(); cell++) {
+        for (int i = 0; i < 2 && !written[cell]; i++) {
+            check(memcmp(&got.cells[i][cell * row], &wanted.cells[i][cell * row], row) == 0,
+                  "cell " + std::to_string(cell) + " was changed");
+        }
+    }
+}
+
+static void against_cpu(const call & c) {
+    const outcome got    = compute(neuron, c);
+    const outcome wanted = compute(cpu, c);
+    compare_cells(c, got, wanted);
+    double error = 0;
+    double size  = 0;
+    check(got.logits.size() == wanted.logits.size() && !wanted.logits.empty(), "logits of different sizes");
+    for (size_t i = 0; i < wanted.logits.size(); i++) {
+        error += std::pow((double) got.logits[i] - (double) wanted.logits[i], 2.0);
+        size += std::pow((double) wanted.logits[i], 2.0);
+    }
+    // the CPU's products with a quantized cache have a quantized query, too
+    check(error <= (c.quantized ? 1e-2 : 1e-3) * size, "n " + std::to_string(c.n) + ", past " + std::to_string(c.past) + ", n_kv " +
+                                    std::to_string(c.n_kv) + ": error " + std::to_string(error / size));
+}
+
+// Calls for which kernels are recorded: each number of tokens with each length of the cache, and logits of all or one.
+static void few() {
+    std::string missing;
+    for (const bool quantized : { false, true }) {
+        for (const int64_t n : { 1, 4, 16, 64 }) {
+            for (const int64_t n_kv : { 64, 256 }) {
+                for (const int64_t n_out : { (int64_t) 1, n }) {
+                    try {
+                        against_cpu({ n, n_kv - n, n_kv, n_out, quantized });
+                    } catch (const std::exception & error) {
+                        missing = error.what();
+                    }
+                }
+            }
+        }
+    }
+    check(missing.empty(), missing);
+}
+
+// Calls of any kind.
+static void any() {
+    uint64_t   state = 1;
+    const auto below = [&](int64_t n) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        return (int64_t) (state >> 33) % n;
+    };
+    for (int round = 0; round < 24; round++) {
+        call c{};
+        c.n     = 1 + (round < 9 ? round : below(60));
+        c.n_kv  = std::min<int64_t>(c.n + 1 + below(CELLS - c.n), CELLS);
+        c.n_kv += c.n_kv % 3 == 0 ? 1 : 0;  // 3 and n_kv have no common divisor: each token has a cell of its own
+        c.n_kv  = std::min<int64_t>(c.n_kv, CELLS);
+        c.past  = below(c.n_kv - c.n + 1);
+        c.n_out = 1 + below(c.n);
+
+        c.quantized = below(2) != 0;
+        against_cpu(c);
+    }
+}
+
+}  // namespace tokens
+
 int main(int argc, char ** argv) {
     if (argc < 4) {
         fprintf(stderr, "usage: scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...\n");
@@ -914,6 +1151,9 @@ int main(int argc, char ** argv) {
         { "inplace-twice",               [] { against_cpu(inplace_twice); }                             },
         { "same-twice",                  [] { against_cpu(same_twice); }                                },
         { "optimizer",                   [] { against_cpu(optimizer); }                                 },
+        { "few-tokens",                  tokens::few                                                    },
+        { "three-tokens",                [] { tokens::against_cpu({ 3, 5, 20, 1 }); }                   },
+        { "any-tokens",                  tokens::any                                                    },
         { "stranded-optimizer",          stranded_optimizer                                             },
         { "memory",                      memory                                                         },
         { "reuse",                       reuse                                                          },

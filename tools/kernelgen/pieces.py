@@ -1,0 +1,183 @@
+"""Which kernels compute a node that no kernel is made for: those for other numbers of tokens, and for longer caches.
+
+The backend does the same when it runs (`backend/ggml-neuron/kernels.cpp`, `tokens.cpp`); this tells it beforehand.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kernelgen.costs import Costs, builtin
+from kernelgen.ggml.tokens import Cut, Tensors, cuts
+from kernelgen.kernel import KernelSpec
+
+MAX_PIECES = 16
+"""More launches than this for one node are not better than the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a node is computed.
+
+    Attributes:
+        kernels: one for each launch, in their order.
+        first: the first token of each.
+        n: tokens of the node; 0 when the kernel is for the node as it is.
+        n_more, longer: the node's length along the axes that may be longer, and the kernels'; None when there is none.
+        us: modelled microseconds.
+    """
+
+    kernels: tuple[KernelSpec, ...]
+    first: tuple[int, ...]
+    n: int
+    n_more: int | None
+    longer: int | None
+    us: float
+
+
+@dataclass(slots=True)
+class Index:
+    """Kernels by what they are regardless of how many tokens they are for."""
+
+    costs: Costs = field(default_factory=builtin)
+    _exact: dict[tuple[Hashable, ...], KernelSpec] = field(default_factory=dict)
+    _sizes: defaultdict[tuple[Hashable, ...], set[tuple[int, int | None]]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
+
+    @staticmethod
+    def of(kernels: Iterable[KernelSpec], costs: Costs | None = None) -> Index:
+        """Returns the index of some kernels, which are chosen by `costs`, those of costs.json by default."""
+        index = Index(costs or builtin())
+        for kernel in kernels:
+            index._exact[_key(kernel, (*kernel.inputs, kernel.output))] = kernel
+            for cut in cuts(kernel.op, kernel.inputs, kernel.output):
+                index._sizes[_family(kernel, cut)].add((cut.n, cut.n_more))
+        return index
+
+    def serve(self, node: KernelSpec, room: int | None = None) -> Served | None:
+        """Returns how a node is computed, or None when no kernels do.
+
+        Args:
+            node: as the kernel that would be made for it.
+            room: cells of the cache that attention reads on in; None: as many as kernels have.
+        """
+        tensors = (*node.inputs, node.output)
+        exact = self._exact.get(_key(node, tensors))
+        ways = list(cuts(node.op, node.inputs, node.output))
+        if exact is not None:
+            return Served((exact,), (0,), 0, None, None, exact_us(node, self.costs, ways[0] if ways else None))
+        for cut in ways:
+            sizes = self._sizes.get(_family(node, cut), set())
+            masked = cut.rule.mask is not None
+            for longer in _lengths(cut, sizes):
+                if masked and longer is not None and room is not None and longer > max(room, cut.n_more or 0):
+                    break
+                if (found := self._pieces(node, cut, sizes, longer)) is not None:
+                    return found
+        return None
+
+    def _pieces(
+        self, node: KernelSpec, cut: Cut, sizes: Iterable[tuple[int, int | None]], longer: int | None
+    ) -> Served | None:
+        kernels = {}
+        for n in sorted(n for n, m in sizes if m == longer):
+            kernel = self._exact.get(_key(node, cut.piece(n, longer)))
+            if kernel is not None:
+                kernels[n] = kernel
+        whole, row = traffic(node, cut, longer)
+        costs = [self.costs.launch(whole, row, n) for n in kernels]
+        again = node.alias is None or node.op in ("set_rows", "cpy")
+        pieces = choose(cut.n, list(kernels), costs, again=again)
+        if not pieces:
+            return None
+        by_count = dict(zip(kernels, costs, strict=True))
+        return Served(
+            tuple(kernels[n] for _, n in pieces),
+            tuple(first for first, _ in pieces),
+            cut.n,
+            cut.n_more,
+            longer,
+            sum(by_count[n] for _, n in pieces),
+        )
+
+
+def _lengths(cut: Cut, sizes: Iterable[tuple[int, int | None]]) -> list[int | None]:
+    """Returns the lengths of kernels that are long enough, ascending; [None] where none is asked for."""
+    if cut.n_more is None:
+        return [None]
+    found: list[int | None] = []
+    found += sorted({m for _, m in sizes if m is not None and m >= cut.n_more})
+    return found
+
+
+def exact_us(node: KernelSpec, costs: Costs, cut: Cut | None) -> float:
+    """Returns the modelled microseconds of a kernel that is made for the node; `cut` is None when the node can't be cut."""
+    if cut is None:
+        return costs.launch(sum(t.storage_bytes for t in (*node.inputs, node.output) if t is not None), 0, 1)
+    whole, row = traffic(node, cut, cut.n_more)
+    return costs.launch(whole, row, cut.n)
+
+
+def traffic(node: KernelSpec, cut: Cut, n_more: int | None) -> tuple[int, int]:
+    """Returns the bytes that are read for any number of tokens, and those that are read and written for each."""
+    whole = row = 0
+    for i, (t, axis) in enumerate(zip(cut.piece(1, n_more), cut.axes, strict=True)):
+        if t is None:
+            continue
+        if axis is not None:
+            row += t.storage_bytes
+        elif i < len(node.inputs) and i != node.alias and (i not in cut.rule.more or cut.rule.mask is not None):
+            whole += t.storage_bytes  # of a table some rows are read, and of what is written to none
+    return whole, row
+
+
+def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool) -> list[tuple[int, int]]:
+    """Returns pieces that together are `n` tokens, those that take least time, as pairs of the first token and the number.
+
+    One piece for more than `n` tokens when that is better; none when there are no such pieces, or too many.
+
+    Args:
+        n: tokens.
+        counts: for what numbers there are kernels, ascending.
+        costs: what a launch of each takes.
+        again: whether rows may be computed twice, with the same result: then the last piece may begin early.
+    """
+    best = float("inf")
+    found: list[tuple[int, int]] = []
+    for size, cost in zip(counts, costs, strict=True):
+        whole = max(n // size, 1)
+        left = n - whole * size
+        total, then, times = whole * cost, 0, 0
+        if left > 0:
+            rest, then, times = _cover(left, whole * size, counts, costs, again)
+            total += rest
+        if total < best and whole + times <= MAX_PIECES:
+            best = total
+            found = [(i * size, size) for i in range(whole)]
+            found += [(min(whole * size + i * then, n - then), then) for i in range(times)]
+    return found
+
+
+def _cover(
+    left: int, before: int, counts: Sequence[int], costs: Sequence[float], again: bool
+) -> tuple[float, int, int]:
+    """Returns the cost, size and number of equal pieces for what is left after `before` tokens."""
+    best = (float("inf"), 0, 0)
+    for size, cost in zip(counts, costs, strict=True):
+        times = -(-left // size)
+        if times > MAX_PIECES or (left % size and (not again or size > before + left)):
+            continue
+        if times * cost < best[0]:
+            best = (times * cost, size, times)
+    return best
+
+
+def _key(node: KernelSpec, tensors: Tensors) -> tuple[Hashable, ...]:
+    return (node.op, node.params, node.alias, *tensors)
+
+
+def _family(node: KernelSpec, cut: Cut) -> tuple[Hashable, ...]:
+    return (node.op, node.params, node.alias, *cut.family)
