@@ -51,9 +51,12 @@ bool neuron_census::is_kept_elsewhere(const ggml_tensor * node) const {
 
 // Returns why there is no kernel for a node that is not computed here; "" when there is one, or it is not wanted here.
 std::string neuron_census::lack_of(const ggml_tensor * node) const {
-    const neuron_kernel kernel = kernels.find(node);
-    if (kernel) {
-        return core.is_broken_locked(kernel) ? neuron_describe(node) + " (its kernel can't be used)" : "";
+    const neuron_service service = kernels.serve(node);
+    if (service) {
+        const bool broken =
+            std::any_of(service.pieces.begin(), service.pieces.end(),
+                        [this](const neuron_piece & piece) { return core.is_broken_locked(piece.kernel); });
+        return broken ? neuron_describe(node) + " (its kernel can't be used)" : "";
     }
     return is_kept_elsewhere(node) ? "" : neuron_describe(node);
 }
@@ -126,7 +129,7 @@ void neuron_census::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
     set = cgraph->visited_hash_set.keys;
     end = cgraph->nodes + cgraph->n_nodes;
     for (const neuron_planned_node & planned : plan.nodes) {
-        if (planned.step || neuron_is_zero(planned.node)) {
+        if (!planned.steps.empty() || neuron_is_zero(planned.node)) {
             current.device++;
         } else if (first) {
             current.reasons[neuron_describe(planned.node)]++;  // nodes of other parts are in the scan

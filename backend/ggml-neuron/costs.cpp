@@ -3,6 +3,7 @@
 #include "../bundle/src/error.h"
 #include "../bundle/src/json.h"
 #include "log.h"
+#include "variables.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -27,7 +28,8 @@ std::string neuron_read_costs(const std::string & text, neuron_costs & costs) {
         found.gb_per_s  = positive(read.get("gb_per_s", nk::json::NUMBER), "gb_per_s");
         for (const nk::json & row : read.get("rows_ms", nk::json::ARRAY).items) {
             if (row.kind != nk::json::ARRAY || row.items.size() != 2) {
-                nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "byte %zu: rows_ms holds pairs of rows and milliseconds", row.at);
+                nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "byte %zu: rows_ms holds pairs of rows and milliseconds",
+                         row.at);
             }
             const auto rows = (int64_t) positive(row.items[0], "a number of rows");
             if (!found.rows_ms.empty() && rows <= found.rows_ms.back().first) {
@@ -66,14 +68,14 @@ const neuron_costs & neuron_costs::get() {
     static const neuron_costs costs = [] {
         neuron_costs found;
         neuron_read_costs(COSTS, found);
-        const char * path = std::getenv("GGML_NEURON_COSTS");
-        if (path && *path) {
+        const std::string path = neuron_variable("GGML_NEURON_COSTS");
+        if (!path.empty()) {
             std::ifstream     file(path);
             const std::string text{ std::istreambuf_iterator<char>(file), {} };
             const std::string wrong = file ? neuron_read_costs(text, found) : "it can't be read";
             if (!wrong.empty()) {
-                NEURON_ERROR("GGML_NEURON_COSTS: %s: %s; kernels are chosen by the figures that this was built with\n", path,
-                             wrong.c_str());
+                NEURON_ERROR("GGML_NEURON_COSTS: %s: %s; kernels are chosen by the figures that this was built with\n",
+                             path.c_str(), wrong.c_str());
             }
         }
         return found;

@@ -324,8 +324,8 @@ static NRT_STATUS ggml_backend_neuron_lengthen_mask(const ggml_tensor * mask, co
 // locked
 static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_planned_node & planned) {
     if (planned.steps.empty()) {
-        return neuron_is_zero(planned.node) ? ggml_backend_neuron_set_zero(core, planned.node) :
-                                              ggml_backend_neuron_compute_on_cpu(core, planned.node);
+        return neuron_is_zero(planned.node) ? ggml_backend_neuron_set_zero(core, planned.node)
+                                            : ggml_backend_neuron_compute_on_cpu(core, planned.node);
     }
     for (const neuron_long_mask & m : planned.masks) {
         const NRT_STATUS status = ggml_backend_neuron_lengthen_mask(planned.node->src[m.src], m);
@@ -552,8 +552,8 @@ static bool ggml_backend_neuron_takes_weight(const ggml_tensor * op, const ggml_
 static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const neuron_service service = ggml_backend_neuron_shared().kernels.serve(op);
     return service && std::none_of(service.pieces.begin(), service.pieces.end(), [device](const neuron_piece & piece) {
-        return device->core->is_broken(piece.kernel);
-    });
+               return device->core->is_broken(piece.kernel);
+           });
 }
 
 // Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU

@@ -5,6 +5,7 @@
 #include "costs.h"
 #include "log.h"
 #include "targets.h"
+#include "variables.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -88,7 +89,7 @@ static neuron_kernels_tensor describe_tensor(const ggml_tensor * t) {
     return d;
 }
 
-neuron_signature neuron_describe(const ggml_tensor * op) {
+neuron_signature neuron_signature_of(const ggml_tensor * op) {
     neuron_signature s;
     s.op        = ggml_op_desc(op);
     s.op_params = op->op_params;
@@ -186,7 +187,7 @@ neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t 
 }
 
 neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
-    return bundles.empty() ? neuron_kernel{} : find(neuron_describe(op), neuron_updates_of(op));
+    return bundles.empty() ? neuron_kernel{} : find(neuron_signature_of(op), neuron_updates_of(op));
 }
 
 // Returns what is read for any number of tokens, and for each, in bytes.
@@ -257,7 +258,7 @@ neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
     if (bundles.empty()) {
         return service;
     }
-    const neuron_signature node = neuron_describe(op);
+    const neuron_signature node = neuron_signature_of(op);
     if (const neuron_kernel exact = find(node, neuron_updates_of(op))) {
         service.pieces.push_back({ exact, {} });
         return service;
@@ -271,8 +272,8 @@ neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
         if (s.n_more < service.cut.n_more || s.n_more == last) {
             continue;
         }
-        last           = s.n_more;
-        service.n_more = s.n_more;
+        last              = s.n_more;
+        service.n_more    = s.n_more;
         const bool masked = service.cut.rule->mask >= 0 && s.n_more != service.cut.n_more;
         if (masked && !has_room(op, node, service.cut, s.n_more)) {
             break;  // nor for longer ones
@@ -428,8 +429,8 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
 }
 
 void neuron_kernel_store::open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded) {
-    const char * exact = getenv("GGML_NEURON_EXACT");
-    exact_only         = exact && *exact && strcmp(exact, "0") != 0;
+    const std::string exact = neuron_variable("GGML_NEURON_EXACT");
+    exact_only              = !exact.empty() && exact != "0";
     if (const char * paths = getenv("GGML_NEURON_KERNEL_DIR")) {
         const std::string text = paths;
         for (size_t start = 0; start <= text.size();) {

@@ -103,9 +103,9 @@ class neuron_kernel_store {
     void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
     neuron_kernel find(const neuron_signature & node, uint32_t updates) const;
-    bool          choose(const neuron_signature & node, const std::vector<neuron_sizes> & sizes, neuron_service & service) const;
+    bool choose(const neuron_signature & node, const std::vector<neuron_sizes> & sizes, neuron_service & service) const;
 
-    void          read_signatures(neuron_bundle & bundle);
+    void read_signatures(neuron_bundle & bundle);
 
     neuron_token_index tokens;
     bool               exact_only = false;  // GGML_NEURON_EXACT
@@ -114,7 +114,7 @@ class neuron_kernel_store {
 };
 
 // Returns what a node is known by: its op, its tensors and their aliasing.
-neuron_signature neuron_describe(const ggml_tensor * op);
+neuron_signature neuron_signature_of(const ggml_tensor * op);
 
 // Returns which source's memory a node writes its result to, or NEURON_KERNELS_NO_ALIAS.
 int neuron_alias_of(const ggml_tensor * op);

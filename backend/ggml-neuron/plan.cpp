@@ -31,8 +31,8 @@ struct neuron_placement {
     bool           moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result, or for want of room
     bool           filled[GGML_MAX_SRC + 1] = {};  // rows that the node does not have are copies of those that it has
     bool           shared[GGML_MAX_SRC + 1] = {};  // made once for all nodes that have it
-    int            n_src   = 0;
-    size_t         scratch = 0;                    // bytes
+    int            n_src                    = 0;
+    size_t         scratch                  = 0;   // bytes
     std::string    message;                        // why it can't be; empty when it can
 };
 
@@ -175,7 +175,7 @@ static void take_scratch(const ggml_tensor *            node,
             const auto mask = std::find_if(masks.begin(), masks.end(), [&](const long_mask & m) {
                 return m.mask == node->src[i] && m.n_more == n_more && m.rows == rows;
             });
-            p.operands[i] = { nullptr, mask->offset, mask->size };
+            p.operands[i]   = { nullptr, mask->offset, mask->size };
             continue;
         }
         if (!p.staged[i] && !p.moved[i]) {
@@ -227,8 +227,10 @@ static void fill_rows(const candidate & c, int i, const neuron_operand & operand
     for (int64_t done = c.service.cut.n; done < c.service.rows(); done += c.service.cut.n) {
         const int64_t n    = std::min(c.service.cut.n, c.service.rows() - done);
         const size_t  size = (size_t) (n - 1) * t.nb[axis] + row;
-        moves.push_back({ { operand.memory, operand.offset, size },
-                          { operand.memory, operand.offset + (size_t) done * t.nb[axis], size } });
+        moves.push_back({
+            { operand.memory, operand.offset,                              size },
+            { operand.memory, operand.offset + (size_t) done * t.nb[axis], size }
+        });
     }
 }
 
@@ -240,7 +242,9 @@ static void add_copies(neuron_planned_node & planned, const candidate & c, const
         return neuron_operand{ operands[i].memory, operands[i].offset, p.home[i].size };
     };
     for (int i = 0; i < p.n_src; i++) {
-        const auto same_place = [&](const neuron_upload & u) { return u.to.offset == operands[i].offset; };
+        const auto same_place = [&](const neuron_upload & u) {
+            return u.to.offset == operands[i].offset;
+        };
         if (p.shared[i]) {
             planned.masks.push_back({ i, p.home[i], operands[i], c.service.n_more, c.service.rows() });
         } else if (p.staged[i]) {
@@ -397,7 +401,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
             neuron_note_missing(node);
         }
         if (c.service && !c.service.is_exact()) {
-            c.signature = neuron_describe(node);
+            c.signature = neuron_signature_of(node);
         }
         candidates.push_back(std::move(c));
     }

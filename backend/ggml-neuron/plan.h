@@ -41,17 +41,17 @@ struct neuron_long_mask {
 
 // A node of a graph with everything that was to be found out about it.
 struct neuron_planned_node {
-    int           index;                     // in cgraph->nodes
+    int           index;               // in cgraph->nodes
     ggml_tensor * node;
-    const void *  data;                      // node->data, to see that the graph was not allocated anew
+    const void *  data;                // node->data, to see that the graph was not allocated anew
 
-    std::vector<neuron_step *>   steps;      // one after the other; none: computed on the CPU, unless the result is 0
+    std::vector<neuron_step *> steps;  // one after the other; none: computed on the CPU, unless the result is 0
 
     std::vector<neuron_long_mask> masks;
-    std::vector<neuron_upload>   uploads;    // from host tensors
-    std::vector<neuron_move>     before;     // within the device
-    std::vector<neuron_move>     after;      // within the device
-    std::vector<neuron_download> downloads;  // to host tensors
+    std::vector<neuron_upload>    uploads;    // from host tensors
+    std::vector<neuron_move>      before;     // within the device
+    std::vector<neuron_move>      after;      // within the device
+    std::vector<neuron_download>  downloads;  // to host tensors
 };
 
 struct neuron_plan {

@@ -72,8 +72,8 @@ static bool cut_outermost(const neuron_signature & node, int axis, uint32_t whol
 
 // Cuts along the axes that the rule names.
 static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
-    const neuron_token_rule & rule   = *cut.rule;
-    const auto                set    = [&](int64_t & n, int64_t ne) {
+    const neuron_token_rule & rule = *cut.rule;
+    const auto                set  = [&](int64_t & n, int64_t ne) {
         const bool fits = n == 0 || n == ne;
         n               = ne;
         return fits;
@@ -84,7 +84,7 @@ static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
     cut.axis[node.n_src] = rule.result;
     cut.n                = rule.result >= 0 ? node.tensors[node.n_src].ne[rule.result] : 0;
     for (int i = 0; i < node.n_src; i++) {
-        const neuron_kernels_tensor & t = node.tensors[i];
+        const neuron_kernels_tensor & t     = node.tensors[i];
         const bool                    named = i < NEURON_TOKEN_SOURCES;
         cut.axis[i]                         = named ? rule.sources[i] : (int8_t) -1;
         if (is_absent(t)) {
@@ -110,8 +110,8 @@ static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
 
 static bool cut_along(const neuron_signature & node, int axis, uint32_t whole, neuron_cut & cut) {
     cut.n = cut.n_more = 0;
-    if (!(cut.rule->result == neuron_token_rule::OUTERMOST ? cut_outermost(node, axis, whole, cut) :
-                                                             cut_named(node, cut))) {
+    if (!(cut.rule->result == neuron_token_rule::OUTERMOST ? cut_outermost(node, axis, whole, cut)
+                                                           : cut_named(node, cut))) {
         return false;
     }
     for (int i = 0; i <= node.n_src; i++) {
@@ -122,7 +122,10 @@ static bool cut_along(const neuron_signature & node, int axis, uint32_t whole, n
     return true;
 }
 
-neuron_kernels_tensor neuron_cut::piece(const neuron_signature & node, int i, int64_t n_tokens, int64_t n_longer) const {
+neuron_kernels_tensor neuron_cut::piece(const neuron_signature & node,
+                                        int                      i,
+                                        int64_t                  n_tokens,
+                                        int64_t                  n_longer) const {
     neuron_kernels_tensor t = node.tensors[i];
     if (axis[i] >= 0) {
         t.ne[axis[i]] = n_tokens;
@@ -142,7 +145,8 @@ size_t neuron_nbytes(const neuron_kernels_tensor & t) {
         return 0;
     }
     // as ggml_nbytes: from the first element to the end of the last block
-    size_t n = type->block == 1 ? type->size + (size_t) (t.ne[0] - 1) * t.nb[0] : (size_t) t.ne[0] * t.nb[0] / type->block;
+    size_t n =
+        type->block == 1 ? type->size + (size_t) (t.ne[0] - 1) * t.nb[0] : (size_t) t.ne[0] * t.nb[0] / type->block;
     for (int i = 1; i < 4; i++) {
         n += (size_t) (t.ne[i] - 1) * t.nb[i];
     }
@@ -306,7 +310,10 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
 // masks
 //
 
-std::vector<uint8_t> neuron_lengthen_mask(const ggml_tensor * mask, const uint8_t * data, int64_t n_columns, int64_t n_rows) {
+std::vector<uint8_t> neuron_lengthen_mask(const ggml_tensor * mask,
+                                          const uint8_t *     data,
+                                          int64_t             n_columns,
+                                          int64_t             n_rows) {
     const size_t         element = ggml_type_size(mask->type);
     const size_t         row     = (size_t) n_columns * element;
     const size_t         own     = (size_t) mask->ne[0] * element;

@@ -94,4 +94,7 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
 
 // Returns a mask with more columns, which hide what they stand for, and with rows that it does not have copied from those
 // that it has. F16 or F32, columns without gaps.
-std::vector<uint8_t> neuron_lengthen_mask(const ggml_tensor * mask, const uint8_t * data, int64_t n_columns, int64_t n_rows);
+std::vector<uint8_t> neuron_lengthen_mask(const ggml_tensor * mask,
+                                          const uint8_t *     data,
+                                          int64_t             n_columns,
+                                          int64_t             n_rows);

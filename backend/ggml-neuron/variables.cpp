@@ -11,8 +11,8 @@
 
 // The backend's own.
 static const char * const OWN[] = {
-    "GGML_NEURON_BUFFERS", "GGML_NEURON_KERNEL_DIR", "GGML_NEURON_LIBNRT",
-    "GGML_NEURON_LOG",     "GGML_NEURON_RECORD",     "GGML_NEURON_TARGET",
+    "GGML_NEURON_BUFFERS", "GGML_NEURON_COSTS", "GGML_NEURON_EXACT",  "GGML_NEURON_KERNEL_DIR",
+    "GGML_NEURON_LIBNRT",  "GGML_NEURON_LOG",   "GGML_NEURON_RECORD", "GGML_NEURON_TARGET",
 };
 
 // Those that kernelgen and its build rules read.

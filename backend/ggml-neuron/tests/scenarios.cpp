@@ -962,8 +962,9 @@ static layer build(ggml_context * ctx, const call & c) {
         const size_t head = ggml_row_size(cells->type, HEAD);
         return ggml_view_3d(ctx, cells, HEAD, c.n_kv, KV / HEAD, cells->nb[1], head, 0);
     };
-    ggml_tensor * t = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), seen(k), seen(v), l.mask, 0.01f, 0.0f, 0.0f);
-    t               = ggml_add(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), ggml_reshape_2d(ctx, t, EMBD, c.n)), embd);
+    ggml_tensor * t =
+        ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), seen(k), seen(v), l.mask, 0.01f, 0.0f, 0.0f);
+    t                  = ggml_add(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), ggml_reshape_2d(ctx, t, EMBD, c.n)), embd);
     ggml_tensor * rows = ggml_reshape_3d(ctx, t, EMBD, 1, c.n);
     ggml_tensor * ffn  = ggml_mul_mat_id(ctx, weight(EMBD, EMBD, EXPERT), rows, l.experts);
     ffn                = ggml_silu(ctx, ggml_add_id(ctx, ffn, weight(EMBD, EXPERT, 1, GGML_TYPE_F32), l.experts));
@@ -1088,8 +1089,9 @@ static void against_cpu(const call & c) {
         size += std::pow((double) wanted.logits[i], 2.0);
     }
     // the CPU's products with a quantized cache have a quantized query, too
-    check(error <= (c.quantized ? 1e-2 : 1e-3) * size, "n " + std::to_string(c.n) + ", past " + std::to_string(c.past) + ", n_kv " +
-                                    std::to_string(c.n_kv) + ": error " + std::to_string(error / size));
+    check(error <= (c.quantized ? 1e-2 : 1e-3) * size, "n " + std::to_string(c.n) + ", past " + std::to_string(c.past) +
+                                                           ", n_kv " + std::to_string(c.n_kv) + ": error " +
+                                                           std::to_string(error / size));
 }
 
 // Calls for which kernels are recorded: each number of tokens with each length of the cache, and logits of all or one.
@@ -1120,8 +1122,8 @@ static void any() {
     };
     for (int round = 0; round < 24; round++) {
         call c{};
-        c.n     = 1 + (round < 9 ? round : below(60));
-        c.n_kv  = std::min<int64_t>(c.n + 1 + below(CELLS - c.n), CELLS);
+        c.n    = 1 + (round < 9 ? round : below(60));
+        c.n_kv = std::min<int64_t>(c.n + 1 + below(CELLS - c.n), CELLS);
         c.n_kv += c.n_kv % 3 == 0 ? 1 : 0;  // 3 and n_kv have no common divisor: each token has a cell of its own
         c.n_kv  = std::min<int64_t>(c.n_kv, CELLS);
         c.past  = below(c.n_kv - c.n + 1);
