@@ -23,7 +23,7 @@ EXIT_INTERRUPTED = 130
 
 COMMANDS = MappingProxyType(
     {
-        "model": "Write the manifest of a model, from its GGUF file.",
+        "model": "Write the manifest of a model, from its file.",
         "validate": "Check manifests and report every mistake.",
         "plan": "Print the kernels, compiles and bundles that manifests ask for.",
         "generate": "Write build files for Bazel or CMake.",
