@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 N_KV_UNIT = 256
@@ -48,7 +49,7 @@ class Settings:
         n_seq_max: sequences at once.
         n_tokens: tokens per call to have kernels for.
         n_outputs: outputs per call; None for 1 and all.
-        n_kv: cache lengths; None for all.
+        n_kv: cache lengths; None for as many as serve all.
         type_k, type_v: ggml types of the cache.
         flash_attn: with flash attention, without it, or both.
         kv_unified: whether sequences share one cache.
@@ -127,8 +128,18 @@ def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list
     if n_tokens % n_seqs:
         return []  # a graph takes equally many tokens of each sequence
     least = n_tokens if settings.kv_unified else n_tokens // n_seqs
-    wanted = settings.n_kv or range(N_KV_UNIT, settings.cells(n_ctx) + 1, N_KV_UNIT)
+    wanted = settings.n_kv or _all_lengths(settings, settings.cells(n_ctx))
     return [n for n in wanted if least <= n <= settings.cells(n_ctx)]
+
+
+def _all_lengths(settings: Settings, cells: int) -> Iterable[int]:
+    """Returns lengths of the cache that serve all: each twice the one before where attention reads on in a longer cache, which
+    it does with flash attention.
+    """
+    if settings.flash_attn != (True,):
+        return range(N_KV_UNIT, cells + 1, N_KV_UNIT)
+    doubled = itertools.takewhile(lambda n: n < cells, (N_KV_UNIT << i for i in itertools.count()))
+    return (*doubled, cells)
 
 
 def _first(settings: Settings, lengths: list[int], n_tokens: int, n_seqs: int) -> tuple[int, ...]:
