@@ -154,14 +154,14 @@ format: 1
 name: small
 targets: [trn1, trn2]
 kernels:
-  - {op: silu, inputs: ["(4,${n},1,1)/f32"], output: "(4,${n},1,1)/f32", batch: {n: [1, 2]}}
-  - {op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}
+  - {op: silu, inputs: ["(${n},4,1,1)/f32"], output: "(${n},4,1,1)/f32", batch: {n: [1, 2]}}
+  - {op: relu, inputs: ["(1,4,1,1)/f32"], output: "(1,4,1,1)/f32"}
 """
 
 
 def graph(ops: list[str], n_tokens: int, n_kv: int, flash_attn: bool = True) -> dict[str, object]:
-    """A graph of unary ops on `n_tokens` rows, one after another."""
-    t = {"type": "f32", "ne": [4, n_tokens, 1, 1], "nb": [4, 16, 16 * n_tokens, 16 * n_tokens]}
+    """A graph of unary ops, one after another, on rows of `n_tokens` elements: kernels for other numbers of tokens don't compute them."""
+    t = {"type": "f32", "ne": [n_tokens, 4, 1, 1], "nb": [4, 4 * n_tokens, 16 * n_tokens, 16 * n_tokens]}
     tensors = [{"name": "x", "op": "none", **t}]
     tensors += [{"name": f"y|{i}", "op": op, "src": [i], **t} for i, op in enumerate(ops)]
     sizes = {"n_tokens": n_tokens, "n_outputs": 1, "n_seqs": 1, "n_kv": n_kv}
@@ -195,10 +195,10 @@ def test_nodes_are_counted_in_each_graph(
     status, out, _ = run(capsys, library, small, "--graph-ops", graphs)
     assert status == 1
     assert [line.removeprefix(f"{graphs}") for line in out.splitlines() if not line.startswith("covered")] == [
-        f"missing  {graphs}:4: y|2: relu: (4,2,1,1)/f32 -> (4,2,1,1)/f32 (2 nodes)",
-        f"             nearest is {relu(1)}: input 0 is (4,1,1,1)/f32, not (4,2,1,1)/f32; output is (4,1,1,1)/f32, not (4,2,1,1)/f32",
-        f"missing  {graphs}:6: y|0: silu: (4,3,1,1)/f32 -> (4,3,1,1)/f32 (2 nodes)",
-        f"             nearest is {unary('silu', 1)}: input 0 is (4,1,1,1)/f32, not (4,3,1,1)/f32; output is (4,1,1,1)/f32, not (4,3,1,1)/f32",
+        f"missing  {graphs}:4: y|2: relu: (2,4,1,1)/f32 -> (2,4,1,1)/f32 (2 nodes)",
+        f"             nearest is {relu(1)}: input 0 is (1,4,1,1)/f32, not (2,4,1,1)/f32; output is (1,4,1,1)/f32, not (2,4,1,1)/f32",
+        f"missing  {graphs}:6: y|0: silu: (3,4,1,1)/f32 -> (3,4,1,1)/f32 (2 nodes)",
+        f"             nearest is {unary('silu', 1)}: input 0 is (1,4,1,1)/f32, not (3,4,1,1)/f32; output is (1,4,1,1)/f32, not (3,4,1,1)/f32",
         ": n_tokens 1, n_outputs 1, n_ctx 512, flash_attn on, n_kv 256 to 512: 2 graphs of 3 nodes, none without a kernel",
         ": n_tokens 2, n_outputs 1, n_ctx 512, flash_attn on, n_kv 256 to 512: 2 graphs of 3 nodes, 1 without a kernel",
         ": n_tokens 3, n_outputs 1, n_ctx 512, flash_attn off, n_kv 512: 1 graph of 2 nodes, 2 without a kernel",
@@ -208,7 +208,7 @@ def test_nodes_are_counted_in_each_graph(
 
 
 def unary(op: str, n: int) -> str:
-    t = TensorDesc.make((4, n, 1, 1), "f32")
+    t = TensorDesc.make((n, 4, 1, 1), "f32")
     return KernelSpec.make(op, [t], t).id
 
 
@@ -221,12 +221,12 @@ def test_the_table(small: Path, graphs: Path, capsys: pytest.CaptureFixture[str]
     assert status == 1
     lines = out.splitlines()
     assert lines[2:6] == [
-        f"| {graphs} | 1 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 3 | 0 |",
-        f"| {graphs} | 2 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 2 | 1 |",
-        f"| {graphs} | 3 | 1 | 1 | 512 | off | 512 | 1 | 2 | 0 | 2 |",
-        f"| {FLASH} |  |  |  |  |  |  |  | 30 | 0 | 30 |",
+        f"| {graphs} | 1 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 3 | 0 | 3 | 0 |",
+        f"| {graphs} | 2 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 2 | 1 | 2 | 0 |",
+        f"| {graphs} | 3 | 1 | 1 | 512 | off | 512 | 1 | 2 | 0 | 2 | 0 | 0 |",
+        f"| {FLASH} |  |  |  |  |  |  |  | 30 | 0 | 30 | 0 | 0 |",
     ]
-    assert {line.count("|") for line in lines[:6]} == {12}
+    assert {line.count("|") for line in lines[:6]} == {14}
     assert "| add | 2 | there is no kernel for add |" in lines
     assert any(line.startswith(f"| silu | 2 | nearest is {unary('silu', 1)}: ") for line in lines)
 
@@ -249,6 +249,30 @@ def test_json_has_every_graph_and_the_kind_of_reason(
         ("other shapes", 2, relu(1)),
         ("other shapes", 2, unary("silu", 1)),
     ]
+
+
+def test_kernels_for_other_numbers_of_tokens_cover_what_they_compute(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
+) -> None:
+    held = tmp_path / "rows.yaml"
+    entry = '  - {op: silu, inputs: ["(4,${n},1,1)/f32"], output: "(4,${n},1,1)/f32", batch: {n: [2, 16, 64]}}'
+    held.write_text(f"format: 1\nname: rows\ntargets: [trn1]\nkernels:\n{entry}\n", encoding="utf-8")
+    graphs = []
+    for n in (2, 5, 70):
+        t = {"type": "f32", "ne": [4, n, 1, 1], "nb": [4, 16, 16 * n, 16 * n]}
+        tensors = [{"name": "x", "op": "none", **t}, {"name": "y", "op": "silu", "src": [0], **t}]
+        graphs.append({"sizes": {"n_tokens": n}, "context": {}, "tensors": tensors})
+    file = exported(tmp_path, *graphs)
+    status, out, _ = run(capsys, library, held, "--graph-ops", file)
+    assert status == 0
+    covered = [line.partition(" -> ")[2] for line in out.splitlines() if line.startswith("covered")]
+    assert covered == [
+        "(4,2,1,1)/f32",
+        "(4,5,1,1)/f32, by kernels for 16 tokens",
+        "(4,70,1,1)/f32, by kernels for 64 + 16 tokens",
+    ]
+    assert f"{file}: n_tokens 70: 1 graph of 1 node, none without a kernel, 2 launches, 10 rows of padding" in out
+    assert f"{file}: n_tokens 2: 1 graph of 1 node, none without a kernel\n" in out
 
 
 def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
@@ -335,8 +359,8 @@ def test_bundles_and_manifests_add_up(
     built: Path, graphs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
 ) -> None:
     more = tmp_path / "more.yaml"
-    entries = ['{op: relu, inputs: ["(4,2,1,1)/f32"], output: "(4,2,1,1)/f32"}']
-    entries += ['{op: silu, inputs: ["(4,3,1,1)/f32"], output: "(4,3,1,1)/f32"}']
+    entries = ['{op: relu, inputs: ["(2,4,1,1)/f32"], output: "(2,4,1,1)/f32"}']
+    entries += ['{op: silu, inputs: ["(3,4,1,1)/f32"], output: "(3,4,1,1)/f32"}']
     more.write_text(f"format: 1\nname: more\ntargets: [trn1]\nkernels: [{', '.join(entries)}]\n", encoding="utf-8")
     # The stub's emitters compute nothing, so whether neuronx-cc takes these kernels is asked of kernelgen's own.
     assert cli.run(["coverage", str(built / "small_trn1"), str(more), "--graph-ops", str(graphs)]) == 0

@@ -16,7 +16,7 @@ BASE = Settings(
     n_kv=None,
     type_k="f16",
     type_v="f16",
-    flash_attn=(True,),
+    flash_attn=(True, False),
     kv_unified=False,
     swa_full=False,
 )
@@ -27,6 +27,12 @@ def lengths(settings: Settings, n_seqs: int = 1) -> dict[int, set[int]]:
     for call in sizes.asked(settings, n_seqs):
         found.setdefault(call.n_tokens, set()).add(call.n_kv)
     return found
+
+
+def test_attention_that_reads_on_needs_few_lengths() -> None:
+    alone = replace(BASE, n_ctx=(3000,), flash_attn=(True,))
+    assert lengths(alone) == {1: {0, 256, 512, 1024, 2048, 3072}, 300: {0, 512, 1024, 2048, 3072}}
+    assert lengths(replace(alone, n_ctx=(1024,)))[1] == {0, 256, 512, 1024}
 
 
 def test_a_cache_is_at_least_as_long_as_what_is_put_into_it() -> None:

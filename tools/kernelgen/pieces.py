@@ -23,18 +23,19 @@ class Served:
 
     Attributes:
         kernels: one for each launch, in their order.
-        first: the first token of each.
-        n: tokens of the node; 0 when the kernel is for the node as it is.
-        n_more, longer: the node's length along the axes that may be longer, and the kernels'; None when there is none.
-        us: modelled microseconds.
+        pieces: the first token of each and for how many its kernel is; empty when the only kernel is for the node as it is.
+        padding: rows that are computed beyond the node's, or twice.
+        us, exact_us: modelled microseconds, and those of a kernel for the node as it is.
+        bytes, exact_bytes: read for any number of tokens: weights, and what attention reads of the cache.
     """
 
     kernels: tuple[KernelSpec, ...]
-    first: tuple[int, ...]
-    n: int
-    n_more: int | None
-    longer: int | None
+    pieces: tuple[tuple[int, int], ...]
+    padding: int
     us: float
+    exact_us: float
+    bytes: int
+    exact_bytes: int
 
 
 @dataclass(slots=True)
@@ -64,11 +65,11 @@ class Index:
             node: as the kernel that would be made for it.
             room: cells of the cache that attention reads on in; None: as many as kernels have.
         """
-        tensors = (*node.inputs, node.output)
-        exact = self._exact.get(_key(node, tensors))
+        exact = self._exact.get(_key(node, (*node.inputs, node.output)))
         ways = list(cuts(node.op, node.inputs, node.output))
         if exact is not None:
-            return Served((exact,), (0,), 0, None, None, exact_us(node, self.costs, ways[0] if ways else None))
+            us, read = self._alone(node, ways)
+            return Served((exact,), (), 0, us, us, read, read)
         for cut in ways:
             sizes = self._sizes.get(_family(node, cut), set())
             masked = cut.rule.mask is not None
@@ -88,20 +89,30 @@ class Index:
             if kernel is not None:
                 kernels[n] = kernel
         whole, row = traffic(node, cut, longer)
-        costs = [self.costs.launch(whole, row, n) for n in kernels]
+        costs = {n: self.costs.launch(whole, row, n) for n in kernels}
         again = node.alias is None or node.op in ("set_rows", "cpy")
-        pieces = choose(cut.n, list(kernels), costs, again=again)
+        pieces = choose(cut.n, list(kernels), list(costs.values()), again=again)
         if not pieces:
             return None
-        by_count = dict(zip(kernels, costs, strict=True))
+        us, read = self._alone(node, [cut])
         return Served(
             tuple(kernels[n] for _, n in pieces),
-            tuple(first for first, _ in pieces),
-            cut.n,
-            cut.n_more,
-            longer,
-            sum(by_count[n] for _, n in pieces),
+            tuple(pieces),
+            sum(n for _, n in pieces) - cut.n,
+            sum(costs[n] for _, n in pieces),
+            us,
+            whole * len(pieces),
+            read,
         )
+
+    def _alone(self, node: KernelSpec, ways: Sequence[Cut]) -> tuple[float, int]:
+        """Returns the modelled microseconds of a kernel that is made for the node, and what it reads for any number of tokens."""
+        cut = max(ways, key=lambda cut: cut.n, default=None)
+        if cut is None:
+            size = sum(t.storage_bytes for t in (*node.inputs, node.output) if t is not None)
+            return self.costs.launch(size, 0, 1), size
+        whole, row = traffic(node, cut, cut.n_more)
+        return self.costs.launch(whole, row, cut.n), whole
 
 
 def _lengths(cut: Cut, sizes: Iterable[tuple[int, int | None]]) -> list[int | None]:
@@ -111,14 +122,6 @@ def _lengths(cut: Cut, sizes: Iterable[tuple[int, int | None]]) -> list[int | No
     found: list[int | None] = []
     found += sorted({m for _, m in sizes if m is not None and m >= cut.n_more})
     return found
-
-
-def exact_us(node: KernelSpec, costs: Costs, cut: Cut | None) -> float:
-    """Returns the modelled microseconds of a kernel that is made for the node; `cut` is None when the node can't be cut."""
-    if cut is None:
-        return costs.launch(sum(t.storage_bytes for t in (*node.inputs, node.output) if t is not None), 0, 1)
-    whole, row = traffic(node, cut, cut.n_more)
-    return costs.launch(whole, row, cut.n)
 
 
 def traffic(node: KernelSpec, cut: Cut, n_more: int | None) -> tuple[int, int]:

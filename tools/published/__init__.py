@@ -20,8 +20,8 @@ FTYPES = ("F16", "Q4_K_M")
 OPTIONS = ("--n-ctx", "4096", "--n-tokens", "1,8,32,128,512", "--flash-attn", "on")
 """How the models are run: few numbers of tokens, by which any number is served.
 
-Up to 128 rows take as long as few, and four times 128 as long as 512 (tools/kernelgen/costs.json); 8 and 32 spare copying where there are
-fewer tokens.
+Up to 128 rows take as long as few, and four times 128 as long as 512 (tools/kernelgen/costs.json); 8 and 32 spare copies
+where there are fewer tokens.
 """
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from kernelgen import manifest, model_files
+from kernelgen import manifest, model_files, pieces
 from kernelgen.cli import options, run_options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
@@ -26,6 +26,7 @@ from kernelgen.model import exporter
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.derive import Reasons
 from kernelgen.model.sizes import Settings
+from kernelgen.pieces import Served
 from kernelgen.targets import TARGETS
 
 
@@ -73,6 +74,8 @@ def command(
     verbose: bool,
 ) -> int:
     """Print which nodes of a model's graphs have a kernel, which have none and why, and what is held beyond.
+
+    A node is computed, too, by kernels for other numbers of tokens and longer caches, as the backend does it.
 
     HELD are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The options of a context are for --model.
 
@@ -251,22 +254,28 @@ class _Report:
 
     Attributes:
         results: each export, and what is covered of its ops.
-        held: the kernels that there are.
+        served: how each op is computed that is.
         why: the reason for each op without a kernel.
         beyond: kernels that no graph needs.
     """
 
     results: tuple[tuple[Export, Coverage], ...]
-    held: frozenset[KernelSpec]
+    served: Mapping[KernelSpec, Served]
     why: Mapping[KernelSpec, _Reason]
     beyond: tuple[KernelSpec, ...]
 
 
 def _report(graphs: Sequence[Export], held: frozenset[KernelSpec], why: _Why) -> _Report:
-    results = tuple((graph, coverage.compare(held, graph.ops)) for graph in graphs)
+    index = pieces.Index.of(held)
+    served = {
+        spec: how
+        for spec in dict.fromkeys(spec for graph in graphs for spec, _, _ in graph.ops)
+        if (how := index.serve(spec)) is not None
+    }
+    results = tuple((graph, coverage.compare(held, graph.ops, served)) for graph in graphs)
     reasons = why.of([op for _, result in results for op in result.missing])
-    beyond = coverage.compare(held, [op for graph in graphs for op in graph.ops]).beyond
-    return _Report(results, held, reasons, beyond)
+    beyond = coverage.compare(held, [op for graph in graphs for op in graph.ops], served).beyond
+    return _Report(results, served, reasons, beyond)
 
 
 def _describe(spec: KernelSpec) -> str:
@@ -296,7 +305,9 @@ def _text(report: _Report, verbose: bool) -> list[str]:
     for graph, result in report.results:
         nodes = _nodes(graph)
         for op in result.covered:
-            lines.append(f"covered  {graph.file}:{op.line}: {op.name}: {_describe(op.spec)}")
+            how = "".join(f" + {n}" for _, n in report.served[op.spec].pieces)
+            by = f", by kernels for {how[3:]} tokens" if how else ""
+            lines.append(f"covered  {graph.file}:{op.line}: {op.name}: {_describe(op.spec)}{by}")
         for op in result.missing:
             count = f" ({_counted(nodes[op.spec], 'node')})" if nodes[op.spec] > 1 else ""
             lines.append(f"missing  {graph.file}:{op.line}: {op.name}: {_describe(op.spec)}{count}")
@@ -304,7 +315,7 @@ def _text(report: _Report, verbose: bool) -> list[str]:
     if verbose:
         lines += [f"beyond   {spec.id}: {_describe(spec)}" for spec in report.beyond]
     for graph, result in report.results:
-        for row in coverage.rows(graph.steps, report.held):
+        for row in coverage.rows(graph.steps, report.served):
             if row.sizes:
                 lines.append(f"{graph.file}: {_title(row)}: {_counts(row)}")
         total = len(result.covered) + len(result.missing)
@@ -325,7 +336,12 @@ def _title(row: Row) -> str:
 def _counts(row: Row) -> str:
     without = row.nodes - row.covered
     of = f"{_counted(row.graphs, 'graph')} of {_counted(row.nodes, 'node')}"
-    return f"{of}, {without or 'none'} without a kernel"
+    more = (
+        f", {row.launches} launches, {row.padding} rows of padding"
+        if row.padding or row.launches != row.covered
+        else ""
+    )
+    return f"{of}, {without or 'none'} without a kernel{more}"
 
 
 _COLUMNS = ("n_tokens", "n_outputs", "n_seqs", "n_ctx", "flash_attn")
@@ -334,13 +350,14 @@ _COLUMNS = ("n_tokens", "n_outputs", "n_seqs", "n_ctx", "flash_attn")
 def _markdown(report: _Report) -> list[str]:
     lines = [
         "| graphs of | n_tokens | n_outputs | n_seqs | n_ctx | flash_attn | n_kv | graphs | nodes of each | with a kernel "
-        "| without |",
-        "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|",
+        "| without | launches | rows of padding |",
+        "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for graph, _ in report.results:
-        for row in coverage.rows(graph.steps, report.held):
+        for row in coverage.rows(graph.steps, report.served):
             cells: list[object] = [_cell(graph.file), *(row.sizes.get(name, "") for name in _COLUMNS), _lengths(row)]
             cells += [row.graphs if row.sizes else "", row.nodes, row.covered, row.nodes - row.covered]
+            cells += [row.launches, row.padding]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     nodes: Counter[tuple[str, str]] = Counter()
     for graph, result in report.results:
@@ -370,8 +387,9 @@ def _json(report: _Report) -> dict[str, Any]:
                         "sizes": dict(step.sizes),
                         "context": dict(step.context),
                         "nodes": sum(step.nodes.values()),
-                        "covered": coverage.covered(step, report.held),
-                        "missing": {s.id: count for s, count in step.nodes.items() if s not in report.held},
+                        "covered": coverage.covered(step, report.served),
+                        "missing": {s.id: count for s, count in step.nodes.items() if s not in report.served},
+                        **dict(zip(("launches", "padding"), coverage.launches(step, report.served), strict=True)),
                     }
                     for step in graph.steps
                 ],

@@ -55,7 +55,12 @@ _SETTINGS = (
     click.option(
         "--n-outputs", type=Counts(), metavar="N,…", help="Tokens whose logits are asked for; 1 and all by default."
     ),
-    click.option("--n-kv", type=Counts(), metavar="N,…", help="Lengths of the cache; by default powers of two from 256 with flash attention alone, else all multiples of 256."),
+    click.option(
+        "--n-kv",
+        type=Counts(),
+        metavar="N,…",
+        help="Lengths of the cache; by default powers of two from 256 with flash attention alone, else all multiples of 256.",
+    ),
     click.option(
         "--n-ubatch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp's -ub."
     ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest.graph_ops import Step
+from kernelgen.pieces import Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Coverage:
     """What kernels do for a graph.
 
     Attributes:
-        covered: ops that have a kernel, in the export's order.
-        missing: ops that have none.
+        covered: ops that have a kernel, or are computed by those for other numbers of tokens, in the export's order.
+        missing: the others.
         beyond: kernels that no op of the graph needs, sorted by id.
     """
 
@@ -43,14 +44,25 @@ class Coverage:
     beyond: tuple[KernelSpec, ...]
 
 
-def compare(kernels: Iterable[KernelSpec], graph: Sequence[tuple[KernelSpec, int, str]]) -> Coverage:
-    """Returns which ops of `graph` (from `graph_ops.read`) have one of `kernels`, and which kernels are beyond it."""
+def compare(
+    kernels: Iterable[KernelSpec],
+    graph: Sequence[tuple[KernelSpec, int, str]],
+    served: Mapping[KernelSpec, Served] | None = None,
+) -> Coverage:
+    """Returns which ops of `graph` (from `graph_ops.read`) `kernels` compute, and which kernels are beyond it.
+
+    Args:
+        kernels: what there is.
+        graph: the ops.
+        served: how ops are computed, where they are; by default by the kernels that are made for them alone.
+    """
     held = set(kernels)
     ops = [GraphOp(*item) for item in graph]
-    needed = {op.spec for op in ops}
+    by = {spec: (spec,) for spec in held} if served is None else {spec: how.kernels for spec, how in served.items()}
+    needed = {kernel for op in ops for kernel in by.get(op.spec, ())}
     return Coverage(
-        tuple(op for op in ops if op.spec in held),
-        tuple(op for op in ops if op.spec not in held),
+        tuple(op for op in ops if op.spec in by),
+        tuple(op for op in ops if op.spec not in by),
         tuple(sorted(held - needed, key=lambda spec: spec.id)),
     )
 
@@ -64,7 +76,9 @@ class Row:
         lengths: of the cache, in ascending order, each once; empty where there is none.
         graphs: how many they are.
         nodes: how many nodes each has.
-        covered: how many of these have a kernel.
+        covered: how many of these kernels compute.
+        launches: of kernels, for these.
+        padding: rows of a graph that are computed beyond the nodes' own, or twice.
     """
 
     sizes: Mapping[str, int | str]
@@ -72,11 +86,13 @@ class Row:
     graphs: int
     nodes: int
     covered: int
+    launches: int
+    padding: int
 
 
-def rows(steps: Iterable[Step], held: Collection[KernelSpec]) -> list[Row]:
+def rows(steps: Iterable[Step], served: Mapping[KernelSpec, Served]) -> list[Row]:
     """Returns what is covered of graphs, in their order."""
-    found: dict[tuple[tuple[tuple[str, int | str], ...], int, int], list[Step]] = {}
+    found: dict[tuple[tuple[tuple[str, int | str], ...], int, int, int, int], list[Step]] = {}
     for step in steps:
         sizes: list[tuple[str, int | str]] = [
             (name, size) for name, size in step.sizes.items() if name not in ("n_kv", "n_kv_swa")
@@ -85,7 +101,7 @@ def rows(steps: Iterable[Step], held: Collection[KernelSpec]) -> list[Row]:
             sizes.append(("n_ctx", int(step.context["n_ctx"])))
         if "flash_attn" in step.context:
             sizes.append(("flash_attn", "on" if step.context["flash_attn"] else "off"))
-        key = (tuple(sizes), sum(step.nodes.values()), covered(step, held))
+        key = (tuple(sizes), sum(step.nodes.values()), covered(step, served), *launches(step, served))
         found.setdefault(key, []).append(step)
     return [
         Row(
@@ -93,15 +109,21 @@ def rows(steps: Iterable[Step], held: Collection[KernelSpec]) -> list[Row]:
             tuple(sorted({step.sizes["n_kv"] for step in steps if "n_kv" in step.sizes})),
             len(steps),
             nodes,
-            count,
+            *counts,
         )
-        for (sizes, nodes, count), steps in found.items()
+        for (sizes, nodes, *counts), steps in found.items()
     ]
 
 
-def covered(step: Step, held: Collection[KernelSpec]) -> int:
-    """Returns how many nodes of a graph have one of the kernels `held`."""
-    return sum(count for spec, count in step.nodes.items() if spec in held)
+def covered(step: Step, served: Collection[KernelSpec]) -> int:
+    """Returns how many nodes of a graph are served."""
+    return sum(count for spec, count in step.nodes.items() if spec in served)
+
+
+def launches(step: Step, served: Mapping[KernelSpec, Served]) -> tuple[int, int]:
+    """Returns how many launches the served nodes of a graph take, and how many rows of padding they have."""
+    found = [(served[spec], count) for spec, count in step.nodes.items() if spec in served]
+    return sum(len(s.kernels) * count for s, count in found), sum(s.padding * count for s, count in found)
 
 
 def nearest(
