@@ -67,6 +67,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "derive": Benchmark(
         "manifests from the headers of published models (builds llama.cpp)", _built("//benchmarks:derive"), False
     ),
+    "lengths": Benchmark(
+        "any number of tokens and any length of the cache from few kernels (builds llama.cpp)",
+        _built("//benchmarks:lengths"),
+        False,
+    ),
     "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
     "library": Benchmark(
         "every kernel that test-backend-ops asks for (builds llama.cpp)", _built("//benchmarks:library"), False

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import headers
+import pytest
 
 import derive as benchmark
+import lengths
 from conftest import ROOT, specs
 from kernelgen.model.exporter import Exporter
 
@@ -45,3 +47,23 @@ def test_exports_are_held_against_the_manifest_of_their_model() -> None:
     assert [f.peer and f.peer.value for f in own] == [30, 38]
     others = list(benchmark.exports({"llama-3.2-1b": ROOT / "manifests" / "basic.yaml"}, DATA))
     assert [(f.value, f.met) for f in others] == [(30, False), (38, False)]
+
+
+def test_lengths_are_counted_on_a_model_of_toy_size(
+    exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths, "N_CTX", 1024)
+    file = headers.write(headers.qwen3(), tmp_path / "tiny.gguf")
+    found = {figure.what: figure for figure in lengths.measure(file, programs(exporter), (1, 7, 300))}
+    assert found["nodes that no kernels compute"].value == 0
+    exact = found["kernels for every number of tokens and every length"]
+    assert exact.peer is not None
+    assert 60 < exact.value < 120
+    assert [what for what in found if what.startswith(("1 tokens", "7 tokens"))] == [
+        "1 tokens: 52 launches, 0 rows of padding",
+        "7 tokens: 52 launches, 39 rows of padding",
+    ]
+    prompts = next(figure for what, figure in found.items() if what.startswith("modelled time"))
+    assert 1 < prompts.value < 2
+    cells = next(figure for what, figure in found.items() if what.startswith("bytes of the cache"))
+    assert cells.value == pytest.approx((1 + 1 + 4 / 3 + 1) / 4)
