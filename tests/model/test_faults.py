@@ -79,6 +79,9 @@ def test_a_header_that_is_cut_off_anywhere(
             status, said = done.status, done.err
         else:
             status, said = run_model(exporter, file, tmp_path / "m.yaml"), capsys.readouterr().err
+        if size < 4 and i % 4 == 0:  # it could be any of its sources
+            assert (status, said.partition("\n")[0]) == (2, f"error: {file} is nothing that kernelgen model takes")
+            continue
         assert faults.wrong_message(status, said, file) is None
         assert "is not a GGUF file" in said if size < 4 else "the header is damaged or cut off" in said
     assert not (tmp_path / "m.yaml").exists()
@@ -222,9 +225,12 @@ def test_what_is_no_file_is_not_waited_for(
     exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
+    for path, said in (
+        (tmp_path, "is a folder without a config.json"),
+        (tmp_path / "pipe", "is not a file or a folder"),
+    ):
         assert run_model(exporter, path, tmp_path / "m.yaml") == 2
-        assert f"error: {path} is not a GGUF file\n" == capsys.readouterr().err
+        assert f"error: {path} {said}" == capsys.readouterr().err.partition("\n")[0]
 
 
 def test_who_ends_the_program_ends_the_work(programs: faults.Programs, tmp_path: Path) -> None:
