@@ -56,6 +56,10 @@ static struct ggml_backend_neuron_counts {
     std::array<std::atomic<uint64_t>, GGML_OP_COUNT> cpu{};
     std::atomic<uint64_t>                            moves{ 0 };
 
+    // Of ops that kernels for other numbers of tokens computed.
+    std::atomic<uint64_t> pieces{ 0 };
+    std::atomic<uint64_t> padding{ 0 };  // rows beyond the ops' own, or computed twice
+
     ~ggml_backend_neuron_counts() {
         const auto print = [](const char * where, const auto & counts) {
             uint64_t    total = 0;
@@ -71,8 +75,12 @@ static struct ggml_backend_neuron_counts {
         };
         print("NeuronCores", device);
         print("the CPU in a NeuronCore's stead", cpu);
+        if (pieces) {
+            NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",
+                       (unsigned long long) pieces.load(), (unsigned long long) padding.load());
+        }
         if (moves) {
-            NEURON_LOG("%llu copies kept results apart from inputs\n", (unsigned long long) moves.load());
+            NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n", (unsigned long long) moves.load());
         }
     }
 } g_counts;
@@ -364,6 +372,10 @@ static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const ne
         }
     }
     g_counts.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
+    if (planned.cut) {
+        g_counts.pieces.fetch_add(planned.steps.size(), std::memory_order_relaxed);
+        g_counts.padding.fetch_add((uint64_t) planned.padding, std::memory_order_relaxed);
+    }
     if (!planned.before.empty() || !planned.after.empty()) {
         g_counts.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
     }

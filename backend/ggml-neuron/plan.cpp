@@ -292,7 +292,10 @@ static neuron_planned_node bind_node(neuron_core &     core,
                                      ggml_tensor *     node,
                                      const candidate & c,
                                      bool &            whole) {
-    neuron_planned_node planned{ c.index, node, node->data, {}, {}, {}, {}, {}, {} };
+    neuron_planned_node planned;
+    planned.index = c.index;
+    planned.node  = node;
+    planned.data  = node->data;
     if (!c.service) {
         return planned;
     }
@@ -321,6 +324,11 @@ static neuron_planned_node bind_node(neuron_core &     core,
         }
         planned.steps.push_back(step);
     }
+    planned.cut = !c.service.is_exact();
+    for (const neuron_piece & piece : c.service.pieces) {
+        planned.padding += planned.cut ? piece.range.n : 0;
+    }
+    planned.padding -= c.service.cut.n;
     add_copies(planned, c, operands);
     return planned;
 }

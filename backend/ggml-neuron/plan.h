@@ -41,9 +41,12 @@ struct neuron_long_mask {
 
 // A node of a graph with everything that was to be found out about it.
 struct neuron_planned_node {
-    int           index;               // in cgraph->nodes
-    ggml_tensor * node;
-    const void *  data;                // node->data, to see that the graph was not allocated anew
+    int           index = 0;           // in cgraph->nodes
+    ggml_tensor * node  = nullptr;
+    const void *  data  = nullptr;     // node->data, to see that the graph was not allocated anew
+
+    bool    cut     = false;           // computed by kernels for other numbers of tokens, or a longer cache
+    int64_t padding = 0;               // rows that they compute beyond the node's own, or twice
 
     std::vector<neuron_step *> steps;  // one after the other; none: computed on the CPU, unless the result is 0
 

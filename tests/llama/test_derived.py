@@ -61,15 +61,16 @@ def test_a_model_is_derived_built_and_run(
     architecture: str,
     weights: type[np.floating] | gguf.GGMLQuantizationType,
 ) -> None:
-    """All logits of a random model, for a prompt at once and token by token: every layer on the device, with the kernels that its
-    header asks for.
+    """All logits of a random model, for a prompt at once, in calls of a number for which there are no kernels, and token by token: every
+    layer on the device, with the kernels that its header asks for.
     """
     model = tmp_path / "random.gguf"
     random_llama.write(model, architecture=architecture, weights=weights)
     output = tmp_path / "random.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", 256, "--flash-attn", "on", "--target", harness.TARGET]
-    # What the prompt comes to; the warm-up has two; with one llama.cpp looks whether the device has flash attention.
-    arguments += ["--n-tokens", f"1,2,{PROMPT_TOKENS}"]
+    # What the prompt comes to; with one token llama.cpp looks whether the device has flash attention. The warm-up has two, and others
+    # have 13 and 5, which kernels for other numbers compute.
+    arguments += ["--n-tokens", f"1,8,{PROMPT_TOKENS}"]
     arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp]
     assert cli.run(list(map(str, arguments))) == 0
     (request,) = manifest.load([output], Catalog([builtin_library()]))
@@ -93,7 +94,7 @@ def test_a_model_is_derived_built_and_run(
     cpu, _ = run("cpu.gguf", without, 0, PROMPT_TOKENS)
     assert PROMPT_TOKENS in cpu.shape
     assert cpu.std() > 0.1
-    for tokens in (PROMPT_TOKENS, 1):
+    for tokens in (PROMPT_TOKENS, 13, 1):
         environment = programs.environment(kernels=tmp_path / "kernels", log=True)
         device, log = run("device.gguf", environment, 99, tokens)
         assert device.shape == cpu.shape

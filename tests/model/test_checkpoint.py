@@ -323,7 +323,10 @@ def test_what_the_converter_needs_is_said(convert: Convert, tree: Path, tmp_path
             "refuses the model: ValueError: Can not map tensor 'x'",
         ),
         ("raise ValueError('x' * 10**6)", "refuses the model: ValueError: xxx"),
-        ("print('\\x1b[31m' + 'so' * 9, flush=True); import os; os._exit(7)", "ends with 7; it says:\n    \\x1b[31msososo"),
+        (
+            "print('\\x1b[31m' + 'so' * 9, flush=True); import os; os._exit(7)",
+            "ends with 7; it says:\n    \\x1b[31msososo",
+        ),
         ("import os; os.kill(os.getpid(), 9)", "is killed by SIGKILL; it says:\n    nothing"),
         ("bytearray(2 << 30)", "refuses the model: MemoryError\n"),
     ],

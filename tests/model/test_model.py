@@ -99,7 +99,9 @@ def test_a_sliding_window_has_a_cache_of_its_own(
 ) -> None:
     file = headers.write(headers.gemma2(), tmp_path / "gemma.gguf")
     every = ",".join(map(str, range(256, 2049, 256)))
-    derived = derive(file, "--n-ctx", 2048, "--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", "on", "--n-kv", every)
+    derived = derive(
+        file, "--n-ctx", 2048, "--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", "on", "--n-kv", every
+    )
     text = (tmp_path / "derived.yaml").read_text()
     assert "  n_kv: [256, 512, 768, 1024, 1280, 1536, 1792, 2048]\n" in text
     assert "listed for one size" not in capsys.readouterr().out
