@@ -80,7 +80,8 @@ static struct ggml_backend_neuron_counts {
                        (unsigned long long) pieces.load(), (unsigned long long) padding.load());
         }
         if (moves) {
-            NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n", (unsigned long long) moves.load());
+            NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n",
+                       (unsigned long long) moves.load());
         }
     }
 } g_counts;
