@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
 ROOT = Path(__file__).absolute().parent.parent
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import figures  # noqa: E402
 from derive import Programs  # noqa: E402
