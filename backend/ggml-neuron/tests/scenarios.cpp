@@ -988,6 +988,18 @@ static void set(ggml_tensor * t, float seed) {
     ggml_backend_tensor_set(t, blocks.data(), 0, blocks.size());
 }
 
+// Sets the cells that a call does not look at to numbers that show in its result when it does.
+static void set_beyond(ggml_tensor * cells, int64_t n_kv) {
+    const int64_t n = CELLS - n_kv;
+    if (n == 0) {
+        return;
+    }
+    const std::vector<float> values((size_t) (n * KV), 30.0f);
+    std::vector<uint8_t>     rows((size_t) n * cells->nb[1]);
+    ggml_quantize_chunk(cells->type, values.data(), rows.data(), 0, n, KV, nullptr);
+    ggml_backend_tensor_set(cells, rows.data(), (size_t) n_kv * cells->nb[1], rows.size());
+}
+
 template <typename T, typename F> static void set_each(ggml_tensor * t, F value) {
     std::vector<T> values((size_t) ggml_nelements(t));
     for (size_t i = 0; i < values.size(); i++) {
@@ -1003,6 +1015,7 @@ static void set_inputs(const layer & l, const call & c) {
     }
     for (ggml_tensor * t : l.cells) {
         set(t, seed++);
+        set_beyond(t, c.n_kv);
     }
     set_each<int32_t>(l.ids, [](int64_t i) { return i * 7 % VOCAB; });
     set_each<int32_t>(l.positions, [&](int64_t i) { return c.past + i; });
