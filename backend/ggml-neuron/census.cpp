@@ -49,7 +49,7 @@ bool neuron_census::is_kept_elsewhere(const ggml_tensor * node) const {
            });
 }
 
-// Returns why there is no kernel for a node that is not computed here; "" when there is one, or it is not wanted here.
+// Returns which kernel a node of another backend lacks; "" when it has one, or when the program keeps it elsewhere.
 std::string neuron_census::lack_of(const ggml_tensor * node) const {
     const neuron_service service = kernels.serve(node);
     if (service) {

@@ -1,5 +1,5 @@
 // What became of the graphs that a backend computed a part of: how many of their ops ran on the device, and how many elsewhere
-// because there is no kernel for them.
+// because they have no kernel.
 //
 // ggml's scheduler gives a backend its own parts of a graph alone. But such a part refers to the set of all tensors of the graph
 // (ggml_cgraph::visited_hash_set), so the ops that others compute can be counted, too.
@@ -21,9 +21,9 @@
 // Ops of one graph: nodes that have to be computed. Views, and nodes without elements, are not among them.
 struct neuron_graph_census {
     size_t ops     = 0;
-    size_t device  = 0;  // computed by kernels of this device
-    size_t lacking = 0;  // computed elsewhere, or by the CPU in the device's stead, for want of a kernel
-    size_t splits  = 0;  // parts of the graph that the scheduler gave this device
+    size_t device  = 0;                     // computed by kernels of this device
+    size_t lacking = 0;                     // computed by the CPU or another backend, because they have no kernel
+    size_t splits  = 0;                     // parts of the graph that the scheduler gave this device
 
     std::map<std::string, size_t> reasons;  // what lacks a kernel, with the number of such ops
 };
@@ -71,7 +71,7 @@ class neuron_census {
     ggml_tensor * const * end = nullptr;  // of its nodes
 };
 
-// Notes that the device was asked for an op and refused it for want of a kernel.
+// Notes that the device refused an op because it has no kernel for it.
 void neuron_note_refused(const ggml_tensor * op);
 
 // Returns one line about these ops when no graph was ever computed on a device, "" when one was or nothing was refused.

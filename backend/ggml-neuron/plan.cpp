@@ -28,12 +28,12 @@ struct neuron_placement {
     neuron_operand operands[GGML_MAX_SRC + 1];     // sources, then the result; memory NULL stands for scratch memory
     neuron_operand home[GGML_MAX_SRC + 1];         // where the node's own really are, without what kernels have besides
     bool           staged[GGML_MAX_SRC + 1] = {};  // from or to host memory
-    bool           moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result, or for want of room
-    bool           filled[GGML_MAX_SRC + 1] = {};  // rows that the node does not have are copies of those that it has
-    bool           shared[GGML_MAX_SRC + 1] = {};  // made once for all nodes that have it
-    int            n_src                    = 0;
-    size_t         scratch                  = 0;   // bytes
-    std::string    message;                        // why it can't be; empty when it can
+    bool        moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result, or because the kernel has more rows
+    bool        filled[GGML_MAX_SRC + 1] = {};  // rows that the node does not have are copies of those that it has
+    bool        shared[GGML_MAX_SRC + 1] = {};  // made once for all nodes that have it
+    int         n_src                    = 0;
+    size_t      scratch                  = 0;   // bytes
+    std::string message;                        // why it can't be; empty when it can
 };
 
 // A mask made longer, by what it depends on.

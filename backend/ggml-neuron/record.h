@@ -10,7 +10,7 @@
 // Notes that a node was asked for and that there is no kernel for it. Cheap when neither variable is set.
 void neuron_note_missing(const ggml_tensor * op);
 
-// Notes that the CPU computed a node for want of a kernel. Cheap when ops are not recorded.
+// Notes that the CPU computed a node that has no kernel. Cheap when ops are not recorded.
 void neuron_note_executed(const ggml_tensor * op);
 
 // Returns a node's op and inputs, and why no kernel can be built, where none can: "mul_mat of (64,4,1,1)/f32, (64,2,1,1)/f32".

@@ -82,7 +82,7 @@ struct neuron_range {
 };
 
 // Returns pieces that together are n tokens, those that take least time; one whose n is larger than the node's when that is
-// better; none when there are no such pieces, or too many.
+// better. Returns none when no pieces fit, or when there would be too many.
 //
 // counts  for what numbers there are kernels, ascending
 // costs   what a launch for each takes
