@@ -114,6 +114,10 @@ typedef struct {
     size_t bytes_limit;
 } nrt_vnc_memory_stats_t;
 
+// Of nrt_instance_info_t: what the library does not say. The values of others are data of the table of targets.
+#define NRT_INSTANCE_UNKNOWN      0
+#define NRT_INSTANCE_SIZE_UNKNOWN 9
+
 // Likewise. Libraries of 2023 and before knew the first two fields only.
 typedef struct {
     uint32_t family;
@@ -129,7 +133,7 @@ void         nrt_close(void);
 const char * nrt_get_status_as_str(NRT_STATUS status);
 NRT_STATUS   nrt_get_version(nrt_version_t * version, size_t size);
 
-// A VNC is a virtual (logical) NeuronCore. Total: of the instance; visible: of this process.
+// A VNC is a virtual (logical) NeuronCore. Total: of the instance, also before nrt_init; visible: of this process.
 NRT_STATUS nrt_get_total_vnc_count(uint32_t * count);
 NRT_STATUS nrt_get_visible_vnc_count(uint32_t * count);
 NRT_STATUS nrt_get_vnc_memory_stats(uint32_t                 vnc,

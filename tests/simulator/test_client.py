@@ -96,11 +96,11 @@ def test_threads_use_one_set_of_tensors(client: Run) -> None:
 
 
 def test_order_of_calls(client: Run, add: Path) -> None:
-    good(client("sequence", add))
+    good(client("sequence", add, NEURON_SIMULATOR_INSTANCE="trn1.2xlarge"))
 
 
 def test_binding(client: Run, add: Path) -> None:
-    result = client("binding", add, NEURON_RT_NUM_CORES="2")
+    result = client("binding", add, NEURON_RT_NUM_CORES="2", NEURON_SIMULATOR_STRICT="0")  # results over inputs
     good(result)
     for line in (
         "nrt_execute: the input set has no tensor 'input1'",
@@ -113,7 +113,7 @@ def test_binding(client: Run, add: Path) -> None:
 
 
 def test_device_memory_ends(client: Run) -> None:
-    result = client("memory", NEURON_SIMULATOR_MEMORY="1M")
+    result = client("memory", NEURON_SIMULATOR_MEMORY="1M", NEURON_SIMULATOR_RELEASE="2.28")
     good(result)
     assert "nrt_tensor_allocate: 1 bytes for 'more' on core 0: 1048576 of 1048576 are in use" in result.stderr
 
@@ -138,6 +138,13 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_MEMORY": "1T"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_MEMORY": "99999999G"}, "NRT_INVALID 0 0"),
         ({"NEURON_RT_EXEC_TIMEOUT": "soon"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_INSTANCE": "trn1.2xlarge"}, "NRT_SUCCESS 2 2"),
+        ({"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "NEURON_RT_NUM_CORES": "3"}, "NRT_SUCCESS 64 3"),
+        ({"NEURON_SIMULATOR_INSTANCE": "inf2.48xlarge", "NEURON_RT_VISIBLE_CORES": "24"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_INSTANCE": "trn9.metal"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_STRICT": "yes"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_RELEASE": "2"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_LOCKS": "/dev/null/locks"}, "NRT_RESOURCE 0 0"),
     ],
 )
 def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
@@ -145,6 +152,40 @@ def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
     assert good(result).strip() == expected
     if expected.startswith("NRT_INVALID"):
         assert any(f"NRT simulator ERROR nrt_init: {name}=" in result.stderr for name in variables)
+
+
+def test_strict(client: Run, add: Path) -> None:
+    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G")
+    good(result)
+    for line in (
+        "nrt_execute: output 'output0' overlaps 'input0', which is not declared",
+        "nrt_tensor_allocate: 4294967296 bytes for 'huge': before release 2.28 sizes of 4 GiB and more overflow",
+        "nrt_load: no device memory for a program on core 0: ",
+    ):
+        assert f"NRT simulator ERROR {line}" in result.stderr
+    good(client("lenient", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_STRICT="0"))
+
+
+def test_a_later_release_has_large_tensors(client: Run, add: Path) -> None:
+    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_RELEASE="2.28")
+    assert result.returncode == 1
+    assert "nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, (size_t) 1 << 32" in result.stderr
+
+
+def test_a_core_has_one_process(client: Run, built: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    locks = str(tmp_path / "locks")
+    program = next(p for p in (built / "nrt_client", built / "tests" / "nrt_client") if p.exists())
+    variables = environment | {"NEURON_SIMULATOR_LOCKS": locks, "NEURON_RT_VISIBLE_CORES": "0-1"}
+    with subprocess.Popen([program, "hold"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == b"NRT_SUCCESS\n"
+        refused = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_VISIBLE_CORES="1-2")
+        assert good(refused).strip() == "NRT_RESOURCE 0 0"
+        assert f"nrt_init: another process has core 1 ({locks}/core-1)" in refused.stderr
+        other = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_VISIBLE_CORES="2-3")
+        assert good(other).strip() == "NRT_SUCCESS 4 2"
+        holder.stdin.close()
+    assert good(client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_NUM_CORES="2")).strip() == "NRT_SUCCESS 2 2"
 
 
 def test_log_level(client: Run) -> None:

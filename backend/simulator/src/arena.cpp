@@ -43,12 +43,29 @@ size_t arena::used() const {
     return used_;
 }
 
+bool arena::charge(size_t size) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (size > size_ || used_ + size > size_) {
+        return false;
+    }
+    used_ += size;
+    return true;
+}
+
+void arena::discharge(size_t size) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    used_ -= size;
+}
+
 bool arena::allocate(size_t size, size_t & offset) {
     if (size > size_) {
         return false;  // and rounding it up cannot overflow
     }
     const size_t                      bytes = rounded(size);
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (used_ + bytes > size_) {
+        return false;
+    }
     for (auto range = free_.begin(); range != free_.end(); ++range) {
         if (range->second < bytes) {
             continue;

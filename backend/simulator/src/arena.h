@@ -42,6 +42,10 @@ class arena {
 
     size_t used() const;
 
+    // Counts bytes as used that nothing is allocated for: what a runtime has for itself. Returns false when they do not fit.
+    bool charge(size_t size);
+    void discharge(size_t size);
+
   private:
     arena(uint32_t index, size_t size) : index_(index), size_(size) {}
 

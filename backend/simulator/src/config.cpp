@@ -16,6 +16,14 @@ static constexpr size_t   GIB       = size_t(1) << 30;
 // HBM of a trn1 or inf2 chip, 32 GiB, for each of its two cores.
 static constexpr size_t CORE_MEMORY = 16 * GIB;
 
+// AWS's pages on Inf2, Trn1 and Trn2 instances and their NeuronCores. Two physical cores of a trn2 are one logical one.
+static const instance INSTANCES[] = {
+    { "trn1.2xlarge",  2, 1, 2,  16 * GIB },
+    { "trn1.32xlarge", 2, 6, 32, 16 * GIB },
+    { "inf2.48xlarge", 4, 7, 24, 16 * GIB },
+    { "trn2.48xlarge", 5, 7, 64, 24 * GIB },
+};
+
 // Returns the variable's text, null when it is unset or empty.
 static const char * variable(const char * name) {
     const char * text = getenv(name);
@@ -100,9 +108,54 @@ static std::string bad(const char * name, const char * text, const char * expect
     return std::string(name) + "=" + text + ": expected " + expected;
 }
 
+// Reads what kind of machine and which release of the SDK is played, and how strictly.
+static bool read_profile(config & out, std::string & error) {
+    const char * const name = variable("NEURON_SIMULATOR_INSTANCE");
+    if (name != nullptr) {
+        std::string known;
+        for (const instance & one : INSTANCES) {
+            known += (known.empty() ? "" : ", ") + std::string(one.name);
+            if (strcmp(one.name, name) == 0) {
+                out.profile = &one;
+            }
+        }
+        if (out.profile == nullptr) {
+            error = bad("NEURON_SIMULATOR_INSTANCE", name, ("one of " + known).c_str());
+            return false;
+        }
+        out.total = out.profile->cores;
+    }
+    const char * const strict = variable("NEURON_SIMULATOR_STRICT");
+    if (strict != nullptr) {
+        if (strcmp(strict, "0") != 0 && strcmp(strict, "1") != 0) {
+            error = bad("NEURON_SIMULATOR_STRICT", strict, "0 or 1");
+            return false;
+        }
+        out.strict = *strict == '1';
+    }
+    const char * const release = variable("NEURON_SIMULATOR_RELEASE");
+    if (release != nullptr) {
+        const char * text  = release;
+        uint64_t     major = 0;
+        uint64_t     minor = 0;
+        const bool   good  = read_number(text, major) && *text == '.' && read_number(++text, minor) && *text == '\0';
+        if (!good || major != 2 || minor > 999) {
+            error = bad("NEURON_SIMULATOR_RELEASE", release, "a release of the Neuron SDK, as in 2.27");
+            return false;
+        }
+        out.release = static_cast<uint32_t>(minor);
+    }
+    const char * const locks = variable("NEURON_SIMULATOR_LOCKS");
+    out.lock_folder          = locks != nullptr ? locks : "";
+    return true;
+}
+
 bool config::read(config & out, std::string & error) {
     out = config();
 
+    if (!read_profile(out, error)) {
+        return false;
+    }
     const char * const total = variable("NEURON_SIMULATOR_CORES");
     if (total != nullptr && !read_count(total, out.total)) {
         error = bad("NEURON_SIMULATOR_CORES", total, "a number from 1 to 128");
@@ -127,10 +180,10 @@ bool config::read(config & out, std::string & error) {
     }
     // An instance that was not described has the cores that are asked for.
     if (out.visible.back() >= out.total) {
-        if (total != nullptr) {
+        if (total != nullptr || out.profile != nullptr) {
             error = std::string(list != nullptr ? "NEURON_RT_VISIBLE_CORES=" : "NEURON_RT_NUM_CORES=") +
-                    (list != nullptr ? list : num) + ": the simulated instance has " + total +
-                    " cores (NEURON_SIMULATOR_CORES)";
+                    (list != nullptr ? list : num) + ": the simulated instance has " + std::to_string(out.total) +
+                    " cores (" + (total != nullptr ? "NEURON_SIMULATOR_CORES" : "NEURON_SIMULATOR_INSTANCE") + ")";
             return false;
         }
         out.total = out.visible.back() + 1;
@@ -138,7 +191,8 @@ bool config::read(config & out, std::string & error) {
 
     const size_t machine = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     out.host_memory      = std::max(machine, 4 * GIB);
-    out.memory           = std::min(CORE_MEMORY, std::max(machine / 2, GIB));
+    out.memory           = out.profile != nullptr ? out.profile->memory
+                                                  : std::min(CORE_MEMORY, std::max(machine / 2, GIB));
 
     const char * const memory = variable("NEURON_SIMULATOR_MEMORY");
     if (memory != nullptr && !read_size(memory, out.memory)) {

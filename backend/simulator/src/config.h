@@ -9,12 +9,28 @@
 
 namespace simulator {
 
+// A kind of EC2 instance, as AWS describes it.
+struct instance {
+    const char * name;
+    uint32_t     family;  // NRT_INSTANCE_TRN1 and the like, as nrt_get_instance_info tells it
+    uint32_t     size;    // likewise
+    uint32_t     cores;   // logical NeuronCores, with the LNC that is the family's default
+    size_t       memory;  // bytes of HBM per logical NeuronCore
+};
+
 struct config {
     uint32_t              total = 1;         // cores of the simulated instance
     std::vector<uint32_t> visible;           // those of this process, by their number in the instance
     size_t                memory       = 0;  // bytes per core
     size_t                host_memory  = 0;  // bytes for NEFFs and host tensors
     double                exec_timeout = 0;  // seconds; 0: none
+    const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
+    bool                  strict       = true;     // refuse what AWS's documentation does not allow
+    uint32_t              release      = 27;       // of the SDK that is played: 2.27
+    std::string           lock_folder;             // processes with the same one share an instance; empty: none
+
+    // Returns whether a tensor of 4 GiB or more overflows, as it does in releases before 2.28.
+    bool overflows() const { return strict && release < 28; }
 
     // Returns false, with the reason in `error`, when a variable's value is none that it can have.
     static bool read(config & out, std::string & error);

@@ -9,6 +9,7 @@
 #include "fds.h"
 #include "handles.h"
 #include "helper.h"
+#include "locks.h"
 #include "log.h"
 #include "neff.h"
 #include "protocol.h"
@@ -25,6 +26,16 @@
 using simulator::level;
 using simulator::log;
 using simulator::outcome;
+
+namespace simulator {
+
+// What a runtime needs of a core's memory for itself: micro-code once, and what a small NEFF takes. The scratchpad, which all
+// programs of a core share and the largest determines, is not counted: what it would be for a simulated NEFF is not known.
+// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+constexpr size_t MICROCODE_MEMORY = size_t(96) << 20;
+constexpr size_t PROGRAM_MEMORY   = size_t(250) << 10;
+
+}  // namespace simulator
 
 // ---- what handles stand for --------------------------------------------------------------------------------------------
 
@@ -92,7 +103,14 @@ struct tensor_info {
 }  // namespace
 
 struct nrt_model {
+    ~nrt_model() {
+        if (charged) {
+            charged->discharge(simulator::PROGRAM_MEMORY);
+        }
+    }
+
     uint32_t                           core;
+    std::shared_ptr<simulator::arena>  charged;  // the core's, when its memory holds the program
     std::shared_ptr<simulator::memory> neff;     // kept, for a helper that is started later
     size_t                             neff_size;
     std::vector<tensor_info>           tensors;  // inputs, then outputs
@@ -116,6 +134,9 @@ struct runtime {
     simulator::handles<nrt_tensor>                 tensors;
     simulator::handles<nrt_tensor_set>             sets;
     simulator::handles<nrt_model>                  models;
+    std::vector<simulator::unique_fd>              locks;  // of the visible cores
+    std::vector<bool>                              has_microcode;  // by core; guarded by program_mutex
+    std::mutex                                     program_mutex;
 
     std::mutex                         helper_mutex;  // guards what follows
     std::shared_ptr<simulator::helper> helper;
@@ -324,6 +345,20 @@ NRT_STATUS with_helper(runtime & rt, nrt_model & model, double timeout, const ch
     }
 }
 
+// Counts the memory that a program takes on its core, and the core's micro-code with the first one. Returns false when there is none.
+bool charge_program(runtime & rt, nrt_model & model) {
+    const auto &                      arena = rt.arenas[model.core];
+    const std::lock_guard<std::mutex> lock(rt.program_mutex);
+    const bool                        first = !rt.has_microcode[model.core];
+    const size_t                      more  = first ? simulator::MICROCODE_MEMORY : 0;
+    if (!arena->charge(simulator::PROGRAM_MEMORY + more)) {
+        return false;
+    }
+    rt.has_microcode[model.core] = true;
+    model.charged                = arena;
+    return true;
+}
+
 // ---- tensors -----------------------------------------------------------------------------------------------------------
 
 // Returns the arena of a core, or of the host; null when there is no such core.
@@ -391,6 +426,30 @@ NRT_STATUS bind(const runtime &               rt,
     return NRT_SUCCESS;
 }
 
+bool overlap(const nrt_tensor & a, const nrt_tensor & b) {
+    return a.arena() == b.arena() && a.position() < b.position() + b.size && b.position() < a.position() + a.size;
+}
+
+// What a device does when an output overlaps another tensor is not documented, but for an input that it is declared to share
+// memory with.
+NRT_STATUS check_overlaps(const nrt_model & model, const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
+    for (size_t i = 0; i < tensors.size(); i++) {
+        const tensor_info & output = model.tensors[i];
+        if (output.usage != NRT_TENSOR_USAGE_OUTPUT) {
+            continue;
+        }
+        // Inputs come first, so each pair of outputs is looked at once.
+        for (size_t k = 0; k < i; k++) {
+            if (static_cast<int32_t>(k) != output.alias && overlap(*tensors[i], *tensors[k])) {
+                log(level::error, "nrt_execute", "output '%s' overlaps '%s', which is not declared",
+                    output.name.c_str(), model.tensors[k].name.c_str());
+                return NRT_INVALID;
+            }
+        }
+    }
+    return NRT_SUCCESS;
+}
+
 NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt_tensor_set & outputs) {
     namespace protocol = simulator::protocol;
     const size_t n     = model.tensors.size();
@@ -414,6 +473,12 @@ NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt
         }
         const protocol::binding binding = { tensors[i]->arena(), 0, tensors[i]->position() };
         memcpy(message.data() + sizeof(protocol::execute) + i * sizeof(binding), &binding, sizeof(binding));
+    }
+    if (rt.config.strict) {
+        const NRT_STATUS status = check_overlaps(model, tensors);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
     }
     const double timeout = rt.config.exec_timeout;
     return with_helper(rt, model, timeout, "nrt_execute", [&](simulator::helper & helper, NRT_STATUS & status) {
@@ -459,6 +524,11 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         if (!simulator::config::read(rt.config, error)) {
             return invalid(where, error.c_str());
         }
+        if (!rt.config.lock_folder.empty() &&
+            !simulator::lock_cores(rt.config.lock_folder, rt.config.visible, rt.locks, error)) {
+            log(level::error, where, "%s", error.c_str());
+            return NRT_RESOURCE;
+        }
         std::vector<std::shared_ptr<simulator::arena>> arenas;
         for (uint32_t i = 0; i <= rt.cores(); i++) {
             const bool        host = i == rt.cores();
@@ -471,7 +541,8 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
             }
         }
         rt.arenas = std::move(arenas);
-        rt.state  = phase::open;
+        rt.has_microcode.assign(rt.cores(), false);
+        rt.state = phase::open;
         log(level::info, where, "%u simulated cores of %zu bytes", rt.cores(), rt.config.memory);
         return NRT_SUCCESS;
     } catch (const std::exception & error) {
@@ -490,6 +561,7 @@ void nrt_close(void) {
     rt.models.clear();
     rt.sets.clear();
     rt.tensors.clear();
+    rt.locks.clear();
     const std::lock_guard<std::mutex> helper_lock(rt.helper_mutex);
     rt.helper = nullptr;
 }
@@ -537,13 +609,25 @@ NRT_STATUS nrt_get_version(nrt_version_t * version, size_t size) {
 }
 
 NRT_STATUS nrt_get_total_vnc_count(uint32_t * count) {
-    return with_runtime("nrt_get_total_vnc_count", [&](runtime & rt) {
-        if (count == nullptr) {
-            return invalid("nrt_get_total_vnc_count", "null pointer");
+    const char * const where = "nrt_get_total_vnc_count";
+    if (count == nullptr) {
+        return invalid(where, "null pointer");
+    }
+    try {
+        if (process().state == phase::closed) {
+            return closed_or_not_open(process(), where);
         }
-        *count = rt.config.total;
+        simulator::config config;
+        std::string       error;
+        if (!simulator::config::read(config, error)) {
+            return invalid(where, error.c_str());
+        }
+        *count = config.total;
         return NRT_SUCCESS;
-    });
+    } catch (const std::exception & error) {
+        log(level::error, where, "%s", error.what());
+        return NRT_FAIL_HOST_MEM_ALLOC;
+    }
 }
 
 NRT_STATUS nrt_get_visible_vnc_count(uint32_t * count) {
@@ -574,13 +658,14 @@ NRT_STATUS nrt_get_vnc_memory_stats(uint32_t vnc, nrt_vnc_memory_stats_t * stats
 
 NRT_STATUS nrt_get_instance_info(nrt_instance_info_t * info, size_t size) {
     const char * const where = "nrt_get_instance_info";
-    return with_runtime(where, [&](runtime &) {
+    return with_runtime(where, [&](runtime & rt) {
         if (info == nullptr || size == 0) {
             return invalid(where, "no room for the information");
         }
-        nrt_instance_info_t own = {};
-        own.family              = 2;  // trn1
-        own.size                = 1;  // 2xlarge
+        const simulator::instance * profile = rt.config.profile;
+        nrt_instance_info_t         own     = {};
+        own.family                          = profile != nullptr ? profile->family : NRT_INSTANCE_UNKNOWN;
+        own.size                            = profile != nullptr ? profile->size : NRT_INSTANCE_SIZE_UNKNOWN;
         strncpy(own.arch_name, "simulator", sizeof(own.arch_name) - 1);
         memset(info, 0, size);
         memcpy(info, &own, std::min(size, sizeof(own)));
@@ -619,6 +704,11 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
         }
         model->neff_size = size;
         memcpy(model->neff->data(), neff, size);
+        if (rt.config.strict && !charge_program(rt, *model)) {
+            log(level::error, where, "no device memory for a program on core %u: %zu of %zu bytes are in use",
+                model->core, rt.arenas[model->core]->used(), rt.arenas[model->core]->size());
+            return NRT_RESOURCE;
+        }
         const NRT_STATUS status =
             with_helper(rt, *model, 0, where, [](simulator::helper &, NRT_STATUS &) { return outcome::answered; });
         if (status == NRT_SUCCESS) {
@@ -784,6 +874,11 @@ NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement,
         if (arena == nullptr) {
             log(level::error, where, "no core %d, or placement %d is none that is simulated", vnc,
                 static_cast<int>(placement));
+            return NRT_INVALID;
+        }
+        if (arena != rt.host() && rt.config.overflows() && size >= size_t(1) << 32) {
+            log(level::error, where, "%zu bytes for '%s': before release 2.28 sizes of 4 GiB and more overflow", size,
+                name == nullptr ? "" : name);
             return NRT_INVALID;
         }
         auto memory = simulator::memory::allocate(arena, size);

@@ -6,10 +6,13 @@
 //     nrt_client load NEFF                prints the status of nrt_load
 //     nrt_client tensors                  tensors, slices, copies, bounds
 //     nrt_client sets                     threads put tensors into one set and look them up, on two cores
-//     nrt_client sequence NEFF            calls before nrt_init, twice, and after nrt_close
+//     nrt_client sequence NEFF            calls before nrt_init, twice, and after nrt_close, on a trn1.2xlarge
 //     nrt_client binding NEFF             tensors that are missing, of the wrong size, freed, on another core
 //     nrt_client memory                   out of device memory; what is freed can be had again
 //     nrt_client cores                    prints the number of cores, total and visible
+//     nrt_client hold                     prints the status of nrt_init, and keeps its cores until its input ends
+//     nrt_client strict NEFF              what is refused only when the simulator is strict; ends with 0 when it is
+//     nrt_client lenient NEFF             the same when it is not
 //     nrt_client kill NEFF SLOW           ends the helper while it works, and while it does not
 //     nrt_client fork NEFF                what a child of fork can do
 //     nrt_client timeout SLOW             prints the status of an execution that takes too long
@@ -415,6 +418,8 @@ static void sequence(const char * path) {
     nrt_tensor_set_t * set;
     nrt_model_t *      model;
     EXPECT(NRT_UNINITIALIZED, nrt_get_visible_vnc_count(&count));
+    OK(nrt_get_total_vnc_count(&count));
+    CHECK(count == 2);
     EXPECT(NRT_UNINITIALIZED, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, 1, "t", &tensor));
     EXPECT(NRT_UNINITIALIZED, nrt_allocate_tensor_set(&set));
     EXPECT(NRT_UNINITIALIZED, load_on(path, 0, &model));
@@ -423,9 +428,9 @@ static void sequence(const char * path) {
     init();
     EXPECT(NRT_INVALID, nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", ""));
     // Structures of another age of the library: no more is written than there is room.
-    nrt_instance_info_t instance = { .family = 0, .size = 0, .arch_name = "untouched" };
+    nrt_instance_info_t instance = { .family = 77, .size = 77, .arch_name = "untouched" };
     OK(nrt_get_instance_info(&instance, offsetof(nrt_instance_info_t, arch_name)));
-    CHECK(instance.family == 2 && strcmp(instance.arch_name, "untouched") == 0);
+    CHECK(instance.family == 2 && instance.size == 1 && strcmp(instance.arch_name, "untouched") == 0);
     OK(nrt_get_instance_info(&instance, sizeof(instance)));
     CHECK(strcmp(instance.arch_name, "simulator") == 0);
     nrt_vnc_memory_stats_t stats = { 77, 77 };
@@ -572,6 +577,66 @@ static void cores(void) {
     nrt_close();
 }
 
+static void hold(void) {
+    printf("%s\n", nrt_get_status_as_str(nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "")));
+    fflush(stdout);
+    while (getchar() != EOF) {
+    }
+    nrt_close();
+}
+
+// Each result overlaps an input; then a tensor of 4 GiB; then programs until memory ends, which one that was unloaded has left.
+static void strict(const char * path, int is_strict) {
+    const NRT_STATUS refused = is_strict ? NRT_INVALID : NRT_SUCCESS;
+    init();
+    nrt_vnc_memory_stats_t before, after;
+    OK(nrt_get_vnc_memory_stats(0, &before, sizeof(before), NULL));
+    nrt_model_t * model = load(path);
+    OK(nrt_get_vnc_memory_stats(0, &after, sizeof(after), NULL));
+    const size_t first = after.bytes_used - before.bytes_used;
+    CHECK(first == (is_strict ? ((size_t) 96 << 20) + ((size_t) 250 << 10) : 0));
+    job          j    = make_job(model, 0);
+    const size_t size = j.info->tensor_array[2].size;
+
+    nrt_tensor_t * large;
+    nrt_tensor_t * out;
+    OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, 3 * size, "large", &large));
+    OK(nrt_tensor_allocate_slice(large, 0, size, "in", &j.tensors[0]));
+    OK(nrt_add_tensor_to_tensor_set(j.inputs, j.info->tensor_array[0].name, j.tensors[0]));
+    const size_t offsets[] = { 0, size / 2, size - 4, size };
+    for (int i = 0; i < 4; i++) {
+        OK(nrt_tensor_allocate_slice(large, offsets[i], size, "out", &out));
+        OK(nrt_add_tensor_to_tensor_set(j.outputs, j.info->tensor_array[2].name, out));
+        fill(&j, 0);
+        EXPECT(offsets[i] == size ? NRT_SUCCESS : refused, execute(&j));
+        nrt_tensor_free(&out);
+    }
+    nrt_tensor_t * huge;
+    EXPECT(refused, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, (size_t) 1 << 32, "huge", &huge));
+    if (huge != NULL) {
+        nrt_tensor_free(&huge);
+    }
+    OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, ((size_t) 1 << 32) - 1, "less", &huge));
+    nrt_tensor_free(&huge);
+
+    // All that is left but for two programs.
+    OK(nrt_get_vnc_memory_stats(0, &after, sizeof(after), NULL));
+    const size_t rest = after.bytes_limit - after.bytes_used - 2 * ((size_t) 250 << 10);
+    for (size_t taken = 0; taken < rest;) {
+        const size_t   part = rest - taken < (size_t) 1 << 31 ? rest - taken : (size_t) 1 << 31;
+        nrt_tensor_t * rest_of_it;
+        OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, part, "rest", &rest_of_it));
+        taken += part;
+    }
+    nrt_model_t * models[3];
+    OK(load_on(path, 0, &models[0]));
+    OK(load_on(path, 0, &models[1]));
+    EXPECT(is_strict ? NRT_RESOURCE : NRT_SUCCESS, load_on(path, 0, &models[2]));
+    OK(nrt_unload(models[0]));
+    OK(load_on(path, 0, &models[2]));
+    nrt_close();
+}
+
 // Returns the one child of this process.
 static pid_t helper_pid(void) {
     pid_t           found = 0;
@@ -669,7 +734,8 @@ static void fork_process(const char * path) {
     const pid_t child = fork();
     if (child == 0) {
         uint32_t count;
-        EXPECT(NRT_UNINITIALIZED, nrt_get_total_vnc_count(&count));
+        OK(nrt_get_total_vnc_count(&count));
+        EXPECT(NRT_UNINITIALIZED, nrt_get_visible_vnc_count(&count));
         EXPECT(NRT_UNINITIALIZED, execute(&j));
         init();
         EXPECT(NRT_INVALID_HANDLE, execute(&j));
@@ -749,6 +815,12 @@ int main(int argc, char ** argv) {
         memory();
     } else if (strcmp(command, "cores") == 0 && argc == 2) {
         cores();
+    } else if (strcmp(command, "hold") == 0 && argc == 2) {
+        hold();
+    } else if (strcmp(command, "strict") == 0 && argc == 3) {
+        strict(argv[2], 1);
+    } else if (strcmp(command, "lenient") == 0 && argc == 3) {
+        strict(argv[2], 0);
     } else if (strcmp(command, "kill") == 0 && argc == 4) {
         kill_helper(argv[2], argv[3]);
     } else if (strcmp(command, "fork") == 0 && argc == 3) {

@@ -1,0 +1,40 @@
+#include "locks.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace simulator {
+
+bool lock_cores(const std::string &           folder,
+                const std::vector<uint32_t> & cores,
+                std::vector<unique_fd> &      out,
+                std::string &                 error) {
+    if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+        error = folder + ": " + strerror(errno);
+        return false;
+    }
+    std::vector<unique_fd> taken;
+    for (const uint32_t core : cores) {
+        const std::string path = folder + "/core-" + std::to_string(core);
+        unique_fd         fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+        if (!fd) {
+            error = path + ": " + strerror(errno);
+            return false;
+        }
+        if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+            error = errno == EWOULDBLOCK ? "another process has core " + std::to_string(core) + " (" + path + ")" :
+                                           path + ": " + strerror(errno);
+            return false;
+        }
+        taken.push_back(std::move(fd));
+    }
+    out = std::move(taken);
+    return true;
+}
+
+}  // namespace simulator

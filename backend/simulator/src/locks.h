@@ -1,0 +1,20 @@
+// Which process has which core of a simulated instance.
+
+#pragma once
+
+#include "fds.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace simulator {
+
+// Takes cores for this process, until the descriptors in `out` are closed: of the processes that name the same folder, one at a
+// time has a core. Returns false, with the reason in `error`, when another process has one of them or the folder can't be used.
+bool lock_cores(const std::string &           folder,
+                const std::vector<uint32_t> & cores,
+                std::vector<unique_fd> &      out,
+                std::string &                 error);
+
+}  // namespace simulator
