@@ -102,11 +102,18 @@ static size_t ggml_backend_neuron_buffer_type_get_alignment(ggml_backend_buffer_
     GGML_UNUSED(buft);
 }
 
+// ggml splits what is larger. Releases of libnrt before 2.28 compute sizes of 4 GiB and more wrongly.
+static size_t ggml_backend_neuron_buffer_type_get_max_size(ggml_backend_buffer_type_t buft) {
+    return (size_t) 2 << 30;
+
+    GGML_UNUSED(buft);
+}
+
 static const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = {
     /* .get_name         = */ ggml_backend_neuron_buffer_type_get_name,
     /* .alloc_buffer     = */ ggml_backend_neuron_buffer_type_alloc_buffer,
     /* .get_alignment    = */ ggml_backend_neuron_buffer_type_get_alignment,
-    /* .get_max_size     = */ NULL,
+    /* .get_max_size     = */ ggml_backend_neuron_buffer_type_get_max_size,
     /* .get_alloc_size   = */ NULL,
     /* .is_host          = */ NULL,
 };
@@ -802,8 +809,14 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         if (!ggml_backend_neuron_open_kernels(*shared)) {
             return shared;
         }
-        shared->devices.reserve(shared->nrt->n_cores);
-        for (uint32_t i = 0; i < shared->nrt->n_cores; i++) {
+        const uint32_t n_devices = std::min(shared->nrt->n_cores, NEURON_MAX_CORES);
+        if (n_devices < shared->nrt->n_cores) {
+            NEURON_WARN("%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU. "
+                        "NEURON_RT_VISIBLE_CORES chooses others\n",
+                        n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
+        }
+        shared->devices.reserve(n_devices);
+        for (uint32_t i = 0; i < n_devices; i++) {
             ggml_backend_neuron_add_device(*shared, i);
         }
         if (shared->devices.empty()) {

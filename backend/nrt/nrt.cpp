@@ -39,9 +39,24 @@ static std::string target_of(const neuron_nrt & nrt) {
     if (!nrt.nrt_get_instance_info || nrt.nrt_get_instance_info(&info, sizeof(info)) != NRT_SUCCESS) {
         return "";
     }
+    const std::string target = neuron_target_of_family(info.family);
+    if (!target.empty()) {
+        return target;  // as AWS's frameworks decide; the name is of an architecture, which instances share
+    }
     char name[sizeof(info.arch_name) + 1] = {};
     memcpy(name, info.arch_name, sizeof(info.arch_name));
     return neuron_target_of(nk::lower(name));
+}
+
+// Leaves the NeuronCores that could not be used to other processes.
+static void limit_cores(const neuron_nrt & nrt) {
+    uint32_t   total  = 0;
+    const bool chosen = getenv("NEURON_RT_VISIBLE_CORES") || getenv("NEURON_RT_NUM_CORES");
+    // may be called before nrt_init
+    if (!chosen && nrt.nrt_get_total_vnc_count && nrt.nrt_get_total_vnc_count(&total) == NRT_SUCCESS &&
+        total > NEURON_MAX_CORES) {
+        setenv("NEURON_RT_NUM_CORES", std::to_string(NEURON_MAX_CORES).c_str(), 0);
+    }
 }
 
 static const neuron_nrt * load(std::string & message) {
@@ -75,6 +90,7 @@ static const neuron_nrt * load(std::string & message) {
         delete nrt;
         return nullptr;
     }
+    limit_cores(*nrt);
     NRT_STATUS status = nrt->nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
     if (status != NRT_SUCCESS) {
         message = nrt->path + ": " + nrt->describe("nrt_init", status) + ": no NeuronCore for this process?";

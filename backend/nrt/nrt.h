@@ -19,6 +19,9 @@
 #include <atomic>
 #include <string>
 
+// NeuronCores that a process uses at most: ggml's scheduler takes 16 backends (GGML_SCHED_MAX_BACKENDS), the CPU among them.
+constexpr uint32_t NEURON_MAX_CORES = 15;
+
 struct neuron_nrt {
     // As nrt_api.h declares them; the optional ones are null where the library lacks them.
 #define NEURON_NRT_MEMBER(name) decltype(&::name) name = nullptr;
@@ -41,6 +44,9 @@ struct neuron_nrt {
 };
 
 // Returns the library, loaded and initialized, or NULL: then `message` says why. The first call decides for the process.
+//
+// Initializing it claims NeuronCores: those that NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES names, else all of the machine. On a
+// machine that has more than NEURON_MAX_CORES the second variable is set to that number, unless the user set one of them.
 //
 // Searched in this order: the file that GGML_NEURON_LIBNRT names (and then no other), /opt/aws/neuron/lib/libnrt.so.1, and
 // libnrt.so.1 wherever the dynamic linker finds it.

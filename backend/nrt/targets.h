@@ -3,6 +3,7 @@
 // The values of neuronx-cc's --target, as a machine and a bundle of kernels have them.
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,16 @@ inline std::string neuron_target_of(const std::string & architecture) {
         }
     }
     return found;
+}
+
+// Returns the target of machines of a family (NRT_INSTANCE_TRN1 and the like of nrt.h); "" when it is not known.
+inline std::string neuron_target_of_family(uint32_t family) {
+    for (const neuron_target & target : NEURON_TARGETS) {
+        if (std::find(target.families.begin(), target.families.end(), family) != target.families.end()) {
+            return target.name;
+        }
+    }
+    return "";
 }
 
 inline bool neuron_is_target(const std::string & name) {

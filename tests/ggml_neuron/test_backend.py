@@ -664,6 +664,27 @@ def test_kernels_for_another_target_are_left_out(run: Run, kernels: Path, target
     assert ("compiled for trn1, and this is trn2: left out" in result.log) == (target == "trn2")
 
 
+@pytest.mark.parametrize(
+    ("instance", "cores", "said"),
+    [("trn1.2xlarge", 2, {"add": "ok"}), ("inf2.48xlarge", 15, {"add": "ok"}), ("trn2.48xlarge", 15, {})],
+)
+def test_an_instance_is_known_by_its_family(
+    run: Run, kernels: Path, instance: str, cores: int, said: dict[str, str]
+) -> None:
+    """What is compiled for trn1 runs on inf2, too. Of many cores as many are claimed as ggml's scheduler takes."""
+    variables = {"NEURON_SIMULATOR_INSTANCE": instance, "NEURON_RT_NUM_CORES": None, "GGML_NEURON_LOG": "1"}
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **variables)
+    assert result.said == said, result.log
+    assert ("compiled for trn1, and this is trn2: left out" in result.log) == (not said)
+    assert f", {cores} cores\n" in result.log
+
+
+def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NEURON_RT_NUM_CORES="17")
+    assert result.said == {"add": "ok"}, result.log
+    assert "15 of 17 NeuronCores are used: ggml's scheduler takes 15 devices beside the CPU" in result.log
+
+
 def test_the_helper_is_killed_while_it_executes(run: Run, kernels: Path) -> None:
     result = run("killed", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device")
     assert result.said == {"killed": "ok"}, result.log
@@ -738,7 +759,8 @@ def test_data_that_does_not_arrive_ends_the_program(
     [
         ("device", "1K", "no memory"),
         ("host", "1K", "graph_compute: GGML status: error (failed to allocate memory)"),
-        ("host", "64K", "ok"),  # less than what is taken for copies when there is plenty
+        # The program, and less than what is taken for copies when there is plenty.
+        ("host", str((96 << 20) + (250 << 10) + (64 << 10)), "ok"),
     ],
 )
 def test_a_device_without_enough_memory(run: Run, kernels: Path, buffers: str, memory: str, said: str) -> None:

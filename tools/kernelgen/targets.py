@@ -27,7 +27,8 @@ class Target:
         cpus_per_compile: build-machine CPUs one compile is counted for.
         experimental: not documented by AWS as a target.
         runs: other targets whose NEFFs its machines run. trn1n is trn1 with more network; inf2 has the same cores, but
-            neuronx-cc tells it apart.
+            neuronx-cc tells it apart. What is compiled for trn1 runs on inf2: AWS's PyTorch plugin compiles for trn1 there.
+        families: what `nrt_get_instance_info` calls the machines: values of NRT_INSTANCE_… in libnrt's header nrt.h.
     """
 
     name: str
@@ -42,17 +43,18 @@ class Target:
     cpus_per_compile: int = 1
     experimental: bool = False
     runs: tuple[str, ...] = ()
+    families: tuple[int, ...] = ()
 
 
 TARGETS = MappingProxyType(
     {
         t.name: t
         for t in (
-            Target("trn1", 2, 2, 1, (1,), (), True, True, runs=("trn1n",)),
-            Target("trn1n", 2, 2, 1, (1,), (), True, True, runs=("trn1",)),
-            Target("inf2", 2, 2, 1, (1,), (), True, True),
-            Target("trn2", 3, 8, 2, (1, 2), (), False, False),
-            Target("trn3", 4, 8, 2, (1, 2), ("F8E4M3FN",), False, False, experimental=True),
+            Target("trn1", 2, 2, 1, (1,), (), True, True, runs=("trn1n",), families=(2,)),
+            Target("trn1n", 2, 2, 1, (1,), (), True, True, runs=("trn1",), families=(3,)),
+            Target("inf2", 2, 2, 1, (1,), (), True, True, runs=("trn1", "trn1n"), families=(4, 7)),
+            Target("trn2", 3, 8, 2, (1, 2), (), False, False, families=(5, 6, 8, 9, 10, 11, 12, 13)),
+            Target("trn3", 4, 8, 2, (1, 2), ("F8E4M3FN",), False, False, experimental=True, families=(14, 15)),
         )
     }
 )
