@@ -191,8 +191,7 @@ bool config::read(config & out, std::string & error) {
 
     const size_t machine = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     out.host_memory      = std::max(machine, 4 * GIB);
-    out.memory           = out.profile != nullptr ? out.profile->memory
-                                                  : std::min(CORE_MEMORY, std::max(machine / 2, GIB));
+    out.memory = out.profile != nullptr ? out.profile->memory : std::min(CORE_MEMORY, std::max(machine / 2, GIB));
 
     const char * const memory = variable("NEURON_SIMULATOR_MEMORY");
     if (memory != nullptr && !read_size(memory, out.memory)) {

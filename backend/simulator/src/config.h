@@ -19,11 +19,11 @@ struct instance {
 };
 
 struct config {
-    uint32_t              total = 1;         // cores of the simulated instance
-    std::vector<uint32_t> visible;           // those of this process, by their number in the instance
-    size_t                memory       = 0;  // bytes per core
-    size_t                host_memory  = 0;  // bytes for NEFFs and host tensors
-    double                exec_timeout = 0;  // seconds; 0: none
+    uint32_t              total = 1;               // cores of the simulated instance
+    std::vector<uint32_t> visible;                 // those of this process, by their number in the instance
+    size_t                memory       = 0;        // bytes per core
+    size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
+    double                exec_timeout = 0;        // seconds; 0: none
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
     uint32_t              release      = 27;       // of the SDK that is played: 2.27

@@ -27,8 +27,8 @@ bool lock_cores(const std::string &           folder,
             return false;
         }
         if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-            error = errno == EWOULDBLOCK ? "another process has core " + std::to_string(core) + " (" + path + ")" :
-                                           path + ": " + strerror(errno);
+            error = errno == EWOULDBLOCK ? "another process has core " + std::to_string(core) + " (" + path + ")"
+                                         : path + ": " + strerror(errno);
             return false;
         }
         taken.push_back(std::move(fd));

@@ -134,7 +134,7 @@ struct runtime {
     simulator::handles<nrt_tensor>                 tensors;
     simulator::handles<nrt_tensor_set>             sets;
     simulator::handles<nrt_model>                  models;
-    std::vector<simulator::unique_fd>              locks;  // of the visible cores
+    std::vector<simulator::unique_fd>              locks;          // of the visible cores
     std::vector<bool>                              has_microcode;  // by core; guarded by program_mutex
     std::mutex                                     program_mutex;
 
