@@ -62,7 +62,7 @@ std::string neuron_census::lack_of(const ggml_tensor * node) const {
 }
 
 // Looks at all nodes of the graph whose first part is this one. Only those in other parts need a look at the kernels.
-neuron_census::scan neuron_census::make_scan(const ggml_cgraph * first) const {
+neuron_census::scan neuron_census::make_scan(const ggml_cgraph * first, neuron_missing_ops & missing) const {
     scan found;
     found.ops = count_ops(first);
     if (is_whole(first)) {
@@ -80,6 +80,9 @@ neuron_census::scan neuron_census::make_scan(const ggml_cgraph * first) const {
         if (neuron_is_work(t) && !neuron_is_zero(t) && !std::binary_search(own.begin(), own.end(), t)) {
             const std::string lack = lack_of(t);
             found.reasons[lack] += !lack.empty();
+            if (!lack.empty()) {
+                missing.add(t);
+            }
         }
     });
     found.reasons.erase("");
@@ -87,7 +90,7 @@ neuron_census::scan neuron_census::make_scan(const ggml_cgraph * first) const {
 }
 
 // Graphs that the scheduler shares out have parts with numbers that are never used again.
-const neuron_census::scan & neuron_census::scan_of(const ggml_cgraph * first) {
+const neuron_census::scan & neuron_census::scan_of(const ggml_cgraph * first, neuron_missing_ops & missing) {
     if (scans.size() >= MAX_SCANS) {
         scans.clear();
     }
@@ -95,7 +98,7 @@ const neuron_census::scan & neuron_census::scan_of(const ggml_cgraph * first) {
     if (first->uid && found != scans.end()) {
         return found->second;
     }
-    return scans[first->uid] = make_scan(first);
+    return scans[first->uid] = make_scan(first, missing);
 }
 
 void neuron_census::end_graph() {
@@ -115,12 +118,13 @@ void neuron_census::end_graph() {
 }
 
 void neuron_census::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
-    g_any_graph      = true;
+    g_any_graph = true;
+    neuron_missing_ops missing;
     // Parts come in the order of the graph's nodes, which are in one array.
-    const bool first = cgraph->visited_hash_set.keys != set || cgraph->nodes < end || is_whole(cgraph);
+    const bool         first = cgraph->visited_hash_set.keys != set || cgraph->nodes < end || is_whole(cgraph);
     if (first) {
         end_graph();
-        const scan & whole = scan_of(cgraph);
+        const scan & whole = scan_of(cgraph, missing);
         current.ops        = whole.ops;
         current.reasons    = whole.reasons;
     }
@@ -131,10 +135,14 @@ void neuron_census::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
     for (const neuron_planned_node & planned : plan.nodes) {
         if (!planned.steps.empty() || neuron_is_zero(planned.node)) {
             current.device++;
-        } else if (first) {
+            continue;
+        }
+        missing.add(planned.node);
+        if (first) {
             current.reasons[neuron_describe(planned.node)]++;  // nodes of other parts are in the scan
         }
     }
+    missing.say(kernels);
 }
 
 //

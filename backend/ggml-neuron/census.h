@@ -9,6 +9,7 @@
 #include "core.h"
 #include "ggml-impl.h"
 #include "kernels.h"
+#include "missing.h"
 #include "plan.h"
 
 #include <cstddef>
@@ -36,7 +37,8 @@ class neuron_census {
     neuron_census(neuron_core & core, const neuron_kernel_store & kernels, neuron_holds_t holds) :
         core(core), kernels(kernels), holds(holds) {}
 
-    // locked. Notes that a graph, or a part of one, is computed as planned.
+    // locked. Notes that a graph, or a part of one, is computed as planned, and says which ops lack kernels that were not said
+    // before.
     void add(const ggml_cgraph * cgraph, const neuron_plan & plan);
 
     // Returns one line about the graph that lacked the most kernels; "" when none lacked any.
@@ -49,8 +51,8 @@ class neuron_census {
         std::map<std::string, size_t> reasons;
     };
 
-    const scan & scan_of(const ggml_cgraph * first);
-    scan         make_scan(const ggml_cgraph * first) const;
+    const scan & scan_of(const ggml_cgraph * first, neuron_missing_ops & missing);
+    scan         make_scan(const ggml_cgraph * first, neuron_missing_ops & missing) const;
     std::string  lack_of(const ggml_tensor * node) const;
     bool         is_kept_elsewhere(const ggml_tensor * node) const;
     void         end_graph();

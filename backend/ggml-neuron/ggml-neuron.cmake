@@ -12,6 +12,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/kernels.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/log.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/missing.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/tokens.cpp

@@ -74,7 +74,7 @@ uint32_t neuron_updates_of(const ggml_tensor * op) {
     return op->op == GGML_OP_OPT_STEP_ADAMW ? 1u << 2 | 1u << 3 : 0;
 }
 
-static neuron_kernels_tensor describe_tensor(const ggml_tensor * t) {
+neuron_kernels_tensor neuron_tensor_of(const ggml_tensor * t) {
     neuron_kernels_tensor d;
     if (!t) {
         d      = {};
@@ -99,9 +99,9 @@ neuron_signature neuron_signature_of(const ggml_tensor * op) {
 
     s.is_in_place_only = op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY;
     for (int i = 0; i < s.n_src; i++) {
-        s.tensors[i] = describe_tensor(op->src[i]);
+        s.tensors[i] = neuron_tensor_of(op->src[i]);
     }
-    s.tensors[s.n_src] = describe_tensor(op);
+    s.tensors[s.n_src] = neuron_tensor_of(op);
     return s;
 }
 
@@ -283,6 +283,19 @@ neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
         }
     }
     return service;
+}
+
+void neuron_kernel_store::for_each(uint64_t                                                               op_hash,
+                                    const std::function<void(const char * id, const neuron_signature &)> & use) const {
+    for (const auto & bundle : bundles) {
+        const size_t n = bundle->ops.count(op_hash) ? neuron_kernels_count(bundle->handle) : 0;
+        for (size_t k = 0; k < n; k++) {
+            const uint64_t * key = neuron_kernels_key(bundle->handle, (int32_t) k, nullptr);
+            if (key[0] == op_hash && (uint32_t) key[1] <= GGML_MAX_SRC) {
+                use(neuron_kernels_id(bundle->handle, (int32_t) k), describe(key));
+            }
+        }
+    }
 }
 
 bool neuron_kernel_store::has_signature(const ggml_tensor * op) const {

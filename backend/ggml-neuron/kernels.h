@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_set>
@@ -82,6 +83,10 @@ class neuron_kernel_store {
     // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches.
     neuron_service serve(const ggml_tensor * op) const;
 
+    // Calls a function with every kernel of an op (nk::hash_op), by its id and what its key says.
+    void for_each(uint64_t                                                               op_hash,
+                  const std::function<void(const char * id, const neuron_signature &)> & use) const;
+
     // Returns whether some kernel computes this op on inputs of these types, whatever their shapes.
     bool has_signature(const ggml_tensor * op) const;
 
@@ -112,6 +117,9 @@ class neuron_kernel_store {
 
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 };
+
+// Returns a tensor as the bundle library has it; absent for NULL.
+neuron_kernels_tensor neuron_tensor_of(const ggml_tensor * t);
 
 // Returns what a node is known by: its op, its tensors and their aliasing.
 neuron_signature neuron_signature_of(const ggml_tensor * op);

@@ -81,28 +81,32 @@ const neuron_op * find_op(const std::string & name) {
 
 // Returns "(4096,512,1,1)/f32", with strides when the tensor has gaps or another order. Strides of dimensions of one
 // element mean nothing and are taken as density gives them, as in a kernel's key.
-std::string tensor_text(const ggml_tensor * t) {
-    const int64_t block = ggml_blck_size(t->type);
-    const size_t  unit  = ggml_type_size(t->type);
+std::string tensor_text(const neuron_kernels_tensor & t) {
+    const int64_t block = ggml_blck_size((ggml_type) t.type);
+    const size_t  unit  = ggml_type_size((ggml_type) t.type);
     size_t        nb[GGML_MAX_DIMS];
-    nb[0]        = t->ne[0] > block ? t->nb[0] : unit;
+    nb[0]        = t.ne[0] > block ? t.nb[0] : unit;
     bool   dense = nb[0] == unit;
-    size_t next  = unit * (size_t) (t->ne[0] / block);
+    size_t next  = unit * (size_t) (t.ne[0] / block);
     for (int i = 1; i < GGML_MAX_DIMS; i++) {
-        const size_t after = i == 1 ? nb[0] * (size_t) (t->ne[0] / block) : nb[i - 1] * (size_t) t->ne[i - 1];
-        nb[i]              = t->ne[i] > 1 ? t->nb[i] : after;
+        const size_t after = i == 1 ? nb[0] * (size_t) (t.ne[0] / block) : nb[i - 1] * (size_t) t.ne[i - 1];
+        nb[i]              = t.ne[i] > 1 ? t.nb[i] : after;
         dense              = dense && nb[i] == next;
-        next *= (size_t) t->ne[i];
+        next *= (size_t) t.ne[i];
     }
     char text[256];
-    snprintf(text, sizeof(text), "(%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ")/%s", t->ne[0], t->ne[1], t->ne[2],
-             t->ne[3], ggml_type_name(t->type));
+    snprintf(text, sizeof(text), "(%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ")/%s", t.ne[0], t.ne[1], t.ne[2],
+             t.ne[3], ggml_type_name((ggml_type) t.type));
     std::string result = text;
     if (!dense) {
         snprintf(text, sizeof(text), "/(%zu,%zu,%zu,%zu)", nb[0], nb[1], nb[2], nb[3]);
         result += text;
     }
     return result;
+}
+
+std::string tensor_text(const ggml_tensor * t) {
+    return tensor_text(neuron_tensor_of(t));
 }
 
 bool is_dense(const ggml_tensor * t) {
@@ -137,6 +141,14 @@ std::string float_text(float value) {
     return result;
 }
 
+std::string param_text(const neuron_param & p, int32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return p.kind == neuron_param::FLOAT  ? float_text(value)
+           : p.kind == neuron_param::BOOL ? (bits ? "true" : "false")
+                                          : std::to_string(bits);
+}
+
 std::string params_text(const ggml_tensor * op, const neuron_op * known) {
     uint32_t    named = known && known->variant ? 1u : 0u;
     std::string text;
@@ -150,11 +162,7 @@ std::string params_text(const ggml_tensor * op, const neuron_op * known) {
         if (p.has_default && bits == p.default_bits) {
             continue;
         }
-        float value;
-        memcpy(&value, &bits, sizeof(value));
-        add(p.name, p.kind == neuron_param::FLOAT  ? float_text(value)
-                    : p.kind == neuron_param::BOOL ? (bits ? "true" : "false")
-                                                   : std::to_string(bits));
+        add(p.name, param_text(p, bits));
     }
     for (int word = 0; word < N_PARAM_WORDS; word++) {
         if (!(named & 1u << word) && op->op_params[word]) {
@@ -624,6 +632,36 @@ void neuron_note_missing(const ggml_tensor * op) {
 void neuron_note_executed(const ggml_tensor * op) {
     if (neuron_recording()) {
         the_recorder().note_executed(op);
+    }
+}
+
+std::string neuron_manifest_line(const ggml_tensor * op, const char ** reason) {
+    const entry e = make_entry(op);
+    *reason       = e.reason;
+    return "- " + e.text;
+}
+
+std::string neuron_tensor_text(const neuron_kernels_tensor & t) {
+    return t.type == NEURON_KERNELS_ABSENT ? "absent" : tensor_text(t);
+}
+
+void neuron_add_param_differences(const ggml_tensor * op, const int32_t * held, std::vector<std::string> & found) {
+    const neuron_op * known = find_op(nk::lower(ggml_op_desc(op)));
+    uint32_t          named = known && known->variant ? 1u : 0u;
+    const auto        add   = [&](const std::string & name, const std::string & have, const std::string & want) {
+        found.push_back(name + " is " + have + ", not " + want);
+    };
+    for (size_t i = 0; known && i < known->n_params; i++) {
+        const neuron_param & p = known->params[i];
+        named |= 1u << p.word;
+        if (held[p.word] != op->op_params[p.word]) {
+            add(p.name, param_text(p, held[p.word]), param_text(p, op->op_params[p.word]));
+        }
+    }
+    for (int word = 0; word < N_PARAM_WORDS; word++) {
+        if (!(named & 1u << word) && held[word] != op->op_params[word]) {
+            add("word" + std::to_string(word), std::to_string(held[word]), std::to_string(op->op_params[word]));
+        }
     }
 }
 

@@ -236,6 +236,37 @@ const std::vector<neuron_sizes> * neuron_token_index::find(const neuron_signatur
     return found;
 }
 
+// Returns how many streams a node has: sequences that are computed side by side, in dimension 3.
+static int64_t n_streams(const neuron_signature & node) {
+    int64_t n = node.tensors[node.n_src].ne[3];
+    for (int i = 0; i < node.n_src; i++) {
+        n = is_absent(node.tensors[i]) ? n : std::max(n, node.tensors[i].ne[3]);
+    }
+    return n;
+}
+
+std::string neuron_why_not_cut(const neuron_signature & node) {
+    const auto rules = rules_of(node.op_hash);
+    if (rules.first == rules.second) {
+        const bool recurrent = std::any_of(std::begin(RECURRENT), std::end(RECURRENT),
+                                           [&](const char * op) { return nk::hash_op(op) == node.op_hash; });
+        return recurrent ? "what it computes runs along the tokens" : "this op has no dimension of tokens";
+    }
+    bool any = false;
+    for_each_cut(node, [&](const neuron_cut &) { any = true; });
+    if (any) {
+        return "";
+    }
+    if (n_streams(node) > 1) {
+        return "it has " + std::to_string(n_streams(node)) + " streams";
+    }
+    const bool rotates = rules.first->sources[1] == 0 && rules.first->result == 2;
+    if (rotates && node.n_src > 1 && node.tensors[1].ne[0] != node.tensors[0].ne[2]) {
+        return "its positions have several dimensions";
+    }
+    return "its tokens are not in its outermost dimension";
+}
+
 //
 // pieces
 //

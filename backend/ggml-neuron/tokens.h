@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -71,6 +72,9 @@ class neuron_token_index {
   private:
     std::unordered_map<uint64_t, std::vector<neuron_sizes>> sizes;
 };
+
+// Returns in words why a node can't be cut along its tokens, so that only kernels of its own shapes compute it; "" when it can.
+std::string neuron_why_not_cut(const neuron_signature & node);
 
 // Returns the bytes from a tensor's first element to its last, as ggml_nbytes does.
 size_t neuron_nbytes(const neuron_kernels_tensor & t);

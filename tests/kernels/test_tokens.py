@@ -10,7 +10,7 @@ from harness import Array, random_values, spec
 from reference import compute
 
 from kernelgen.ggml.ops import GLU, OPS, UNARY
-from kernelgen.ggml.tokens import Cut, cuts
+from kernelgen.ggml.tokens import Cut, cuts, why_not
 from kernelgen.kernel import KernelSpec
 
 N = 7
@@ -202,6 +202,36 @@ def test_a_longer_table_is_the_same() -> None:
 )
 def test_what_is_not_cut(kernel: KernelSpec) -> None:
     assert N not in {cut.n for cut in cuts(kernel.op, kernel.inputs, kernel.output)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (
+            node("set_rows", ["(32,{n},2,1)/f32", "({n},2,1,1)/i64", "(32,16,2,1)/f16"], "(32,16,2,1)/f16"),
+            "its tokens are not in its outermost dimension",
+        ),
+        (
+            node(
+                "flash_attn_ext",
+                ["(16,{n},4,2)/f32", "(16,9,4,2)/f16", "(16,9,4,2)/f16"],
+                "(16,4,{n},2)/f32",
+                scale=1.0,
+            ),
+            "it has 2 streams",
+        ),
+        (
+            node("rope", [HEADS, "(28,1,1,1)/i32"], HEADS, mode=8, section0=4, section1=4, **ROPE),
+            "its positions have several dimensions",
+        ),
+        (node("ssm_conv", ["(10,32,1,1)/f32", "(4,32,1,1)/f32"], ROW), "what it computes runs along the tokens"),
+        (node("tri", [ROW], ROW, tri_type=0), "this op has no dimension of tokens"),
+        (node("relu", [ROW], ROW), None),
+    ],
+    ids=lambda value: getattr(value, "id", None),
+)
+def test_what_is_not_cut_has_a_reason(kernel: KernelSpec, why: str | None) -> None:
+    assert why_not(kernel.op, kernel.inputs, kernel.output) == why
 
 
 def test_one_token_can_be_cut_in_several_ways() -> None:

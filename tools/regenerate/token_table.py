@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kernelgen.ggml.ops import OPS, Tokens
+from kernelgen.ggml.ops import OPS, RECURRENT, Tokens
 from regenerate.command import COMMAND
 
 _N_SOURCES = 5
@@ -19,6 +19,11 @@ def render() -> str:
             "",
             "static const neuron_token_rule RULES[] = {",
             *(_rule(name, rule) for name in sorted(OPS) for rule in OPS[name].tokens),
+            "};",
+            "",
+            "// Those that can't be cut because they run along the tokens.",
+            "static const char * const RECURRENT[] = {",
+            *(f'    "{name}",' for name in sorted(RECURRENT)),
             "};",
             "",
         ]

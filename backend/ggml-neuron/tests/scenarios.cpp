@@ -621,6 +621,25 @@ static built partly(ggml_context * ctx) {
     };
 }
 
+// Nine nodes without a kernel, which differ from those with one in all kinds of things, and one with a kernel.
+static built far_off(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    ggml_tensor * t = ggml_add(ctx, a, b);
+    t               = ggml_rms_norm(ctx, t, 1e-3f);                           // a parameter
+    t               = ggml_scale_inplace(ctx, t, 0.25f);                      // and the memory
+    t               = ggml_sub(ctx, t, ggml_view_2d(ctx, b, 64, 1, 256, 0));  // an input
+    t               = ggml_silu(ctx, ggml_reshape_2d(ctx, t, 32, 8));         // all shapes
+    t               = ggml_mul(ctx, t, ggml_view_2d(ctx, b, 32, 8, 128, 0));
+    t               = ggml_relu(ctx, ggml_view_2d(ctx, t, 16, 8, 128, 0));  // strides
+    t               = ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t, 32, 4), ggml_view_2d(ctx, a, 32, 7, 128, 0));
+    t               = ggml_soft_max(ctx, t);  // an op that has none
+    t               = ggml_mul_mat(ctx, ggml_view_2d(ctx, a, 4, 3, 32, 0), ggml_reshape_3d(ctx, t, 4, 1, 7));
+    return {
+        t, { a, b }
+    };
+}
+
 // Says how the scheduler shares out such a graph.
 static void shared_out(bool watched) {
     share found;
@@ -1184,6 +1203,7 @@ int main(int argc, char ** argv) {
         { "parallel",                    parallel                                                       },
         { "shared-out",                  [] { shared_out(false); }                                      },
         { "shared-out-and-watched",      [] { shared_out(true); }                                       },
+        { "far-off",                     [] { (void) run_scheduled({ neuron, cpu }, far_off); }         },
         { "planted-race",                planted_race                                                   },
         { "planted-overflow",            planted_overflow                                               },
         { "planted-undefined-behaviour", planted_undefined_behaviour                                    },

@@ -18,6 +18,7 @@ from kernelgen import manifest, model_files, pieces
 from kernelgen.cli import options, run_options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
+from kernelgen.ggml import tokens
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.manifest.coverage import Coverage, GraphOp, Row
@@ -242,7 +243,9 @@ class _Why:
         if spec not in near:
             return _Reason("none of this op", f"there is no kernel for {spec.op}")
         other, parts = near[spec]
-        return _Reason("other shapes", f"nearest is {other.id}: {'; '.join(parts)}", other.id)
+        whole = tokens.why_not(spec.op, spec.inputs, spec.output)
+        more = f"; kernels for other numbers of tokens can't: {whole}" if whole else ""
+        return _Reason("other shapes", f"nearest is {other.id}: {'; '.join(parts)}{more}", other.id)
 
 
 # --- what is said ------------------------------------------------------------------------------------------------------------

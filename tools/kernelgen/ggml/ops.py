@@ -443,6 +443,9 @@ _TOKENS: Mapping[str, tuple[Tokens, ...]] = {
 }
 """How ops are cut along tokens. Each is tested against the op's reference: tests/kernels/test_tokens.py."""
 
+RECURRENT = ("ssm_conv", "ssm_scan", "rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn", "gated_delta_net")
+"""Ops in which a token's result depends on those of the tokens before it: they can't be cut along them."""
+
 OPS = MappingProxyType(_build())
 """Every op that a manifest can name, by name."""
 

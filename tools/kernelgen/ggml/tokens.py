@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kernelgen.ggml.ops import Tokens, op
+from kernelgen.ggml.ops import RECURRENT, Tokens, op
 from kernelgen.ggml.tensor import TensorDesc, dense_strides
 
 Tensors = tuple[TensorDesc | None, ...]
@@ -86,6 +86,21 @@ def cuts(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> 
     for rule in op(name).tokens:
         found = _outermost(rule, tensors) if rule.outermost else _named(rule, tensors)
         yield from (cut for cut in found if all(map(_follow, cut.tensors, cut.axes)))
+
+
+def why_not(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> str | None:
+    """Returns why a node can't be cut, so that only kernels of its own shapes compute it; None when it can."""
+    rules = op(name).tokens
+    if not rules:
+        return "what it computes runs along the tokens" if name in RECURRENT else "this op has no dimension of tokens"
+    if any(True for _ in cuts(name, inputs, output)):
+        return None
+    streams = max(t.ne[3] for t in (*inputs, output) if t is not None)
+    if streams > 1:
+        return f"it has {streams} streams"
+    if name in ("rope", "rope_back") and inputs[1] is not None and inputs[1].ne[0] != output.ne[2]:
+        return "its positions have several dimensions"
+    return "its tokens are not in its outermost dimension"
 
 
 def _ends_before(t: TensorDesc, axis: int) -> bool:

@@ -161,7 +161,19 @@ def differences(wanted: KernelSpec, held: KernelSpec) -> list[str]:
     a_params, b_params = dict(wanted.params), dict(held.params)
     for name in sorted(a_params.keys() | b_params.keys()):
         if a_params.get(name) != b_params.get(name):
-            found.append(f"{name} is {b_params.get(name, 0)}, not {a_params.get(name, 0)}")
+            found.append(f"{name} is {_value(b_params.get(name, 0))}, not {_value(a_params.get(name, 0))}")
     if wanted.alias != held.alias:
-        found.append(f"alias is {held.alias}, not {wanted.alias}")
+        found.append(f"alias is {_alias(held.alias)}, not {_alias(wanted.alias)}")
     return found
+
+
+def _value(value: object) -> str:
+    """Returns a parameter as the backend writes it, which says the same when it runs (`backend/ggml-neuron/missing.cpp`)."""
+    if isinstance(value, float):
+        mantissa, e, exponent = str(value).partition("e")
+        return f"{mantissa}{'' if '.' in mantissa or not exponent else '.0'}{e}{exponent}"
+    return str(value).lower()
+
+
+def _alias(alias: int | None) -> str:
+    return "none" if alias is None else str(alias)

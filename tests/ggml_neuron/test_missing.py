@@ -1,0 +1,85 @@
+"""What is said of ops without a kernel when a graph is computed, without GGML_NEURON_LOG."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from programs import Run, build
+
+from kernelgen import held
+from kernelgen.ggml import tokens
+from kernelgen.manifest import coverage
+from kernelgen.manifest.coverage import GraphOp
+
+SAID = re.compile(
+    r"^ggml-neuron: no kernel for (?P<op>\w+) of (?P<inputs>.*): the CPU computes it, (?P<count>\d+) nodes? of this graph\n"
+    r"(?:ggml-neuron:     kernels for other numbers of tokens can't: (?P<whole>.*)\n)?"
+    r"ggml-neuron:     (?:there is no kernel of this op|nearest is (?P<nearest>\S+): (?P<how>.*))\n"
+    r"(?:ggml-neuron:     a manifest's kernels would have it by this line: (?P<line>- .*)\n)?",
+    re.MULTILINE,
+)
+
+
+def mended(log: str, folder: Path) -> Path:
+    """Builds what the lines for a manifest ask for; returns the folder with the kernels."""
+    lines = [match["line"] for match in SAID.finditer(log) if match["line"]]
+    manifest = folder / "mended.yaml"
+    manifest.write_text("format: 1\nname: mended\ntargets: [trn1]\nkernels:\n" + "".join(f"  {x}\n" for x in lines))
+    build(manifest, folder / "mended")
+    return folder / "mended"
+
+
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_ops_without_a_kernel_are_said_with_what_mends_them(
+    run: Run, kernels: Path, tmp_path: Path, buffers: str
+) -> None:
+    """Those that the scheduler gave to the CPU, and the one that the CPU computes in the device's stead."""
+    result = run("shared-out", "shared-out", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
+    first, second = SAID.finditer(result.log)
+    assert (first["op"], first["inputs"], first["count"], first["how"]) == ("sigmoid", "(64,4,1,1)/f32", "2", None)
+    assert (second["op"], second["inputs"], second["count"]) == ("scale", "(64,4,1,1)/f32", "1")
+    assert second["how"] == "s is 0.5, not 0.375"
+    both = f"{kernels}:{mended(result.log, tmp_path)}"
+    result = run("shared-out", GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS=buffers)
+    assert result.said == {"shared-out": "6 of 6 nodes in 1 splits"}
+    assert "ggml-neuron: " not in result.log
+
+
+def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, tmp_path: Path) -> None:
+    """Of ops that differ in all kinds of things."""
+    result = run("far-off", GGML_NEURON_KERNEL_DIR=kernels)
+    assert result.said == {"far-off": "ok"}, result.log
+    asked = [GraphOp(spec, 0, "") for bundle in held.read(mended(result.log, tmp_path)) for spec in bundle.specs]
+    have = {spec for bundle in held.read(kernels) for spec in bundle.specs}
+    expected = sorted(
+        (op.spec.op, near[0].id, "; ".join(near[1])) if (near := nearest.get(op.spec)) else (op.spec.op, "", "")
+        for nearest in [coverage.nearest(asked, have)]
+        for op in asked
+    )
+    said = sorted((m["op"], m["nearest"] or "", m["how"] or "") for m in SAID.finditer(result.log))
+    assert said == expected
+    assert len(said) == 9
+    reasons = sorted((op.spec.op, tokens.why_not(op.spec.op, op.spec.inputs, op.spec.output) or "") for op in asked)
+    assert sorted((m["op"], m["whole"] or "") for m in SAID.finditer(result.log)) == reasons
+    assert ("mul_mat", "its tokens are not in its outermost dimension") in reasons
+
+
+def test_ten_ops_are_said_and_then_how_many_more(run: Run, kernels: Path) -> None:
+    """Once in a process, however many graphs lack what was said."""
+    result = run("far-off", "shared-out", "far-off", GGML_NEURON_KERNEL_DIR=kernels)
+    assert len(SAID.findall(result.log)) == 10
+    (more,) = re.findall(
+        r"^ggml-neuron: (.*) of this graph, and what later ones lack: no kernel", result.log, re.MULTILINE
+    )
+    assert more == "1 other op"
+    every = run("far-off", "shared-out", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="2")
+    assert len(SAID.findall(every.log)) == 11 and "what later ones lack" not in every.log
+
+
+def test_nothing_is_said_of_ops_that_are_asked_for_and_not_computed(run: Run, kernels: Path) -> None:
+    """As test-backend-ops does with thousands."""
+    result = run("threads", "add", GGML_NEURON_KERNEL_DIR=kernels)
+    assert result.said == {"threads": "ok", "add": "ok"}
+    assert "ggml-neuron: " not in result.log
