@@ -58,7 +58,7 @@ std::string neuron_census::lack_of(const ggml_tensor * node) const {
                         [this](const neuron_piece & piece) { return core.is_broken_locked(piece.kernel); });
         return broken ? neuron_describe(node) + " (its kernel can't be used)" : "";
     }
-    return is_kept_elsewhere(node) ? "" : neuron_describe(node);
+    return is_kept_elsewhere(node) || !kernels.serve_in_chain(node).empty() ? "" : neuron_describe(node);
 }
 
 // Looks at all nodes of the graph whose first part is this one. Only those in other parts need a look at the kernels.
@@ -133,7 +133,7 @@ void neuron_census::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
     set = cgraph->visited_hash_set.keys;
     end = cgraph->nodes + cgraph->n_nodes;
     for (const neuron_planned_node & planned : plan.nodes) {
-        if (!planned.steps.empty() || neuron_is_zero(planned.node)) {
+        if (neuron_is_on_device(planned)) {
             current.device++;
             continue;
         }

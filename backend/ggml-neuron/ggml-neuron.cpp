@@ -322,9 +322,9 @@ static enum ggml_status ggml_backend_neuron_set_zero(const neuron_core & core, c
 }
 
 // locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is hidden.
-static NRT_STATUS ggml_backend_neuron_lengthen_mask(const ggml_tensor * mask, const neuron_long_mask & m) {
+static NRT_STATUS ggml_backend_neuron_lengthen_mask(const neuron_long_mask & m) {
     std::vector<uint8_t> data;
-    const auto *         from = (const uint8_t *) mask->data;
+    const auto *         from = (const uint8_t *) m.mask->data;
     if (m.from.memory) {
         data.resize(m.from.size);
         const NRT_STATUS status = m.from.memory->read_locked(data.data(), m.from.offset, data.size());
@@ -333,24 +333,28 @@ static NRT_STATUS ggml_backend_neuron_lengthen_mask(const ggml_tensor * mask, co
         }
         from = data.data();
     }
-    const std::vector<uint8_t> longer = neuron_lengthen_mask(mask, from, m.n_more, m.rows);
+    const std::vector<uint8_t> longer = neuron_lengthen_mask(m.mask, from, m.n_more, m.rows);
     return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size());
 }
 
 // locked
 static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_planned_node & planned) {
+    if (planned.later) {
+        g_counts.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
+        return GGML_STATUS_SUCCESS;
+    }
     if (planned.steps.empty()) {
         return neuron_is_zero(planned.node) ? ggml_backend_neuron_set_zero(core, planned.node)
                                             : ggml_backend_neuron_compute_on_cpu(core, planned.node);
     }
     for (const neuron_long_mask & m : planned.masks) {
-        const NRT_STATUS status = ggml_backend_neuron_lengthen_mask(planned.node->src[m.src], m);
+        const NRT_STATUS status = ggml_backend_neuron_lengthen_mask(m);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
     }
     for (const neuron_upload & u : planned.uploads) {
-        const NRT_STATUS status = u.to.memory->write_locked(planned.node->src[u.src]->data, u.to.offset, u.to.size);
+        const NRT_STATUS status = u.to.memory->write_locked(u.from->data, u.to.offset, u.to.size);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
@@ -570,10 +574,13 @@ static bool ggml_backend_neuron_takes_weight(const ggml_tensor * op, const ggml_
 }
 
 static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    const neuron_service service = ggml_backend_neuron_shared().kernels.serve(op);
-    return service && std::none_of(service.pieces.begin(), service.pieces.end(), [device](const neuron_piece & piece) {
-               return device->core->is_broken(piece.kernel);
-           });
+    const neuron_kernel_store &      store   = ggml_backend_neuron_shared().kernels;
+    const neuron_service             service = store.serve(op);
+    const std::vector<neuron_kernel> kernels =
+        service ? neuron_kernels_of(service) : store.serve_in_chain(op);
+    return !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), [device](const neuron_kernel & kernel) {
+        return device->core->is_broken(kernel);
+    });
 }
 
 // Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU

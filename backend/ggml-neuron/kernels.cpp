@@ -2,6 +2,7 @@
 
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
+#include "chains.h"
 #include "costs.h"
 #include "log.h"
 #include "targets.h"
@@ -137,6 +138,15 @@ static neuron_signature describe(const uint64_t * words) {
     return s;
 }
 
+// Notes the sizes of a product of several heads, which may be a part of attention.
+void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
+    static const uint64_t         mul_mat = nk::hash_op("mul_mat");
+    const neuron_kernels_tensor & result  = kernel.tensors[kernel.n_src];
+    if (kernel.op_hash == mul_mat && result.ne[2] > 1 && result.ne[3] == 1) {
+        neuron_add_sizes(heads[result.ne[2]], { result.ne[1], result.ne[0] });
+    }
+}
+
 void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
     const size_t n = neuron_kernels_count(bundle.handle);
     for (size_t k = 0; k < n; k++) {
@@ -159,6 +169,7 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         bundle.signatures.insert(signature.value());
         if (n_inputs <= GGML_MAX_SRC) {
             tokens.add(describe(key));
+            add_heads(describe(key));
         }
     }
 }
@@ -166,6 +177,14 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
 //
 // searching
 //
+
+std::vector<neuron_kernel> neuron_kernels_of(const neuron_service & service) {
+    std::vector<neuron_kernel> found;
+    for (const neuron_piece & piece : service.pieces) {
+        found.push_back(piece.kernel);
+    }
+    return found;
+}
 
 neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t updates) const {
     const auto search = [&](int alias) -> neuron_kernel {
@@ -283,6 +302,92 @@ neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
         }
     }
     return service;
+}
+
+// Returns what a launch for a chain's node takes.
+static double launch_of(const neuron_chain & chain, const neuron_chain_node & node, neuron_sizes sizes) {
+    double whole = 0;
+    double rows  = 0;
+    for (int i = 0; i <= node.signature.n_src; i++) {
+        if (node.signature.tensors[i].type == NEURON_KERNELS_ABSENT) {
+            continue;
+        }
+        const auto bytes = (double) neuron_nbytes(chain.piece(node, i, sizes.n, sizes.n_more));
+        (node.tokens[i] >= 0 ? rows : whole) += bytes;
+    }
+    return neuron_costs::get().launch(whole, rows / (double) sizes.n, sizes.n);
+}
+
+// Chooses among sizes that have the same columns.
+bool neuron_kernel_store::choose(neuron_chain & chain, const neuron_sizes * begin, const neuron_sizes * end) const {
+    std::vector<int64_t>                    counts;
+    std::vector<double>                     costs;
+    std::vector<std::vector<neuron_kernel>> kernels;
+    for (const neuron_sizes * sizes = begin; sizes != end; sizes++) {
+        std::vector<neuron_kernel> found;
+        double                     cost = 0;
+        for (const neuron_chain_node & node : chain.nodes) {
+            neuron_signature piece = node.signature;
+            for (int i = 0; i <= piece.n_src; i++) {
+                piece.tensors[i] = chain.piece(node, i, sizes->n, sizes->n_more);
+            }
+            const neuron_kernel kernel = find(piece, 0);
+            if (!kernel) {
+                break;
+            }
+            found.push_back(kernel);
+            cost += launch_of(chain, node, *sizes);
+        }
+        if (found.size() == chain.nodes.size()) {
+            counts.push_back(sizes->n);
+            costs.push_back(cost);
+            kernels.push_back(std::move(found));
+        }
+    }
+    for (const neuron_range & range : neuron_choose_pieces(chain.cut.n, counts, costs, true)) {
+        const size_t i = (size_t) (std::lower_bound(counts.begin(), counts.end(), range.n) - counts.begin());
+        chain.pieces.push_back({ kernels[i], range });
+    }
+    return !chain.pieces.empty();
+}
+
+bool neuron_kernel_store::serve(neuron_chain & chain) const {
+    const ggml_tensor * first = chain.nodes.front().node;
+    const auto          found = heads.find(first->ne[2]);
+    if (exact_only || found == heads.end()) {
+        return false;
+    }
+    const neuron_sizes * end = found->second.data() + found->second.size();
+    for (const neuron_sizes * sizes = found->second.data(); sizes != end;) {
+        const neuron_sizes * next =
+            std::find_if(sizes, end, [sizes](const neuron_sizes & s) { return s.n_more != sizes->n_more; });
+        const bool own    = sizes->n_more == first->ne[0];
+        const bool longer = chain.cut.n_more > 0 && sizes->n_more > first->ne[0];
+        const bool hidden = chain.open || chain.rule.mask >= 0;
+        if (longer && (!hidden || !has_room(&chain.whole, chain.signature, chain.cut, sizes->n_more))) {
+            return false;  // nor for longer ones
+        }
+        chain.n_more = own ? chain.cut.n_more : sizes->n_more;
+        if ((own || longer) && choose(chain, sizes, next)) {
+            return true;
+        }
+        sizes = next;
+    }
+    return false;
+}
+
+std::vector<neuron_kernel> neuron_kernel_store::serve_in_chain(const ggml_tensor * op) const {
+    std::vector<neuron_kernel> found;
+    for (const bool scores : { true, false }) {
+        const auto chain = heads.empty() || exact_only ? nullptr : neuron_chain_to(op, scores);
+        if (chain && serve(*chain)) {
+            for (const neuron_chain_piece & piece : chain->pieces) {
+                found.insert(found.end(), piece.kernels.begin(), piece.kernels.end());
+            }
+            break;
+        }
+    }
+    return found;
 }
 
 void neuron_kernel_store::for_each(uint64_t                                                               op_hash,

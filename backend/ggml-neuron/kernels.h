@@ -13,8 +13,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
+
+struct neuron_chain;  // chains.h
 
 // A bundle that is open for as long as the process lives.
 struct neuron_bundle {
@@ -69,6 +72,9 @@ struct neuron_service {
     bool pads(int src) const { return cut.rule && src == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more; }
 };
 
+// Returns the kernels of all pieces.
+std::vector<neuron_kernel> neuron_kernels_of(const neuron_service & service);
+
 // All bundles, in the order in which they are searched. They are added before the first search and never removed, so
 // that any number of threads may search.
 class neuron_kernel_store {
@@ -82,6 +88,13 @@ class neuron_kernel_store {
 
     // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches.
     neuron_service serve(const ggml_tensor * op) const;
+
+    // Finds what computes a chain of nodes, all of them; returns whether there is something. Sets chain.pieces and n_more.
+    bool serve(neuron_chain & chain) const;
+
+    // Returns the kernels that would compute a node as one of a chain, with all those before it; none when it is in no chain that
+    // can be computed so far. What follows the node is not known to those who ask.
+    std::vector<neuron_kernel> serve_in_chain(const ggml_tensor * op) const;
 
     // Calls a function with every kernel of an op (nk::hash_op), by its id and what its key says.
     void for_each(uint64_t                                                               op_hash,
@@ -109,11 +122,16 @@ class neuron_kernel_store {
 
     neuron_kernel find(const neuron_signature & node, uint32_t updates) const;
     bool choose(const neuron_signature & node, const std::vector<neuron_sizes> & sizes, neuron_service & service) const;
+    bool choose(neuron_chain & chain, const neuron_sizes * begin, const neuron_sizes * end) const;
 
     void read_signatures(neuron_bundle & bundle);
+    void add_heads(const neuron_signature & kernel);
 
     neuron_token_index tokens;
     bool               exact_only = false;  // GGML_NEURON_EXACT
+
+    // Rows and columns of what products of several heads have, by the number of heads; ascending in columns.
+    std::unordered_map<int64_t, std::vector<neuron_sizes>> heads;
 
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 };

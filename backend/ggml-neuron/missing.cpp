@@ -125,7 +125,10 @@ static std::string lines_of(const ggml_tensor * op, size_t count, const neuron_k
     const char *      reason  = nullptr;
     const std::string line    = neuron_manifest_line(op, &reason);
     const std::string nearest = neuron_nearest(op, kernels);
-    const std::string whole   = neuron_why_not_cut(neuron_signature_of(op));
+    const std::string whole   = !kernels.serve_in_chain(op).empty() ?
+                                    "they compute all nodes of attention together, and here one of them has no kernel, or "
+                                      "others read its result" :
+                                    neuron_why_not_cut(neuron_signature_of(op));
     const std::string start   = "ggml-neuron:     ";
     std::string       text    = "ggml-neuron: no kernel for " + neuron_describe(op) + ": the CPU computes it, " +
                        std::to_string(count) + (count == 1 ? " node" : " nodes") + " of this graph\n";

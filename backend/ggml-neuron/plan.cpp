@@ -2,6 +2,7 @@
 
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
+#include "chains.h"
 #include "log.h"
 #include "record.h"
 
@@ -14,6 +15,10 @@ static constexpr size_t MAX_PLANNED_NODES = 1 << 16;
 
 bool neuron_is_work(const ggml_tensor * node) {
     return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !neuron_is_view_op(node->op) && !neuron_is_noop(node);
+}
+
+bool neuron_is_on_device(const neuron_planned_node & planned) {
+    return !planned.steps.empty() || planned.later || neuron_is_zero(planned.node);
 }
 
 //
@@ -51,12 +56,21 @@ struct candidate {
     neuron_service   service;
     neuron_signature signature;
     neuron_placement placement;
+
+    std::shared_ptr<neuron_chain> chain;               // that it ends: signature and placement are the whole chain's
+    size_t                        between[2] = {};     // where in scratch memory results between its nodes are, in turn
+    bool                          later      = false;  // computed with the last node of its chain
 };
 
 }  // namespace
 
 static bool overlap(const neuron_operand & a, const neuron_operand & b) {
     return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+}
+
+// Returns the node, or its chain as one.
+static const ggml_tensor * node_of(const ggml_cgraph * cgraph, const candidate & c) {
+    return c.chain ? &c.chain->whole : cgraph->nodes[c.index];
 }
 
 static const neuron_kernel & first_kernel(const candidate & c) {
@@ -235,7 +249,10 @@ static void fill_rows(const candidate & c, int i, const neuron_operand & operand
 }
 
 // Adds the copies around a node's kernels, whose operands are bound.
-static void add_copies(neuron_planned_node & planned, const candidate & c, const neuron_operand * operands) {
+static void add_copies(neuron_planned_node &  planned,
+                       const ggml_tensor *    node,
+                       const candidate &      c,
+                       const neuron_operand * operands) {
     const neuron_placement & p      = c.placement;
     const neuron_kernel &    kernel = first_kernel(c);
     const auto               own    = [&](int i) {  // without what kernels have besides
@@ -246,15 +263,15 @@ static void add_copies(neuron_planned_node & planned, const candidate & c, const
             return u.to.offset == operands[i].offset;
         };
         if (p.shared[i]) {
-            planned.masks.push_back({ i, p.home[i], operands[i], c.service.n_more, c.service.rows() });
+            planned.masks.push_back({ node->src[i], p.home[i], operands[i], c.service.n_more, c.service.rows() });
         } else if (p.staged[i]) {
             if (is_updated(kernel, i)) {
-                planned.downloads.push_back({ operands[i], planned.node->src[i] });
+                planned.downloads.push_back({ operands[i], node->src[i] });
             }
             if (std::any_of(planned.uploads.begin(), planned.uploads.end(), same_place)) {
                 continue;
             }
-            planned.uploads.push_back({ own(i), i });
+            planned.uploads.push_back({ own(i), node->src[i] });
         } else if (p.moved[i]) {
             planned.before.push_back({ p.home[i], own(i) });
         }
@@ -286,6 +303,52 @@ static void cut_operands(const candidate &      c,
     }
 }
 
+// locked. Adds a kernel that is bound; returns whether it could be.
+static bool bind_step(neuron_core &                core,
+                      const neuron_kernel &        kernel,
+                      const neuron_operand *       operands,
+                      size_t                       n_src,
+                      std::vector<neuron_step *> & steps,
+                      std::string &                message,
+                      bool &                       broken) {
+    neuron_step * step = core.bind(kernel, operands, n_src, message, broken);
+    if (step) {
+        steps.push_back(step);
+    }
+    return step != nullptr;
+}
+
+// locked. Adds the kernels of one piece of a chain; `parts` are the operands of the whole.
+static bool bind_chain(neuron_core &                core,
+                       neuron_memory *              scratch,
+                       const candidate &            c,
+                       const neuron_chain_piece &   piece,
+                       const neuron_operand *       parts,
+                       std::vector<neuron_step *> & steps,
+                       std::string &                message,
+                       bool &                       broken) {
+    const neuron_chain & chain = *c.chain;
+    neuron_operand       previous{};
+    for (size_t k = 0; k < chain.nodes.size(); k++) {
+        const neuron_chain_node & node   = chain.nodes[k];
+        const int                 result = node.signature.n_src;
+        neuron_operand            operands[GGML_MAX_SRC + 1];
+        for (int i = 0; i < result; i++) {
+            operands[i] = node.sources[i] >= 0                            ? parts[node.sources[i]] :
+                          node.sources[i] == neuron_chain_node::PREVIOUS ? previous :
+                                                                            neuron_operand{};
+        }
+        const size_t size = neuron_nbytes(chain.piece(node, result, piece.range.n, chain.n_more));
+        operands[result]  = k + 1 == chain.nodes.size() ? parts[c.placement.n_src] :
+                                                          neuron_operand{ scratch, c.between[k % 2], size };
+        if (!bind_step(core, piece.kernels[k], operands, (size_t) result, steps, message, broken)) {
+            return false;
+        }
+        previous = operands[result];
+    }
+    return true;
+}
+
 // locked
 static neuron_planned_node bind_node(neuron_core &     core,
                                      neuron_memory *   scratch,
@@ -296,6 +359,7 @@ static neuron_planned_node bind_node(neuron_core &     core,
     planned.index = c.index;
     planned.node  = node;
     planned.data  = node->data;
+    planned.later = c.later;
     if (!c.service) {
         return planned;
     }
@@ -307,29 +371,31 @@ static neuron_planned_node bind_node(neuron_core &     core,
             operands[i].memory = scratch;
         }
     }
-    for (const neuron_piece & piece : c.service.pieces) {
-        std::string message;
-        bool        broken = false;
+    for (size_t k = 0; k < c.service.pieces.size(); k++) {
+        const neuron_piece & piece = c.service.pieces[k];
+        std::string          message;
+        bool                 broken = false;
         if (!c.service.is_exact()) {
             cut_operands(c, piece, operands, parts);
         }
-        neuron_step * step = core.bind(piece.kernel, c.service.is_exact() ? operands : parts,
-                                       (size_t) c.placement.n_src, message, broken);
-        if (!step) {
+        const bool bound =
+            c.chain ? bind_chain(core, scratch, c, c.chain->pieces[k], parts, planned.steps, message, broken) :
+                      bind_step(core, piece.kernel, c.service.is_exact() ? operands : parts,
+                                (size_t) c.placement.n_src, planned.steps, message, broken);
+        if (!bound) {
             NEURON_WARN("%s; computing %s on the CPU%s\n", message.c_str(), ggml_op_desc(node),
                         broken ? "" : " this time");
             whole = whole && broken;
             planned.steps.clear();
             return planned;
         }
-        planned.steps.push_back(step);
     }
     planned.cut = !c.service.is_exact();
     for (const neuron_piece & piece : c.service.pieces) {
         planned.padding += planned.cut ? piece.range.n : 0;
     }
     planned.padding -= c.service.cut.n;
-    add_copies(planned, c, operands);
+    add_copies(planned, c.chain ? &c.chain->whole : node, c, operands);
     return planned;
 }
 
@@ -364,6 +430,12 @@ static enum ggml_status bind_all(neuron_core &                  core,
         plan.nodes.reserve(candidates.size());
         for (const candidate & c : candidates) {
             plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c, plan.whole));
+            if (c.chain && plan.nodes.back().steps.empty()) {
+                // each by the CPU, in their order
+                for (size_t i = plan.nodes.size() - c.chain->nodes.size(); i < plan.nodes.size(); i++) {
+                    plan.nodes[i].later = false;
+                }
+            }
         }
         if (plan.epoch == core.epoch) {
             share_masks(plan);
@@ -384,7 +456,7 @@ static size_t place_masks(const ggml_cgraph *            cgraph,
         if (!c.service || src < 0 || !c.service.pads(src)) {
             continue;
         }
-        const ggml_tensor * mask = cgraph->nodes[c.index]->src[src];
+        const ggml_tensor * mask = node_of(cgraph, c)->src[src];
         const bool          have = std::any_of(masks.begin(), masks.end(), [&](const long_mask & m) {
             return m.mask == mask && m.n_more == c.service.n_more && m.rows == c.service.rows();
         });
@@ -396,6 +468,60 @@ static size_t place_masks(const ggml_cgraph *            cgraph,
     return size;
 }
 
+// Returns whether the last candidates are a chain's nodes, of which nobody else sees what is between them.
+static bool is_whole_chain(const ggml_cgraph *            cgraph,
+                           const std::vector<candidate> & candidates,
+                           const neuron_chain &           chain) {
+    const size_t n = chain.nodes.size();
+    for (size_t k = 0; k < n; k++) {
+        if (candidates.size() < n) {
+            return false;
+        }
+        const candidate &   c    = candidates[candidates.size() - n + k];
+        const ggml_tensor * node = cgraph->nodes[c.index];
+        if (node != chain.nodes[k].node || c.chain || c.later) {
+            return false;
+        }
+        const bool seen = (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, c.index) != 1;
+        if (seen && k + 1 < n) {
+            return false;
+        }
+    }
+    // what the last one reads is a view
+    const ggml_tensor * view = chain.nodes.back().node->src[0];
+    const size_t        at   = ggml_hash_find(&cgraph->visited_hash_set, view);
+    return !(view->flags & GGML_TENSOR_FLAG_OUTPUT) && at != GGML_HASHSET_FULL &&
+           ggml_bitset_get(cgraph->visited_hash_set.used, at) && cgraph->use_counts[at] == 1;
+}
+
+// Lets a chain that the last candidate ends be computed as one, where a node of it has no kernel for itself.
+static void find_chain(const neuron_kernel_store & kernels,
+                       const ggml_cgraph *         cgraph,
+                       std::vector<candidate> &    candidates) {
+    candidate &         last = candidates.back();
+    const ggml_tensor * node = cgraph->nodes[last.index];
+    const auto          chain = neuron_ends_chain(node) ? neuron_chain_to(node, false) : nullptr;
+    if (!chain || !is_whole_chain(cgraph, candidates, *chain)) {
+        return;
+    }
+    const auto begin = candidates.end() - (std::ptrdiff_t) chain->nodes.size();
+    const bool alone = std::all_of(begin, candidates.end(), [](const candidate & c) { return (bool) c.service; });
+    if (alone || !kernels.serve(*chain)) {
+        return;
+    }
+    for (auto c = begin; c != candidates.end(); ++c) {
+        c->service = {};
+        c->later   = &*c != &last;
+    }
+    last.chain          = chain;
+    last.signature      = chain->signature;
+    last.service.cut    = chain->cut;
+    last.service.n_more = chain->n_more;
+    for (const neuron_chain_piece & piece : chain->pieces) {
+        last.service.pieces.push_back({ piece.kernels.back(), piece.range });
+    }
+}
+
 // locked
 enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & plan) {
     std::vector<candidate> candidates;
@@ -404,14 +530,19 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
         if (!neuron_is_work(node)) {
             continue;
         }
-        candidate c{ i, kernels.serve(node), {}, {} };
-        if (!c.service && !neuron_is_zero(node)) {
-            neuron_note_missing(node);
-        }
+        candidate c;
+        c.index   = i;
+        c.service = kernels.serve(node);
         if (c.service && !c.service.is_exact()) {
             c.signature = neuron_signature_of(node);
         }
         candidates.push_back(std::move(c));
+        find_chain(kernels, cgraph, candidates);
+    }
+    for (const candidate & c : candidates) {
+        if (!c.service && !c.later && !neuron_is_zero(cgraph->nodes[c.index])) {
+            neuron_note_missing(cgraph->nodes[c.index]);
+        }
     }
     std::vector<long_mask> masks;
     const size_t           masks_size   = place_masks(cgraph, candidates, masks);
@@ -420,10 +551,14 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
         if (!c.service) {
             continue;
         }
-        place(core, locate, cgraph->nodes[c.index], masks, masks_size, c);
+        place(core, locate, node_of(cgraph, c), masks, masks_size, c);
         if (!c.placement.message.empty()) {
             NEURON_ERROR("%s\n", c.placement.message.c_str());
             return GGML_STATUS_FAILED;
+        }
+        for (size_t & between : c.between) {
+            between = c.placement.scratch;
+            c.placement.scratch += c.chain ? GGML_PAD(c.chain->between(), NEURON_ALIGNMENT) : 0;
         }
         scratch_size = std::max(scratch_size, c.placement.scratch);
     }

@@ -16,8 +16,8 @@
 
 // What happens around a kernel's execution, because an operand is not where the kernel needs it.
 struct neuron_upload {
-    neuron_operand to;
-    int            src;  // index in node->src, whose memory goes on for to.size bytes
+    neuron_operand      to;
+    const ggml_tensor * from;  // whose memory goes on for to.size bytes
 };
 
 struct neuron_download {
@@ -32,11 +32,11 @@ struct neuron_move {
 
 // A mask that hides, for kernels of a longer cache, what is beyond the node's. Nodes with the same mask share it.
 struct neuron_long_mask {
-    int            src;     // index in node->src
-    neuron_operand from;    // memory NULL: in host memory
-    neuron_operand to;
-    int64_t        n_more;  // columns
-    int64_t        rows;
+    const ggml_tensor * mask;
+    neuron_operand      from;    // memory NULL: in host memory
+    neuron_operand      to;
+    int64_t             n_more;  // columns
+    int64_t             rows;
 };
 
 // A node of a graph with everything that was to be found out about it.
@@ -47,6 +47,8 @@ struct neuron_planned_node {
 
     bool    cut     = false;           // computed by kernels for other numbers of tokens, or a longer cache
     int64_t padding = 0;               // rows that they compute beyond the node's own, or twice
+
+    bool    later   = false;           // computed with a later node, at the end of their chain
 
     std::vector<neuron_step *> steps;  // one after the other; none: computed on the CPU, unless the result is 0
 
@@ -64,6 +66,9 @@ struct neuron_plan {
     bool                             whole = true;  // false: a kernel could not be bound, but may be the next time
     std::vector<neuron_planned_node> nodes;         // those that have to be computed
 };
+
+// Returns whether kernels compute a node of a graph, or nothing has to.
+bool neuron_is_on_device(const neuron_planned_node & planned);
 
 // Returns whether a node of a graph has to be computed at all.
 bool neuron_is_work(const ggml_tensor * node);

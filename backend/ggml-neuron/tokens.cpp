@@ -210,18 +210,19 @@ template <typename F> static void for_each_cut(const neuron_signature & s, F use
     }
 }
 
+void neuron_add_sizes(std::vector<neuron_sizes> & found, const neuron_sizes & added) {
+    const auto less = [](const neuron_sizes & a, const neuron_sizes & b) {
+        return a.n_more != b.n_more ? a.n_more < b.n_more : a.n < b.n;
+    };
+    const auto at = std::lower_bound(found.begin(), found.end(), added, less);
+    if (at == found.end() || less(added, *at)) {
+        found.insert(at, added);
+    }
+}
+
 void neuron_token_index::add(const neuron_signature & kernel) {
-    for_each_cut(kernel, [&](const neuron_cut & cut) {
-        std::vector<neuron_sizes> & found = sizes[family(kernel, cut)];
-        const neuron_sizes          added = { cut.n, cut.n_more };
-        const auto                  less  = [](const neuron_sizes & a, const neuron_sizes & b) {
-            return a.n_more != b.n_more ? a.n_more < b.n_more : a.n < b.n;
-        };
-        const auto at = std::lower_bound(found.begin(), found.end(), added, less);
-        if (at == found.end() || less(added, *at)) {
-            found.insert(at, added);
-        }
-    });
+    for_each_cut(kernel,
+                 [&](const neuron_cut & cut) { neuron_add_sizes(sizes[family(kernel, cut)], { cut.n, cut.n_more }); });
 }
 
 const std::vector<neuron_sizes> * neuron_token_index::find(const neuron_signature & node, neuron_cut & cut) const {

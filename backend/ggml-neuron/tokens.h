@@ -61,6 +61,9 @@ struct neuron_sizes {
     int64_t n_more;
 };
 
+// Adds numbers to those that are ascending in n_more and then n, and each once.
+void neuron_add_sizes(std::vector<neuron_sizes> & found, const neuron_sizes & added);
+
 // Which numbers there are kernels for, by what is left of kernels without these numbers.
 class neuron_token_index {
   public:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from programs import Programs, Run
 
 from conftest import build
+from kernelgen import held
 from kernelgen.costs import TEXT, read
-from kernelgen.pieces import choose
+from kernelgen.pieces import Index, choose
 
 
 @pytest.fixture(scope="module")
 def few(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels for 1, 4, 16 and 64 tokens and for caches of 64 and 256 cells."""
+    """Returns a folder with kernels for caches of 64 and 256 cells and for 1, 4, 16 and 64 tokens, without flash attention 1 and 16."""
     folder = tmp_path_factory.mktemp("few")
-    result = run("few-tokens", GGML_NEURON_RECORD=folder / "few.yaml", GGML_NEURON_BUFFERS="device")
-    assert result.said == {"few-tokens": "ok"}, result.log  # the CPU computes what is recorded
+    scenarios = ("few-tokens", "few-tokens-of-scores")
+    result = run(*scenarios, GGML_NEURON_RECORD=folder / "few.yaml", GGML_NEURON_BUFFERS="device")
+    assert result.said == dict.fromkeys(scenarios, "ok"), result.log  # the CPU computes what is recorded
     build(folder / "few.yaml", folder / "kernels")
     return folder / "kernels"
 
@@ -29,13 +33,57 @@ def few(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("buffers", ["device", "host"])
 def test_random_calls_compute_what_the_cpu_does_and_change_nothing_else(run: Run, few: Path, buffers: str) -> None:
     """Tokens, past ones, cells, outputs and the cache's type are random; every byte beside the results stays as it was."""
-    result = run(
-        "few-tokens", "any-tokens", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1"
-    )
-    assert result.said == {"few-tokens": "ok", "any-tokens": "ok"}, result.log
+    scenarios = ("few-tokens", "any-tokens", "few-tokens-of-scores", "any-tokens-of-scores")
+    result = run(*scenarios, GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
+    assert result.said == dict.fromkeys(scenarios, "ok"), result.log
     assert "no kernel for" not in result.log
+    assert "0 ops ran on the CPU in a NeuronCore's stead" in result.log
     launched = re.search(r"other numbers of tokens were launched (\d+) times, with (\d+) rows of padding", result.log)
     assert launched and int(launched[1]) > 100 and int(launched[2]) > 100, result.log
+
+
+def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_compute(
+    run: Run, few: Path, tmp_path: Path
+) -> None:
+    name = "three-tokens-of-scores"
+    assert run(name, GGML_NEURON_RECORD=tmp_path / "exact.yaml").said == {name: "ok"}
+    build(tmp_path / "exact.yaml", tmp_path / "exact")
+    logits = []
+    for folder, exact in ((few, "0"), (tmp_path / "exact", "1")):
+        file = tmp_path / f"logits{exact}"
+        result = run(name, GGML_NEURON_KERNEL_DIR=folder, GGML_NEURON_EXACT=exact, SCENARIO_LOGITS=file)
+        assert result.said == {name: "ok"}, result.log
+        logits.append(np.fromfile(file, np.float32))
+    # kernelgen knows beforehand
+    index = Index.of(spec for bundle in held.read(few) for spec in bundle.specs)
+    asked = [spec for bundle in held.read(tmp_path / "exact") for spec in bundle.specs]
+    assert [spec.id for spec in asked if index.serve(spec) is None] == []
+    error = np.sum((logits[0] - logits[1]) ** 2) / np.sum(logits[1] ** 2)
+    assert error <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("scenario", "without", "lacking"),
+    [
+        ("scheduled-scores", "", set()),
+        # a program that looks at each node finds it: the CPU computes the products in the device's stead
+        ("watched-scores", "", {"mul_mat", "scale", "soft_max", "tanh", "cont"}),
+        # so it does where what follows has no kernel
+        ("scheduled-scores", "cont", {"mul_mat", "scale", "soft_max", "tanh", "cont"}),
+    ],
+)
+def test_nodes_of_attention_that_can_not_be_computed_together_are_computed_all_the_same(
+    run: Run, few: Path, tmp_path: Path, scenario: str, without: str, lacking: set[str]
+) -> None:
+    """The nodes before were promised, for nobody knows then what follows; what lacks a kernel is said."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(few / "few_trn1", folder)
+    index = json.loads((folder / "index.json").read_text())
+    index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] != without]
+    (folder / "index.json").write_text(json.dumps(index))
+    result = run(scenario, GGML_NEURON_KERNEL_DIR=folder, GGML_NEURON_BUFFERS="device")
+    assert result.said == {scenario: "ok"}, result.log
+    assert set(re.findall(r"no kernel for (\w+) of", result.log)) == lacking
 
 
 def test_exact_kernels_alone_can_be_asked_for(run: Run, few: Path) -> None:

@@ -48,11 +48,13 @@ def test_the_page_has_a_row_for_each(rows: list[derived.Compared]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "weights"),
+    ("architecture", "weights", "flash_attn", "n_ctx"),
     [
-        ("llama", np.float16),
-        ("qwen3", gguf.GGMLQuantizationType.Q8_0),
-        ("qwen3", gguf.GGMLQuantizationType.Q4_K),
+        ("llama", np.float16, "on", 256),
+        # attention of 256 cells, too, finds the kernels for 512 alone
+        ("llama", np.float16, "off", 512),
+        ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256),
+        ("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256),
     ],
 )
 def test_a_model_is_derived_built_and_run(
@@ -60,6 +62,8 @@ def test_a_model_is_derived_built_and_run(
     tmp_path: Path,
     architecture: str,
     weights: type[np.floating] | gguf.GGMLQuantizationType,
+    flash_attn: str,
+    n_ctx: int,
 ) -> None:
     """All logits of a random model, for a prompt at once, in calls of a number for which there are no kernels, and token by token: every
     layer on the device, with the kernels that its header asks for.
@@ -67,7 +71,8 @@ def test_a_model_is_derived_built_and_run(
     model = tmp_path / "random.gguf"
     random_llama.write(model, architecture=architecture, weights=weights)
     output = tmp_path / "random.yaml"
-    arguments = ["model", model, "-o", output, "--n-ctx", 256, "--flash-attn", "on", "--target", harness.TARGET]
+    arguments = ["model", model, "-o", output, "--n-ctx", n_ctx, "--n-kv", n_ctx, "--flash-attn", flash_attn]
+    arguments += ["--target", harness.TARGET]
     # What the prompt comes to; with one token llama.cpp looks whether the device has flash attention. The warm-up has two, and others
     # have 13 and 5, which kernels for other numbers compute.
     arguments += ["--n-tokens", f"1,8,{PROMPT_TOKENS}"]
@@ -80,7 +85,8 @@ def test_a_model_is_derived_built_and_run(
     def run(name: str, environment: dict[str, str], layers: int, tokens: int) -> tuple[np.ndarray, str]:
         done = programs.run(
             "llama-results",
-            *("--model", model, "--output", tmp_path / name, "--prompt", PROMPT, "--ctx-size", 256),
+            *("--model", model, "--output", tmp_path / name, "--prompt", PROMPT, "--ctx-size", n_ctx),
+            *("--flash-attn", flash_attn),
             # what llama.cpp reserves memory for is a call of as many tokens, too
             *("--ubatch-size", tokens, "--gpu-layers", layers, "--fit", "off", "--verbose"),
             environment=environment | {"GGML_SCHED_DEBUG": "2"},

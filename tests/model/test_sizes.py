@@ -30,13 +30,13 @@ def lengths(settings: Settings, n_seqs: int = 1) -> dict[int, set[int]]:
 
 
 def test_attention_that_reads_on_needs_few_lengths() -> None:
-    alone = replace(BASE, n_ctx=(3000,), flash_attn=(True,))
+    alone = replace(BASE, n_ctx=(3000,))
     assert lengths(alone) == {1: {0, 256, 512, 1024, 2048, 3072}, 300: {0, 512, 1024, 2048, 3072}}
     assert lengths(replace(alone, n_ctx=(1024,)))[1] == {0, 256, 512, 1024}
 
 
 def test_a_cache_is_at_least_as_long_as_what_is_put_into_it() -> None:
-    assert lengths(BASE) == {1: {0, 256, 512, 768, 1024}, 300: {0, 512, 768, 1024}}
+    assert lengths(BASE) == {1: {0, 256, 512, 1024}, 300: {0, 512, 1024}}
     assert lengths(replace(BASE, n_kv=(768,))) == {1: {768}, 300: {768}}  # the first call meets another length
 
 
@@ -45,7 +45,11 @@ def test_sequences_have_a_cache_each_and_equally_many_tokens() -> None:
     assert (two.cells(1000), two.all_cells(1000)) == (512, 1024)
     assert lengths(two, 2) == {300: {0, 256, 512}}
     assert replace(two, kv_unified=True).cells(1000) == 1024
-    assert lengths(replace(two, kv_unified=True), 2) == {300: {0, 512, 768, 1024}}
+    assert lengths(replace(two, kv_unified=True), 2) == {300: {0, 512, 1024}}
+    # attention does not read on in a cache that another sequence's follows
+    long = replace(two, n_ctx=(4000,))
+    assert lengths(long, 2)[300] == {0, *range(256, 2049, 256)}
+    assert lengths(long)[300] == {0, 512, 1024, 2048}
 
 
 def test_outputs_are_one_and_all_or_what_is_asked_for() -> None:

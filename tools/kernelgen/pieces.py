@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.costs import Costs, builtin
+from kernelgen.ggml.chains import Member, members
 from kernelgen.ggml.tokens import Cut, Tensors, cuts
 from kernelgen.kernel import KernelSpec
 
@@ -47,6 +48,8 @@ class Index:
     _sizes: defaultdict[tuple[Hashable, ...], set[tuple[int, int | None]]] = field(
         default_factory=lambda: defaultdict(set)
     )
+    _heads: defaultdict[int, set[tuple[int, int]]] = field(default_factory=lambda: defaultdict(set))
+    """Tokens and cells of products of several heads, by the number of heads."""
 
     @staticmethod
     def of(kernels: Iterable[KernelSpec], costs: Costs | None = None) -> Index:
@@ -56,10 +59,15 @@ class Index:
             index._exact[_key(kernel, (*kernel.inputs, kernel.output))] = kernel
             for cut in cuts(kernel.op, kernel.inputs, kernel.output):
                 index._sizes[_family(kernel, cut)].add((cut.n, cut.n_more))
+            if kernel.op == "mul_mat" and kernel.output.ne[2] > 1:
+                index._heads[kernel.output.ne[2]].add((kernel.output.ne[1], kernel.output.ne[0]))
         return index
 
     def serve(self, node: KernelSpec, room: int | None = None) -> Served | None:
         """Returns how a node is computed, or None when no kernels do.
+
+        One of attention without flash attention is computed where all of them are, by kernels of the same numbers; here each is
+        looked at for itself.
 
         Args:
             node: as the kernel that would be made for it.
@@ -78,7 +86,41 @@ class Index:
                     break
                 if (found := self._pieces(node, cut, sizes, longer)) is not None:
                     return found
+        for member in members(node.op, node.inputs, node.output):
+            if (found := self._in_chain(node, member, room)) is not None:
+                return found
         return None
+
+    def _in_chain(self, node: KernelSpec, member: Member, room: int | None) -> Served | None:
+        """Returns how a node of attention without flash attention is computed."""
+        sizes = self._heads[member.heads]
+        lengths: Sequence[int | None] = [None]
+        if member.n_cells is not None:
+            least = member.n_cells
+            lengths = sorted({m for _, m in sizes if m >= least and (room is None or m <= max(room, least))})
+        for cells in lengths:
+            kernels = {}
+            for n in sorted({n for n, _ in sizes}):
+                kernel = self._exact.get(_key(node, member.piece(n, cells)))
+                if kernel is not None:
+                    kernels[n] = kernel
+            costs = {n: self._member_us(member, n, cells) for n in kernels}
+            pieces = choose(member.n, list(kernels), list(costs.values()), again=True)
+            if pieces:
+                return Served(
+                    tuple(kernels[n] for _, n in pieces),
+                    tuple(pieces),
+                    sum(n for _, n in pieces) - member.n,
+                    sum(costs[n] for _, n in pieces),
+                    self._member_us(member, member.n, member.n_cells),
+                    member_traffic(member, 1, cells)[0] * len(pieces),
+                    member_traffic(member, 1, member.n_cells)[0],
+                )
+        return None
+
+    def _member_us(self, member: Member, n: int, cells: int | None) -> float:
+        whole, rows = member_traffic(member, n, cells)
+        return self.costs.launch(whole, rows / n, n)
 
     def _pieces(
         self, node: KernelSpec, cut: Cut, sizes: Iterable[tuple[int, int | None]], longer: int | None
@@ -135,6 +177,17 @@ def traffic(node: KernelSpec, cut: Cut, n_more: int | None) -> tuple[int, int]:
         elif i < len(node.inputs) and i != node.alias and (i not in cut.rule.more or cut.rule.mask is not None):
             whole += t.storage_bytes  # of a table some rows are read, and of what is written to none
     return whole, row
+
+
+def member_traffic(member: Member, n: int, n_cells: int | None) -> tuple[int, int]:
+    """Returns the bytes that are read for any number of tokens, and those that are read and written for `n`."""
+    whole = rows = 0
+    for i, t in enumerate(member.piece(n, n_cells)):
+        if t is not None and i in member.tokens:
+            rows += t.storage_bytes
+        elif t is not None:
+            whole += t.storage_bytes
+    return whole, rows
 
 
 def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool) -> list[tuple[int, int]]:

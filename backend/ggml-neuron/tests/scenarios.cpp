@@ -935,7 +935,12 @@ struct call {
     int64_t past;
     int64_t n_kv;
     int64_t n_out;
-    bool    quantized = false;  // the cache is Q8_0
+    bool    quantized = false;  // the cache is Q8_0; without flash attention that of keys, and scores are capped
+    bool    flash     = true;   // with flash attention; without it values are in rows of cells
+
+    bool is_cell_quantized(int i) const { return quantized && (flash || i == 0); }
+
+    bool is_transposed(int i) const { return !flash && i == 1; }
 };
 
 struct layer {
@@ -944,11 +949,49 @@ struct layer {
     ggml_tensor *              ids;
     ggml_tensor *              positions;
     ggml_tensor *              rows;
+    ggml_tensor *              value_rows = nullptr;  // elements of transposed values
     ggml_tensor *              mask;
     ggml_tensor *              out_ids;
     ggml_tensor *              experts;
     std::vector<ggml_tensor *> weights;
 };
+
+static ggml_tensor * seen(ggml_context * ctx, ggml_tensor * cells, const call & c) {
+    const size_t head = ggml_row_size(cells->type, HEAD);
+    return ggml_view_3d(ctx, cells, HEAD, c.n_kv, KV / HEAD, cells->nb[1], head, 0);
+}
+
+static ggml_tensor * with_flash_attention(ggml_context * ctx,
+                                          layer &        l,
+                                          const call &   c,
+                                          ggml_tensor *  q,
+                                          ggml_tensor *  k,
+                                          ggml_tensor *  v) {
+    v = ggml_set_rows(ctx, l.cells[1], v, l.rows);
+    return ggml_flash_attn_ext(ctx, q, seen(ctx, k, c), seen(ctx, v, c), l.mask, 0.01f, 0.0f, 0.0f);
+}
+
+static ggml_tensor * without_flash_attention(ggml_context * ctx,
+                                             layer &        l,
+                                             const call &   c,
+                                             ggml_tensor *  q,
+                                             ggml_tensor *  k,
+                                             ggml_tensor *  v,
+                                             ggml_tensor *  sinks) {
+    l.value_rows = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, c.n * KV);
+    v            = ggml_set_rows(ctx, ggml_reshape_2d(ctx, l.cells[1], 1, CELLS * KV), ggml_reshape_2d(ctx, v, 1, c.n * KV),
+                                 l.value_rows);
+    ggml_tensor * t = ggml_mul_mat(ctx, seen(ctx, k, c), q);
+    if (c.quantized) {
+        t = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, t, 0.05f)), 20.0f);
+    }
+    t = ggml_soft_max_ext(ctx, t, l.mask, 0.01f, 0.0f);
+    ggml_soft_max_add_sinks(t, c.quantized ? sinks : nullptr);
+    const size_t cell = ggml_type_size(v->type);
+    v = ggml_view_3d(ctx, v, c.n_kv, HEAD, KV / HEAD, CELLS * cell, CELLS * HEAD * cell, 0);
+    t = ggml_permute(ctx, ggml_mul_mat(ctx, v, t), 0, 2, 1, 3);
+    return ggml_cont_2d(ctx, t, EMBD, c.n);
+}
 
 // A transformer's layer with what surrounds it, and with experts.
 static layer build(ggml_context * ctx, const call & c) {
@@ -962,9 +1005,10 @@ static layer build(ggml_context * ctx, const call & c) {
     l.rows      = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, c.n);
     l.out_ids   = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, c.n_out);
     l.experts   = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 2, c.n);
-    l.mask      = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, c.n_kv, c.n);
-    for (ggml_tensor *& cells : l.cells) {
-        cells = ggml_new_tensor_2d(ctx, c.quantized ? GGML_TYPE_Q8_0 : GGML_TYPE_F16, KV, CELLS);
+    l.mask      = ggml_new_tensor_2d(ctx, c.flash ? GGML_TYPE_F16 : GGML_TYPE_F32, c.n_kv, c.n);
+    for (int i = 0; i < 2; i++) {
+        const ggml_type type = c.is_cell_quantized(i) ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
+        l.cells[i] = c.is_transposed(i) ? ggml_new_tensor_2d(ctx, type, CELLS, KV) : ggml_new_tensor_2d(ctx, type, KV, CELLS);
     }
     ggml_tensor * embd = ggml_get_rows(ctx, weight(EMBD, VOCAB), l.ids);
     ggml_tensor * norm = ggml_mul(ctx, ggml_rms_norm(ctx, embd, 1e-5f), weight(EMBD, 1, 1, GGML_TYPE_F32));
@@ -976,13 +1020,8 @@ static layer build(ggml_context * ctx, const call & c) {
     ggml_tensor * k = rope(ggml_mul_mat(ctx, weight(EMBD, KV), norm));
     ggml_tensor * v = ggml_mul_mat(ctx, weight(EMBD, KV), norm);
     k               = ggml_set_rows(ctx, l.cells[0], ggml_reshape_2d(ctx, k, KV, c.n), l.rows);
-    v               = ggml_set_rows(ctx, l.cells[1], v, l.rows);
-    const auto seen = [&](ggml_tensor * cells) {
-        const size_t head = ggml_row_size(cells->type, HEAD);
-        return ggml_view_3d(ctx, cells, HEAD, c.n_kv, KV / HEAD, cells->nb[1], head, 0);
-    };
-    ggml_tensor * t =
-        ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), seen(k), seen(v), l.mask, 0.01f, 0.0f, 0.0f);
+    q               = ggml_permute(ctx, q, 0, 2, 1, 3);
+    ggml_tensor * t = c.flash ? with_flash_attention(ctx, l, c, q, k, v) : without_flash_attention(ctx, l, c, q, k, v, weight(4, 1, 1, GGML_TYPE_F32));
     t                  = ggml_add(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), ggml_reshape_2d(ctx, t, EMBD, c.n)), embd);
     ggml_tensor * rows = ggml_reshape_3d(ctx, t, EMBD, 1, c.n);
     ggml_tensor * ffn  = ggml_mul_mat_id(ctx, weight(EMBD, EMBD, EXPERT), rows, l.experts);
@@ -1008,15 +1047,21 @@ static void set(ggml_tensor * t, float seed) {
 }
 
 // Sets the cells that a call does not look at to numbers that show in its result when it does.
-static void set_beyond(ggml_tensor * cells, int64_t n_kv) {
+static void set_beyond(ggml_tensor * cells, int64_t n_kv, bool transposed) {
     const int64_t n = CELLS - n_kv;
     if (n == 0) {
         return;
     }
     const std::vector<float> values((size_t) (n * KV), 30.0f);
-    std::vector<uint8_t>     rows((size_t) n * cells->nb[1]);
-    ggml_quantize_chunk(cells->type, values.data(), rows.data(), 0, n, KV, nullptr);
-    ggml_backend_tensor_set(cells, rows.data(), (size_t) n_kv * cells->nb[1], rows.size());
+    std::vector<uint8_t>     rows(ggml_row_size(cells->type, n * KV));
+    ggml_quantize_chunk(cells->type, values.data(), rows.data(), 0, 1, n * KV, nullptr);
+    const size_t cell = ggml_type_size(cells->type);
+    for (int64_t i = 0; transposed && i < KV; i++) {
+        ggml_backend_tensor_set(cells, rows.data(), (size_t) (i * CELLS + n_kv) * cell, (size_t) n * cell);
+    }
+    if (!transposed) {
+        ggml_backend_tensor_set(cells, rows.data(), (size_t) n_kv * cells->nb[1], rows.size());
+    }
 }
 
 template <typename T, typename F> static void set_each(ggml_tensor * t, F value) {
@@ -1032,26 +1077,35 @@ static void set_inputs(const layer & l, const call & c) {
     for (ggml_tensor * t : l.weights) {
         set(t, seed++);
     }
-    for (ggml_tensor * t : l.cells) {
-        set(t, seed++);
-        set_beyond(t, c.n_kv);
+    for (int i = 0; i < 2; i++) {
+        set(l.cells[i], seed++);
+        set_beyond(l.cells[i], c.n_kv, c.is_transposed(i));
     }
     set_each<int32_t>(l.ids, [](int64_t i) { return i * 7 % VOCAB; });
     set_each<int32_t>(l.positions, [&](int64_t i) { return c.past + i; });
     set_each<int32_t>(l.experts, [](int64_t i) { return (i / 2 + i % 2) % EXPERT; });
     set_each<int32_t>(l.out_ids, [&](int64_t i) { return c.n - c.n_out + i; });
     // cells in no order, as a cache has that served several sequences
-    set_each<int64_t>(l.rows, [&](int64_t i) { return (c.past + i) * 3 % c.n_kv; });
-    set_each<ggml_fp16_t>(l.mask, [&](int64_t i) {
+    const auto cell_of = [&](int64_t i) { return (c.past + i) * 3 % c.n_kv; };
+    set_each<int64_t>(l.rows, cell_of);
+    if (l.value_rows) {
+        set_each<int64_t>(l.value_rows, [&](int64_t i) { return i % KV * CELLS + cell_of(i / KV); });
+    }
+    const auto is_hidden = [&](int64_t i) {
         // cell `at` holds the token of that position whose third multiple it is
         const int64_t at = i % c.n_kv;
         for (int64_t p = 0; p <= c.past + i / c.n_kv; p++) {
             if (p * 3 % c.n_kv == at) {
-                return 0;
+                return false;
             }
         }
-        return 0xFC00;  // -infinity
-    });
+        return true;
+    };
+    if (l.mask->type == GGML_TYPE_F16) {
+        set_each<ggml_fp16_t>(l.mask, [&](int64_t i) { return is_hidden(i) ? 0xFC00 : 0; });
+    } else {
+        set_each<float>(l.mask, [&](int64_t i) { return is_hidden(i) ? -INFINITY : 0.0f; });
+    }
 }
 
 static std::vector<uint8_t> bytes(const ggml_tensor * t) {
@@ -1096,23 +1150,34 @@ static outcome compute(ggml_backend_dev_t dev, const call & c) {
 
 // Bit for bit: cells that no token was written to.
 static void compare_cells(const call & c, const outcome & got, const outcome & wanted) {
-    const size_t      row = ggml_row_size(c.quantized ? GGML_TYPE_Q8_0 : GGML_TYPE_F16, KV);
     std::vector<bool> written((size_t) CELLS);
     for (int64_t i = 0; i < c.n; i++) {
         written[(size_t) ((c.past + i) * 3 % c.n_kv)] = true;
     }
-    for (size_t cell = 0; cell < written.size(); cell++) {
-        for (int i = 0; i < 2 && !written[cell]; i++) {
-            check(memcmp(&got.cells[i][cell * row], &wanted.cells[i][cell * row], row) == 0,
-                  "cell " + std::to_string(cell) + " was changed");
+    const auto same = [&](int i, size_t offset, size_t size) {
+        return memcmp(&got.cells[i][offset], &wanted.cells[i][offset], size) == 0;
+    };
+    for (int i = 0; i < 2; i++) {
+        const size_t row = ggml_row_size(c.is_cell_quantized(i) ? GGML_TYPE_Q8_0 : GGML_TYPE_F16, KV);
+        for (size_t cell = 0; cell < written.size(); cell++) {
+            bool unchanged = written[cell] || c.is_transposed(i) || same(i, cell * row, row);
+            for (size_t k = 0; c.is_transposed(i) && !written[cell] && k < (size_t) KV; k++) {
+                unchanged = unchanged && same(i, (k * CELLS + cell) * sizeof(ggml_fp16_t), sizeof(ggml_fp16_t));
+            }
+            check(unchanged, "cell " + std::to_string(cell) + " was changed");
         }
     }
 }
 
-static void against_cpu(const call & c) {
-    const outcome got    = compute(neuron, c);
-    const outcome wanted = compute(cpu, c);
-    compare_cells(c, got, wanted);
+// Adds logits to the file that SCENARIO_LOGITS names, for who compares runs.
+static void write_logits(const std::vector<float> & logits) {
+    if (const char * path = getenv("SCENARIO_LOGITS")) {
+        std::ofstream file(path, std::ios::binary | std::ios::app);
+        file.write((const char *) logits.data(), (std::streamsize) (logits.size() * sizeof(float)));
+    }
+}
+
+static void compare_logits(const call & c, const outcome & got, const outcome & wanted) {
     double error = 0;
     double size  = 0;
     check(got.logits.size() == wanted.logits.size() && !wanted.logits.empty(), "logits of different sizes");
@@ -1126,15 +1191,53 @@ static void against_cpu(const call & c) {
                                                            std::to_string(error / size));
 }
 
+static void against_cpu(const call & c) {
+    const outcome got    = compute(neuron, c);
+    const outcome wanted = compute(cpu, c);
+    compare_cells(c, got, wanted);
+    write_logits(got.logits);
+    compare_logits(c, got, wanted);
+}
+
+// A call whose nodes' memory is given by the scheduler, which reuses that of nodes that were read for the last time.
+static void scheduled(const call & c, bool watched) {
+    ggml_backend_ptr       device(ggml_backend_dev_init(neuron, nullptr));
+    ggml_backend_ptr       host(ggml_backend_dev_init(cpu, nullptr));
+    ggml_backend_t         backends[] = { device.get(), host.get() };
+    ggml_backend_sched_ptr scheduler(
+        ggml_backend_sched_new(backends, nullptr, 2, GGML_DEFAULT_GRAPH_SIZE, false, true));
+    context       ctx;
+    const layer   l     = build(ctx.get(), c);
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, l.result);
+    ggml_set_output(l.result);
+    ggml_backend_buffer_ptr leaves(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 1 << 20));
+    ggml_tallocr            allocator = ggml_tallocr_new(leaves.get());
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx.get()); t; t = ggml_get_next_tensor(ctx.get(), t)) {
+        if (t->op == GGML_OP_NONE) {
+            check(ggml_tallocr_alloc(&allocator, t) == GGML_STATUS_SUCCESS, "no memory");
+        }
+    }
+    check(ggml_backend_sched_alloc_graph(scheduler.get(), graph), "no memory");
+    set_inputs(l, c);
+    if (watched) {
+        ggml_backend_sched_set_eval_callback(
+            scheduler.get(), [](ggml_tensor *, bool, void *) { return true; }, nullptr);
+    }
+    const ggml_status status = ggml_backend_sched_graph_compute(scheduler.get(), graph);
+    check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    compare_logits(c, { read(l.result), {} }, compute(cpu, c));
+}
+
 // Calls for which kernels are recorded: each number of tokens with each length of the cache, and logits of all or one.
-static void few() {
+static void few(bool flash) {
     std::string missing;
     for (const bool quantized : { false, true }) {
-        for (const int64_t n : { 1, 4, 16, 64 }) {
+        for (const int64_t n : flash ? std::vector<int64_t>{ 1, 4, 16, 64 } : std::vector<int64_t>{ 1, 16 }) {
             for (const int64_t n_kv : { 64, 256 }) {
                 for (const int64_t n_out : { (int64_t) 1, n }) {
                     try {
-                        against_cpu({ n, n_kv - n, n_kv, n_out, quantized });
+                        against_cpu({ n, n_kv - n, n_kv, n_out, quantized, flash });
                     } catch (const std::exception & error) {
                         missing = error.what();
                     }
@@ -1146,7 +1249,7 @@ static void few() {
 }
 
 // Calls of any kind.
-static void any() {
+static void any(bool flash) {
     uint64_t   state = 1;
     const auto below = [&](int64_t n) {
         state = state * 6364136223846793005u + 1442695040888963407u;
@@ -1162,6 +1265,7 @@ static void any() {
         c.n_out = 1 + below(c.n);
 
         c.quantized = below(2) != 0;
+        c.flash     = flash;
         against_cpu(c);
     }
 }
@@ -1185,9 +1289,16 @@ int main(int argc, char ** argv) {
         { "inplace-twice",               [] { against_cpu(inplace_twice); }                             },
         { "same-twice",                  [] { against_cpu(same_twice); }                                },
         { "optimizer",                   [] { against_cpu(optimizer); }                                 },
-        { "few-tokens",                  tokens::few                                                    },
+        { "few-tokens",                  [] { tokens::few(true); }                                      },
+        { "few-tokens-of-scores",        [] { tokens::few(false); }                                     },
         { "three-tokens",                [] { tokens::against_cpu({ 3, 5, 20, 1 }); }                   },
-        { "any-tokens",                  tokens::any                                                    },
+        { "any-tokens",                  [] { tokens::any(true); }                                      },
+        { "any-tokens-of-scores",        [] { tokens::any(false); }                                     },
+        { "three-tokens-of-scores",
+         [] {
+              tokens::against_cpu({ 3, 5, 20, 1, false, false });
+              tokens::against_cpu({ 7, 30, 100, 2, true, false });
+          }                                                                                             },
         { "stranded-optimizer",          stranded_optimizer                                             },
         { "memory",                      memory                                                         },
         { "reuse",                       reuse                                                          },
@@ -1204,6 +1315,8 @@ int main(int argc, char ** argv) {
         { "shared-out",                  [] { shared_out(false); }                                      },
         { "shared-out-and-watched",      [] { shared_out(true); }                                       },
         { "far-off",                     [] { (void) run_scheduled({ neuron, cpu }, far_off); }         },
+        { "scheduled-scores",            [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, false); } },
+        { "watched-scores",              [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, true); } },
         { "planted-race",                planted_race                                                   },
         { "planted-overflow",            planted_overflow                                               },
         { "planted-undefined-behaviour", planted_undefined_behaviour                                    },

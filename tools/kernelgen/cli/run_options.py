@@ -59,7 +59,7 @@ _SETTINGS = (
         "--n-kv",
         type=Counts(),
         metavar="N,…",
-        help="Lengths of the cache; by default powers of two from 256 with flash attention alone, else all multiples of 256.",
+        help="Lengths of the cache; by default powers of two from 256, and all multiples of 256 for sequences with a cache each.",
     ),
     click.option(
         "--n-ubatch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp's -ub."

@@ -128,15 +128,15 @@ def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list
     if n_tokens % n_seqs:
         return []  # a graph takes equally many tokens of each sequence
     least = n_tokens if settings.kv_unified else n_tokens // n_seqs
-    wanted = settings.n_kv or _all_lengths(settings, settings.cells(n_ctx))
+    wanted = settings.n_kv or _all_lengths(settings, settings.cells(n_ctx), n_seqs)
     return [n for n in wanted if least <= n <= settings.cells(n_ctx)]
 
 
-def _all_lengths(settings: Settings, cells: int) -> Iterable[int]:
-    """Returns lengths of the cache that serve all: each twice the one before where attention reads on in a longer cache, which
-    it does with flash attention.
+def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
+    """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache. It does
+    not where sequences have a cache each.
     """
-    if settings.flash_attn != (True,):
+    if n_seqs > 1 and not settings.kv_unified:
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)
     doubled = itertools.takewhile(lambda n: n < cells, (N_KV_UNIT << i for i in itertools.count()))
     return (*doubled, cells)

@@ -1,0 +1,104 @@
+"""Attention without flash attention: what kernels for other numbers of tokens and longer caches have instead of its nodes' tensors.
+
+The rows of a token are apart from each other in the scores of all heads, so none of the nodes is cut for itself
+(`kernelgen.ggml.tokens`). The backend computes them together, from MUL_MAT of the keys to CONT, with what is between in scratch
+memory (`backend/ggml-neuron/chains.h`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.tokens import Tensors
+
+_ELEMENTWISE = ("scale", "tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a node is in such a chain.
+
+    Attributes:
+        tensors: the node's inputs and then the result.
+        tokens: the tokens' axis of those that have one, by their index.
+        cells: the cells' axis of those that have one.
+        computed: those that other nodes of the chain, or this one, compute: they have no gaps.
+        swapped: the input that is a computed one with the axes of tokens and of heads swapped.
+        mask: the input that hides cells.
+        n, n_cells: the node's tokens, and cells, if it has some.
+        heads: that the scores have.
+    """
+
+    tensors: Tensors
+    tokens: Mapping[int, int]
+    cells: Mapping[int, int]
+    computed: frozenset[int]
+    swapped: int | None
+    mask: int | None
+    n: int
+    n_cells: int | None
+    heads: int
+
+    def piece(self, n: int, n_cells: int | None) -> Tensors:
+        """Returns the tensors of a kernel for `n` tokens and `n_cells` cells."""
+        return tuple(t and self._piece(i, t, n, n_cells) for i, t in enumerate(self.tensors))
+
+    def _piece(self, i: int, t: TensorDesc, n: int, n_cells: int | None) -> TensorDesc:
+        ne = list(t.ne)
+        if i in self.tokens:
+            ne[self.tokens[i]] = n
+        if i in self.cells and n_cells is not None:
+            ne[self.cells[i]] = n_cells
+        if i in self.computed or (i == self.mask and n_cells != self.n_cells):
+            return TensorDesc.make(ne, t.dtype)
+        if i == self.swapped:
+            return swapped(TensorDesc.make((ne[0], ne[2], ne[1], ne[3]), t.dtype))
+        return TensorDesc.make(ne, t.dtype, t.nb)
+
+
+def swapped(t: TensorDesc) -> TensorDesc:
+    """Returns a tensor with axes 1 and 2 swapped."""
+    (a, b, c, d), (na, nb, nc, nd) = t.ne, t.nb
+    return TensorDesc.make((a, c, b, d), t.dtype, (na, nc, nb, nd))
+
+
+def members(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Iterator[Member]:
+    """Yields what a node of the op `name` can be in a chain: the scores of keys, those of values, or what is between and after."""
+    tensors = (*inputs, output)
+    first, last = inputs[0] if inputs else None, len(inputs)
+    if first is None or output.dtype != "f32" or any(t.ne[3] != 1 for t in tensors if t is not None):
+        return
+    if name == "cont":
+        yield from _end(tensors, first, output)
+        return
+    heads, n = output.ne[2], output.ne[1]
+    if heads == 1 or not output.contiguous:
+        return
+    if name in _ELEMENTWISE and first == output:
+        yield Member(tensors, {0: 1, 1: 1}, {0: 0, 1: 0}, frozenset((0, 1)), None, None, n, output.ne[0], heads)
+    mask = inputs[1] if len(inputs) > 1 else None
+    if name == "soft_max" and first == output and (mask is None or mask.ne == (output.ne[0], n, 1, 1)):
+        masks = {1: 1} if mask is not None else {}
+        cells = {0: 0, last: 0} | dict.fromkeys(masks, 0)
+        computed = frozenset((0, last))
+        yield Member(
+            tensors, {0: 1, last: 1} | masks, cells, computed, None, 1 if masks else None, n, output.ne[0], heads
+        )
+    if name == "mul_mat" and mask is not None and mask.ne[1:3] == (n, heads):
+        yield Member(tensors, {1: 1, 2: 1}, {0: 1, 2: 0}, frozenset((2,)), None, None, n, output.ne[0], heads)
+        if mask.contiguous and mask.dtype == "f32":
+            yield Member(tensors, {1: 1, 2: 1}, {0: 0, 1: 0}, frozenset((1, 2)), None, None, n, mask.ne[0], heads)
+            yield Member(tensors, {1: 1, 2: 1}, {}, frozenset((1, 2)), None, None, n, None, heads)
+        yield Member(tensors, {1: 1, 2: 1}, {}, frozenset((2,)), None, None, n, None, heads)
+
+
+def _end(tensors: Tensors, heads: TensorDesc, output: TensorDesc) -> Iterator[Member]:
+    """Yields the node that puts the heads of a token side by side."""
+    d, n_heads, n, _ = heads.ne
+    if n_heads > 1 and swapped(heads).contiguous and output.contiguous:
+        for axis, ne in ((1, (d * n_heads, n, 1, 1)), (2, (d, n_heads, n, 1))):
+            if output.ne == ne:
+                yield Member(tensors, {0: 2, 1: axis}, {}, frozenset((1,)), 0, None, n, None, n_heads)
+                return
