@@ -937,6 +937,9 @@ struct call {
     int64_t n_out;
     bool    quantized = false;  // the cache is Q8_0; without flash attention that of keys, and scores are capped
     bool    flash     = true;   // with flash attention; without it values are in rows of cells
+    int64_t n_seqs    = 1;      // sequences, whose tokens take turns
+    int64_t window    = CELLS;  // positions back from its own that a token looks at
+    bool    blind     = false;  // the last token looks at nothing
 
     bool is_cell_quantized(int i) const { return quantized && (flash || i == 0); }
 
@@ -1025,7 +1028,7 @@ static layer build(ggml_context * ctx, const call & c) {
     t                  = ggml_add(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), ggml_reshape_2d(ctx, t, EMBD, c.n)), embd);
     ggml_tensor * rows = ggml_reshape_3d(ctx, t, EMBD, 1, c.n);
     ggml_tensor * ffn  = ggml_mul_mat_id(ctx, weight(EMBD, EMBD, EXPERT), rows, l.experts);
-    ffn                = ggml_silu(ctx, ggml_add_id(ctx, ffn, weight(EMBD, EXPERT, 1, GGML_TYPE_F32), l.experts));
+    ffn                = ggml_silu_inplace(ctx, ggml_add_id(ctx, ffn, weight(EMBD, EXPERT, 1, GGML_TYPE_F32), l.experts));
     ggml_tensor * one  = ggml_view_2d(ctx, ffn, EMBD, c.n, ffn->nb[2], 0);
     ggml_tensor * two  = ggml_view_2d(ctx, ffn, EMBD, c.n, ffn->nb[2], ffn->nb[1]);
     t                  = ggml_add(ctx, t, ggml_add(ctx, one, two));
@@ -1093,10 +1096,11 @@ static void set_inputs(const layer & l, const call & c) {
     }
     const auto is_hidden = [&](int64_t i) {
         // cell `at` holds the token of that position whose third multiple it is
-        const int64_t at = i % c.n_kv;
-        for (int64_t p = 0; p <= c.past + i / c.n_kv; p++) {
-            if (p * 3 % c.n_kv == at) {
-                return false;
+        const int64_t at   = i % c.n_kv;
+        const int64_t last = c.past + i / c.n_kv;
+        for (int64_t p = std::max<int64_t>(last - c.window + 1, 0); p <= last; p++) {
+            if (p * 3 % c.n_kv == at && p % c.n_seqs == last % c.n_seqs) {
+                return c.blind && i / c.n_kv == c.n - 1;
             }
         }
         return true;
@@ -1266,6 +1270,9 @@ static void any(bool flash) {
 
         c.quantized = below(2) != 0;
         c.flash     = flash;
+        c.n_seqs    = 1 + below(3);
+        c.window    = below(2) ? CELLS : 1 + below(40);
+        c.blind     = flash && below(4) == 0;  // SOFT_MAX of nothing is not a number, by ggml, too
         against_cpu(c);
     }
 }
