@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
 
-N_EMBD = 256
-N_HEAD = 4
-N_HEAD_KV = 2
-N_FF = 512
-N_LAYER = 3
-N_CTX = 512
+
+@dataclass(frozen=True)
+class Size:
+    """The sizes of a model, by llama.cpp's names."""
+
+    n_embd: int = 256
+    n_head: int = 4
+    n_head_kv: int = 2
+    n_ff: int = 512
+    n_layer: int = 3
+    n_ctx: int = 512
+
 
 _SPECIAL = ("<unk>", "<s>", "</s>")
 
@@ -23,6 +30,8 @@ def write(
     seed: int = 1,
     weights: type[np.floating] | gguf.GGMLQuantizationType = np.float16,
     architecture: str = "llama",
+    size: Size = Size(),
+    tied: bool = False,
 ) -> None:
     """Writes the model; the same seed gives the same bytes.
 
@@ -33,17 +42,19 @@ def write(
         seed: of the weights.
         weights: type of the matrices, Q8_0 and Q4_K of the quantized ones; the norms are F32 as in real files.
         architecture: `llama`, or `qwen3`, which normalizes the heads of queries and keys.
+        size: its sizes.
+        tied: whether the embedding is the output's matrix, too.
     """
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("random")
-    writer.add_context_length(N_CTX)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYER)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD_KV)
-    writer.add_rope_dimension_count(N_EMBD // N_HEAD)
+    writer.add_context_length(size.n_ctx)
+    writer.add_embedding_length(size.n_embd)
+    writer.add_block_count(size.n_layer)
+    writer.add_feed_forward_length(size.n_ff)
+    writer.add_head_count(size.n_head)
+    writer.add_head_count_kv(size.n_head_kv)
+    writer.add_rope_dimension_count(size.n_embd // size.n_head)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
@@ -69,26 +80,27 @@ def write(
         else:
             writer.add_tensor(name, values.astype(weights))
 
-    def norm(name: str, size: int = N_EMBD) -> None:
-        writer.add_tensor(name, 1 + 0.1 * random.standard_normal(size, dtype=np.float32))
+    def norm(name: str, n: int = size.n_embd) -> None:
+        writer.add_tensor(name, 1 + 0.1 * random.standard_normal(n, dtype=np.float32))
 
-    kv = N_EMBD // N_HEAD * N_HEAD_KV
-    matrix("token_embd.weight", len(tokens), N_EMBD)
-    for layer in range(N_LAYER):
+    kv = size.n_embd // size.n_head * size.n_head_kv
+    matrix("token_embd.weight", len(tokens), size.n_embd)
+    for layer in range(size.n_layer):
         norm(f"blk.{layer}.attn_norm.weight")
-        matrix(f"blk.{layer}.attn_q.weight", N_EMBD, N_EMBD)
-        matrix(f"blk.{layer}.attn_k.weight", kv, N_EMBD)
-        matrix(f"blk.{layer}.attn_v.weight", kv, N_EMBD)
+        matrix(f"blk.{layer}.attn_q.weight", size.n_embd, size.n_embd)
+        matrix(f"blk.{layer}.attn_k.weight", kv, size.n_embd)
+        matrix(f"blk.{layer}.attn_v.weight", kv, size.n_embd)
         if architecture == "qwen3":
-            norm(f"blk.{layer}.attn_q_norm.weight", N_EMBD // N_HEAD)
-            norm(f"blk.{layer}.attn_k_norm.weight", N_EMBD // N_HEAD)
-        matrix(f"blk.{layer}.attn_output.weight", N_EMBD, N_EMBD)
+            norm(f"blk.{layer}.attn_q_norm.weight", size.n_embd // size.n_head)
+            norm(f"blk.{layer}.attn_k_norm.weight", size.n_embd // size.n_head)
+        matrix(f"blk.{layer}.attn_output.weight", size.n_embd, size.n_embd)
         norm(f"blk.{layer}.ffn_norm.weight")
-        matrix(f"blk.{layer}.ffn_gate.weight", N_FF, N_EMBD)
-        matrix(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
-        matrix(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
+        matrix(f"blk.{layer}.ffn_gate.weight", size.n_ff, size.n_embd)
+        matrix(f"blk.{layer}.ffn_up.weight", size.n_ff, size.n_embd)
+        matrix(f"blk.{layer}.ffn_down.weight", size.n_embd, size.n_ff)
     norm("output_norm.weight")
-    matrix("output.weight", len(tokens), N_EMBD)
+    if not tied:
+        matrix("output.weight", len(tokens), size.n_embd)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
