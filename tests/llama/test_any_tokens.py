@@ -1,0 +1,81 @@
+"""A sample of what `bazel run //tests/llama:any_tokens` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+
+import any_tokens
+import harness
+import pytest
+
+QWEN3 = any_tokens.MODELS[1]
+
+NUMBERS = (1, 16)
+"""Numbers of tokens for which there are kernels."""
+
+LINE = (
+    "1 shared-3 0:7:1:last 2:0:30:odd nmse=2.000e-07 nll=5.5 nll_cpu=5.25 rows=16 changed=1,3 graphs=2 device=86 "
+    "cpu=ADD*2,GET_ROWS*3"
+)
+
+
+@pytest.fixture(scope="module")
+def sweep(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) -> any_tokens.Sweep:
+    folder = tmp_path_factory.mktemp("qwen3")
+    return any_tokens.Sweep(programs, QWEN3, folder, n_tokens=NUMBERS, n_ctx=1024, less_ctx=512)
+
+
+def test_calls_agree_with_the_cpu(sweep: any_tokens.Sweep) -> None:
+    """Any number of tokens at any depth, a text in odd batches, several sequences, and contexts in turn."""
+    pairs = [(depth, n) for depth in (0, 250, 510) for n in (1, 2, 9, 15, 16, 17, 33)]
+    grid, text, *several = sweep.calls(pairs, (7, 13), [1], window=128, rounds=6)
+    for found in (grid, text, *several):
+        print(found.row())
+        assert found.ok
+        assert found.calls >= 6
+    assert grid.rows == sum(n for _, n in pairs)
+    assert text.rows == 2 * 2 * 63
+    assert 2 < sweep.perplexity < 2000
+    assert "kernels for other numbers of tokens were launched" in sweep.log
+
+
+def test_calls_of_two_threads_agree_with_the_cpu(sweep: any_tokens.Sweep) -> None:
+    found = sweep.threads([1], rounds=6)
+    print(found.row())
+    assert found.ok
+    assert found.calls == 12
+
+
+def test_lines_are_read_as_the_program_prints_them() -> None:
+    call = any_tokens.Call.read(LINE)
+    assert (call.script, call.context, call.parts) == (1, "shared-3", "0:7:1:last 2:0:30:odd")
+    assert (call.nmse, call.nll, call.nll_cpu, call.rows) == (2e-7, 5.5, 5.25, 16)
+    assert (call.changed, call.graphs, call.device, call.cpu) == (("1", "3"), 2, 86, {"ADD": 2, "GET_ROWS": 3})
+    found = any_tokens.Found("")
+    found.add(call)
+    assert (found.changed, found.elsewhere) == (2, {"ADD": 2, "GET_ROWS": 1})
+    with pytest.raises(RuntimeError, match="calls: 'else'"):
+        any_tokens.Call.read("else")
+
+
+def test_what_misses_a_limit_is_not_ok() -> None:
+    good = any_tokens.Found("", calls=1, rows=1, device=1)
+    assert good.ok
+    for change in (
+        {"calls": 0},
+        {"rows": 0},
+        {"device": 0},
+        {"cpu": 2e-3},
+        {"cpu": float("nan")},
+        {"exact": 2e-6},
+        {"cpu": None},
+        {"perplexity": 2e-3},
+        {"changed": 1},
+        {"elsewhere": Counter(ADD=1)},
+    ):
+        assert not dataclasses.replace(good, **change).ok  # type: ignore[arg-type]
+    good.add(any_tokens.Call.read(LINE.replace("nmse=2.000e-07", "nmse=-nan")))
+    good.add(any_tokens.Call.read(LINE))
+    assert good.cpu is not None and math.isnan(good.cpu)
