@@ -103,6 +103,11 @@ class Model:
         return f"{self.name}, {self.cache} cache"
 
     @property
+    def key(self) -> str:
+        """What -m calls it."""
+        return self.name if self.cache == "f16" else f"{self.name}-{self.cache}"
+
+    @property
     def options(self) -> str:
         """Of contexts. The CPU's flash attention adds values of an F16 cache up in F16 when tokens are few, and is wrong by more than the
         limit at a depth of 2,000; without it, it adds in F32. A quantized cache of values needs it, and is added up in F32.
@@ -322,7 +327,6 @@ def several(
     *,
     unified: bool = True,
     rounds: int = 24,
-    longest: int = 120,
     n_ubatch: int = N_UBATCH,
     n_ctx: int = N_CTX,
 ) -> Iterator[str]:
@@ -330,6 +334,7 @@ def several(
     others more or less of a prompt. Sequences end and begin anew, also with what another one has.
     """
     rng = random.Random(seed)
+    longest = min(120, n_ctx // 4 // 3)  # three prompts fit into a sequence's own cache
     n_ubatch = rng.choice((n_ubatch // 8, n_ubatch // 5, n_ubatch))
     sizes = f"n_ctx={n_ctx} n_batch={4 * longest} n_ubatch={n_ubatch} n_seq_max=4 kv_unified={int(unified)}"
     yield f"context {name} {sizes} {model.options}"
@@ -591,7 +596,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", dest="models", metavar="NAMES", help="models: llama, qwen3, gemma3; all by default")
+    parser.add_argument(
+        "-m", dest="models", metavar="NAMES", help=f"of {', '.join(m.key for m in MODELS)}; all by default"
+    )
     parser.add_argument("--depths", help="tokens in the cache before a call; by default " + ",".join(map(str, DEPTHS)))
     parser.add_argument(
         "--step", type=int, default=1, help="between numbers of tokens, beside those of kernels and their neighbours"
@@ -599,8 +606,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=4, help="of random calls with several sequences")
     args = parser.parse_args()
     programs = harness.Programs.find()
-    names = args.models.split(",") if args.models else [model.name for model in MODELS]
-    unknown = set(names) - {model.name for model in MODELS}
+    names = args.models.split(",") if args.models else [model.key for model in MODELS]
+    unknown = set(names) - {model.key for model in MODELS}
     if unknown:
         parser.error(f"-m: {', '.join(sorted(unknown))} is no model of these")
     depths = sorted({int(depth) for depth in args.depths.split(",")} if args.depths else DEPTHS)
@@ -615,7 +622,7 @@ def main() -> int:
         print(found.row(), flush=True)
 
     for model in MODELS:
-        if model.name not in names:
+        if model.key not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
             sweep = Sweep(programs, model, Path(folder))

@@ -20,7 +20,7 @@
 //
 // Each decode prints a line: what it was, the largest normalised mean squared error of a row of logits, how likely the next tokens
 // of the text are by the device's logits and by the CPU's (the negative sum of their logarithms), how many rows that sums, the
-// sequences that the call did not name and whose state is another one now, and the ops of graphs that the scheduler gave
+// sequences that the call did not name and whose state is another one now, though not on the CPU, and the ops of graphs that the scheduler gave
 // to the CPU in the device's context (it tells with GGML_SCHED_DEBUG=2, once for each graph it makes).
 
 #include "ggml-backend.h"
@@ -240,6 +240,7 @@ class script {
         params.n_threads            = 1;
         params.n_threads_batch      = 1;
         params.no_perf              = true;
+        params.swa_full             = false;  // as llama.cpp's programs have it, and kernelgen model
         params.flash_attn_type      = LLAMA_FLASH_ATTN_TYPE_ENABLED;
         bool   with_cpu             = true;
         bool   cpu_flash_attn       = true;
@@ -324,6 +325,17 @@ class script {
         return p.outputs == "all" || (p.outputs == "last" && i == p.n - 1);
     }
 
+    static std::map<llama_seq_id, std::vector<uint8_t>> states_but(llama_context *                context,
+                                                                   const std::set<llama_seq_id> & named) {
+        std::map<llama_seq_id, std::vector<uint8_t>> states;
+        for (llama_seq_id seq = 0; seq < (llama_seq_id) llama_n_seq_max(context); seq++) {
+            if (!named.count(seq) && llama_memory_seq_pos_max(llama_get_memory(context), seq) >= 0) {
+                states[seq] = state_of(context, seq);
+            }
+        }
+        return states;
+    }
+
     void decode(std::istringstream & words) {
         std::vector<part> parts;
         string            what;
@@ -355,12 +367,8 @@ class script {
                 }
             }
         }
-        std::map<llama_seq_id, std::vector<uint8_t>> others;
-        for (llama_seq_id seq = 0; seq < (llama_seq_id) llama_n_seq_max(p.device.get()); seq++) {
-            if (!named.count(seq) && llama_memory_seq_pos_max(llama_get_memory(p.device.get()), seq) >= 0) {
-                others[seq] = state_of(p.device.get(), seq);
-            }
-        }
+        const auto others     = states_but(p.device.get(), named);
+        const auto others_cpu = p.cpu ? states_but(p.cpu.get(), named) : others;
         assigned found;
         watched                = &found;
         const int32_t computed = llama_decode(p.device.get(), batch);
@@ -371,7 +379,8 @@ class script {
         }
         string changed;
         for (const auto & [seq, state] : others) {
-            if (state_of(p.device.get(), seq) != state) {
+            // llama.cpp itself gives cells away that are out of a sequence's window
+            if (state_of(p.device.get(), seq) != state && (!p.cpu || state_of(p.cpu.get(), seq) == others_cpu.at(seq))) {
                 changed += (changed.empty() ? "" : ",") + std::to_string(seq);
             }
         }
