@@ -119,7 +119,7 @@ def test_coverage_reads_exported_graphs(
     derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = headers.write(headers.mixtral(), tmp_path / "model.gguf")
-    derive(file, "--n-ctx", 512, "--n-tokens", "1,64")
+    derive(file, "--n-ctx", 512, "--n-tokens", "1,64", "--flash-attn", "both")
     graphs = tmp_path / "graphs.jsonl"
     command = [exporter.program, file, "--ctx-size", "512", "--flash-attn", "on,off"]
     command += ["--graph", "n_tokens=1,n_kv=256", "--graph", "n_tokens=64,n_outputs=1,n_kv=512"]
@@ -139,7 +139,7 @@ def test_coverage_takes_a_model_as_it_is_run(
     derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = headers.write(headers.gemma2(), tmp_path / "model.gguf")
-    options = ["--n-ctx", "512,1024", "--n-tokens", "1,64", "--n-seq-max", "2"]
+    options = ["--n-ctx", "512,1024", "--n-tokens", "1,64", "--n-seq-max", "2", "--flash-attn", "both"]
     derive(file, *options)
     where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries), "--format", "json"]
     capsys.readouterr()
@@ -156,7 +156,7 @@ def test_coverage_takes_a_model_as_it_is_run(
         (1024, 512),
     }
     # A call of 65 tokens has nothing but what does not depend on their number.
-    assert cli.run([*command, "--n-ctx", "512", "--n-tokens", "1,65"]) == 1
+    assert cli.run([*command, "--n-ctx", "512", "--n-tokens", "1,65", "--flash-attn", "both"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["graphs"]
     without = {
         s["sizes"]["n_tokens"]: s["nodes"] - s["covered"] for s in found["steps"] if s["sizes"]["n_outputs"] == 1
@@ -167,7 +167,7 @@ def test_coverage_takes_a_model_as_it_is_run(
 
 def test_several_contexts_have_the_kernels_of_each(derive: Derive, tmp_path: Path) -> None:
     file = headers.write(headers.gemma2(), tmp_path / "model.gguf")
-    options = ("--n-tokens", "1,64", "--n-ubatch", 64)
+    options = ("--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", "both")
     alone = [derive(file, "--n-ctx", n_ctx, *options) for n_ctx in (256, 512, 1024)]
     assert derive(file, "--n-ctx", "256,512,1024", *options) == alone[0] | alone[1] | alone[2]
     assert '(1,${128 * n_ctx},1,1)/f16"' in (tmp_path / "derived.yaml").read_text()
@@ -212,6 +212,18 @@ def test_the_summary_and_the_manifest_say_what_it_is(
     assert "#   kernelgen model Tiny-Qwen3.gguf --n-ctx 512 --n-tokens 1 --flash-attn on\n" in text
     assert "\nname: tiny_qwen3\ntargets: [trn1, trn1n, inf2, trn2]\n" in text
     assert f"{len(specs(output))} kernels in " in lines[-2]
+
+
+def test_few_numbers_of_tokens_and_flash_attention_are_the_default(exporter: Exporter, tmp_path: Path) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    output = tmp_path / "model.yaml"
+    for options, made in (
+        (["--n-ctx", 256], "--n-ctx 256 --n-tokens 1,8,32,128,256 --flash-attn on"),
+        (["--n-ubatch", 16], "--n-ctx 4096 --n-tokens 1,8,16 --n-ubatch 16 --flash-attn on"),
+    ):
+        assert run_model(exporter, file, output, *options) == 0
+        assert f"#   kernelgen model model.gguf {made}\n" in output.read_text()
+    assert all(spec.op != "soft_max" for spec in specs(output))
 
 
 # --- what is not a model -------------------------------------------------------------------------------------------------------------

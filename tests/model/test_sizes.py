@@ -52,6 +52,16 @@ def test_sequences_have_a_cache_each_and_equally_many_tokens() -> None:
     assert lengths(long)[300] == {0, 512, 1024, 2048}
 
 
+def test_few_numbers_of_tokens_end_with_the_most_of_a_call() -> None:
+    assert sizes.few(512) == (1, 8, 32, 128, 512)
+    assert sizes.few(2048) == (1, 8, 32, 128, 512, 2048)
+    assert sizes.few(100) == (1, 8, 32, 100)
+    assert sizes.few(1) == (1,)
+    assert replace(BASE, n_ctx=(256, 300)).most_tokens == 512
+    assert replace(BASE, n_ctx=(200,)).most_tokens == 256
+    assert replace(BASE, n_ubatch=64).most_tokens == 64
+
+
 def test_outputs_are_one_and_all_or_what_is_asked_for() -> None:
     def outputs(settings: Settings) -> set[tuple[int, int]]:
         return {(call.n_tokens, call.n_outputs) for call in sizes.asked(settings, 1)}

@@ -17,12 +17,8 @@ FOLDER = Path("manifests") / "models"
 
 FTYPES = ("F16", "Q4_K_M")
 
-OPTIONS = ("--n-ctx", "4096", "--n-tokens", "1,8,32,128,512", "--flash-attn", "on")
-"""How the models are run: few numbers of tokens, by which any number is served.
-
-Up to 128 rows take as long as few, and four times 128 as long as 512 (tools/kernelgen/costs.json); 8 and 32 spare copies
-where there are fewer tokens.
-"""
+OPTIONS = ("--n-ctx", "4096")
+"""How the models are run: with the command's defaults, few numbers of tokens by which any number is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +276,7 @@ def manifest_name(model: str, ftype: str) -> str:
 _FEWER_TARGETS = tuple(part for target in ("trn1", "inf2", "trn2") for part in ("--target", target))
 
 # With flash attention and without it.
-_BOTH = ("--n-ctx", "4096", "--n-tokens", "1,512")
+_BOTH = ("--n-ctx", "4096", "--n-tokens", "1,512", "--flash-attn", "both")
 
 MANIFESTS = (
     # What README.md builds first.
@@ -291,7 +287,7 @@ MANIFESTS = (
         "llama3",
         SMALL,
         "F16",
-        ("--n-ctx", "256", "--n-tokens", "16", "--target", "trn1", "--target", "inf2"),
+        ("--n-ctx", "256", "--n-tokens", "16", "--flash-attn", "both", "--target", "trn1", "--target", "inf2"),
     ),
     *(
         Manifest(FOLDER / f"{manifest_name(model, ftype)}.yaml", manifest_name(model, ftype), model, ftype)

@@ -200,8 +200,7 @@ def _made_by(settings: Settings, path: Path) -> list[str]:
     ):
         if value != default:
             parts += [option, str(value)]
-    if settings.flash_attn != (True, False):
-        parts += ["--flash-attn", "on" if settings.flash_attn[0] else "off"]
+    parts += ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full

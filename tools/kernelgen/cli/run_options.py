@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import click
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.types import TYPES
 from kernelgen.model import exporter
-from kernelgen.model.sizes import Settings, pad
+from kernelgen.model.sizes import FEW, Settings, few, pad
 
-_FLASH_ATTN = {"on": (True,), "off": (False,), "both": (True, False)}
+_FLASH_ATTN = {"auto": (True,), "on": (True,), "off": (False,), "both": (True, False)}
+"""llama.cpp's `auto` is flash attention where the device computes it, and it does with these kernels."""
+
 MAX_CTX = 1 << 24
 """Cells that a context has at most: of any model's training length there are fewer."""
 
@@ -47,10 +50,9 @@ _SETTINGS = (
     click.option(
         "--n-tokens",
         type=Counts(),
-        default="1,512",
-        show_default=True,
         metavar="N,…",
-        help="Tokens per call: 1 for generation, -ub for prompts, and the lengths of other prompts.",
+        help="Tokens per call to have kernels for; other numbers are computed by these.  "
+        f"[default: {','.join(map(str, FEW))}, up to --n-ubatch]",
     ),
     click.option(
         "--n-outputs", type=Counts(), metavar="N,…", help="Tokens whose logits are asked for; 1 and all by default."
@@ -72,7 +74,11 @@ _SETTINGS = (
         "--type-v", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True, help="llama.cpp's -ctv."
     ),
     click.option(
-        "--flash-attn", type=click.Choice([*_FLASH_ATTN]), help="Kernels for llama.cpp's -fa on, off, or both."
+        "--flash-attn",
+        type=click.Choice([*_FLASH_ATTN]),
+        default="auto",
+        show_default=True,
+        help="llama.cpp's -fa; both for programs that are run with -fa on and with -fa off.",
     ),
     click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache."),
     click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full."),
@@ -112,9 +118,11 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def wrapper(*args: Any, flash_attn: str | None, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, flash_attn: str, n_tokens: tuple[int, ...] | None, **kwargs: Any) -> Any:
         given = {name: kwargs.pop(name) for name in Settings.__dataclass_fields__ if name in kwargs}
-        settings = Settings(**given, flash_attn=_flash_attn(flash_attn, given["type_v"]))
+        settings = Settings(**given, n_tokens=n_tokens or (1,), flash_attn=_flash_attn(flash_attn, given["type_v"]))
+        if n_tokens is None:
+            settings = replace(settings, n_tokens=few(settings.most_tokens))
         _check(settings)
         return function(*args, settings=settings, **kwargs)
 
@@ -132,20 +140,18 @@ def _with(function: Callable[..., Any], added: tuple[Callable[[Any], Any], ...])
     return function
 
 
-def _flash_attn(chosen: str | None, type_v: str) -> tuple[bool, ...]:
-    if TYPES[type_v].quantized:
-        if chosen in ("off", "both"):
-            raise KernelgenError(
-                f"--flash-attn {chosen}: llama.cpp has a {type_v} cache of values only with flash attention"
-            )
-        return (True,)
-    return _FLASH_ATTN[chosen or "both"]
+def _flash_attn(chosen: str, type_v: str) -> tuple[bool, ...]:
+    if TYPES[type_v].quantized and chosen in ("off", "both"):
+        raise KernelgenError(
+            f"--flash-attn {chosen}: llama.cpp has a {type_v} cache of values only with flash attention"
+        )
+    return _FLASH_ATTN[chosen]
 
 
 def _check(settings: Settings) -> None:
     if settings.n_ctx[-1] > MAX_CTX:
         raise KernelgenError(f"--n-ctx {settings.n_ctx[-1]}: a context has at most {MAX_CTX} cells")
-    most = min(settings.n_ubatch, settings.all_cells(settings.n_ctx[-1]))
+    most = settings.most_tokens
     cells = settings.cells(settings.n_ctx[-1])
     if settings.n_tokens[-1] > most:
         raise KernelgenError(

@@ -12,6 +12,14 @@ N_KV_UNIT = 256
 NAMES = ("n_tokens", "n_kv", "n_kv_swa", "n_ctx", "n_outputs")
 """The sizes that formulas have, the ones to prefer first."""
 
+FEW = (1, 8, 32, 128, 512)
+"""Numbers of tokens by which any number is served, in pieces or padded (`kernelgen.pieces`).
+
+Up to 128 rows of a product take as long as one, and four times 128 as long as 512 (costs.json): so 128 is the number for short
+prompts and the ends of long ones, and 512 spares launches. 1 is generation. 8 and 32 halve the rows of padding of short
+prompts, which are copied. docs/models.md has the figures.
+"""
+
 _PROBES = (22, 37)
 """Numbers of tokens per sequence beside those that are asked for: no model has dimensions that are multiples of both."""
 
@@ -70,6 +78,11 @@ class Settings:
     swa_full: bool
     ftype: str | None = None
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a call has at most, in the longest context."""
+        return min(self.n_ubatch, self.all_cells(self.n_ctx[-1]))
+
     def cells(self, n_ctx: int) -> int:
         """Returns the cells of the cache of one sequence, or of all when they share it."""
         return pad(n_ctx) if self.kv_unified else pad(pad(n_ctx) // self.n_seq_max)
@@ -77,6 +90,14 @@ class Settings:
     def all_cells(self, n_ctx: int) -> int:
         """Returns the cells of all sequences' caches: what llama.cpp makes of `n_ctx`."""
         return self.cells(n_ctx) * (1 if self.kv_unified else self.n_seq_max)
+
+
+def few(most: int) -> tuple[int, ...]:
+    """Returns numbers of tokens by which every call of 1 to `most` is served: those of `FEW` below, and `most` itself.
+
+    A call of `most` tokens is one piece then, and rows are gathered from as many.
+    """
+    return (*(n for n in FEW if n < most), most)
 
 
 def pad(n: int) -> int:
