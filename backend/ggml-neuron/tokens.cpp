@@ -53,7 +53,8 @@ static bool is_outermost(const neuron_kernels_tensor & t, int axis) {
 static bool cut_outermost(const neuron_signature & node, int axis, uint32_t whole, neuron_cut & cut) {
     const neuron_kernels_tensor & result = node.tensors[node.n_src];
     cut.n                                = result.ne[axis];
-    bool any                             = false;
+    // the only source of repeat may be the same for all tokens
+    bool any                             = cut.rule->broadcast && node.n_src == 1;
     for (int i = 0; i < node.n_src; i++) {
         const neuron_kernels_tensor & t = node.tensors[i];
         cut.axis[i]                     = -1;

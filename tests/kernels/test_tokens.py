@@ -58,6 +58,7 @@ NAMED = [
     ),
     node("mul", [HEADS, "(16,1,1,1)/f32"], HEADS),
     node("repeat", ["(32,1,{n},1)/f32"], "(32,2,{n},1)/f32"),
+    node("repeat", ["(32,2,1,1)/f32"], "(32,2,{n},1)/f32"),
     node("norm", [HEADS], HEADS, eps=1e-5),
     node("rms_norm", [HEADS], HEADS, eps=1e-5),
     node("l2_norm", [HEADS], HEADS, eps=1e-5),

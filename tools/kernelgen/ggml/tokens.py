@@ -80,7 +80,8 @@ class Cut:
 def cuts(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Iterator[Cut]:
     """Yields the ways in which a node of the op `name` can be cut.
 
-    One token leaves open which axis is the tokens', and whether a source with one row is whole; then there are several.
+    The first one is along an axis of several elements. One token leaves open which axis is the tokens', and whether a source
+    with one row is whole; then there are several.
     """
     tensors = (*inputs, output)
     for rule in op(name).tokens:
@@ -121,9 +122,7 @@ def _follow(t: TensorDesc | None, axis: int | None) -> bool:
 def _outermost(rule: Tokens, tensors: Tensors) -> Iterator[Cut]:
     *sources, result = tensors
     assert result is not None
-    for axis in (3, 2, 1):
-        if not _ends_before(result, axis + 1):
-            return
+    for axis in range(next((axis for axis in (3, 2) if result.ne[axis] > 1), 1), 4):
         n = result.ne[axis]
         ways = range(1 << len(sources) if rule.broadcast and n == 1 else 1)
         for whole in ways:
@@ -135,7 +134,9 @@ def _outermost(rule: Tokens, tensors: Tensors) -> Iterator[Cut]:
                     axes.append(axis)
                 else:
                     break
-            if len(axes) == len(sources) and any(a is not None for a in axes):
+            # the only source of repeat may be the same for all tokens
+            cut = any(a is not None for a in axes) or (rule.broadcast and len(axes) == 1)
+            if len(axes) == len(sources) and cut:
                 yield Cut(rule, tensors, (*axes, axis), n, None)
 
 
