@@ -73,6 +73,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         False,
     ),
     "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
+    "pieces": Benchmark(
+        "choosing kernels among 10,000 (builds llama.cpp)", _built("//benchmarks/dispatch:pieces"), False
+    ),
     "library": Benchmark(
         "every kernel that test-backend-ops asks for (builds llama.cpp)", _built("//benchmarks:library"), False
     ),

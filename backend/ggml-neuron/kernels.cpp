@@ -96,7 +96,6 @@ neuron_signature neuron_signature_of(const ggml_tensor * op) {
     s.op_params = op->op_params;
     s.n_src     = neuron_n_src(op);
     s.alias     = neuron_alias_of(op);
-    s.op_hash   = nk::hash_op(s.op);
 
     s.is_in_place_only = op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY;
     for (int i = 0; i < s.n_src; i++) {
@@ -143,7 +142,7 @@ void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
     static const uint64_t         mul_mat = nk::hash_op("mul_mat");
     const neuron_kernels_tensor & result  = kernel.tensors[kernel.n_src];
     if (kernel.op_hash == mul_mat && result.ne[2] > 1 && result.ne[3] == 1) {
-        neuron_add_sizes(heads[result.ne[2]], { result.ne[1], result.ne[0] });
+        neuron_add_sizes(heads[result.ne[2]], { result.ne[1], result.ne[0], nullptr, NEURON_KERNELS_NOT_FOUND });
     }
 }
 
@@ -168,7 +167,7 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         }
         bundle.signatures.insert(signature.value());
         if (n_inputs <= GGML_MAX_SRC) {
-            tokens.add(describe(key));
+            tokens.add(describe(key), &bundle, (int32_t) k);
             add_heads(describe(key));
         }
     }
@@ -227,32 +226,95 @@ static std::pair<double, double> traffic(const neuron_signature & node, const ne
     return { whole, row };
 }
 
+// Returns whether a kernel's tensor is a node's: strides of one element mean nothing.
+static bool is_same(const uint64_t * words, const neuron_kernels_tensor & t) {
+    if ((int32_t) words[0] != t.type) {
+        return false;
+    }
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        if ((int64_t) words[1 + i] != t.ne[i] || (t.ne[i] != 1 && words[5 + i] != t.nb[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Returns whether numbers are those of a kernel for a piece of the node. Other strides of the tokens' axis have the same hash.
+static bool is_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) {
+    size_t           n_words;
+    const uint64_t * words = neuron_kernels_key(s.bundle->handle, s.number, &n_words);
+    if (words[0] != node.op_hash || words[1] != ((uint64_t) node.n_src | (uint64_t) (node.alias + 1) << 32)) {
+        return false;
+    }
+    words += 2;
+    for (int i = 0; i <= node.n_src; i++) {
+        const bool absent = node.tensors[i].type == NEURON_KERNELS_ABSENT;
+        if (absent ? *words != nk::ABSENT_WORD : !is_same(words, cut.piece(node, i, s.n, s.n_more))) {
+            return false;
+        }
+        words += absent ? 1 : nk::TENSOR_WORDS;
+    }
+    return memcmp(words, node.op_params, nk::PARAM_WORDS * sizeof(uint64_t)) == 0;
+}
+
+// Returns the kernel for a piece of a node, or none.
+neuron_kernel neuron_kernel_store::find_piece(const neuron_sizes &     s,
+                                              const neuron_signature & node,
+                                              const neuron_cut &       cut) const {
+    if (is_piece(s, node, cut)) {
+        return { s.bundle, s.number, node.alias, 0 };
+    }
+    neuron_signature piece = node;
+    for (int i = 0; i <= node.n_src; i++) {
+        piece.tensors[i] = cut.piece(node, i, s.n, s.n_more);
+    }
+    return find(piece, 0);
+}
+
 // Chooses kernels of one length, service.n_more.
 bool neuron_kernel_store::choose(const neuron_signature &          node,
                                  const std::vector<neuron_sizes> & sizes,
                                  neuron_service &                  service) const {
-    std::vector<int64_t>       counts;
-    std::vector<double>        costs;
-    std::vector<neuron_kernel> kernels;
+    std::vector<int64_t> counts;
+    std::vector<double>  costs;
+    counts.reserve(sizes.size());
+    costs.reserve(sizes.size());
     const auto [whole, row] = traffic(node, service);
-    for (const neuron_sizes & s : sizes) {
-        if (s.n_more != service.n_more) {
-            continue;
-        }
-        neuron_signature piece = node;
-        for (int i = 0; i <= node.n_src; i++) {
-            piece.tensors[i] = service.cut.piece(node, i, s.n, s.n_more);
-        }
-        if (const neuron_kernel kernel = find(piece, 0)) {
-            counts.push_back(s.n);
-            costs.push_back(neuron_costs::get().launch(whole, row, s.n));
-            kernels.push_back(kernel);
-        }
+    const auto here         = [&](const neuron_sizes & s) {
+        return s.n_more == service.n_more;
+    };
+    const auto first = std::find_if(sizes.begin(), sizes.end(), here);  // ascending in n_more, then in n
+    for (auto s = first; s != sizes.end() && here(*s); s++) {
+        counts.push_back(s->n);
+        costs.push_back(neuron_costs::get().launch(whole, row, s->n));
     }
     const bool again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
-    for (const neuron_range & range : neuron_choose_pieces(service.cut.n, counts, costs, again)) {
-        const size_t i = (size_t) (std::lower_bound(counts.begin(), counts.end(), range.n) - counts.begin());
-        service.pieces.push_back({ kernels[i], range });
+    // Kernels are looked for only where they are chosen; numbers without one are left out, and the choice is made anew.
+    while (!counts.empty()) {
+        const std::vector<neuron_range> ranges = neuron_choose_pieces(service.cut.n, counts, costs, again);
+        service.pieces.reserve(ranges.size());
+        int64_t       n = 0;
+        neuron_kernel kernel;
+        for (const neuron_range & range : ranges) {
+            if (n != range.n) {
+                n               = range.n;
+                const auto is_n = [n](const neuron_sizes & s) {
+                    return s.n == n;
+                };
+                kernel = find_piece(*std::find_if(first, sizes.end(), is_n), node, service.cut);
+                if (!kernel) {
+                    break;
+                }
+            }
+            service.pieces.push_back({ kernel, range });
+        }
+        if (service.pieces.size() == ranges.size()) {
+            break;
+        }
+        service.pieces.clear();
+        const auto lacking = std::find(counts.begin(), counts.end(), n);
+        costs.erase(costs.begin() + (lacking - counts.begin()));
+        counts.erase(lacking);
     }
     return !service.pieces.empty();
 }
@@ -277,11 +339,12 @@ neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
     if (bundles.empty()) {
         return service;
     }
-    const neuron_signature node = neuron_signature_of(op);
+    neuron_signature node = neuron_signature_of(op);
     if (const neuron_kernel exact = find(node, neuron_updates_of(op))) {
         service.pieces.push_back({ exact, {} });
         return service;
     }
+    node.op_hash                            = nk::hash_op(node.op);
     const std::vector<neuron_sizes> * sizes = exact_only ? nullptr : tokens.find(node, service.cut);
     if (!sizes) {
         return service;

@@ -121,6 +121,7 @@ class neuron_kernel_store {
     void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
     neuron_kernel find(const neuron_signature & node, uint32_t updates) const;
+    neuron_kernel find_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) const;
     bool choose(const neuron_signature & node, const std::vector<neuron_sizes> & sizes, neuron_service & service) const;
     bool choose(neuron_chain & chain, const neuron_sizes * begin, const neuron_sizes * end) const;
 

@@ -187,24 +187,29 @@ static uint64_t family(const neuron_signature & s, const neuron_cut & cut) {
     return h.value();
 }
 
-// Calls `use` for each way in which a signature can be cut. One token leaves open which axis is the tokens', and whether a
-// source with one row is whole.
+// Calls `use` for each way in which a signature can be cut, until it returns true: first along an axis of several elements. One token
+// leaves open which axis is the tokens', and whether a source with one row is whole.
 template <typename F> static void for_each_cut(const neuron_signature & s, F use) {
     const auto rules = rules_of(s.op_hash);
     for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
         neuron_cut cut;
         cut.rule = rule;
         if (rule->result != neuron_token_rule::OUTERMOST) {
-            if (cut_along(s, -1, 0, cut)) {
-                use(cut);
+            if (cut_along(s, -1, 0, cut) && use(cut)) {
+                return;
             }
             continue;
         }
-        for (int axis = 3; axis > 0 && ends_before(s.tensors[s.n_src], axis + 1); axis--) {
-            const uint32_t ways = rule->broadcast && s.tensors[s.n_src].ne[axis] == 1 ? 1u << s.n_src : 1;
+        const neuron_kernels_tensor & result = s.tensors[s.n_src];
+        int                           axis   = 3;
+        while (axis > 1 && result.ne[axis] == 1) {
+            axis--;
+        }
+        for (; axis < 4; axis++) {
+            const uint32_t ways = rule->broadcast && result.ne[axis] == 1 ? 1u << s.n_src : 1;
             for (uint32_t whole = 0; whole < ways; whole++) {
-                if (cut_along(s, axis, whole, cut)) {
-                    use(cut);
+                if (cut_along(s, axis, whole, cut) && use(cut)) {
+                    return;
                 }
             }
         }
@@ -221,19 +226,23 @@ void neuron_add_sizes(std::vector<neuron_sizes> & found, const neuron_sizes & ad
     }
 }
 
-void neuron_token_index::add(const neuron_signature & kernel) {
-    for_each_cut(kernel,
-                 [&](const neuron_cut & cut) { neuron_add_sizes(sizes[family(kernel, cut)], { cut.n, cut.n_more }); });
+void neuron_token_index::add(const neuron_signature & kernel, const neuron_bundle * bundle, int32_t number) {
+    for_each_cut(kernel, [&](const neuron_cut & cut) {
+        neuron_add_sizes(sizes[family(kernel, cut)], { cut.n, cut.n_more, bundle, number });
+        return false;
+    });
 }
 
 const std::vector<neuron_sizes> * neuron_token_index::find(const neuron_signature & node, neuron_cut & cut) const {
     const std::vector<neuron_sizes> * found = nullptr;
     for_each_cut(node, [&](const neuron_cut & way) {
-        const auto at = found ? sizes.end() : sizes.find(family(node, way));
-        if (at != sizes.end()) {
-            found = &at->second;
-            cut   = way;
+        const auto at = sizes.find(family(node, way));
+        if (at == sizes.end()) {
+            return false;
         }
+        found = &at->second;
+        cut   = way;
+        return true;
     });
     return found;
 }
@@ -255,7 +264,7 @@ std::string neuron_why_not_cut(const neuron_signature & node) {
         return recurrent ? "what it computes runs along the tokens" : "this op has no dimension of tokens";
     }
     bool any = false;
-    for_each_cut(node, [&](const neuron_cut &) { any = true; });
+    for_each_cut(node, [&](const neuron_cut &) { return any = true; });
     if (any) {
         return "";
     }

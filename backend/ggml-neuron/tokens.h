@@ -33,7 +33,7 @@ struct neuron_token_rule {
 // A node's or a kernel's tensors: the sources and then the result.
 struct neuron_signature {
     const char *          op        = nullptr;  // ggml_op_desc; NULL of a kernel
-    uint64_t              op_hash   = 0;        // nk::hash_op
+    uint64_t              op_hash   = 0;        // nk::hash_op; set where nodes are cut
     const int32_t *       op_params = nullptr;
     neuron_kernels_tensor tensors[GGML_MAX_SRC + 1];
     int                   n_src            = 0;
@@ -55,10 +55,14 @@ struct neuron_cut {
     neuron_kernels_tensor piece(const neuron_signature & node, int i, int64_t n_tokens, int64_t n_longer) const;
 };
 
-// What numbers there are kernels for.
+struct neuron_bundle;
+
+// Numbers that there is a kernel for, and one of them: others have the same numbers and other strides.
 struct neuron_sizes {
-    int64_t n;
-    int64_t n_more;
+    int64_t               n;
+    int64_t               n_more;
+    const neuron_bundle * bundle;
+    int32_t               number;
 };
 
 // Adds numbers to those that are ascending in n_more and then n, and each once.
@@ -67,7 +71,7 @@ void neuron_add_sizes(std::vector<neuron_sizes> & found, const neuron_sizes & ad
 // Which numbers there are kernels for, by what is left of kernels without these numbers.
 class neuron_token_index {
   public:
-    void add(const neuron_signature & kernel);
+    void add(const neuron_signature & kernel, const neuron_bundle * bundle, int32_t number);
 
     // Returns the numbers for a node, ascending and each once, or NULL when the node can't be cut or nothing fits, and sets `cut`.
     const std::vector<neuron_sizes> * find(const neuron_signature & node, neuron_cut & cut) const;
