@@ -24,10 +24,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -231,46 +232,61 @@ class Builder:
                 old.unlink(missing_ok=True)
         pack.parent.mkdir(parents=True)
         built = Built(refused=dict(refused))
-        scratch = folder / "tmp"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
         specs: dict[str, KernelSpec] = {}
         entries_of: dict[str, list[str]] = {}
         for entry, kernel in found.items():
             specs[kernel.spec.id] = kernel.spec
             entries_of.setdefault(kernel.spec.id, []).append(entry)
-        for number, (kernel_id, spec) in enumerate(specs.items()):
-            progress("building", number)
+        if specs:
             assert config
-            try:
-                module = self.emit(spec)
-                refuse_unsupported(module, config.target, kernel_id)
-            except KernelgenError as error:
-                built.refused.update(dict.fromkeys(entries_of[kernel_id], str(error)))
-                continue
-            except Exception:
-                built.failed[kernel_id] = traceback.format_exc()
-                continue
-            built.sizes[kernel_id] = len(module)
-            (scratch / f"{kernel_id}.hlo.pb").write_bytes(module)
-            (scratch / f"{kernel_id}.neff").write_bytes(neff.write_simulated(module, config.flags(), self.identity))
-        if built.sizes:
-            assert config
-            bundles.build(
-                Bundle("group", harness.TARGET, config.key, tuple(sorted(built.sizes))),
-                specs,
-                {kernel: scratch / f"{kernel}.hlo.pb" for kernel in built.sizes},
-                {kernel: scratch / f"{kernel}.neff" for kernel in built.sizes},
-                config,
-                compiler=self.identity,
-                jax_version=importlib.metadata.version("jax"),
-                pack_path=pack,
-            )
-        shutil.rmtree(scratch)
+            for kernel_id, reason in self.pack(specs, config, pack, built, progress).items():
+                built.refused.update(dict.fromkeys(entries_of[kernel_id], reason))
         built.seconds = round(time.monotonic() - begun, 2)
         sha256 = _sha256(pack)
         fileio.write_bytes(record, json.dumps({"key": key, "pack": sha256, "built": asdict(built)}).encode())
         return built, sha256
+
+    def pack(
+        self, specs: Mapping[str, KernelSpec], config: CompileConfig, path: Path, built: Built, progress: Progress
+    ) -> dict[str, str]:
+        """Emits kernels and writes their pack, unless there are none; returns why kernels are refused, by kernel.
+
+        Args:
+            specs: the kernels, by their names.
+            config: the settings to compile them with.
+            path: of the pack.
+            built: gets the sizes, and what went wrong.
+            progress: is told how many were emitted.
+        """
+        refused: dict[str, str] = {}
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            scratch = Path(folder)
+            for number, (kernel_id, spec) in enumerate(specs.items()):
+                progress("building", number)
+                try:
+                    module = self.emit(spec)
+                    refuse_unsupported(module, config.target, kernel_id)
+                except KernelgenError as error:
+                    refused[kernel_id] = str(error)
+                    continue
+                except Exception:
+                    built.failed[kernel_id] = traceback.format_exc()
+                    continue
+                built.sizes[kernel_id] = len(module)
+                (scratch / f"{kernel_id}.hlo.pb").write_bytes(module)
+                (scratch / f"{kernel_id}.neff").write_bytes(neff.write_simulated(module, config.flags(), self.identity))
+            if built.sizes:
+                bundles.build(
+                    Bundle("group", harness.TARGET, config.key, tuple(sorted(built.sizes))),
+                    specs,
+                    {kernel: scratch / f"{kernel}.hlo.pb" for kernel in built.sizes},
+                    {kernel: scratch / f"{kernel}.neff" for kernel in built.sizes},
+                    config,
+                    compiler=self.identity,
+                    jax_version=importlib.metadata.version("jax"),
+                    pack_path=path,
+                )
+        return refused
 
 
 def _sha256(path: Path) -> str:

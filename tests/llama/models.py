@@ -187,7 +187,7 @@ def depends_on(programs: harness.Programs) -> str:
 # --- one architecture ------------------------------------------------------------------------------------------------------
 
 
-class _Builder(lane.Builder):
+class Builder(lane.Builder):
     """Keeps what it emitted: architectures have most of their kernels in common."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class Lane:
 
     def __init__(self, programs: harness.Programs, work: Path, threads: int) -> None:
         self.programs, self.work, self.threads = programs, work, threads
-        self.builder = _Builder()
+        self.builder = Builder()
         self.depends = depends_on(programs)
 
     def do(self, name: str, progress: lane.Progress) -> Model:
@@ -240,7 +240,7 @@ class Lane:
                 }
                 done = run(self.programs, environment, f"^{re.escape(name)}$", "-v", "9")
                 output = done.stderr + done.stdout
-                new = {node: why for node, why in _asked(output).items() if node not in asked}
+                new = {node: why for node, why in missing_nodes(output).items() if node not in asked}
                 asked |= new
                 if number and not _buildable(new):
                     break
@@ -288,7 +288,7 @@ class Lane:
         return model
 
 
-def _asked(output: str) -> dict[str, str | None]:
+def missing_nodes(output: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for line in output.splitlines():
         # It may follow, on its line, the beginning of a row.
