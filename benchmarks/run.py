@@ -72,6 +72,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         _built("//benchmarks:lengths"),
         False,
     ),
+    "prompt": Benchmark(
+        "a prompt of a number of tokens for which no kernel is made (builds llama.cpp)",
+        _built("//benchmarks:prompt"),
+        False,
+    ),
     "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
     "pieces": Benchmark(
         "choosing kernels among 10,000 (builds llama.cpp)", _built("//benchmarks/dispatch:pieces"), False
