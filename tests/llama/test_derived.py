@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import default_kernels
 import derived
 import gguf
 import harness
@@ -18,6 +19,9 @@ from kernelgen.emitters.library import builtin_library
 
 # A sliding window, a recurrent model, one with both and experts, and attention sinks.
 ARCHITECTURES = ("gemma3", "mamba", "qwen3next", "gpt-oss")
+
+WHOLE = "qwen2"
+"""An architecture that runs wholly on the device with the kernels that are derived by default."""
 
 PROMPT = "A NeuronCore computes what its kernels say"
 PROMPT_TOKENS = 44
@@ -45,6 +49,57 @@ def test_the_page_has_a_row_for_each(rows: list[derived.Compared]) -> None:
     written = derived.PAGE.read_text(encoding="utf-8")
     for row in rows:
         assert any(line in written for line in text.splitlines() if line.startswith(f"| {row.name} |"))
+
+
+def test_default_kernels_compute_calls_of_other_numbers_of_tokens(programs: harness.Programs, tmp_path: Path) -> None:
+    """As the page says; for other architectures `bazel run //tests/llama:default_kernels` shows it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    lane = default_kernels.Lane(programs, work, 1)
+    model = lane.do(WHOLE, lambda stage, count: None)
+    assert model.passed, model.failure
+    assert (model.lacking, model.reasons) == (0, {})
+    assert model.launches > 100
+    written = default_kernels.PAGE.read_text(encoding="utf-8")
+    assert default_kernels.known(written)[WHOLE] is False
+    assert default_kernels.worse({WHOLE: model}, written) == []
+    assert lane.do(WHOLE, lambda stage, count: None) == model  # kept from the earlier run
+
+
+def test_the_page_of_default_kernels_tells_what_is_left() -> None:
+    good = [models.Row(1e-9, "OK", "OK")]
+    whole = default_kernels.Model(good, 80, 290)
+    left = default_kernels.Model(good, 90, 195, 56, 8, {"CPY: not cut": 2, "SSM_CONV: not cut": 2})
+    failed = default_kernels.Model([models.Row(1.0, "FAIL", "OK")], 80)
+    text = default_kernels.page({"whole": whole, "left": left, "none": default_kernels.Model(absent=True)})
+    assert "Of 2 architectures 2 pass, with the test's limits, and 1 of these" in text
+    assert "| left | yes | 90 | 195 | 8 of 56 | CPY, SSM_CONV: not cut |\n" in text
+    assert default_kernels.known(text) == {"whole": False, "left": True}
+    assert default_kernels.worse({"whole": whole, "left": left}, text) == []
+    assert default_kernels.worse({"whole": left, "left": failed, "new": left}, text) == ["whole", "left", "new"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (
+            '{op: "ssm_conv", inputs: ["(67,16,1,1)/f32", "(4,16,1,1)/f32"], output: "(16,64,1,1)/f32"}',
+            "SSM_CONV: not cut along tokens",
+        ),
+        (
+            '{op: "mul_mat", inputs: ["(32,8,4,1)/f16", "(32,64,4,1)/f32"], output: "(8,64,4,1)/f32"}',
+            "MUL_MAT: these tensors are not cut along tokens",
+        ),
+        (
+            '{op: "sqr", inputs: ["(32,64,1,1)/f32"], output: "(32,64,1,1)/f32"}',
+            "SQR: no kernel for other numbers of tokens",
+        ),
+    ],
+)
+def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
+    builder = models.Builder()
+    assert default_kernels.reasons({entry: None}, builder) == {reason: 1}
+    assert default_kernels.reasons({entry: "no emitter"}, builder) == {"no emitter": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,360 @@
+"""Runs llama.cpp's test-llama-archs with the kernels that `kernelgen model` derives by default, and says which architectures run wholly on them.
+
+    ./bazelw run //tests/llama:default_kernels                       every architecture
+    ./bazelw run //tests/llama:default_kernels -- -a llama,qwen3     these
+    ./bazelw run //tests/llama:default_kernels -- --write-page       all, and write the table to docs/default-kernels.md
+
+test-llama-archs writes an architecture's small random models. `kernelgen model` derives their kernels from the files' headers, with no
+option but the length of the context: those for 1, 8, 32, 128 and 256 tokens, and for no length of the test's own. With these the test runs: calls of 64
+and 32 tokens (128 for some), logits against the CPU's, and once more after saving and loading. Nothing is recorded.
+
+Exit status 1 when a model failed, or when an architecture has nodes on the CPU that docs/default-kernels.md does not tell of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import backend_ops
+import derived
+import harness
+import lane
+import models
+
+from kernelgen import cli, fileio, manifest
+from kernelgen.ggml.ops import op
+from kernelgen.ggml.tokens import cuts
+from kernelgen.kernel import KernelSpec
+
+N_CTX = 256
+"""Cells of the context that test-llama-archs makes."""
+
+PAGE = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "default-kernels.md"
+
+_LACKING = re.compile(r"of the (?P<ops>\d+) ops of a graph ran .*?, (?P<lacking>\d+) on the CPU for want of a kernel")
+_LAUNCHED = re.compile(r"other numbers of tokens were launched (\d+) times, with (\d+) rows of padding")
+
+
+@dataclass
+class Model:
+    """What became of an architecture.
+
+    Attributes:
+        rows: its runs, dense or with experts.
+        kernels: that were derived.
+        launches: of kernels for other numbers of tokens than a node has.
+        ops: of the graph that lacks the most kernels; 0 when none lacks any.
+        lacking: of these, those that the CPU computed for want of a kernel.
+        reasons: why, with the number of different nodes.
+        failure: what went wrong beside the rows.
+        seconds: how long it took.
+        absent: whether test-llama-archs writes no file of it, so that there is nothing to derive kernels from.
+    """
+
+    rows: list[models.Row] = field(default_factory=list)
+    kernels: int = 0
+    launches: int = 0
+    ops: int = 0
+    lacking: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    failure: str = ""
+    seconds: float = 0.0
+    absent: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.rows) and all(row.ok for row in self.rows) and not self.failure
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that llama.cpp left to the device ran there."""
+        return self.passed and not self.lacking
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Model:
+        return Model(**{**value, "rows": [models.Row(**row) for row in value["rows"]]})
+
+
+# --- why a node has no kernel ----------------------------------------------------------------------------------------------
+
+
+def why(spec: KernelSpec) -> str:
+    """Returns why kernels for other numbers of tokens do not compute a node that no kernel is made for."""
+    name = spec.op.upper()
+    if not op(spec.op).tokens:
+        return f"{name}: not cut along tokens"
+    if not list(cuts(spec.op, spec.inputs, spec.output)):
+        return f"{name}: these tensors are not cut along tokens"
+    return f"{name}: no kernel for other numbers of tokens"
+
+
+def reasons(asked: Mapping[str, str | None], builder: lane.Builder) -> dict[str, int]:
+    """Returns why nodes have no kernel, with their numbers; `asked` are manifest entries, with what the backend says of each."""
+    found: Counter[str] = Counter()
+    buildable = sorted(node for node, reason in asked.items() if reason is None)
+    read, _, refused = builder.read(buildable) if buildable else ({}, None, {})
+    for node, reason in asked.items():
+        said = reason or refused.get(node)
+        found[harness.generalize(said) if said else why(read[node].spec)] += 1
+    return dict(found)
+
+
+# --- one architecture ------------------------------------------------------------------------------------------------------
+
+
+class Lane:
+    """Does architectures.
+
+    Args:
+        programs: what runs them.
+        work: the folder with the architectures' results.
+        threads: that a program may use.
+    """
+
+    def __init__(self, programs: harness.Programs, work: Path, threads: int) -> None:
+        self.programs, self.work, self.threads = programs, work, threads
+        self.builder = models.Builder()
+        self.depends = lane.digest(models.depends_on(programs), lane.digest_files([Path(__file__), derived.exporter()]))
+
+    def do(self, name: str, progress: lane.Progress) -> Model:
+        """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
+        result = self.work / f"{name}.json"
+        with lane.locked(self.work / name), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            before = json.loads(result.read_text())
+            if before["key"] == self.depends:
+                return Model.from_json(before["model"])
+        with lane.locked(self.work / name), tempfile.TemporaryDirectory(dir=self.work) as folder:
+            begun = time.monotonic()
+            model = self._do(name, Path(folder), progress)
+            model.seconds = round(time.monotonic() - begun, 1)
+            value = {"key": self.depends, "model": asdict(model)}
+            fileio.write_bytes(result, json.dumps(value, indent=1).encode())
+            return model
+
+    def _do(self, name: str, folder: Path, progress: lane.Progress) -> Model:
+        pattern = f"^{re.escape(name)}$"
+        specs: dict[str, KernelSpec] = {}
+        progress("deriving", 0)
+        for number, (_, file) in enumerate(derived.save(self.programs, pattern, folder)):
+            output = folder / f"m{number}.yaml"
+            said = io.StringIO()
+            where = ("--exporter", derived.exporter(), "--llama-cpp", self.programs.llama_cpp)
+            words = ["model", file, "-o", output, "--n-ctx", N_CTX, "--target", harness.TARGET, *where]
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                if cli.run(list(map(str, words))):
+                    return Model(failure=said.getvalue().strip())
+            (request,) = manifest.load([output], self.builder.catalog)
+            specs |= {kernel.spec.id: kernel.spec for kernel in request.kernels}
+            config = next(c for c in request.configs if c.target == harness.TARGET)
+            file.unlink()
+        if not specs:
+            return Model(absent=True)
+        built = lane.Built()
+        kernels = folder / "kernels"
+        kernels.mkdir()
+        path = kernels / lane.bundles.pack_name(f"group_{harness.TARGET}")
+        refused = self.builder.pack(specs, config, path, built, progress)
+        progress("running", 0)
+        environment = self.programs.environment(kernels=kernels, log=True) | {
+            "NEURON_SIMULATOR_CACHE": str(self.work.parent / lane.COMPILED),
+            "NEURON_SIMULATOR_THREADS": str(self.threads),
+            "OMP_THREAD_LIMIT": str(self.threads),
+        }
+        done = models.run(self.programs, environment, pattern)
+        output_text = done.stderr + done.stdout
+        model = Model(rows=models.architecture_rows(done.stdout).get(name, []), kernels=len(built.sizes))
+        lacking = [(int(m["lacking"]), int(m["ops"])) for m in _LACKING.finditer(output_text)]
+        model.lacking, model.ops = max(lacking, default=(0, 0))
+        model.launches = sum(int(count) for count, _ in _LAUNCHED.findall(output_text))
+        if model.lacking:
+            model.reasons = reasons(models.missing_nodes(output_text), self.builder)
+        ran = harness.ran(output_text)
+        if built.failed or refused:
+            model.failure = f"kernels that should have been built: {dict(list((built.failed | refused).items())[:3])}"
+        elif done.returncode and all(row.ok for row in model.rows):
+            model.failure = f"exit status {done.returncode}: {output_text[-1500:]}"
+        elif ran["cpu"] and not model.lacking:
+            model.failure = f"the backend ran ops on the CPU and did not say so: {dict(ran['cpu'])}"
+        elif not ran["device"]:
+            model.failure = "nothing ran on the device"
+        return model
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------------
+
+
+def run_all(
+    programs: harness.Programs,
+    work: Path,
+    names: Sequence[str],
+    *,
+    jobs: int | None = None,
+    say: harness.Say = print,
+) -> dict[str, Model]:
+    """Does architectures side by side, and returns what became of each; the arguments are those of `models.run_all`."""
+    found: dict[str, Model] = {}
+
+    def done(name: str, answer: dict[str, Any]) -> None:
+        found[name] = Model.from_json(answer)
+        say(f"{len(found)}/{len(names)} {line(name, found[name])}")
+
+    lane.share_out(
+        Path(__file__),
+        {"work": str(work)},
+        programs,
+        names,
+        jobs or len(os.sched_getaffinity(0)),
+        stage=lambda name, stage, count: None,
+        done=done,
+    )
+    return {name: found[name] for name in names}
+
+
+def line(name: str, model: Model) -> str:
+    """Returns what became of an architecture, in a line."""
+    if model.absent:
+        return f"{name}: left out: {_NO_FILE}"
+    how = "passed" if model.passed else "FAILED"
+    where = f"{model.lacking} of {model.ops} nodes on the CPU: {_joined(model.reasons)}" if model.lacking else "wholly"
+    return (
+        f"{name}: {how}, {where}, {model.kernels} kernels, {model.launches} launches for other numbers of tokens, "
+        f"{model.seconds:.0f} s" + (f"; {model.failure}" if model.failure else "")
+    )
+
+
+_NO_FILE = "test-llama-archs writes no file of it"
+
+
+def _joined(reasons: Mapping[str, int]) -> str:
+    ops: dict[str, list[str]] = {}
+    for reason in sorted(reasons):
+        name, _, text = reason.rpartition(": ")
+        ops.setdefault(text, []).append(name)
+    return "; ".join(", ".join(names) + ": " * any(names) + text for text, names in ops.items())
+
+
+_INTRO = """\
+# Architectures with the default kernels
+
+Which architectures of llama.cpp's `test-llama-archs` run wholly on the device with the kernels that [`kernelgen model`](models.md) derives by default, for
+1, 8, 32, 128 and 256 tokens per call: the context has {n_ctx} cells. Nothing is recorded, and the test's own lengths are 64, 32 and for some 128 tokens; kernels for
+[other numbers of tokens](llama-cpp.md#any-number-of-tokens) compute them. The page is written by
+
+    ./bazelw run //tests/llama:default_kernels -- --write-page
+
+Of {all} architectures {passed} pass, with the test's limits, and {whole} of these run wholly on the device: but for the embedding of the input tokens, which
+llama.cpp keeps in host memory. *On the CPU* are the nodes for want of a kernel in the graph that has the most, of as many as it has. *Launches* are
+those of kernels for other numbers of tokens in the whole test. *Not cut along tokens* are ops that run along the tokens, as those of recurrent models do, and those of which
+it is not stated how they are cut; *these tensors* are several matrices or streams, or positions of several dimensions; and where there is *no
+kernel for other numbers*, the tokens are not the outermost axis. Such a model runs wholly on the device with kernels for the numbers of tokens of its calls (`--n-tokens`).
+
+| architecture | passes | kernels | launches | on the CPU | why |
+|---|---|--:|--:|--:|---|
+"""
+
+
+def page(found: Mapping[str, Model]) -> str:
+    """Returns the page's text."""
+    intro = _INTRO.format(
+        n_ctx=N_CTX,
+        all=sum(not model.absent for model in found.values()),
+        passed=sum(model.passed for model in found.values()),
+        whole=sum(model.whole for model in found.values()),
+    )
+    return intro + "".join(f"{row(name, model)}\n" for name, model in sorted(found.items()))
+
+
+def row(name: str, model: Model) -> str:
+    """Returns an architecture's row in the page."""
+    if model.absent:
+        return f"| {name} | | | | | {_NO_FILE} |"
+    on_cpu = f"{model.lacking} of {model.ops}" if model.lacking else ""
+    reason = model.failure.splitlines()[0] if model.failure else _joined(model.reasons)
+    cells = (name, "yes" if model.passed else "no", model.kernels, model.launches, on_cpu, reason.replace("|", "/"))
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def known(text: str) -> dict[str, bool]:
+    """Returns which architectures a page has, and whether it tells of nodes on the CPU."""
+    rows = re.findall(r"^\| ([^|]+) \| (?:yes|no) \| \d+ \| \d+ \| ([^|]*) \|", text, re.MULTILINE)
+    return {name: bool(on_cpu) for name, on_cpu in rows}
+
+
+def worse(found: Mapping[str, Model], text: str) -> list[str]:
+    """Returns what failed, or has nodes on the CPU that the page does not tell of."""
+    told = known(text)
+    return [
+        name
+        for name, model in found.items()
+        if not model.absent and (not model.passed or (model.lacking and not told.get(name, False)))
+    ]
+
+
+def summary(found: Mapping[str, Model]) -> Iterable[str]:
+    """Yields what is left on the CPU, by reason, and the totals."""
+    causes: dict[str, list[str]] = {}
+    for name, model in found.items():
+        for reason in model.reasons:
+            causes.setdefault(reason, []).append(name)
+    for reason, names in sorted(causes.items(), key=lambda item: -len(item[1])):
+        yield f"{len(names):4}  {reason}  ({', '.join(names[:6])}{', …' if len(names) > 6 else ''})"
+    yield (
+        f"{sum(not model.absent for model in found.values())} architectures, {sum(model.passed for model in found.values())} passed, "
+        f"{sum(model.whole for model in found.values())} wholly on the device"
+    )
+
+
+def _make(setup: dict[str, Any]) -> Any:
+    own = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"])
+    return lambda name, progress: asdict(own.do(name, progress))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-a", dest="names", metavar="NAMES", help="architectures; all by default")
+    parser.add_argument("--work", type=Path, help="where results are kept between runs")
+    parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
+    parser.add_argument("--write-page", action="store_true", help="write docs/default-kernels.md")
+    parser.add_argument("--lane", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.lane:
+        lane.serve(_make)
+        return 0
+    programs = harness.Programs.find()
+    work = (args.work or backend_ops.default_work().with_name("default-kernels")).absolute()
+    names = models.architectures(programs, work)
+    if args.names:
+        unknown = set(args.names.split(",")) - set(names)
+        if unknown:
+            parser.error(f"test-llama-archs does not run {', '.join(sorted(unknown))}; it runs {', '.join(names)}")
+        names = [name for name in names if name in args.names.split(",")]
+    found = run_all(programs, work, names, jobs=args.jobs, say=backend_ops.say)
+    for text in summary(found):
+        print(text)
+    if args.write_page:
+        fileio.write_bytes(PAGE, page(found).encode())
+    missed = worse(found, PAGE.read_text(encoding="utf-8") if PAGE.is_file() else "")
+    if missed:
+        print(f"failed, or with nodes on the CPU that docs/default-kernels.md does not tell of: {', '.join(missed)}")
+    return 1 if missed or not found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
