@@ -175,7 +175,7 @@ def _pytest_impl(ctx):
     script, runfiles = _script(
         ctx,
         arguments = " ".join(
-            ["-m pytest", "-q", "-p no:cacheprovider", "--rootdir=.", "--import-mode=importlib"] +
+            ["-m pytest", "-q", "-p no:cacheprovider", "--disable-plugin-autoload", "--rootdir=.", "--import-mode=importlib"] +
             ['--junitxml="$XML_OUTPUT_FILE"'] +
             ctx.attr.args_for_pytest +
             [f.short_path for f in tests],
