@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,6 +168,22 @@ def test_data_that_is_not_declared_and_so_not_there_is_named(folder: Path) -> No
     (folder / "mine/factor.txt").unlink()
     code, said = declared(folder)
     assert code == 1 and "FileNotFoundError" in said and "factor.txt, which is not a declared input" in said
+
+
+def test_packages_of_an_environment_below_this_one_are_no_data(folder: Path) -> None:
+    """A folder of sources that the interpreter is told of is data."""
+    paths = [folder / "base" / "site-packages", folder / "sources"]
+    for path in paths:
+        path.mkdir(parents=True)
+    code = "import sys; from kernelgen.emitters import foreign; print([foreign._is_own(path + '/m.py') for path in sys.argv[1:]])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *paths],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*filter(None, sys.path), *paths]))},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[True, False]\n"
 
 
 def test_another_librarys_data_is_no_concern(folder: Path) -> None:

@@ -211,6 +211,8 @@ def _environment() -> tuple[str, ...]:
     folders |= {*site.getsitepackages(), str(Path(__file__).absolute().parent.parent)}
     if sys.prefix != sys.base_prefix:  # an environment has nothing else in its folder
         folders.add(sys.prefix)
+    # Those of an environment that this one is laid over. A folder of sources that a .pth file names is called otherwise.
+    folders |= {folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")}
     both = folders | {os.path.realpath(folder) for folder in folders}
     return tuple(sorted(folder.rstrip(os.sep) + os.sep for folder in both))
 
