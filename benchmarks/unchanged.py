@@ -10,6 +10,7 @@ and the interpreter's version; copies of this machine's environment, under the k
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -397,6 +398,7 @@ class Change:
         ways: the ways to build that it is a change for.
         flags: of the build.
         found: whether every NEFF that an action makes again is found in kernelgen's cache, so that the compiler does not run.
+        of: what it changes. Changes of the same may be made at once: what none of them compiles, all of them together do not.
     """
 
     name: str
@@ -407,19 +409,20 @@ class Change:
     flags: Sequence[str] = ()
     found: bool = False
     compilers: Sequence[str] = COMPILERS
+    of: str = ""
 
 
 CHANGES = (
     Change("cold build", nothing, added=KERNELS),
-    Change("a comment in every module of kernelgen", comment_everywhere),
-    Change("an op added to ggml's table", add_op),
-    Change("a lint rule added", add_lint_rule),
-    Change("another version of kernelgen", raise_version),
-    Change("another memory_per_compile in the manifest", ask_for_memory),
-    Change("-c opt --copt=-O3", nothing, ways=("Bazel",), flags=("-c", "opt", "--copt=-O3")),
-    Change("a package bumped in the lock", bump_package),
-    Change("another patch release of Python", patch_release),
-    Change("another minor release of Python", minor_release),
+    Change("a comment in every module of kernelgen", comment_everywhere, of="kernelgen"),
+    Change("an op added to ggml's table", add_op, of="kernelgen"),
+    Change("a lint rule added", add_lint_rule, of="kernelgen"),
+    Change("another version of kernelgen", raise_version, of="kernelgen"),
+    Change("another memory_per_compile in the manifest", ask_for_memory, of="kernelgen"),
+    Change("-c opt --copt=-O3", nothing, ways=("Bazel",), flags=("-c", "opt", "--copt=-O3"), of="kernelgen"),
+    Change("a package bumped in the lock", bump_package, of="environment"),
+    Change("another patch release of Python", patch_release, of="environment"),
+    Change("another minor release of Python", minor_release, of="environment"),
     Change("a second target", second_target, added=KERNELS),
     Change(MOVED, nothing),
     Change(
@@ -459,19 +462,26 @@ def prepared(way: str, compiler: str, checkouts: scratch.Checkouts) -> Iterator[
             built.close()
 
 
-def run(way: str, compiler: str, checkouts: scratch.Checkouts) -> Iterator[Row]:
-    """Yields a row per change, built in one way with one compiler."""
+def run(way: str, compiler: str, checkouts: scratch.Checkouts, *, at_once: bool = False) -> Iterator[Row]:
+    """Yields a row per change, built in one way with one compiler; with `at_once`, a row per changes of the same."""
     with prepared(way, compiler, checkouts) as (built, record):
-        for change in CHANGES:
-            if way not in change.ways or compiler not in change.compilers:
-                continue
+        changes = [change for change in CHANGES if way in change.ways and compiler in change.compilers]
+        alike = itertools.groupby(changes, lambda change: change.of if at_once and change.of else change.name)
+        for group in (list(changes) for _, changes in alike):
             before = _runs(record)
-            change.make(built.tree)
-            counts = built.moved() if change.name == MOVED else built.build(*change.flags)
+            for one in group:
+                one.make(built.tree)
+            # Several are alike in what follows.
+            change = group[-1]
+            counts = (
+                built.moved() if change.name == MOVED else built.build(*(flag for one in group for flag in one.flags))
+            )
             runs = _runs(record) - before if compiler == "neuronx-cc" else None
             compiles = change.added or (KERNELS * len(built.tree.targets) if compiler in change.all_of else 0)
             counts = Counts(counts.emits, counts.compiles, runs)
-            yield Row(way, compiler, change.name, counts, compiles, 0 if change.found else compiles)
+            yield Row(
+                way, compiler, ", ".join(one.name for one in group), counts, compiles, 0 if change.found else compiles
+            )
 
 
 def _runs(record: Path) -> int:

@@ -29,19 +29,20 @@ def test_every_change_runs_exactly_the_actions_it_must(checkouts: scratch.Checko
     assert 0 < rope.want_emits < cold.want_emits
 
 
-# The benchmark has the simulator for the others, too; they find its NEFFs as they find those of neuronx-cc.
+# The benchmark makes each change by itself, and has the simulator for the other ways, too; they find its NEFFs as they find those of
+# neuronx-cc.
 @pytest.mark.parametrize(
     ("way", "compiler"), [built("Bazel", "simulator"), *(built(way, "neuronx-cc") for way in unchanged.WAYS)]
 )
 def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str, checkouts: scratch.Checkouts) -> None:
-    rows = list(unchanged.run(way, compiler, checkouts))
+    rows = list(unchanged.run(way, compiler, checkouts, at_once=True))
     counts = {r.change: (r.counts.compiles, r.counts.runs) for r in rows}
     runs = [r.want_runs if compiler == "neuronx-cc" else None for r in rows]
     assert counts == {r.change: (r.want_compiles, n) for r, n in zip(rows, runs, strict=True)}
     assert counts["cold build"][0] == unchanged.KERNELS
     changed = [r for r in rows if r.counts.emits and not r.counts.compiles]
-    # A change that reaches no step proves nothing: most have kernels emitted again.
-    assert len(changed) >= 4 or way == "kernelgen build"
+    # A change that reaches no step proves nothing: those of kernelgen and of its environment have kernels emitted again.
+    assert len(changed) >= 2 or way == "kernelgen build"
 
 
 @pytest.mark.parametrize("way", [built(way) for way in unchanged.WAYS])
