@@ -24,6 +24,7 @@ from .store import Store
 Kernelgen = Callable[..., subprocess.CompletedProcess[str]]
 
 OPS = ("relu", "silu", "sqr")
+BUILDS_AT_ONCE = 5
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_cmake_takes_no_neff_of_an_earlier_hlo_when_the_clock_was_set_back(tmp_p
     assert made.read_bytes() != first and len(compiles(record)) == 2
 
 
-def test_ten_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record: Path) -> None:
+def test_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record: Path) -> None:
     manifest(tmp_path, *OPS, targets="trn1, inf2")
     install(tmp_path / "sdk", record=str(record), seconds=0.3)
     settings = {"NEURON_SDK": tmp_path / "sdk", "NEURON_KERNELGEN_NEFF_CACHE": tmp_path / "cache"}
@@ -197,7 +198,7 @@ def test_ten_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record
             stderr=subprocess.PIPE,
             text=True,
         )
-        for n in range(10)
+        for n in range(BUILDS_AT_ONCE)
     ]
     total = 0
     for process in builds:
@@ -208,7 +209,7 @@ def test_ten_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record
         total += int(match[1])
     assert (total, sorted(compiles(record))) == (6, ["inf2"] * 3 + ["trn1"] * 3)
     for bundle in ("small_trn1", "small_inf2"):
-        assert len({(tmp_path / f"out{n}" / f"{bundle}.kernels.gguf").read_bytes() for n in range(10)}) == 1
+        assert len({(tmp_path / f"out{n}" / f"{bundle}.kernels.gguf").read_bytes() for n in range(BUILDS_AT_ONCE)}) == 1
     assert len(entries(tmp_path / "cache")) == 6
 
 
@@ -379,9 +380,9 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 
 
 def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    # `python3 tests/cache/faults.py` kills 200; these are what fits into 40 seconds.
+    # `bazel run //tests:cache_faults` kills 200; these are what fits into 40 seconds.
     seed = int(time.time())
-    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=25, seed=seed, limit=40) if victim]
+    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=12, seed=seed, limit=40) if victim]
     assert killed, f"seed {seed}: the builds always ended before something could be killed"
 
 
