@@ -12,10 +12,13 @@ import scratch
 NAMES = {path.stem for path in (scratch.CHECKOUT / "manifests" / "models").glob("*.yaml")}
 ANALYSE = ("build", "--nobuild")
 
+# They use the checkout of test_builds.py, whose server runs.
+pytestmark = pytest.mark.together("builds")
+
 
 @pytest.fixture(scope="module")
-def checkout() -> Iterator[scratch.Checkout]:
-    with scratch.checkout() as made:
+def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
+    with checkouts.lend("project") as made:
         yield made
 
 
