@@ -4,6 +4,7 @@ set(NEURON_KERNELS_SOURCES
     bundle.cpp
     error.cpp
     gguf.cpp
+    graph_key.cpp
     json.cpp
     key.cpp
     mapping.cpp

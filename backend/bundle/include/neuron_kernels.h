@@ -43,11 +43,12 @@ extern "C" {
 #endif
 
 // Version of the functions below and of the table. Either is added to, never changed; each addition raises it by one.
-#define NEURON_KERNELS_API_VERSION 4
+#define NEURON_KERNELS_API_VERSION 5
 
-// Version of what is in a pack, a tree and a table that this library reads: keys, hash and metadata
-// (docs/bundle-format.md).
-#define NEURON_KERNELS_FORMAT 1
+// Versions of what is in a pack, a tree and a table that this library reads, the first and the last: keys, hash and metadata
+// (docs/bundle-format.md). The second has graph kernels, too.
+#define NEURON_KERNELS_FIRST_FORMAT 1
+#define NEURON_KERNELS_FORMAT       2
 
 // Room for any message; a shorter buffer gets the message's beginning.
 #define NEURON_KERNELS_MESSAGE_SIZE 512
@@ -83,7 +84,7 @@ typedef struct neuron_kernels_tensor {
 // turned into when it is opened. Not meant to be written by hand; docs/bundle-format.md describes the contents.
 typedef struct neuron_kernels_table {
     uint32_t         struct_size;  // sizeof(neuron_kernels_table)
-    uint32_t         format;       // NEURON_KERNELS_FORMAT
+    uint32_t         format;       // from NEURON_KERNELS_FIRST_FORMAT to NEURON_KERNELS_FORMAT
     uint32_t         simulated;    // 1 when the NEFFs are the simulator's
     uint32_t         lnc;          // physical cores per logical NeuronCore that the NEFFs were compiled for
     uint32_t         n_kernels;
@@ -188,6 +189,14 @@ NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bun
                                                size_t                        n_inputs,
                                                const neuron_kernels_tensor * output,
                                                int32_t                       alias);
+
+// Returns the kernel with this key, or NEURON_KERNELS_NOT_FOUND. Takes time proportional to the key and allocates nothing.
+//
+// It is how a graph kernel is found, which computes several nodes of a graph at once: docs/bundle-format.md says which words
+// stand for them. Any kernel's key can be asked for. Since API version 5.
+NEURON_KERNELS_API int32_t neuron_kernels_find_words(const neuron_kernels * bundle,
+                                                     const uint64_t *       words,
+                                                     size_t                 n_words);
 
 // Returns the kernel with this id (`mul_mat-4096x512-f32-3f9ac2d1b7e0`), or NEURON_KERNELS_NOT_FOUND. Binary search.
 NEURON_KERNELS_API int32_t neuron_kernels_find_id(const neuron_kernels * bundle, const char * id);

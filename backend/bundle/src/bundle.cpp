@@ -17,9 +17,9 @@
 // what the forms of a bundle share
 //
 
-void neuron_kernels::make_table(bool simulated, uint32_t lnc, const uint8_t * neff_data) {
+void neuron_kernels::make_table(uint32_t format, bool simulated, uint32_t lnc, const uint8_t * neff_data) {
     table.struct_size  = sizeof(table);
-    table.format       = NEURON_KERNELS_FORMAT;
+    table.format       = format;
     table.simulated    = simulated;
     table.lnc          = lnc;
     table.n_kernels    = static_cast<uint32_t>(id_offsets.size());
@@ -45,6 +45,13 @@ void neuron_kernels::make_table(bool simulated, uint32_t lnc, const uint8_t * ne
 }
 
 namespace nk {
+
+void check_format(const char * what, uint64_t format) {
+    if (format < NEURON_KERNELS_FIRST_FORMAT || format > NEURON_KERNELS_FORMAT) {
+        fail(NEURON_KERNELS_ERROR_VERSION, "%s %" PRIu64 "; this library reads formats %d to %d", what, format,
+             NEURON_KERNELS_FIRST_FORMAT, NEURON_KERNELS_FORMAT);
+    }
+}
 
 bool is_kernel_id(std::string_view text) {
     constexpr size_t MAX_ID = 63;
@@ -163,10 +170,7 @@ neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * 
             nk::fail(NEURON_KERNELS_ERROR_VERSION, "its table has %" PRIu32 " bytes; this library reads %zu or more",
                      table->struct_size, FIRST_SIZE);
         }
-        if (table->format != NEURON_KERNELS_FORMAT) {
-            nk::fail(NEURON_KERNELS_ERROR_VERSION, "it has format %" PRIu32 "; this library reads format %d",
-                     table->format, NEURON_KERNELS_FORMAT);
-        }
+        nk::check_format("it has format", table->format);
         // A shorter one ends before the members that it knows nothing of.
         memcpy(&opened.table, table, std::min<size_t>(table->struct_size, sizeof(*table)));
     });
@@ -219,6 +223,13 @@ int32_t neuron_kernels_find(const neuron_kernels *        bundle,
         return NEURON_KERNELS_NOT_FOUND;
     }
     return nk::find_key(bundle->table, key.words, key.n_words);
+}
+
+int32_t neuron_kernels_find_words(const neuron_kernels * bundle, const uint64_t * words, size_t n_words) {
+    if (!bundle || !words) {
+        return NEURON_KERNELS_NOT_FOUND;
+    }
+    return nk::find_key(bundle->table, words, n_words);
 }
 
 int32_t neuron_kernels_find_id(const neuron_kernels * bundle, const char * id) {

@@ -37,10 +37,13 @@ struct neuron_kernels {
     std::vector<uint8_t>  neff_data;  // of a tree
 
     // Makes the table of the members. What else is in it, it is given.
-    void make_table(bool simulated, uint32_t lnc, const uint8_t * neff_data);
+    void make_table(uint32_t format, bool simulated, uint32_t lnc, const uint8_t * neff_data);
 };
 
 namespace nk {
+
+// Throws `error` with VERSION when bundles of a format are not read here; the message begins with `what`.
+void check_format(const char * what, uint64_t format);
 
 bool is_kernel_id(std::string_view text);
 

@@ -2,6 +2,7 @@
 
 #include "ascii.h"
 #include "error.h"
+#include "graph_key.h"
 #include "hash.h"
 
 #include <cstring>
@@ -77,36 +78,6 @@ bool add_tensor(const neuron_kernels_tensor & tensor, key & out) {
     return true;
 }
 
-// Returns what is wrong with a tensor's words in a key, or nullptr.
-const char * check_key_tensor(const uint64_t * words) {
-    int64_t  ne[4];
-    uint64_t nb[4];
-    for (int i = 0; i < 4; i++) {
-        ne[i] = static_cast<int64_t>(words[1 + i]);
-        nb[i] = words[5 + i];
-        if (ne[i] <= 0) {
-            return "a tensor has a dimension that is not positive";
-        }
-        if (nb[i] > INT64_MAX) {
-            return "a tensor has a stride of 2^63 or more";
-        }
-    }
-    if (words[0] > INT32_MAX) {
-        return "a tensor has an impossible type";
-    }
-    // A type this library is too old to know is not an error: nobody can ask for it here, and the other kernels are
-    // fine.
-    if (const type_traits * type = find_type(static_cast<int64_t>(words[0]))) {
-        if (!canonicalize(*type, ne, nb)) {
-            return "a tensor's rows are not whole blocks of its type";
-        }
-        if (memcmp(nb, words + 5, sizeof(nb)) != 0) {
-            return "a tensor's strides are not canonical, so it could not be found";
-        }
-    }
-    return nullptr;
-}
-
 }  // namespace
 
 const type_traits * find_type(int64_t number) {
@@ -175,9 +146,42 @@ bool make_key(const char *                  op,
     return true;
 }
 
-const char * check_key(const uint64_t * words, size_t n_words) {
+const char * check_key_tensor(const uint64_t * words) {
+    int64_t  ne[4];
+    uint64_t nb[4];
+    for (int i = 0; i < 4; i++) {
+        ne[i] = static_cast<int64_t>(words[1 + i]);
+        nb[i] = words[5 + i];
+        if (ne[i] <= 0) {
+            return "a tensor has a dimension that is not positive";
+        }
+        if (nb[i] > INT64_MAX) {
+            return "a tensor has a stride of 2^63 or more";
+        }
+    }
+    if (words[0] > INT32_MAX) {
+        return "a tensor has an impossible type";
+    }
+    // A type this library is too old to know is not an error: nobody can ask for it here, and the other kernels are
+    // fine.
+    if (const type_traits * type = find_type(static_cast<int64_t>(words[0]))) {
+        if (!canonicalize(*type, ne, nb)) {
+            return "a tensor's rows are not whole blocks of its type";
+        }
+        if (memcmp(nb, words + 5, sizeof(nb)) != 0) {
+            return "a tensor's strides are not canonical, so it could not be found";
+        }
+    }
+    return nullptr;
+}
+
+const char * check_key(const uint64_t * words, size_t n_words, uint32_t format) {
     constexpr const char * LENGTH = "its length does not fit its inputs";
 
+    if (n_words > 0 && words[0] == hash_op(GRAPH)) {
+        return format < GRAPH_FORMAT ? "it is a graph's, which no bundle of this format has"
+                                     : check_graph_key(words, n_words);
+    }
     if (n_words < 2 + TENSOR_WORDS + PARAM_WORDS) {
         return "it is too short";
     }

@@ -51,9 +51,12 @@ bool make_key(const char *                  op,
               int32_t                       alias,
               key &                         out);
 
-// Returns what is wrong with a kernel's key as a bundle has it, or nullptr. A key without mistakes is one that make_key
-// makes, for a type of tensor that this library knows or for another one.
-const char * check_key(const uint64_t * words, size_t n_words);
+// Returns what is wrong with a kernel's key as a bundle of a format has it, or nullptr. A key without mistakes is one that
+// make_key makes, for a type of tensor that this library knows or for another one, or that of a graph kernel.
+const char * check_key(const uint64_t * words, size_t n_words, uint32_t format);
+
+// Returns what is wrong with a tensor's words in a key, or nullptr.
+const char * check_key_tensor(const uint64_t * words);
 
 // Returns the first word of the keys of an op: FNV-1a of its name in lower case.
 uint64_t hash_op(std::string_view name);

@@ -7,7 +7,6 @@
 #include "key.h"
 
 #include <algorithm>
-#include <cinttypes>
 
 namespace nk {
 
@@ -110,7 +109,7 @@ void read_neffs(const gguf_file & file, neuron_kernels & bundle) {
     }
 }
 
-void read_keys(const gguf_file & file, neuron_kernels & bundle) {
+void read_keys(const gguf_file & file, uint32_t format, neuron_kernels & bundle) {
     constexpr const char * KEY = "kernelgen.key.offsets";
 
     const size_t n     = bundle.id_offsets.size();
@@ -132,7 +131,7 @@ void read_keys(const gguf_file & file, neuron_kernels & bundle) {
         }
     }
     for (size_t i = 0; i < n; i++) {
-        if (const char * problem = check_key(&bundle.key_words[offsets[i]], offsets[i + 1] - offsets[i])) {
+        if (const char * problem = check_key(&bundle.key_words[offsets[i]], offsets[i + 1] - offsets[i], format)) {
             corrupt("kernelgen.key.words", "key of kernel " + quoted(&bundle.ids[bundle.id_offsets[i]]) +
                                                ", from item " + std::to_string(offsets[i]) + ": " + problem);
         }
@@ -205,10 +204,8 @@ void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
         fail(NEURON_KERNELS_ERROR_NOT_A_PACK, "a GGUF file of architecture %s; expected '%s'", quoted(text).c_str(),
              ARCHITECTURE);
     }
-    if (const uint32_t format = file.u32("kernelgen.format"); format != NEURON_KERNELS_FORMAT) {
-        fail(NEURON_KERNELS_ERROR_VERSION, "a kernel pack of format %" PRIu32 "; this library reads format %d", format,
-             NEURON_KERNELS_FORMAT);
-    }
+    const uint32_t format = file.u32("kernelgen.format");
+    check_format("a kernel pack of format", format);
 
     bundle.name        = read_text(file, "kernelgen.name");
     bundle.target      = read_text(file, "kernelgen.target");
@@ -225,10 +222,10 @@ void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
     read_ids(file, bundle);
     read_hlo_digests(file, bundle);
     read_neffs(file, bundle);
-    read_keys(file, bundle);
+    read_keys(file, format, bundle);
     read_slots(file, bundle);
 
-    bundle.make_table(file.boolean("kernelgen.simulated"), file.u32("kernelgen.lnc"), file.tensors[0].data);
+    bundle.make_table(format, file.boolean("kernelgen.simulated"), file.u32("kernelgen.lnc"), file.tensors[0].data);
     check_slots(bundle.table);
 }
 

@@ -20,7 +20,7 @@ constexpr size_t DIGITS_PER_WORD = 16;
     fail(NEURON_KERNELS_ERROR_CORRUPT, "the kernel at byte %zu: %s", kernel.at, what.c_str());
 }
 
-std::vector<uint64_t> read_key(const json & kernel) {
+std::vector<uint64_t> read_key(const json & kernel, uint32_t format) {
     const std::string &   digits = kernel.string("key");
     std::vector<uint64_t> words(digits.size() / DIGITS_PER_WORD);
     bool                  good = digits.size() % DIGITS_PER_WORD == 0;
@@ -31,7 +31,7 @@ std::vector<uint64_t> read_key(const json & kernel) {
     if (!good) {
         corrupt(kernel, "its key is not a sequence of words of 16 hexadecimal digits");
     }
-    if (const char * problem = check_key(words.data(), words.size())) {
+    if (const char * problem = check_key(words.data(), words.size(), format)) {
         corrupt(kernel, std::string("its key: ") + problem);
     }
     return words;
@@ -100,7 +100,7 @@ std::vector<const json *> sorted_kernels(const json & index) {
     return kernels;
 }
 
-void read_kernels(const std::string & folder, const json & index, neuron_kernels & bundle) {
+void read_kernels(const std::string & folder, const json & index, uint32_t format, neuron_kernels & bundle) {
     std::map<std::string, uint32_t> neffs;  // the numbers of those that were read, by SHA-256
     bundle.key_offsets = { 0 };
     for (const json * kernel : sorted_kernels(index)) {
@@ -108,7 +108,7 @@ void read_kernels(const std::string & folder, const json & index, neuron_kernels
         bundle.ids.append(kernel->string("id")).push_back('\0');
         bundle.hlo_sha256.append(read_sha256(*kernel, "hlo_sha256")).push_back('\0');
 
-        const std::vector<uint64_t> words = read_key(*kernel);
+        const std::vector<uint64_t> words = read_key(*kernel, format);
         bundle.key_words.insert(bundle.key_words.end(), words.begin(), words.end());
         bundle.key_offsets.push_back(static_cast<uint32_t>(bundle.key_words.size()));
 
@@ -144,10 +144,7 @@ void read_tree(const std::string & folder, neuron_kernels & bundle) {
     }
     const json     index  = json_read(file.text());
     const uint64_t format = index.count("format", UINT64_MAX);
-    if (format != NEURON_KERNELS_FORMAT) {
-        fail(NEURON_KERNELS_ERROR_VERSION, "a tree of format %" PRIu64 "; this library reads format %d", format,
-             NEURON_KERNELS_FORMAT);
-    }
+    check_format("a tree of format", format);
     bundle.name        = index.string("name");
     bundle.target      = index.string("target");
     bundle.compiler    = index.string("compiler");
@@ -160,8 +157,8 @@ void read_tree(const std::string & folder, neuron_kernels & bundle) {
         bundle.flags.append(flag.text).push_back('\n');
     }
     const uint32_t lnc = static_cast<uint32_t>(index.count("lnc", UINT32_MAX));
-    read_kernels(folder, index, bundle);
-    bundle.make_table(index.boolean("simulated"), lnc, bundle.neff_data.data());
+    read_kernels(folder, index, static_cast<uint32_t>(format), bundle);
+    bundle.make_table(static_cast<uint32_t>(format), index.boolean("simulated"), lnc, bundle.neff_data.data());
     check_keys_differ(bundle.table);
 }
 

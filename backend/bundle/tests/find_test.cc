@@ -283,6 +283,32 @@ static void test_sha256() {
     CHECK(test::digest_of(all) == "f61ffcc417e1f0e59eba2da7fa32fbe05b64e478b68c6bacf990455f00248b98");
 }
 
+// A graph kernel is found by its words and by no others, beside kernels of ops.
+static void test_graphs_are_found_by_their_words() {
+    std::vector<kernel> kernels = test::sample_kernels();
+    const size_t        first   = kernels.size();
+    for (const kernel & k : test::sample_graphs()) {
+        kernels.push_back(k);
+    }
+    const std::string bytes = test::make_pack(kernels).bytes();
+    neuron_kernels *  bundle;
+    CHECK(neuron_kernels_open_memory(bytes.data(), bytes.size(), &bundle, nullptr, 0) == NEURON_KERNELS_OK);
+    for (size_t i = 0; i < kernels.size(); i++) {
+        std::vector<uint64_t> words = test::key_words(kernels[i]);
+        CHECK(neuron_kernels_find_words(bundle, words.data(), words.size()) == static_cast<int32_t>(i));
+        for (size_t w = 0; i >= first && w < words.size(); w++) {
+            words[w]++;
+            CHECK(neuron_kernels_find_words(bundle, words.data(), words.size()) == NEURON_KERNELS_NOT_FOUND);
+            words[w]--;
+        }
+        CHECK(neuron_kernels_find_words(bundle, words.data(), words.size() - 1) == NEURON_KERNELS_NOT_FOUND);
+    }
+    CHECK(neuron_kernels_find_words(bundle, nullptr, 3) == NEURON_KERNELS_NOT_FOUND);
+    CHECK(neuron_kernels_find_words(nullptr, test::key_words(kernels[0]).data(), 3) == NEURON_KERNELS_NOT_FOUND);
+    CHECK(neuron_kernels_find_words(bundle, test::key_words(kernels[0]).data(), 0) == NEURON_KERNELS_NOT_FOUND);
+    neuron_kernels_close(bundle);
+}
+
 int main() {
     const std::vector<kernel> kernels = test::sample_kernels();
     const std::string         bytes   = test::make_pack(kernels).bytes();
@@ -298,6 +324,7 @@ int main() {
     test_meaningless_strides_are_ignored(bundle, kernels);
     test_names_and_absent_inputs(bundle, kernels);
     test_null_op_params_are_zeros(bundle, kernels);
+    test_graphs_are_found_by_their_words();
     test_ids(bundle, kernels.size());
     test_metadata(bundle);
     test_bad_arguments(bundle, kernels);

@@ -3,7 +3,7 @@
 //
 //     mutation_test [--seed=N] [--rounds=N] [PACK]...
 //
-// Means little without AddressSanitizer and UndefinedBehaviorSanitizer. Without a PACK it takes one of its own.
+// Means little without AddressSanitizer and UndefinedBehaviorSanitizer. Without a PACK it takes two of its own.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -202,6 +202,7 @@ int main(int argc, char ** argv) {
     }
     if (packs.empty()) {
         packs.push_back(test::make_pack(test::sample_kernels()).bytes());
+        packs.push_back(test::make_pack(test::sample_graphs()).bytes());
     }
     for (const std::string & bytes : packs) {
         CHECK(try_pack(bytes) == NEURON_KERNELS_OK);

@@ -107,8 +107,10 @@ static void test_wrong_packs() {
     wrong("model", NOT_A_PACK, "of architecture 'll?ma'",
           [](pack & p) { p.set("general.architecture", test::STRING, test::text("ll\033ma")); });
     wrong("nothing", NOT_A_PACK, "without 'general.architecture'", [](pack & p) { p.erase("general.architecture"); });
-    wrong("format", VERSION, "of format 2; this library reads format 1",
-          [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(2)); });
+    wrong("format", VERSION, "of format 3; this library reads formats 1 to 2",
+          [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(3)); });
+    wrong("format", VERSION, "of format 0; this library reads formats 1 to 2",
+          [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(0)); });
 
     // metadata
     for (const pack::value & value : right.values) {
@@ -240,6 +242,92 @@ static void test_wrong_packs() {
     refuses("twice", test::make_pack(twice).bytes(), CORRUPT, "'kernel-0000009' has the same key as 'kernel-0000002'");
 }
 
+// Keys of graphs: in bundles of format 2 alone, and each of their words is checked.
+static void test_wrong_graphs() {
+    constexpr neuron_kernels_status CORRUPT = NEURON_KERNELS_ERROR_CORRUPT;
+    using input                             = test::graph::input;
+
+    std::string                     message;
+    const std::vector<test::kernel> right = test::sample_graphs();
+    CHECK_MSG(open_exactly(test::make_pack(right).bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
+    pack old = test::make_pack(right);
+    old.set("kernelgen.format", test::U32, raw<uint32_t>(1));
+    refuses("format", old.bytes(), CORRUPT, "it is a graph's, which no bundle of this format has");
+    // what has no graphs may be of either
+    pack later = test::make_pack(test::sample_kernels());
+    later.set("kernelgen.format", test::U32, raw<uint32_t>(2));
+    CHECK_MSG(open_exactly(later.bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
+
+    const auto is = [&](const char * part, const test::kernel & k) {
+        refuses("graph", test::make_pack({ k }).bytes(), CORRUPT, part);
+    };
+    const auto word = [&](size_t kernel, size_t i, uint64_t value, const char * part) {
+        test::kernel k = right[kernel];
+        k.words[i]     = value;
+        is(part, k);
+    };
+    // the first: two words, three extents, nodes of 4 + 9 + 11 + 8, 4 + 9 + 22 + 8 and as many words
+    constexpr size_t FIRST = 5, SECOND = FIRST + 32, THIRD = SECOND + 43;
+    word(0, 1, 0 | uint64_t(3) << 32, "it has no nodes");
+    word(0, 1, 65537 | uint64_t(3) << 32, "more nodes or slots than 65536");
+    word(0, 1, 3 | uint64_t(65537) << 32, "more nodes or slots than 65536");
+    word(0, 1, 4 | uint64_t(3) << 32, "its length does not fit its nodes");
+    word(0, 1, 65536 | uint64_t(3) << 32, "its length does not fit its nodes");
+    word(0, 1, 2 | uint64_t(3) << 32, "its length does not fit its nodes");
+    word(0, 2, 0, "impossible extent");
+    word(0, 2, uint64_t(1) << 63, "impossible extent");
+    word(0, 2, 64 * 8 * 4 + 4, "not as large as its uses");
+    word(0, 2, 64 * 8 * 4 - 4, "reaches beyond the slot");
+    word(0, FIRST + 1, 17, "more inputs than any");
+    word(0, FIRST + 1, 1 | uint64_t(2) << 32, "an impossible flag");
+    word(0, FIRST + 1, 2, "");
+    word(0, FIRST + 3, 4, "has an offset");
+    word(0, FIRST + 4, uint64_t(1) << 31, "impossible type");
+    word(0, FIRST + 5, 0, "not positive");
+    word(0, FIRST + 13, 3, "not numbered in the order of their first use");
+    word(0, FIRST + 13, 2, "an input that is computed after it");
+    word(0, FIRST + 14, 4, "reaches beyond the slot");
+    word(0, FIRST + 14, UINT64_MAX, "reaches beyond the slot");
+    word(0, SECOND + 2, 2 * 1 + 1 + 1, "reaches beyond the slot");
+    word(0, SECOND + 2, 2 * 1 + 0 + 1, "the memory of a node that is computed after it");
+    word(0, SECOND + 13, 2 * 2, "an input that is computed after it");
+    word(0, SECOND + 14, 4, "reaches beyond the node");
+    word(0, SECOND + 24, 1, "not numbered in the order of their first use");
+    word(0, THIRD + 1, 2, "nothing that it computes can be seen");
+    word(1, 6, 1 | uint64_t(1) << 32, "");
+    word(1, 5 + 1, 3 | uint64_t(1) << 32, "without memory of its own escapes");
+    for (const test::kernel & k : right) {
+        for (size_t n = 2; n < k.words.size(); n++) {
+            test::kernel shorter = k;
+            shorter.words.resize(n);
+            is("", shorter);
+        }
+        test::kernel longer = k;
+        longer.words.push_back(0);
+        is("its length does not fit its nodes", longer);
+    }
+
+    const neuron_kernels_tensor t = test::dense(0, 64);
+    const neuron_kernels_tensor absent{ NEURON_KERNELS_ABSENT, {}, {} };
+    const input                 slot{ true, 0, 0, t }, other{ true, 1, 0, t }, first{ false, 0, 0, t };
+    using test::graph;
+    is("a slot is not used", graph{ { 256, 256 } }.node("neg", { slot }, t, true).done());
+    is("not numbered", graph{ { 256, 256 } }.node("add", { other, slot }, t, true).done());
+    is("the last input of a node is absent",
+       graph{ { 256 } }.node("add", { slot, { false, 0, 0, absent } }, t, true).done());
+    is("no memory of its own",
+       graph{ { 256 } }.node("neg", { slot }, t, false, &slot).node("neg", { first }, t, true).done());
+    is("not as large as its uses", graph{ { 260 } }.node("neg", { { true, 0, 4, t } }, t, true).done());
+    // a type that is not known yet: its size can't be told
+    neuron_kernels_tensor unknown = t;
+    unknown.type                  = 1000;
+    test::kernel k                = graph{ { 9999 } }.node("neg", { { true, 0, 0, unknown } }, t, true).done();
+    CHECK_MSG(open_exactly(test::make_pack({ k }).bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
+    // what ggml_cast makes: the source that it writes to is the node itself
+    k = graph{ { 256 } }.node("cpy", { slot, first }, t, true).done();
+    CHECK_MSG(open_exactly(test::make_pack({ k }).bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
+}
+
 // What a later kernelgen may write and this library can live with.
 static void test_unknown_things_are_ignored() {
     pack p = test::make_pack(test::sample_kernels());
@@ -338,7 +426,10 @@ static void test_embedded_versions() {
     neuron_kernels_close(bundle);
     table.format = NEURON_KERNELS_FORMAT + 1;
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_VERSION);
-    CHECK(strstr(message, "format 2"));
+    CHECK(strstr(message, "it has format 3; this library reads formats 1 to 2"));
+    table.format = NEURON_KERNELS_FIRST_FORMAT;
+    CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
+    neuron_kernels_close(bundle);
 }
 
 static void test_embedded_neffs_are_verified() {
@@ -387,6 +478,7 @@ int main() {
         return 1;
     }
     test_wrong_packs();
+    test_wrong_graphs();
     test_unknown_things_are_ignored();
     test_files(folder);
     test_arguments();

@@ -49,9 +49,13 @@ struct kernel {
     neuron_kernels_tensor              output;
     int32_t                            alias                                 = NEURON_KERNELS_NO_ALIAS;
     int32_t                            op_params[NEURON_KERNELS_N_OP_PARAMS] = {};
+    std::vector<uint64_t>              words = {};  // of a graph kernel, in place of all that
 };
 
 inline int32_t find(const neuron_kernels * bundle, const kernel & k) {
+    if (!k.words.empty()) {
+        return neuron_kernels_find_words(bundle, k.words.data(), k.words.size());
+    }
     return neuron_kernels_find(bundle, k.op.c_str(), k.op_params, k.inputs.data(), k.inputs.size(), &k.output, k.alias);
 }
 
@@ -68,6 +72,9 @@ inline neuron_kernels_tensor dense(int32_t type, int64_t ne0, int64_t ne1 = 1, i
 }
 
 inline std::vector<uint64_t> key_words(const kernel & k) {
+    if (!k.words.empty()) {
+        return k.words;
+    }
     nk::key key;
     if (!nk::make_key(k.op.c_str(), k.op_params, k.inputs.data(), k.inputs.size(), k.output, k.alias, key)) {
         std::fprintf(stderr, "no key for a kernel of op %s\n", k.op.c_str());
@@ -161,6 +168,7 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
     std::vector<std::string> ids, specs, hlos, digests;
     std::vector<uint32_t>    neffs, offsets = { 0 };
     std::vector<uint64_t>    words;
+    uint32_t                 format = 1;
     pack                     out;
     for (size_t i = 0; i < n; i++) {
         char digest[65];
@@ -170,6 +178,7 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
         hlos.push_back(digest);
         neffs.push_back(static_cast<uint32_t>(i < n_neffs ? i : n_neffs - 1));
         const std::vector<uint64_t> key = key_words(kernels[i]);
+        format                          = kernels[i].words.empty() ? format : 2;
         words.insert(words.end(), key.begin(), key.end());
         offsets.push_back(static_cast<uint32_t>(words.size()));
         if (i < n_neffs) {
@@ -184,7 +193,7 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
         { "general.architecture", STRING, text("neuron-kernels") },
         { "general.alignment", U32, raw<uint32_t>(64) },
         { "general.name", STRING, text("test_trn1") },
-        { "kernelgen.format", U32, raw<uint32_t>(1) },
+        { "kernelgen.format", U32, raw(format) },
         { "kernelgen.name", STRING, text("test") },
         { "kernelgen.target", STRING, text("trn1") },
         { "kernelgen.lnc", U32, raw<uint32_t>(1) },
@@ -224,6 +233,80 @@ inline std::vector<kernel> sample_kernels() {
     // A permuted view: rows of 64 halves, 3 of them, 7 apart.
     kernels.push_back({ "cont", { { F16, { 64, 3, 7, 1 }, { 2, 896, 128, 2688 } } }, dense(F16, 64, 3, 7) });
     return kernels;
+}
+
+// A key of a graph, made step by step.
+struct graph {
+    std::vector<uint64_t> extents;
+    std::vector<uint64_t> nodes = {};
+    uint64_t              n     = 0;
+
+    struct input {
+        bool                  is_slot;
+        uint64_t              index;
+        uint64_t              offset;
+        neuron_kernels_tensor tensor;
+    };
+
+    static void add_tensor(const neuron_kernels_tensor & t, std::vector<uint64_t> & words) {
+        words.push_back(static_cast<uint64_t>(t.type));
+        words.insert(words.end(), t.ne, t.ne + 4);
+        words.insert(words.end(), t.nb, t.nb + 4);
+    }
+
+    // An input of type NEURON_KERNELS_ABSENT is absent. `in` is where a result is that has no memory of its own.
+    graph & node(const char *                  op,
+                 const std::vector<input> &    inputs,
+                 const neuron_kernels_tensor & result,
+                 bool                          escapes = false,
+                 const input *                 in      = nullptr) {
+        nodes.push_back(nk::hash_op(op));
+        nodes.push_back(inputs.size() | static_cast<uint64_t>(escapes) << 32);
+        nodes.push_back(in ? 2 * in->index + in->is_slot + 1 : 0);
+        nodes.push_back(in ? in->offset : 0);
+        add_tensor(result, nodes);
+        for (const input & i : inputs) {
+            if (i.tensor.type == NEURON_KERNELS_ABSENT) {
+                nodes.push_back(nk::ABSENT_WORD);
+                continue;
+            }
+            nodes.push_back(2 * i.index + i.is_slot);
+            nodes.push_back(i.offset);
+            add_tensor(i.tensor, nodes);
+        }
+        nodes.insert(nodes.end(), nk::PARAM_WORDS, 0);
+        n++;
+        return *this;
+    }
+
+    kernel done() const {
+        kernel k;
+        k.words = { nk::hash_op("graph"), n | static_cast<uint64_t>(extents.size()) << 32 };
+        k.words.insert(k.words.end(), extents.begin(), extents.end());
+        k.words.insert(k.words.end(), nodes.begin(), nodes.end());
+        return k;
+    }
+};
+
+// A norm, its scaling and a product; the write to a cache at an offset, and the read after it.
+inline std::vector<kernel> sample_graphs() {
+    constexpr int32_t F32 = 0, F16 = 1, I64 = 27;
+
+    const neuron_kernels_tensor x = dense(F32, 64, 8), w = dense(F32, 64), a = dense(F16, 64, 32), y = dense(F32, 32, 8);
+    const neuron_kernels_tensor absent = { NEURON_KERNELS_ABSENT, {}, {} };
+    graph                       norm{ { 64 * 8 * 4, 64 * 4, 64 * 32 * 2 } };
+    norm.node("rms_norm", { { true, 0, 0, x } }, x)
+        .node("mul", { { false, 0, 0, x }, { true, 1, 0, w } }, x)
+        .node("mul_mat", { { true, 2, 0, a }, { false, 1, 0, x } }, y, true);
+
+    // 100 rows of 16 halves, of which the first three are never used
+    const neuron_kernels_tensor fresh = dense(F32, 16, 5), rows = dense(I64, 5), cells = dense(F16, 16, 97);
+    const neuron_kernels_tensor seen = dense(F16, 16, 40);
+    const graph::input          all{ true, 2, 0, cells };
+    graph                       cache{ { 16 * 5 * 4, 5 * 8, 16 * 97 * 2 } };
+    cache.node("set_rows", { { true, 0, 0, fresh }, { true, 1, 0, rows }, all }, cells, false, &all)
+        .node("soft_max", { { true, 2, 16 * 10 * 2, seen }, { false, 0, 0, absent }, { true, 0, 0, fresh } }, seen, true);
+    return { norm.done(), cache.done() };
 }
 
 }  // namespace test

@@ -47,8 +47,10 @@ inline void read_everything(const neuron_kernels * bundle) {
         CHECK(static_cast<size_t>(neuron_kernels_neff_index(bundle, number)) < neuron_kernels_neff_count(bundle));
         CHECK(neuron_kernels_find_id(bundle, neuron_kernels_id(bundle, number)) == number);
     }
-    for (const kernel & k : sample_kernels()) {
-        sum += static_cast<uint64_t>(find(bundle, k));
+    for (const auto & kernels : { sample_kernels(), sample_graphs() }) {
+        for (const kernel & k : kernels) {
+            sum += static_cast<uint64_t>(find(bundle, k));
+        }
     }
     sink = sum;
 }
