@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kernelgen.canonical import canonical_json
 from kernelgen.ggml import ops as ggml_ops
@@ -74,7 +74,7 @@ class KernelSpec:
             "op": self.op,
             "inputs": [None if t is None else str(t) for t in self.inputs],
             "output": str(self.output),
-            "params": dict(self.params),
+            "params": params_to_json(self.params),
             "alias": self.alias,
         }
 
@@ -89,13 +89,22 @@ class KernelSpec:
             value["op"],
             [None if t is None else TensorDesc.parse(t) for t in value["inputs"]],
             TensorDesc.parse(value["output"]),
-            {name: _param_from_json(v) for name, v in value["params"].items()},
+            {name: param_from_json(v) for name, v in value["params"].items()},
             value["alias"],
         )
 
 
-def _param_from_json(value: Any) -> ParamValue:
-    # Infinities and "nan" have no JSON number; from Bazel's attributes every value comes as text.
+def params_to_json(params: Iterable[tuple[str, ParamValue]]) -> dict[str, ParamValue | str]:
+    """Returns parameters as values that JSON has: infinities and "nan" as text."""
+    return {name: _param_to_json(value) for name, value in params}
+
+
+def param_from_json(value: Any) -> ParamValue:
+    """Returns a parameter of `params_to_json`. From Bazel's attributes every value comes as text.
+
+    Raises:
+        ValueError: a text is not a number, `true` or `false`.
+    """
     return param_from_text(value) if isinstance(value, str) else value
 
 
@@ -121,11 +130,15 @@ def _param_to_json(value: ParamValue) -> ParamValue | str:
     return value
 
 
-def spec_json(spec: KernelSpec) -> str:
+class AnySpec(Protocol):
+    """What one kernel computes, of either kind: `KernelSpec`, or `kernelgen.graph_kernel.GraphSpec`."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def spec_json(spec: AnySpec) -> str:
     """Returns the spec's canonical JSON: what its id is the digest of, and what an emit step is given."""
-    value = spec.to_json()
-    value["params"] = {name: _param_to_json(v) for name, v in spec.params}
-    return canonical_json(value)
+    return canonical_json(spec.to_json())
 
 
 def _kernel_id(spec: KernelSpec) -> str:

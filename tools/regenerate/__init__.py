@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from regenerate import costs, manifest_schema, op_table, targets, token_table
+from regenerate import costs, graph_keys, manifest_schema, op_table, targets, token_table
 
 FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/costs.inc": lambda _: costs.render(),
@@ -19,6 +19,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/token_table.inc": lambda _: token_table.render(),
     "backend/nrt/targets.inc": lambda _: targets.inc(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),
+    "tests/data/bundle-graph-keys.json": lambda _: graph_keys.render(),
     "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,
 }
 """What is generated: the file, and a function from its text now to what it should be."""

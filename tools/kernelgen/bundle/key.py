@@ -1,20 +1,20 @@
 """The key a kernel is looked up by: what a backend can read off a graph node, as 64-bit words, and its hash.
 
 The layout is docs/bundle-format.md's; the C++ library computes the same words from a `ggml_tensor`, and both are tested
-against `tests/data/bundle-keys.json`.
+against `tests/data/bundle-keys.json` and `tests/data/bundle-graph-keys.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 
 from kernelgen.canonical import canonical_json
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.kernel import KernelSpec, spec_json
+from kernelgen.graph_kernel import GraphNode, GraphSpec, Place, Spec
+from kernelgen.kernel import KernelSpec, params_to_json
 
 MASK = 2**64 - 1
 ABSENT = MASK
@@ -29,12 +29,33 @@ def fnv1a(data: bytes) -> int:
     return h
 
 
-def key(spec: KernelSpec) -> tuple[int, ...]:
+def key(spec: Spec) -> tuple[int, ...]:
     """Returns the key words of a kernel, each in 0 … 2^64 - 1."""
+    if isinstance(spec, GraphSpec):
+        return _graph(spec)
     words = [fnv1a(spec.op.encode()), len(spec.inputs) | (0 if spec.alias is None else spec.alias + 1) << 32]
     for tensor in spec.inputs:
         words += [ABSENT] if tensor is None else _tensor(tensor)
     return (*words, *_tensor(spec.output), *_params(spec))
+
+
+def _graph(spec: GraphSpec) -> tuple[int, ...]:
+    words = [fnv1a(b"graph"), len(spec.nodes) | len(spec.slots) << 32, *spec.slots]
+    for node in spec.nodes:
+        words += [fnv1a(node.op.encode()), len(node.inputs) | node.escapes << 32]
+        words += [0, 0] if node.place is None else [_memory(node.place) + 1, node.place.offset]
+        words += _tensor(node.output)
+        for operand in node.inputs:
+            if operand is None:
+                words += [ABSENT]
+            else:
+                words += [_memory(operand.place), operand.place.offset, *_tensor(operand.tensor)]
+        words += _params(node)
+    return tuple(words)
+
+
+def _memory(place: Place) -> int:
+    return 2 * place.index + place.slot
 
 
 def key_hash(words: Iterable[int]) -> int:
@@ -50,10 +71,10 @@ def _tensor(tensor: TensorDesc) -> list[int]:
     return [TYPES[tensor.dtype].number, *tensor.ne, *tensor.nb]
 
 
-def _params(spec: KernelSpec) -> list[int]:
+def _params(spec: KernelSpec | GraphNode) -> list[int]:
     if ggml_ops.op(spec.op).custom:
         # ggml has no op_params for it: a digest of the parameters takes their place.
-        digest = hashlib.sha512(canonical_json(json.loads(spec_json(spec))["params"]).encode()).digest()
+        digest = hashlib.sha512(canonical_json(params_to_json(spec.params)).encode()).digest()
         return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
     words = [word & 0xFFFFFFFF for word in spec.op_params]
     return [words[i] | words[i + 1] << 32 for i in range(0, ggml_ops.N_WORDS, 2)]
