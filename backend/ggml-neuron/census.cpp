@@ -1,5 +1,6 @@
 #include "census.h"
 
+#include "group_plan.h"
 #include "record.h"
 #include "weights.h"
 
@@ -133,6 +134,10 @@ void neuron_census::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
     set = cgraph->visited_hash_set.keys;
     end = cgraph->nodes + cgraph->n_nodes;
     for (const neuron_planned_node & planned : plan.nodes) {
+        if (planned.group) {
+            current.device += planned.group->members.size();
+            continue;
+        }
         if (neuron_is_on_device(planned)) {
             current.device++;
             continue;

@@ -8,6 +8,9 @@
 // Steps bound at once. Each has two tensor sets in the library; a graph of a large model has about a thousand.
 static constexpr size_t MAX_STEPS = 1 << 16;
 
+// Sources and results of a NEFF: as many as a graph's key has slots.
+static constexpr size_t MAX_TENSORS = 1 << 16;
+
 // The smallest scratch memory; it grows by doubling.
 static constexpr size_t MIN_SCRATCH = 1 << 20;
 
@@ -288,7 +291,22 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
     return status;
 }
 
-// Reads the names `input<i>` and `input<i>.must_alias_input`, `output0` and `input<i>.updated`.
+// Reads an index below MAX_TENSORS from a name that begins with `prefix`, and leaves what follows it; false when there is none.
+static bool read_index(const std::string & name, const char * prefix, size_t & index, std::string & rest) {
+    const size_t n = strlen(prefix);
+    if (name.compare(0, n, prefix) != 0 || name.size() == n || name[n] < '0' || name[n] > '9') {
+        return false;
+    }
+    index = 0;
+    size_t end = n;
+    for (; end < name.size() && name[end] >= '0' && name[end] <= '9' && index < MAX_TENSORS; end++) {
+        index = 10 * index + (size_t) (name[end] - '0');
+    }
+    rest = name.substr(end);
+    return index < MAX_TENSORS;
+}
+
+// Reads the names `input<i>` and `input<i>.must_alias_input`, `output<i>` and `input<i>.updated`.
 NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message) {
     nrt_tensor_info_array_t * info   = nullptr;
     const NRT_STATUS          status = nrt.nrt_get_model_tensor_info(model.handle, &info);
@@ -299,19 +317,16 @@ NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message
     for (uint64_t i = 0; i < info->tensor_count && message.empty(); i++) {
         const nrt_tensor_info_t & tensor = info->tensor_array[i];
         const std::string         name(tensor.name, strnlen(tensor.name, sizeof(tensor.name)));
-        int                       source = -1;
-        int                       end    = 0;
         const bool                output = tensor.usage == NRT_TENSOR_USAGE_OUTPUT;
-        bool                      good   = output && name == "output0";
-        if (!good && sscanf(name.c_str(), "input%d%n", &source, &end) == 1) {
-            const std::string rest = name.substr((size_t) end);
-            good                   = source >= 0 && source < GGML_MAX_SRC &&
-                                     (output ? rest == ".updated" : rest.empty() || rest == ".must_alias_input");
-        }
-        if (!good) {
+        size_t                    index  = 0;
+        std::string               rest;
+        const bool                result = output && read_index(name, "output", index, rest) && rest.empty();
+        const bool source = !result && read_index(name, "input", index, rest) &&
+                            (output ? rest == ".updated" : rest.empty() || rest == ".must_alias_input");
+        if (!result && !source) {
             message = model.name + ": its NEFF has a tensor '" + name + "', which no kernel of kernelgen has";
         }
-        model.tensors.push_back({ name, source, output, tensor.size });
+        model.tensors.push_back({ name, result, index, output, tensor.size });
     }
     nrt.nrt_free_model_tensor_info(info);
     if (!message.empty()) {
@@ -371,52 +386,46 @@ void neuron_core::destroy_steps_and_slices() {
     }
 }
 
-// Returns what a step is known by: the NEFF, the number of sources, and of each operand memory, offset and size. The NEFF
-// stands for the kernel, since equal NEFFs compute the same.
-static std::vector<uint64_t> step_key(const neuron_kernel & kernel, const neuron_operand * operands, size_t n_src) {
+// Returns what a step is known by: the NEFF, the numbers of sources and results, and of each operand memory, offset and size.
+// The NEFF stands for the kernel, since equal NEFFs compute the same.
+static std::vector<uint64_t> step_key(const neuron_kernel & kernel, const neuron_binding & binding) {
     std::vector<uint64_t> key;
-    key.reserve(2 + 3 * (n_src + 1));
+    key.reserve(2 + 3 * binding.size());
     key.push_back(kernel.neff_number());
-    key.push_back(n_src);
-    for (size_t i = 0; i <= n_src; i++) {
-        key.push_back(operands[i].memory ? operands[i].memory->id : 0);
-        key.push_back(operands[i].offset);
-        key.push_back(operands[i].size);
+    key.push_back(binding.n_src | (uint64_t) binding.n_results << 32);
+    for (size_t i = 0; i < binding.size(); i++) {
+        const neuron_operand & operand = binding.operands[i];
+        key.push_back(operand.memory ? operand.memory->id : 0);
+        key.push_back(operand.offset);
+        key.push_back(operand.size);
     }
     return key;
 }
 
-// Returns the index of the operand that a model's tensor is.
-static size_t operand_of(const neuron_model::tensor & tensor, size_t n_src) {
-    return tensor.source < 0 ? n_src : (size_t) tensor.source;
+// Returns the index of the operand that a model's tensor is, or that of none.
+static size_t operand_of(const neuron_model::tensor & tensor, const neuron_binding & binding) {
+    const size_t n = tensor.result ? binding.n_results : binding.n_src;
+    return tensor.index < n ? tensor.index + (tensor.result ? binding.n_src : 0) : binding.size();
 }
 
 // Returns in what a NEFF disagrees with the bundle's index, "" when every operand has a tensor of its size in the NEFF, and
 // the other way round.
-static std::string disagreement(const neuron_model &   model,
-                                const neuron_kernel &  kernel,
-                                const neuron_operand * operands,
-                                size_t                 n_src) {
-    const auto is_updated = [&](size_t i) {
-        return i < n_src && (kernel.updates >> i & 1);
-    };
-    const auto is_operand = [&](const neuron_model::tensor & tensor, size_t i) {
-        return tensor.source < 0 || (i < n_src && (!tensor.output || is_updated(i)));
-    };
+static std::string disagreement(const neuron_model & model, const neuron_binding & binding) {
     const std::string text = model.name + ": its NEFF disagrees with the bundle's index: ";
 
     size_t wanted = 0;
-    for (size_t i = 0; i <= n_src; i++) {
-        wanted += operands[i].size != 0;
-        wanted += is_updated(i);
+    for (size_t i = 0; i < binding.size(); i++) {
+        wanted += binding.operands[i].size != 0;
+        wanted += binding.is_updated(i);
     }
     if (model.tensors.size() != wanted) {
         return text + "it has " + std::to_string(model.tensors.size()) + " tensors and the index says " +
                std::to_string(wanted);
     }
     for (const neuron_model::tensor & tensor : model.tensors) {
-        const size_t i    = operand_of(tensor, n_src);
-        const size_t size = is_operand(tensor, i) ? operands[i].size : 0;
+        const size_t i          = operand_of(tensor, binding);
+        const bool   is_operand = i < binding.size() && (tensor.result || !tensor.output || binding.is_updated(i));
+        const size_t size       = is_operand ? binding.operands[i].size : 0;
         if (size != tensor.size) {
             return text + tensor.name + " has " + std::to_string(tensor.size) + " bytes and the index says " +
                    std::to_string(size);
@@ -442,7 +451,7 @@ neuron_model & neuron_core::model_of(const neuron_kernel & kernel) {
 }
 
 // Makes the tensor sets of a step. Returns false and sets `message` when that fails: what was made is the step's.
-bool neuron_core::fill(neuron_step & step, const neuron_operand * operands, size_t n_src, std::string & message) {
+bool neuron_core::fill(neuron_step & step, const neuron_binding & binding, std::string & message) {
     const auto failed = [&](const char * function, NRT_STATUS status) {
         message = nrt.describe(function, status) + ": " + step.model->name;
         return false;
@@ -454,7 +463,7 @@ bool neuron_core::fill(neuron_step & step, const neuron_operand * operands, size
         }
     }
     for (const neuron_model::tensor & tensor : step.model->tensors) {
-        const neuron_operand & operand = operands[operand_of(tensor, n_src)];
+        const neuron_operand & operand = binding.operands[operand_of(tensor, binding)];
         nrt_tensor_t *         bound   = slice(*operand.memory, operand.offset, operand.size, message);
         if (!bound) {
             return false;
@@ -470,21 +479,19 @@ bool neuron_core::fill(neuron_step & step, const neuron_operand * operands, size
 
 // Loads the model if need be and makes a step of it, or returns NULL and sets `message`.
 std::unique_ptr<neuron_step> neuron_core::make_step(neuron_model &         model,
-                                                    const neuron_kernel &  kernel,
-                                                    const neuron_operand * operands,
-                                                    size_t                 n_src,
+                                                    const neuron_binding & binding,
                                                     std::string &          message) {
     if (!model.handle && load(model, message) != NRT_SUCCESS) {
         return nullptr;
     }
-    message = disagreement(model, kernel, operands, n_src);
+    message = disagreement(model, binding);
     if (!message.empty()) {
         mark_broken(model, message);
         return nullptr;
     }
     auto step   = std::make_unique<neuron_step>();
     step->model = &model;
-    if (!fill(*step, operands, n_src, message)) {
+    if (!fill(*step, binding, message)) {
         destroy(*step);
         return nullptr;
     }
@@ -492,11 +499,10 @@ std::unique_ptr<neuron_step> neuron_core::make_step(neuron_model &         model
 }
 
 neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
-                                const neuron_operand * operands,
-                                size_t                 n_src,
+                                const neuron_binding & binding,
                                 std::string &          message,
                                 bool &                 broken) {
-    std::vector<uint64_t> key   = step_key(kernel, operands, n_src);
+    std::vector<uint64_t> key   = step_key(kernel, binding);
     const auto            found = steps.find(key);
     if (found != steps.end()) {
         return found->second.get();
@@ -506,7 +512,7 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
     }
     neuron_model & model = model_of(kernel);
     message              = model.broken;
-    auto step            = message.empty() ? make_step(model, kernel, operands, n_src, message) : nullptr;
+    auto step            = message.empty() ? make_step(model, binding, message) : nullptr;
     broken               = !model.broken.empty();
     return step ? steps.emplace(std::move(key), std::move(step)).first->second.get() : nullptr;
 }

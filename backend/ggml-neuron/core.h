@@ -59,13 +59,29 @@ struct neuron_operand {
     size_t          size   = 0;
 };
 
+// What a kernel is bound to: of an op its sources, absent ones with size 0, and its result; of a group its slots and its results.
+struct neuron_binding {
+    const neuron_operand *    operands  = nullptr;  // sources, then results
+    size_t                    n_src     = 0;
+    size_t                    n_results = 1;
+    uint32_t                  updates   = 0;        // sources that it changes besides its results, as bits
+    const std::vector<bool> * written   = nullptr;  // the same, of a group
+
+    bool is_updated(size_t src) const {
+        return src < n_src && (written ? (*written)[src] : src < 32 && (updates >> src & 1));
+    }
+
+    size_t size() const { return n_src + n_results; }
+};
+
 // A NEFF on the core. It stays in the table when it was unloaded to make room, and is loaded again when needed.
 struct neuron_model {
     // An input or output by the name that the NEFF gives it.
     struct tensor {
         std::string name;
-        int         source;  // index in ggml's src; -1 for the result
-        bool        output;  // the result, or the new content of a source
+        bool        result;  // else a source, or its new content
+        size_t      index;   // of the result or the source
+        bool        output;  // a result, or the new content of a source
         size_t      size;    // bytes
     };
 
@@ -113,12 +129,10 @@ struct neuron_core {
     // locked. Returns scratch memory of at least this size, or NULL and reports why. What was in it is lost when it grows.
     neuron_memory * scratch(size_t size);
 
-    // locked. Returns the kernel bound to the operands, in the order of ggml's sources and then the result; those of
-    // absent sources have size 0. Equal arguments give the same step. NULL when it can't be: `message` says why, and
-    // `broken` whether it never will be.
+    // locked. Returns the kernel bound to operands. Equal arguments give the same step. NULL when it can't be: `message` says
+    // why, and `broken` whether it never will be.
     neuron_step * bind(const neuron_kernel &  kernel,
-                       const neuron_operand * operands,
-                       size_t                 n_src,
+                       const neuron_binding & binding,
                        std::string &          message,
                        bool &                 broken);
 
@@ -151,13 +165,9 @@ struct neuron_core {
     neuron_memory * allocate_locked(size_t size, std::string & message);
     void            free_locked(neuron_memory * memory);
     nrt_tensor_t *  slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
-    bool            fill(neuron_step & step, const neuron_operand * operands, size_t n_src, std::string & message);
+    bool            fill(neuron_step & step, const neuron_binding & binding, std::string & message);
 
-    std::unique_ptr<neuron_step> make_step(neuron_model &         model,
-                                           const neuron_kernel &  kernel,
-                                           const neuron_operand * operands,
-                                           size_t                 n_src,
-                                           std::string &          message);
+    std::unique_ptr<neuron_step> make_step(neuron_model & model, const neuron_binding & binding, std::string & message);
     void                         destroy(neuron_step & step);
     template <typename F> void   destroy_steps(F which);
     void                         destroy_steps_and_slices();

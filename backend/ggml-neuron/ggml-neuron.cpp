@@ -3,8 +3,11 @@
 #include "census.h"
 #include "core.h"
 #include "cpu.h"
+#include "fusion.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
+#include "group_plan.h"
+#include "groups.h"
 #include "kernels.h"
 #include "log.h"
 #include "nrt.h"
@@ -38,6 +41,9 @@ struct ggml_backend_neuron_device_context {
     std::string                  description;
     std::unique_ptr<neuron_core> core;
     ggml_backend_buffer_type     buft{};  // of device memory
+    neuron_fusion                fusion;
+
+    explicit ggml_backend_neuron_device_context(const neuron_kernel_store & kernels) : fusion(kernels) {}
 };
 
 struct ggml_backend_neuron_reg_context {
@@ -55,6 +61,11 @@ static struct ggml_backend_neuron_counts {
     std::array<std::atomic<uint64_t>, GGML_OP_COUNT> device{};
     std::array<std::atomic<uint64_t>, GGML_OP_COUNT> cpu{};
     std::atomic<uint64_t>                            moves{ 0 };
+
+    // Of groups.
+    std::atomic<uint64_t>                                     launches{ 0 };
+    std::atomic<uint64_t>                                     grouped{ 0 };  // ops in them
+    std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason
 
     // Of ops that kernels for other numbers of tokens computed.
     std::atomic<uint64_t> pieces{ 0 };
@@ -75,6 +86,7 @@ static struct ggml_backend_neuron_counts {
         };
         print("NeuronCores", device);
         print("the CPU in a NeuronCore's stead", cpu);
+        print_groups();
         if (pieces) {
             NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",
                        (unsigned long long) pieces.load(), (unsigned long long) padding.load());
@@ -82,6 +94,25 @@ static struct ggml_backend_neuron_counts {
         if (moves) {
             NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n",
                        (unsigned long long) moves.load());
+        }
+    }
+
+    void print_groups() const {
+        uint64_t    others = 0;
+        std::string reasons;
+        for (int reason = 0; reason < NEURON_UNGROUPED_COUNT; reason++) {
+            const uint64_t n = outside[reason];
+            others += n;
+            if (n) {
+                reasons += (reasons.empty() ? ": " : "; ") + std::to_string(n) + " because " + neuron_ungrouped_name(reason);
+            }
+        }
+        if (launches) {
+            NEURON_LOG("%llu ops ran in groups, in %llu launches, %.1f ops each\n", (unsigned long long) grouped.load(),
+                       (unsigned long long) launches.load(), (double) grouped / (double) launches);
+        }
+        if (others) {
+            NEURON_LOG("%llu ops were in no group%s\n", (unsigned long long) others, reasons.c_str());
         }
     }
 } g_counts;
@@ -338,7 +369,40 @@ static NRT_STATUS ggml_backend_neuron_lengthen_mask(const neuron_long_mask & m) 
 }
 
 // locked
+static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, const neuron_planned_group & group) {
+    NRT_STATUS status = NRT_SUCCESS;
+    for (size_t i = 0; i < group.uploads.size() && status == NRT_SUCCESS; i++) {
+        const neuron_group_transfer & u = group.uploads[i];
+        status                          = u.core.memory->write_locked(u.host, u.core.offset, u.core.size);
+    }
+    if (status == NRT_SUCCESS) {
+        status = core.execute(*group.step, group.members.back().node->name);
+    }
+    for (size_t i = 0; i < group.after.size() && status == NRT_SUCCESS; i++) {
+        status = core.copy(group.after[i].from, group.after[i].to);
+    }
+    for (size_t i = 0; i < group.downloads.size() && status == NRT_SUCCESS; i++) {
+        const neuron_group_transfer & d = group.downloads[i];
+        status                          = d.core.memory->read_locked(d.host, d.core.offset, d.core.size);
+    }
+    if (status != NRT_SUCCESS) {
+        return ggml_backend_neuron_status(status);
+    }
+    for (const neuron_group_member & member : group.members) {
+        g_counts.device[member.node->op].fetch_add(1, std::memory_order_relaxed);
+    }
+    g_counts.launches.fetch_add(1, std::memory_order_relaxed);
+    g_counts.grouped.fetch_add(group.members.size(), std::memory_order_relaxed);
+    g_counts.moves.fetch_add(group.after.size(), std::memory_order_relaxed);
+    group.launches->fetch_add(1, std::memory_order_relaxed);
+    return GGML_STATUS_SUCCESS;
+}
+
+// locked
 static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_planned_node & planned) {
+    if (planned.group) {
+        return ggml_backend_neuron_compute_group(core, *planned.group);
+    }
     if (planned.later) {
         g_counts.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
         return GGML_STATUS_SUCCESS;
@@ -417,11 +481,28 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     enum ggml_status            status = ctx->planner.get(cgraph, &plan);
     if (status == GGML_STATUS_SUCCESS) {
         ctx->census.add(cgraph, *plan);
+        for (int reason = 0; reason < NEURON_UNGROUPED_COUNT; reason++) {
+            g_counts.outside[reason].fetch_add(plan->outside[reason], std::memory_order_relaxed);
+        }
     }
     for (size_t i = 0; status == GGML_STATUS_SUCCESS && i < plan->nodes.size(); i++) {
         status = ggml_backend_neuron_compute(core, plan->nodes[i]);
     }
     return status;
+}
+
+// Keeps what a group reads until all of it is computed: the allocator would free a tensor after its last reader, and give its
+// memory to a result of the group.
+static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                         cgraph,
+                                           const neuron_groups &                       groups,
+                                           struct ggml_backend_graph_optimize_params * params) {
+    for (const neuron_group & group : groups.groups) {
+        for (const neuron_group_slot & slot : group.slots) {
+            if (!slot.root->buffer && !slot.root->data) {
+                params->add_alloc_dep(params->user_data, slot.root, cgraph->nodes[group.last()]);
+            }
+        }
+    }
 }
 
 // Keeps the scheduler's allocator from giving a node the memory of one of its sources: a kernel's result must not overlap
@@ -443,7 +524,11 @@ static void ggml_backend_neuron_graph_optimize(ggml_backend_t                   
             }
         }
     }
-    GGML_UNUSED(backend);
+    auto * ctx = (ggml_backend_neuron_context *) backend->context;
+    if (ctx->device->fusion.is_enabled()) {
+        const neuron_kernel_store & kernels = ggml_backend_neuron_shared().kernels;
+        ggml_backend_neuron_keep_slots(cgraph, neuron_find_groups(cgraph, kernels, false), params);
+    }
 }
 
 static const struct ggml_backend_i ggml_backend_neuron_i = {
@@ -523,7 +608,8 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
     auto * device = (ggml_backend_neuron_device_context *) dev->context;
     auto * ctx    = new ggml_backend_neuron_context{
         /* .device  = */ device,
-        /* .planner = */ { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_locate },
+        /* .planner = */
+        { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, ggml_backend_neuron_locate },
         /* .census  = */
         { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds  },
     };
@@ -583,10 +669,17 @@ static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_cont
     });
 }
 
+// Returns whether a node is in some group. Where a bundle has no kernel for the node by itself, the CPU computes it when the
+// graph has it among other nodes.
+static bool ggml_backend_neuron_is_member(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const neuron_group_index & groups = ggml_backend_neuron_shared().kernels.groups;
+    return device->fusion.is_enabled() && !groups.empty() && groups.has_member(neuron_token_of(op)) && neuron_has_cpu();
+}
+
 // Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
 // computes it: so a program asks at once for what it will ask for when the kernels are there.
 static bool ggml_backend_neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    return ggml_backend_neuron_has_kernel(device, op) ||
+    return ggml_backend_neuron_has_kernel(device, op) || ggml_backend_neuron_is_member(device, op) ||
            (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
 }
 
@@ -622,7 +715,7 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
     if (neuron_is_kept_by_host(op) || (!in_host && !ggml_backend_neuron_holds_updates(device, op))) {
         return false;
     }
-    if (!ggml_backend_neuron_has_kernel(device, op)) {
+    if (!ggml_backend_neuron_has_kernel(device, op) && !ggml_backend_neuron_is_member(device, op)) {
         neuron_note_missing(op);
     }
     const bool computed = ggml_backend_neuron_computes(device, op);
@@ -724,9 +817,49 @@ static ggml_backend_dev_t ggml_backend_neuron_reg_get_device(ggml_backend_reg_t 
     GGML_UNUSED(reg);
 }
 
+// What llama.cpp's test-fusion asks a backend for by name. Each device has a count of launches by graph kernel.
+using ggml_backend_fusion_t = void *;
+
+static ggml_backend_fusion_t ggml_backend_neuron_fusion_get(ggml_backend_dev_t dev) {
+    return &((ggml_backend_neuron_device_context *) dev->context)->fusion;
+}
+
+static void ggml_backend_neuron_fusion_stats_init(ggml_backend_fusion_t fusion) {
+    ((neuron_fusion *) fusion)->reset();
+}
+
+static void ggml_backend_neuron_fusion_stats_reset(ggml_backend_fusion_t fusion) {
+    ((neuron_fusion *) fusion)->reset();
+}
+
+static int ggml_backend_neuron_fusion_stats_get(ggml_backend_fusion_t fusion,
+                                                const char **         labels,
+                                                uint64_t *            counts,
+                                                int                   n) {
+    return ((neuron_fusion *) fusion)->get(labels, counts, n);
+}
+
+static void ggml_backend_neuron_fusion_set_enabled(ggml_backend_fusion_t fusion, bool enabled) {
+    ((neuron_fusion *) fusion)->set_enabled(enabled);
+}
+
 static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, const char * name) {
-    if (strcmp(name, "ggml_backend_neuron_register_bundle") == 0) {
-        return (void *) ggml_backend_neuron_register_bundle;
+    const struct {
+        const char * name;
+        void *       function;
+    } functions[] = {
+        { "ggml_backend_neuron_register_bundle", (void *) ggml_backend_neuron_register_bundle    },
+        { "ggml_backend_fusion_get",             (void *) ggml_backend_neuron_fusion_get         },
+        { "ggml_backend_fusion_stats_init",      (void *) ggml_backend_neuron_fusion_stats_init  },
+        { "ggml_backend_fusion_stats_reset",     (void *) ggml_backend_neuron_fusion_stats_reset },
+        { "ggml_backend_fusion_stats_get",       (void *) ggml_backend_neuron_fusion_stats_get   },
+        { "ggml_backend_fusion_set_enabled",     (void *) ggml_backend_neuron_fusion_set_enabled },
+    };
+
+    for (const auto & entry : functions) {
+        if (strcmp(name, entry.name) == 0) {
+            return entry.function;
+        }
     }
     return NULL;
 
@@ -780,7 +913,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
 
 static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & shared, uint32_t core) {
     const neuron_nrt & nrt    = *shared.nrt;
-    auto               device = std::make_unique<ggml_backend_neuron_device_context>();
+    auto               device = std::make_unique<ggml_backend_neuron_device_context>(shared.kernels);
     device->name              = "NEURON" + std::to_string(core);
     device->description       = nrt.simulator        ? "NeuronCore, simulated on the CPU"
                                 : nrt.target.empty() ? "AWS NeuronCore"

@@ -1,5 +1,6 @@
 #include "kernels.h"
 
+#include "../bundle/src/graph_key.h"
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
 #include "chains.h"
@@ -146,6 +147,24 @@ void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
     }
 }
 
+// A graph kernel shows that its nodes' ops can be computed, beside others.
+void neuron_kernel_store::read_graph(neuron_bundle & bundle, const uint64_t * key, size_t n_words) {
+    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
+        const nk::graph_node node = nk::read_graph_node(words);
+        nk::word_hash        signature;
+        signature.add(node.op);
+        const uint64_t * inputs = node.inputs;
+        for (uint64_t i = 0; i < node.n_inputs; i++) {
+            const uint64_t * tensor = nk::next_graph_input(inputs);
+            signature.add(tensor ? *tensor : nk::ABSENT_WORD);
+        }
+        bundle.ops.insert(node.op);
+        bundle.signatures.insert(signature.value());
+        words = node.end;
+    }
+    groups.add(key, n_words);
+}
+
 void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
     const size_t n = neuron_kernels_count(bundle.handle);
     for (size_t k = 0; k < n; k++) {
@@ -154,6 +173,11 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         const uint64_t * words = key;
         const uint64_t * end   = words + n_words;
         if (n_words < 2) {
+            continue;
+        }
+        if (key[0] == nk::hash_op(nk::GRAPH)) {
+            bundle.graphs.push_back((int32_t) k);
+            read_graph(bundle, key, n_words);
             continue;
         }
         const uint32_t n_inputs = (uint32_t) words[1];
@@ -206,6 +230,16 @@ neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t 
 
 neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
     return bundles.empty() ? neuron_kernel{} : find(neuron_signature_of(op), neuron_updates_of(op));
+}
+
+neuron_kernel neuron_kernel_store::find_graph(const std::vector<uint64_t> & words) const {
+    for (const auto & bundle : bundles) {
+        const int32_t number = neuron_kernels_find_words(bundle->handle, words.data(), words.size());
+        if (number != NEURON_KERNELS_NOT_FOUND) {
+            return { bundle.get(), number };
+        }
+    }
+    return {};
 }
 
 // Returns what is read for any number of tokens, and for each, in bytes.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ggml.h"
+#include "group_index.h"
 #include "neuron_kernels.h"
 #include "nrt.h"
 #include "tokens.h"
@@ -28,6 +29,8 @@ struct neuron_bundle {
     // What is in it regardless of shapes: the first words of keys, and hashes of these and the input types.
     std::unordered_set<uint64_t> ops;
     std::unordered_set<uint64_t> signatures;
+
+    std::vector<int32_t> graphs;  // its graph kernels
 
     ~neuron_bundle() { neuron_kernels_close(handle); }
 };
@@ -100,6 +103,21 @@ class neuron_kernel_store {
     void for_each(uint64_t                                                               op_hash,
                   const std::function<void(const char * id, const neuron_signature &)> & use) const;
 
+    // Returns the kernel with the key of a graph, or none.
+    neuron_kernel find_graph(const std::vector<uint64_t> & words) const;
+
+    // Which groups of nodes there are graph kernels for.
+    neuron_group_index groups;
+
+    // Calls a function with every graph kernel.
+    template <typename F> void for_each_graph(F function) const {
+        for (const auto & bundle : bundles) {
+            for (const int32_t number : bundle->graphs) {
+                function(neuron_kernel{ bundle.get(), number });
+            }
+        }
+    }
+
     // Returns whether some kernel computes this op on inputs of these types, whatever their shapes.
     bool has_signature(const ggml_tensor * op) const;
 
@@ -127,6 +145,7 @@ class neuron_kernel_store {
 
     void read_signatures(neuron_bundle & bundle);
     void add_heads(const neuron_signature & kernel);
+    void read_graph(neuron_bundle & bundle, const uint64_t * key, size_t n_words);
 
     neuron_token_index tokens;
     bool               exact_only = false;  // GGML_NEURON_EXACT

@@ -3,6 +3,7 @@
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
 #include "chains.h"
+#include "group_plan.h"
 #include "log.h"
 #include "record.h"
 
@@ -18,7 +19,7 @@ bool neuron_is_work(const ggml_tensor * node) {
 }
 
 bool neuron_is_on_device(const neuron_planned_node & planned) {
-    return !planned.steps.empty() || planned.later || neuron_is_zero(planned.node);
+    return planned.group || !planned.steps.empty() || planned.later || neuron_is_zero(planned.node);
 }
 
 //
@@ -50,12 +51,14 @@ struct long_mask {
     size_t              size;
 };
 
-// A node that has to be computed, and what computes it.
+// A node that has to be computed, or a group of nodes, and what computes it.
 struct candidate {
-    int              index;  // in cgraph->nodes
-    neuron_service   service;
-    neuron_signature signature;
-    neuron_placement placement;
+    int                    index = 0;  // in cgraph->nodes, of a group's last
+    neuron_service         service;
+    neuron_signature       signature;
+    neuron_placement       placement;
+    neuron_group *         group = nullptr;
+    neuron_group_placement group_placement;
 
     std::shared_ptr<neuron_chain> chain;               // that it ends: signature and placement are the whole chain's
     size_t                        between[2] = {};     // where in scratch memory results between its nodes are, in turn
@@ -311,7 +314,7 @@ static bool bind_step(neuron_core &                core,
                       std::vector<neuron_step *> & steps,
                       std::string &                message,
                       bool &                       broken) {
-    neuron_step * step = core.bind(kernel, operands, n_src, message, broken);
+    neuron_step * step = core.bind(kernel, { operands, n_src, 1, kernel.updates, nullptr }, message, broken);
     if (step) {
         steps.push_back(step);
     }
@@ -399,6 +402,31 @@ static neuron_planned_node bind_node(neuron_core &     core,
     return planned;
 }
 
+// locked. Binds a group, or marks it as one that can't be.
+static neuron_planned_node bind_group(neuron_core &       core,
+                                      neuron_memory *     scratch,
+                                      const ggml_cgraph * cgraph,
+                                      neuron_fusion &     fusion,
+                                      const candidate &   c,
+                                      bool &              whole) {
+    neuron_planned_node planned;
+    std::string         message;
+    bool                broken = false;
+    planned.index              = c.index;
+    planned.node               = cgraph->nodes[c.index];
+    planned.data               = planned.node->data;
+    planned.group              = c.group_placement.bind(core, scratch, cgraph, *c.group, message, broken);
+    if (!planned.group) {
+        NEURON_WARN("%s; computing its %zu nodes one by one%s\n", message.c_str(), c.group->nodes.size(),
+                    broken ? "" : " this time");
+        whole             = whole && broken;
+        c.group->unusable = true;
+        return planned;
+    }
+    planned.group->launches = fusion.launches_of(c.group->kernel);
+    return planned;
+}
+
 // Lets only the first node of those with the same mask make it.
 static void share_masks(neuron_plan & plan) {
     std::vector<size_t> made;  // by offset in scratch memory
@@ -419,6 +447,7 @@ static void share_masks(neuron_plan & plan) {
 static enum ggml_status bind_all(neuron_core &                  core,
                                  neuron_memory *                scratch,
                                  const ggml_cgraph *            cgraph,
+                                 neuron_fusion &                fusion,
                                  const std::vector<candidate> & candidates,
                                  neuron_plan &                  plan) {
     // Binding may destroy older steps, and the ones of this plan with them: then once more, from the beginning.
@@ -429,6 +458,10 @@ static enum ggml_status bind_all(neuron_core &                  core,
         plan.nodes.clear();
         plan.nodes.reserve(candidates.size());
         for (const candidate & c : candidates) {
+            if (c.group) {
+                plan.nodes.push_back(bind_group(core, scratch, cgraph, fusion, c, plan.whole));
+                continue;
+            }
             plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c, plan.whole));
             if (c.chain && plan.nodes.back().steps.empty()) {
                 // each by the CPU, in their order
@@ -479,7 +512,7 @@ static bool is_whole_chain(const ggml_cgraph *            cgraph,
         }
         const candidate &   c    = candidates[candidates.size() - n + k];
         const ggml_tensor * node = cgraph->nodes[c.index];
-        if (node != chain.nodes[k].node || c.chain || c.later) {
+        if (node != chain.nodes[k].node || c.group || c.chain || c.later) {
             return false;
         }
         const bool seen = (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, c.index) != 1;
@@ -522,12 +555,24 @@ static void find_chain(const neuron_kernel_store & kernels,
     }
 }
 
-// locked
-enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & plan) {
+// Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
+static std::vector<candidate> find_candidates(const ggml_cgraph *         cgraph,
+                                              const neuron_kernel_store & kernels,
+                                              neuron_groups &             groups) {
     std::vector<candidate> candidates;
+    auto                   group = groups.groups.begin();
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const ggml_tensor * node = cgraph->nodes[i];
         if (!neuron_is_work(node)) {
+            continue;
+        }
+        if (group != groups.groups.end() && group->first() == i) {
+            candidate c;
+            c.index = group->last();
+            c.group = &*group;
+            candidates.push_back(std::move(c));
+            i = group->last();
+            ++group;
             continue;
         }
         candidate c;
@@ -540,14 +585,70 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
         find_chain(kernels, cgraph, candidates);
     }
     for (const candidate & c : candidates) {
-        if (!c.service && !c.later && !neuron_is_zero(cgraph->nodes[c.index])) {
+        if (!c.service && !c.group && !c.later && !neuron_is_zero(cgraph->nodes[c.index])) {
             neuron_note_missing(cgraph->nodes[c.index]);
         }
     }
+    return candidates;
+}
+
+// Takes groups out whose nodes are to be computed one by one; returns whether there were any.
+template <typename F>
+static bool take_out(neuron_groups & groups, neuron_ungrouped reason, neuron_plan & plan, F unusable) {
+    auto & all = groups.groups;
+    const auto end = std::remove_if(all.begin(), all.end(), [&](const neuron_group & group) {
+        if (unusable(group)) {
+            plan.outside[reason] += (uint32_t) group.nodes.size();
+            return true;
+        }
+        return false;
+    });
+    const bool any = end != all.end();
+    all.erase(end, all.end());
+    return any;
+}
+
+// locked
+enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & plan) {
+    neuron_groups groups;
+    plan.fused = fusion.is_enabled();
+    plan.outside.fill(0);
+    plan.whole = true;
+    if (plan.fused) {
+        groups = neuron_find_groups(cgraph, kernels, neuron_is_watched(cgraph));
+        for (const auto & [node, reason] : groups.outside) {
+            plan.outside[reason]++;
+        }
+        take_out(groups, NEURON_UNGROUPED_KERNEL, plan,
+                 [this](const neuron_group & group) { return core.is_broken_locked(group.kernel); });
+        take_out(groups, NEURON_UNGROUPED_MEMORY, plan, [this](const neuron_group & group) {
+            return !neuron_group_placement().place(core, locate, group, 0);
+        });
+    }
+    bool whole = true;
+    while (true) {
+        const enum ggml_status status = make(cgraph, groups, plan);
+        whole                         = whole && plan.whole;
+        if (status != GGML_STATUS_SUCCESS || !take_out(groups, NEURON_UNGROUPED_KERNEL, plan,
+                                                       [](const neuron_group & group) { return group.unusable; })) {
+            plan.whole = whole;
+            return status;
+        }
+    }
+}
+
+// locked. Makes the plan with these groups; those that can't be bound are marked.
+enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan) {
+    std::vector<candidate> candidates   = find_candidates(cgraph, kernels, groups);
     std::vector<long_mask> masks;
     const size_t           masks_size   = place_masks(cgraph, candidates, masks);
     size_t                 scratch_size = masks_size;
     for (candidate & c : candidates) {
+        if (c.group) {
+            c.group_placement.place(core, locate, *c.group, masks_size);  // it was possible before
+            scratch_size = std::max(scratch_size, c.group_placement.scratch());
+            continue;
+        }
         if (!c.service) {
             continue;
         }
@@ -569,7 +670,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
             return GGML_STATUS_ALLOC_FAILED;
         }
     }
-    return bind_all(core, scratch, cgraph, candidates, plan);
+    return bind_all(core, scratch, cgraph, fusion, candidates, plan);
 }
 
 //
@@ -582,6 +683,7 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph) {
     const auto    add_tensor = [&h](const ggml_tensor * t) {
         h.add((uint64_t) (uintptr_t) t);
         h.add((uint64_t) (uintptr_t) t->data);
+        h.add((uint64_t) (uintptr_t) t->view_src);
         h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
         h.add((uint64_t) t->type);
         for (int i = 0; i < GGML_MAX_DIMS; i++) {
@@ -592,6 +694,9 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph) {
     h.add((uint64_t) cgraph->n_nodes);
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const ggml_tensor * node = cgraph->nodes[i];
+        // what is seen outside of a group depends on them, also where the same nodes are part of another graph
+        h.add((uint64_t) node->flags);
+        h.add((uint64_t) neuron_uses_in_graph(cgraph, node));
         if (!neuron_is_work(node)) {
             h.add(0);
             continue;
@@ -600,7 +705,6 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph) {
         for (const int32_t param : node->op_params) {
             h.add((uint32_t) param);
         }
-        h.add((uint64_t) (uintptr_t) node->view_src);
         add_tensor(node);
         for (const ggml_tensor * src : node->src) {
             if (src) {
@@ -637,13 +741,18 @@ void neuron_planner::forget() {
 }
 
 bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const {
-    if (!plan.whole || plan.epoch != core.epoch || plan.n_graph_nodes != cgraph->n_nodes) {
+    if (!plan.whole || plan.epoch != core.epoch || plan.n_graph_nodes != cgraph->n_nodes ||
+        plan.fused != fusion.is_enabled()) {
         return false;
     }
     // what a fingerprint tells of graphs without a uid
     return !cgraph->uid ||
            std::all_of(plan.nodes.begin(), plan.nodes.end(), [cgraph](const neuron_planned_node & planned) {
-               return cgraph->nodes[planned.index] == planned.node && planned.node->data == planned.data;
+               const auto is_same = [cgraph](const auto & p) {
+                   return cgraph->nodes[p.index] == p.node && p.node->data == p.data;
+               };
+               return planned.group ? std::all_of(planned.group->members.begin(), planned.group->members.end(), is_same) :
+                                      is_same(planned);
            });
 }
 

@@ -6,11 +6,15 @@
 #pragma once
 
 #include "core.h"
+#include "fusion.h"
 #include "ggml-impl.h"
+#include "groups.h"
 #include "kernels.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -39,11 +43,15 @@ struct neuron_long_mask {
     int64_t             rows;
 };
 
-// A node of a graph with everything that was to be found out about it.
+struct neuron_planned_group;  // group_plan.h
+
+// A node of a graph with everything that was to be found out about it, or a group of nodes.
 struct neuron_planned_node {
     int           index = 0;           // in cgraph->nodes
     ggml_tensor * node  = nullptr;
     const void *  data  = nullptr;     // node->data, to see that the graph was not allocated anew
+
+    std::shared_ptr<neuron_planned_group> group;  // of which the node is the last; then nothing below says anything
 
     bool    cut     = false;           // computed by kernels for other numbers of tokens, or a longer cache
     int64_t padding = 0;               // rows that they compute beyond the node's own, or twice
@@ -64,6 +72,10 @@ struct neuron_plan {
     uint64_t                         last_used     = 0;
     int                              n_graph_nodes = 0;
     bool                             whole = true;  // false: a kernel could not be bound, but may be the next time
+    bool                             fused = false;  // groups were looked for
+
+    std::array<uint32_t, NEURON_UNGROUPED_COUNT> outside{};  // nodes that are in no group, by reason
+
     std::vector<neuron_planned_node> nodes;         // those that have to be computed
 };
 
@@ -80,8 +92,11 @@ using neuron_locate_t = bool (*)(const neuron_core & core, const ggml_tensor * t
 // Makes the plans of one backend and keeps them.
 class neuron_planner {
   public:
-    neuron_planner(neuron_core & core, const neuron_kernel_store & kernels, neuron_locate_t locate) :
-        core(core), kernels(kernels), locate(locate) {}
+    neuron_planner(neuron_core &               core,
+                   const neuron_kernel_store & kernels,
+                   neuron_fusion &             fusion,
+                   neuron_locate_t             locate) :
+        core(core), kernels(kernels), fusion(fusion), locate(locate) {}
 
     // locked. Sets `plan` to the graph's, which is made on first use, and again when what it refers to is gone or when not
     // all of it could be made. It is good until the next call.
@@ -89,11 +104,13 @@ class neuron_planner {
 
   private:
     enum ggml_status make(const ggml_cgraph * cgraph, neuron_plan & plan);
+    enum ggml_status make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan);
     bool             is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const;
     void             forget();
 
     neuron_core &               core;
     const neuron_kernel_store & kernels;
+    neuron_fusion &             fusion;
     const neuron_locate_t       locate;
 
     // By cgraph->uid, and by content for graphs that have none.

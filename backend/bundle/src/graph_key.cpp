@@ -218,6 +218,31 @@ class graph_reader {
 
 }  // namespace
 
+const uint64_t * first_graph_node(const uint64_t * words) {
+    return words + 2 + (words[1] >> 32);
+}
+
+const uint64_t * next_graph_input(const uint64_t *& inputs) {
+    if (*inputs == ABSENT_WORD) {
+        inputs++;
+        return nullptr;
+    }
+    const uint64_t * tensor = inputs + GRAPH_INPUT_WORDS;
+    inputs                  = tensor + TENSOR_WORDS;
+    return tensor;
+}
+
+graph_node read_graph_node(const uint64_t * words) {
+    graph_node node{ words[0], words[1] & 0xFFFFFFFF, words[1] >> 32 != 0, words[2], words + GRAPH_NODE_WORDS,
+                     nullptr,  nullptr,               nullptr };
+    node.inputs = node.params = node.tensor + TENSOR_WORDS;
+    for (uint64_t i = 0; i < node.n_inputs; i++) {
+        next_graph_input(node.params);
+    }
+    node.end = node.params + PARAM_WORDS;
+    return node;
+}
+
 const char * check_graph_key(const uint64_t * words, size_t n_words) {
     return graph_reader(words, n_words).read();
 }

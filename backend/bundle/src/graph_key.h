@@ -36,4 +36,24 @@ inline uint64_t reference_word(const graph_reference & reference) {
     return 2 * reference.index + reference.is_slot;
 }
 
+// A node in a graph's key.
+struct graph_node {
+    uint64_t         op;
+    uint64_t         n_inputs;
+    bool             escapes;
+    uint64_t         result;  // 0, or 1 more than the word of what its result refers to
+    const uint64_t * tensor;
+    const uint64_t * inputs;
+    const uint64_t * params;
+    const uint64_t * end;
+};
+
+// Returns the first node of a graph's key that has no mistakes. The next one begins where a node ends.
+const uint64_t * first_graph_node(const uint64_t * words);
+
+graph_node read_graph_node(const uint64_t * words);
+
+// Returns the words of an input's tensor, or NULL when it is absent, and steps to the next input.
+const uint64_t * next_graph_input(const uint64_t *& inputs);
+
 }  // namespace nk

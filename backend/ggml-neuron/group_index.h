@@ -1,0 +1,64 @@
+// Which groups of nodes the bundles have kernels for, by what their nodes are.
+//
+// A node's token is a hash of what it computes, without where its operands are: op, parameters, tensors. Groups are known by
+// their tokens, so that a graph is searched in time proportional to its nodes; that a group is what a kernel computes, its
+// whole key says (groups.h).
+
+#pragma once
+
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+// Hashes of the beginnings of a sequence of tokens, from which that of any part of it follows.
+class neuron_token_hashes {
+  public:
+    neuron_token_hashes() = default;
+    explicit neuron_token_hashes(const std::vector<uint64_t> & tokens);
+
+    size_t size() const { return prefixes.size() - 1; }
+
+    // Returns the hash of n tokens from one on.
+    uint64_t part(size_t first, size_t n) const { return prefixes[first + n] - prefixes[first] * powers[n]; }
+
+  private:
+    std::vector<uint64_t> prefixes{ 0 };
+    std::vector<uint64_t> powers{ 1 };
+};
+
+// Groups whose nodes have the same tokens. They may differ in their wiring, and in which results are seen outside.
+struct neuron_group_pattern {
+    neuron_token_hashes          tokens;
+    std::unordered_set<uint64_t> wirings;  // hashes of their keys without what is seen outside
+};
+
+class neuron_group_index {
+  public:
+    // Adds a graph kernel by its key.
+    void add(const uint64_t * key, size_t n_words);
+
+    bool empty() const { return patterns.empty(); }
+
+    // Returns whether some group has a node with this token.
+    bool has_member(uint64_t token) const { return members.count(token) != 0; }
+
+    // Returns the patterns that begin with a token, longest first, or NULL.
+    const std::vector<neuron_group_pattern> * beginning_with(uint64_t token) const;
+
+  private:
+    std::unordered_map<uint64_t, std::vector<neuron_group_pattern>> patterns;
+    std::unordered_set<uint64_t>                                    members;
+};
+
+// Returns the token of a node; 0 when no kernel computes such a node.
+uint64_t neuron_token_of(const ggml_tensor * node);
+
+// Returns the hash of a graph's key without what is seen outside.
+uint64_t neuron_wiring_hash(const uint64_t * key, size_t n_words);
+
+// Sets `words` to those of a tensor in a key. Returns false when no key has such a tensor.
+bool neuron_tensor_words(const ggml_tensor * t, uint64_t * words);

@@ -1,0 +1,135 @@
+#include "group_plan.h"
+
+#include <algorithm>
+
+bool neuron_group_placement::overlap(const operand & a, const operand & b) {
+    return a.begin < b.begin + b.home.size && b.begin < a.begin + a.home.size;
+}
+
+void neuron_group_placement::take_scratch(operand & o) {
+    o.where = { nullptr, end, o.home.size };
+    end     = GGML_PAD(end + o.home.size, NEURON_ALIGNMENT);
+}
+
+// Adds a stretch of a tensor's memory.
+bool neuron_group_placement::add(const neuron_core & core,
+                                 neuron_locate_t     locate,
+                                 const ggml_tensor * t,
+                                 size_t              offset,
+                                 size_t              size) {
+    operand o{};
+    if (offset + size > ggml_nbytes(t) || !locate(core, t, o.home)) {
+        return false;
+    }
+    o.begin     = (char *) t->data + offset;
+    o.home.size = size;
+    o.home.offset += offset;
+    o.where = o.home;
+    if (!o.home.memory) {
+        take_scratch(o);
+    }
+    operands.push_back(o);
+    return true;
+}
+
+// What a kernel changes must be nobody else's: the order of reads and writes within a launch is the kernel's own.
+bool neuron_group_placement::check_slots() const {
+    return std::none_of(operands.begin(), operands.end(), [this](const operand & written) {
+        return written.written && std::any_of(operands.begin(), operands.end(), [&](const operand & other) {
+                   return &other != &written && overlap(written, other);
+               });
+    });
+}
+
+// Moves results that lie where the kernel reads, which graph_optimize prevents where a scheduler is used. Results on top of each
+// other are those of nodes that nobody uses; only computing them in turn leaves what ggml would.
+bool neuron_group_placement::keep_results_apart(size_t n_slots) {
+    for (size_t i = n_slots; i < operands.size(); i++) {
+        for (size_t j = n_slots; j < i; j++) {
+            if (overlap(operands[i], operands[j])) {
+                return false;
+            }
+        }
+        for (size_t j = 0; j < n_slots; j++) {
+            if (!overlap(operands[i], operands[j])) {
+                continue;
+            }
+            if (operands[j].written) {
+                return false;
+            }
+            if (operands[i].where.memory) {
+                take_scratch(operands[i]);
+            }
+        }
+    }
+    return true;
+}
+
+bool neuron_group_placement::place(const neuron_core &  core,
+                                   neuron_locate_t      locate,
+                                   const neuron_group & group,
+                                   size_t               begin) {
+    operands.clear();
+    end = begin;
+    for (const neuron_group_slot & slot : group.slots) {
+        if (!add(core, locate, slot.root, slot.offset, slot.size)) {
+            return false;
+        }
+        operands.back().written = slot.written;
+    }
+    if (!check_slots()) {
+        return false;
+    }
+    for (const ggml_tensor * result : group.results) {
+        if (!add(core, locate, result, 0, ggml_nbytes(result))) {
+            return false;
+        }
+    }
+    return keep_results_apart(group.slots.size());
+}
+
+std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &        core,
+                                                                   neuron_memory *      scratch,
+                                                                   const ggml_cgraph *  cgraph,
+                                                                   const neuron_group & group,
+                                                                   std::string &        message,
+                                                                   bool &               broken) const {
+    const size_t                n_slots = group.slots.size();
+    std::vector<neuron_operand> bound;
+    std::vector<bool>           written;
+    bound.reserve(operands.size());
+    written.reserve(n_slots);
+    for (const operand & o : operands) {
+        bound.push_back(o.where);
+        if (!o.where.memory) {
+            bound.back().memory = scratch;
+        }
+        if (written.size() < n_slots) {
+            written.push_back(o.written);
+        }
+    }
+    neuron_step * step =
+        core.bind(group.kernel, { bound.data(), n_slots, group.results.size(), 0, &written }, message, broken);
+    if (!step) {
+        return nullptr;
+    }
+    auto planned  = std::make_shared<neuron_planned_group>();
+    planned->step = step;
+    for (const int index : group.nodes) {
+        planned->members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });
+    }
+    for (size_t i = 0; i < operands.size(); i++) {
+        const operand & o      = operands[i];
+        const bool      result = i >= n_slots;
+        if (!o.home.memory && !result) {
+            planned->uploads.push_back({ o.begin, bound[i] });
+        }
+        if (!o.home.memory && (result || o.written)) {
+            planned->downloads.push_back({ o.begin, bound[i] });
+        }
+        if (o.home.memory && !o.where.memory) {
+            planned->after.push_back({ bound[i], o.home });
+        }
+    }
+    return planned;
+}

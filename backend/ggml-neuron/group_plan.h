@@ -1,0 +1,71 @@
+// A group of nodes bound to memory: where its slots and results are, and what is copied around its launch.
+
+#pragma once
+
+#include "core.h"
+#include "groups.h"
+#include "plan.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// A node of a group, as it was when the group was bound.
+struct neuron_group_member {
+    int           index;  // in cgraph->nodes
+    ggml_tensor * node;
+    const void *  data;
+};
+
+// Data between host memory and the core.
+struct neuron_group_transfer {
+    char *         host;
+    neuron_operand core;
+};
+
+struct neuron_planned_group {
+    neuron_step *           step     = nullptr;
+    std::atomic<uint64_t> * launches = nullptr;
+
+    std::vector<neuron_group_member>   members;
+    std::vector<neuron_group_transfer> uploads;
+    std::vector<neuron_group_transfer> downloads;
+    std::vector<neuron_move>           after;  // results that must not lie where the kernel reads
+};
+
+// Where a group's slots, and then its results, are.
+class neuron_group_placement {
+  public:
+    // Places them, those in host memory and those that are moved in scratch memory from `begin` on. Returns false when they are on
+    // no memory of the core and its host, or overlap so that a launch would not compute what the nodes do.
+    bool place(const neuron_core & core, neuron_locate_t locate, const neuron_group & group, size_t begin);
+
+    size_t scratch() const { return end; }
+
+    // locked. Binds the group's kernel; returns NULL when that fails: see neuron_core::bind.
+    std::shared_ptr<neuron_planned_group> bind(neuron_core &        core,
+                                               neuron_memory *      scratch,
+                                               const ggml_cgraph *  cgraph,
+                                               const neuron_group & group,
+                                               std::string &        message,
+                                               bool &               broken) const;
+
+  private:
+    struct operand {
+        neuron_operand where;  // memory NULL: scratch memory
+        neuron_operand home;   // memory NULL: host memory
+        char *         begin;  // addresses, whatever the memory
+        bool           written;
+    };
+
+    static bool overlap(const operand & a, const operand & b);
+    bool        add(const neuron_core & core, neuron_locate_t locate, const ggml_tensor * t, size_t offset, size_t size);
+    void        take_scratch(operand & o);
+    bool        check_slots() const;
+    bool        keep_results_apart(size_t n_slots);
+
+    std::vector<operand> operands;
+    size_t               end = 0;
+};

@@ -1,0 +1,325 @@
+#include "groups.h"
+
+#include "../bundle/src/graph_key.h"
+#include "../bundle/src/hash.h"
+#include "../bundle/src/key.h"
+#include "plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+const char * neuron_ungrouped_name(int reason) {
+    static const char * const names[NEURON_UNGROUPED_COUNT] = {
+        "no group has such a node",
+        "their groups have other nodes beside them",
+        "their part of the graph ends before the group does",
+        "their group is wired in another way",
+        "another result of their group is used outside of it",
+        "their group's tensors overlap",
+        "their group's kernel can't be used",
+    };
+    return names[reason];
+}
+
+bool neuron_is_watched(const ggml_cgraph * cgraph) {
+    return !cgraph->uid && cgraph->n_leafs == 0 && cgraph->visited_hash_set.size != 0;
+}
+
+static ggml_tensor * root_of(ggml_tensor * t) {
+    return t->view_src ? t->view_src : t;
+}
+
+static size_t offset_of(const ggml_tensor * t) {
+    return t->view_src ? t->view_offs : 0;
+}
+
+//
+// what is seen outside of a group
+//
+
+namespace {
+
+// Where the roots of a group's tensors are.
+class group_roots {
+  public:
+    explicit group_roots(const ggml_cgraph * cgraph, const std::vector<int> & nodes) {
+        references.reserve(2 * nodes.size());
+        for (size_t i = 0; i < nodes.size(); i++) {
+            ggml_tensor * node = cgraph->nodes[nodes[i]];
+            if (!node->view_src) {
+                references.emplace(node, nk::graph_reference{ false, i });
+            }
+        }
+    }
+
+    // Returns the node whose memory a tensor is in, or -1.
+    int64_t node_of(ggml_tensor * t) const {
+        const auto found = references.find(root_of(t));
+        return found == references.end() || found->second.is_slot ? -1 : (int64_t) found->second.index;
+    }
+
+    // Returns the reference to a tensor's root, with a new slot when it has none.
+    nk::graph_reference refer(ggml_tensor * t, bool writes, neuron_group & group) {
+        ggml_tensor * root  = root_of(t);
+        const auto    found = references.emplace(root, nk::graph_reference{ true, group.slots.size() });
+        const auto    where = found.first->second;
+        if (!where.is_slot) {
+            return where;
+        }
+        const size_t begin = offset_of(t);
+        const size_t end   = begin + ggml_nbytes(t);
+        if (found.second) {
+            group.slots.push_back({ root, begin, end - begin, writes });
+            return where;
+        }
+        neuron_group_slot & slot = group.slots[where.index];
+        const size_t        last = std::max(end, slot.offset + slot.size);
+        slot.offset              = std::min(slot.offset, begin);
+        slot.size                = last - slot.offset;
+        slot.written             = slot.written || writes;
+        return where;
+    }
+
+  private:
+    std::unordered_map<const ggml_tensor *, nk::graph_reference> references;
+};
+
+}  // namespace
+
+int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t) {
+    const ggml_hash_set & set = cgraph->visited_hash_set;
+    if (!set.size || !cgraph->use_counts) {
+        return -1;
+    }
+    const size_t at = ggml_hash_find(&set, t);
+    return at != GGML_HASHSET_FULL && ggml_bitset_get(set.used, at) ? cgraph->use_counts[at] : -1;
+}
+
+// Returns which nodes with memory of their own are seen outside: they, or views of them, are used there or by nobody, are
+// outputs, or are looked at.
+static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
+                                      const std::vector<int> & nodes,
+                                      const group_roots &      roots,
+                                      bool                     watched) {
+    std::vector<bool>                                escapes(nodes.size());
+    std::unordered_map<const ggml_tensor *, int64_t> uses;
+    for (int i = nodes.front(); i <= nodes.back(); i++) {
+        for (ggml_tensor * src : cgraph->nodes[i]->src) {
+            if (src && roots.node_of(src) >= 0) {
+                uses[src]++;
+            }
+        }
+    }
+    for (int i = nodes.front(); i <= nodes.back(); i++) {
+        ggml_tensor * t    = cgraph->nodes[i];
+        const int64_t node = roots.node_of(t);
+        if (node < 0 || escapes[(size_t) node]) {
+            continue;
+        }
+        const int64_t all      = neuron_uses_in_graph(cgraph, t);
+        escapes[(size_t) node] = all <= 0 || uses[t] < all || (t->flags & GGML_TENSOR_FLAG_OUTPUT);
+    }
+    if (watched) {
+        ggml_tensor * last   = cgraph->nodes[cgraph->n_nodes - 1];
+        const auto    escape = [&](ggml_tensor * t) {
+            if (t && roots.node_of(t) >= 0) {
+                escapes[(size_t) roots.node_of(t)] = true;
+            }
+        };
+        escape(last);
+        std::for_each(std::begin(last->src), std::end(last->src), escape);
+    }
+    return escapes;
+}
+
+//
+// keys
+//
+
+namespace {
+
+// Words of a key in which an offset counts from its slot's beginning, which is known when all uses are.
+struct late_offset {
+    size_t word;
+    size_t slot;
+};
+
+class group_key {
+  public:
+    group_key(const ggml_cgraph * cgraph, bool watched, neuron_group & group) :
+        cgraph(cgraph), group(group), roots(cgraph, group.nodes),
+        escapes(find_escapes(cgraph, group.nodes, roots, watched)) {}
+
+    // Returns an empty key when no kernel has such nodes.
+    std::vector<uint64_t> make() {
+        group.slots.clear();
+        group.results.clear();
+        for (size_t i = 0; i < group.nodes.size(); i++) {
+            if (!add_node(cgraph->nodes[group.nodes[i]], escapes[i])) {
+                return {};
+            }
+        }
+        for (const late_offset & l : late) {
+            nodes[l.word] -= group.slots[l.slot].offset;
+        }
+        std::vector<uint64_t> words = { nk::hash_op(nk::GRAPH),
+                                        group.nodes.size() | (uint64_t) group.slots.size() << 32 };
+        words.reserve(2 + group.slots.size() + nodes.size());
+        for (const neuron_group_slot & slot : group.slots) {
+            words.push_back(slot.size);
+        }
+        words.insert(words.end(), nodes.begin(), nodes.end());
+        return words;
+    }
+
+  private:
+    // Sets two words to what a tensor refers to, and where in that.
+    void refer(ggml_tensor * t, bool writes, size_t at) {
+        const nk::graph_reference reference = roots.refer(t, writes, group);
+        nodes[at]                           = nk::reference_word(reference) + writes;
+        nodes[at + 1]                       = offset_of(t);
+        if (reference.is_slot) {
+            late.push_back({ at + 1, reference.index });
+        }
+    }
+
+    bool add_tensor(const ggml_tensor * t) {
+        const size_t at = nodes.size();
+        nodes.resize(at + nk::TENSOR_WORDS);
+        return neuron_tensor_words(t, &nodes[at]);
+    }
+
+    bool add_node(ggml_tensor * node, bool escaping) {
+        const int    n_src = neuron_n_src(node);
+        const size_t head  = nodes.size();
+        nodes.insert(nodes.end(), { nk::hash_op(ggml_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
+        if (!add_tensor(node)) {
+            return false;
+        }
+        for (int i = 0; i < n_src; i++) {
+            if (!node->src[i]) {
+                nodes.push_back(nk::ABSENT_WORD);
+                continue;
+            }
+            const size_t at = nodes.size();
+            nodes.resize(at + nk::GRAPH_INPUT_WORDS);
+            refer(node->src[i], false, at);
+            if (!add_tensor(node->src[i])) {
+                return false;
+            }
+        }
+        const size_t params = nodes.size();
+        nodes.resize(params + nk::PARAM_WORDS);
+        memcpy(&nodes[params], node->op_params, sizeof(node->op_params));
+        if (node->view_src) {
+            refer(node, true, head + 2);
+        }
+        if (escaping) {
+            group.results.push_back(node);
+        }
+        return true;
+    }
+
+    const ggml_cgraph *      cgraph;
+    neuron_group &           group;
+    group_roots              roots;
+    const std::vector<bool>  escapes;
+    std::vector<uint64_t>    nodes;
+    std::vector<late_offset> late;
+};
+
+}  // namespace
+
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph, bool watched, neuron_group & group) {
+    return group_key(cgraph, watched, group).make();
+}
+
+//
+// searching
+//
+
+namespace {
+
+class group_search {
+  public:
+    group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched) :
+        cgraph(cgraph), kernels(kernels), watched(watched) {
+        std::vector<uint64_t> tokens;
+        for (int i = 0; i < cgraph->n_nodes; i++) {
+            if (neuron_is_work(cgraph->nodes[i])) {
+                work.push_back(i);
+                tokens.push_back(neuron_token_of(cgraph->nodes[i]));
+            }
+        }
+        hashes = neuron_token_hashes(tokens);
+        for (const uint64_t token : tokens) {
+            reasons.push_back(kernels.groups.has_member(token) ? NEURON_UNGROUPED_PLACE : NEURON_UNGROUPED_OP);
+        }
+        this->tokens = std::move(tokens);
+    }
+
+    neuron_groups run() {
+        neuron_groups found;
+        for (size_t i = 0; i < work.size();) {
+            neuron_group group;
+            if (find_at(i, group)) {
+                i += group.nodes.size();
+                found.groups.push_back(std::move(group));
+            } else {
+                found.outside.emplace_back(work[i], reasons[i]);
+                i++;
+            }
+        }
+        return found;
+    }
+
+  private:
+    void note(size_t first, size_t n, neuron_ungrouped reason) {
+        for (size_t i = first; i < first + n; i++) {
+            reasons[i] = std::max(reasons[i], reason);
+        }
+    }
+
+    bool find_at(size_t first, neuron_group & group) {
+        const auto * patterns = kernels.groups.beginning_with(tokens[first]);
+        if (!patterns) {
+            return false;
+        }
+        const size_t left = work.size() - first;
+        for (const neuron_group_pattern & pattern : *patterns) {
+            const size_t n    = pattern.tokens.size();
+            const size_t some = std::min(n, left);
+            if (hashes.part(first, some) != pattern.tokens.part(0, some)) {
+                continue;
+            }
+            if (n > left) {
+                note(first, left, NEURON_UNGROUPED_CUT);
+                continue;
+            }
+            group.nodes.assign(work.begin() + (std::ptrdiff_t) first, work.begin() + (std::ptrdiff_t) (first + n));
+            const std::vector<uint64_t> words = neuron_group_words(cgraph, watched, group);
+            group.kernel                      = kernels.find_graph(words);
+            if (group.kernel) {
+                return true;
+            }
+            const bool same = !words.empty() && pattern.wirings.count(neuron_wiring_hash(words.data(), words.size()));
+            note(first, n, same ? NEURON_UNGROUPED_RESULT : NEURON_UNGROUPED_WIRING);
+        }
+        return false;
+    }
+
+    const ggml_cgraph *           cgraph;
+    const neuron_kernel_store &   kernels;
+    const bool                    watched;
+    std::vector<int>              work;  // nodes that have to be computed
+    std::vector<uint64_t>         tokens;
+    neuron_token_hashes           hashes;
+    std::vector<neuron_ungrouped> reasons;
+};
+
+}  // namespace
+
+neuron_groups neuron_find_groups(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched) {
+    return kernels.groups.empty() ? neuron_groups{} : group_search(cgraph, kernels, watched).run();
+}
