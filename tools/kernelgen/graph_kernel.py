@@ -21,6 +21,9 @@ from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import MAX_ID, KernelSpec, param_from_json, params_to_json, spec_json
 
+OP = "graph"
+"""What stands for an op's name in a graph kernel's key, and in lists of kernels."""
+
 MAX_NODES = 65536
 """Nodes that a graph kernel may have: a whole step of a large model has some thousands."""
 
@@ -159,6 +162,11 @@ class GraphSpec:
                 it, a result is written to memory that is none of the node's inputs, or no result is read.
         """
         return _Maker(list(nodes)).spec()
+
+    @property
+    def op(self) -> str:
+        """What stands where the op of an op kernel does."""
+        return OP
 
     @property
     def ops(self) -> tuple[str, ...]:

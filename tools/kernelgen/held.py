@@ -11,6 +11,7 @@ from typing import Any
 from kernelgen import gguf_reader
 from kernelgen.bundle import pack, pack_name, tree
 from kernelgen.errors import KernelgenError
+from kernelgen.graph_kernel import spec_from_json
 from kernelgen.kernel import KernelSpec
 
 
@@ -76,6 +77,7 @@ def _tree(path: Path) -> Bundle:
 
 def _specs(path: Path, values: Sequence[str | dict[str, Any]]) -> tuple[KernelSpec, ...]:
     try:
-        return tuple(KernelSpec.from_json(json.loads(v) if isinstance(v, str) else v) for v in values)
+        specs = [spec_from_json(json.loads(v) if isinstance(v, str) else v) for v in values]
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise KernelgenError(f"{path}: damaged bundle: the spec of a kernel cannot be read: {error}") from None
+    return tuple(spec for spec in specs if isinstance(spec, KernelSpec))

@@ -92,10 +92,18 @@ def _sharing(kernel: dict[str, Any]) -> str:
 
 
 def _spec_text(spec: dict[str, Any]) -> str:
+    if "graph" in spec:
+        return f"\n{' ' * 6}".join(f"n{i} = {_node_text(node)}" for i, node in enumerate(spec["graph"]))
     inputs = ", ".join("-" if t is None else t for t in spec["inputs"])
     params = "".join(f" {name}={value}" for name, value in spec["params"].items())
     alias = "" if spec["alias"] is None else f" in the memory of input {spec['alias']}"
     return f"{spec['op']}({inputs}) -> {spec['output']}{alias}{params}"
+
+
+def _node_text(node: dict[str, Any]) -> str:
+    inputs = ", ".join("-" if t is None else t for t in node["inputs"])
+    params = "".join(f" {name}={value}" for name, value in node["params"].items())
+    return f"{node['op']}({inputs}) -> {node['output']}{', a result' if node['escapes'] else ''}{params}"
 
 
 def _looks_like_neff(head: bytes) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
-from kernelgen.kernel import KernelSpec, spec_json
+from kernelgen.graph_kernel import Spec, spec_from_json
+from kernelgen.kernel import spec_json
 from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
 
 FORMAT = 1
@@ -22,17 +23,24 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A spec and the emitter that computes it.
+    """A spec and the emitter that computes it, or the emitters of a group's ops.
 
     Attributes:
         spec: what is computed.
         emitter: the emitter's module inside its library (`rope` for rope.py).
         library: the kernel library's name; `kernelgen` is this project's own.
+        more: (library, module) of the other ops of a group. An op is computed by the first of all modules that has it.
     """
 
-    spec: KernelSpec
+    spec: Spec
     emitter: str
     library: str = "kernelgen"
+    more: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def emitters(self) -> tuple[tuple[str, str], ...]:
+        """(library, module) of every emitter."""
+        return ((self.library, self.emitter), *self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,8 @@ class Plan:
         """Returns the plan as JSON, one kernel a line, ending in a newline."""
         kernels = [
             f'{{"emitter":{canonical_json(k.emitter)},"id":"{k.spec.id}","library":{canonical_json(k.library)},'
-            f'"spec":{spec_json(k.spec)}}}'
+            + (f'"more":{canonical_json(k.more)},' if k.more else "")
+            + f'"spec":{spec_json(k.spec)}}}'
             for k in self.kernels
         ]
         configs = {c.key: c.to_json() for c in self.configs}
@@ -192,7 +201,10 @@ class Plan:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise ValueError(f"not a plan of format {FORMAT}")
         return Plan(
-            tuple(Kernel(KernelSpec.from_json(k["spec"]), k["emitter"], k["library"]) for k in value["kernels"]),
+            tuple(
+                Kernel(spec_from_json(k["spec"]), k["emitter"], k["library"], tuple(map(tuple, k.get("more", ()))))
+                for k in value["kernels"]
+            ),
             tuple(CompileConfig.from_json(value["configs"][key]) for key in sorted(value["configs"])),
             tuple(Neff(**n) for n in value["neffs"]),
             tuple(Bundle(b["name"], b["target"], b["config"], tuple(b["kernels"])) for b in value["bundles"]),

@@ -26,30 +26,29 @@ from kernelgen.step_protocol import Arguments, Steps, maybe, one
 if TYPE_CHECKING:
     from kernelgen.cache import Cache
     from kernelgen.compilers.settings import CompileConfig
+    from kernelgen.emitters.library import Library
 
 
 def emit(arguments: Arguments) -> None:
     """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`.
 
+    A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in its order.
     With `--reads` (a path) it also writes which data the emitter read. With `--undeclared=refuse` the emitter may read no other
     data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take.
     """
     from kernelgen import fileio
     from kernelgen.canonical import canonical_json
+    from kernelgen.emitters.catalog import emitters_of
     from kernelgen.emitters.emission import emit as run_emitter
-    from kernelgen.emitters.library import Library
-    from kernelgen.emitters.scan import registration
-    from kernelgen.kernel import KernelSpec
+    from kernelgen.graph_kernel import spec_from_json
 
     check_jax(arguments)
-    spec = KernelSpec.from_json(json.loads(one(arguments, "spec")))
-    module = Path(one(arguments, "emitter"))
-    source = Library(one(arguments, "library"), module.parent)
+    spec = spec_from_json(json.loads(one(arguments, "spec")))
+    modules = _modules(arguments)
     # What an emitter imports is told by other means (`helpers`), and it may read its own source.
-    declared = [*arguments["data"], str(module.parent / "__init__.py"), str(module)]
+    declared = [*arguments["data"], *(str(path) for _, m in modules for path in (m.parent / "__init__.py", m))]
     made = run_emitter(
-        source,
-        registration(module, spec.op),
+        emitters_of(spec, modules),
         spec,
         declared if maybe(arguments, "undeclared") else None,
         _timeout(arguments),
@@ -63,30 +62,29 @@ def emit(arguments: Arguments) -> None:
 def emit_batch(arguments: Arguments) -> None:
     """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
 
+    Graph kernels have several modules, as of `emit`.
     `--timeout` is how many seconds each may take. A file that is there with the same content keeps its time, so that nothing is
     compiled for it; the stamp is written when all are up to date. A kernel that fails does not stop the others, and leaves no file.
     The data that the emitter reads is in the depfile, and an emitter that does what no build tool can follow is refused.
     """
     from kernelgen import fileio
+    from kernelgen.emitters.catalog import emitters_of
     from kernelgen.emitters.dependencies import dependencies
     from kernelgen.emitters.emission import emit as run_emitter
     from kernelgen.emitters.emission import unfollowed
-    from kernelgen.emitters.library import Library
-    from kernelgen.emitters.scan import registration
     from kernelgen.filenames import hlo_file
-    from kernelgen.kernel import KernelSpec
+    from kernelgen.graph_kernel import spec_from_json
 
     check_jax(arguments)
-    module, folder = Path(one(arguments, "emitter")), Path(one(arguments, "folder"))
-    source = Library(one(arguments, "library"), module.parent)
+    modules, folder = _modules(arguments), Path(one(arguments, "folder"))
     mistakes: dict[Diagnostic, None] = {}
     data: set[Path] = set()
     code = EXIT_OK
     for text in arguments["spec"]:
-        spec = KernelSpec.from_json(json.loads(text))
+        spec = spec_from_json(json.loads(text))
         output = folder / hlo_file(spec.id)
         try:
-            made = run_emitter(source, registration(module, spec.op), spec, timeout=_timeout(arguments))
+            made = run_emitter(emitters_of(spec, modules), spec, timeout=_timeout(arguments))
             if made.unknown:
                 raise KernelgenError(unfollowed(spec, made.unknown), exit_code=EXIT_FAILED)
             data |= {_there(Path(path)) for path in made.data}
@@ -97,8 +95,19 @@ def emit_batch(arguments: Arguments) -> None:
             code = max(code, error.exit_code, EXIT_FAILED)
     if mistakes:
         raise KernelgenError(mistakes, exit_code=code)
-    write_depfile(arguments, one(arguments, "stamp"), [*dependencies(source, module.stem), *sorted(data)])
+    sources = dict.fromkeys(file for library, module in modules for file in dependencies(library, module.stem))
+    write_depfile(arguments, one(arguments, "stamp"), [*sources, *sorted(data)])
     fileio.write_bytes(one(arguments, "stamp"), b"")
+
+
+def _modules(arguments: Arguments) -> list[tuple[Library, Path]]:
+    """Returns the modules of `--emitter`, each with its `--library`."""
+    from kernelgen.emitters.library import Library
+
+    names, modules = arguments["library"], arguments["emitter"]
+    if not modules or len(names) != len(modules):
+        raise KernelgenError(f"expected a --library for each --emitter, not {len(names)} and {len(modules)}")
+    return [(Library(name, Path(module).parent), Path(module)) for name, module in zip(names, modules, strict=True)]
 
 
 def _timeout(arguments: Arguments) -> float | None:
@@ -226,7 +235,7 @@ def bundle(arguments: Arguments) -> None:
     from importlib.metadata import version
 
     from kernelgen import bundle as bundles
-    from kernelgen.kernel import KernelSpec
+    from kernelgen.graph_kernel import spec_from_json
     from kernelgen.plan import Bundle
 
     check_jax(arguments)
@@ -234,7 +243,7 @@ def bundle(arguments: Arguments) -> None:
     specs, hlos, neffs, origin_files = {}, {}, {}, {}
     for text in arguments["entry"]:
         entry = json.loads(text)
-        spec = KernelSpec.from_json(json.loads(entry["spec"]))
+        spec = spec_from_json(json.loads(entry["spec"]))
         specs[spec.id], hlos[spec.id], neffs[spec.id] = spec, Path(entry["hlo"]), Path(entry["neff"])
         if "origin" in entry:
             origin_files[spec.id] = Path(entry["origin"])

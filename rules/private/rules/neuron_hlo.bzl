@@ -1,24 +1,28 @@
-"""One kernel's HLO."""
+"""One kernel's HLO: of an op, or of a group of nodes of a graph."""
 
 load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
-def _neuron_hlo_impl(ctx):
+def _emit(ctx, spec, emitters):
+    """Registers the action that emits one kernel.
+
+    Args:
+        ctx: the rule's context.
+        spec: the kernel as JSON.
+        emitters: (name of the library, module) of each emitter.
+
+    Returns:
+        the rule's providers.
+    """
     kernel = ctx.label.name.removesuffix(".hlo")
     hlo = ctx.actions.declare_file(kernel + ".hlo.pb")
-    spec = json.encode({
-        "alias": None if ctx.attr.alias < 0 else ctx.attr.alias,
-        "inputs": [i or None for i in ctx.attr.inputs],
-        "op": ctx.attr.op,
-        "output": ctx.attr.output,
-        "params": ctx.attr.params,
-    })
     args = ctx.actions.args()
     args.add("emit")
     args.add(spec, format = "--spec=%s")
-    args.add(ctx.attr.library, format = "--library=%s")
-    args.add(ctx.file.emitter, format = "--emitter=%s")
+    for library, module in emitters:
+        args.add(library, format = "--library=%s")
+        args.add(module, format = "--emitter=%s")
     args.add(hlo, format = "--output=%s")
     args.add(ctx.attr._timeout[TimeoutFlagInfo].seconds, format = "--timeout=%s")
 
@@ -30,7 +34,7 @@ def _neuron_hlo_impl(ctx):
         ctx.attr._tool[KernelgenToolInfo],
         args,
         worker = True,
-        inputs = [ctx.file.emitter] + ctx.files.helpers + ctx.files.data,
+        inputs = [module for _, module in emitters] + ctx.files.helpers + ctx.files.data,
         mnemonic = "NeuronEmit",
         outputs = [hlo],
         progress_message = "Emitting " + kernel,
@@ -40,23 +44,56 @@ def _neuron_hlo_impl(ctx):
         NeuronHloInfo(hlo = hlo, id = kernel, spec = spec),
     ]
 
+def _neuron_hlo_impl(ctx):
+    spec = json.encode({
+        "alias": None if ctx.attr.alias < 0 else ctx.attr.alias,
+        "inputs": [i or None for i in ctx.attr.inputs],
+        "op": ctx.attr.op,
+        "output": ctx.attr.output,
+        "params": ctx.attr.params,
+    })
+    return _emit(ctx, spec, [(ctx.attr.library, ctx.file.emitter)])
+
+def _neuron_graph_hlo_impl(ctx):
+    modules = [(library, target[DefaultInfo].files.to_list()) for target, library in ctx.attr.emitters.items()]
+    return _emit(ctx, ctx.attr.spec, [(library, module) for library, files in modules for module in files])
+
+_COMMON = {
+    "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
+    "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own library."),
+    "_timeout": attr.label(default = "//rules:emit_timeout"),
+    "_tool": attr.label(default = "//tools/kernelgen:emit", providers = [KernelgenToolInfo]),
+}
+
 neuron_hlo = rule(
     doc = """Emits one kernel: an op on tensors of exact shape and type (docs/manifest.md).
 
 The emitter's own module, the helpers it imports and the data it reads are the action's only sources. Reading another file is an error.""",
     implementation = _neuron_hlo_impl,
-    attrs = {
+    attrs = _COMMON | {
         "alias": attr.int(default = -1, doc = "The input whose memory the result is written to; -1 as the op has it."),
-        "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The module that registers the op."),
-        "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own library."),
         "inputs": attr.string_list(doc = "The inputs, each `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`; an empty one is absent."),
         "library": attr.string(default = "kernelgen", doc = "Name of the emitter's library: `kernelgen` is this project's own, another is its folder's name."),
         "op": attr.string(mandatory = True, doc = "ggml's name of the op, in lower case."),
         "output": attr.string(mandatory = True, doc = "The result, in the same form."),
         "params": attr.string_dict(doc = "The op's parameters by ggml's names: `1` is a whole number, `1.0` a float, `true` a bool."),
-        "_timeout": attr.label(default = "//rules:emit_timeout"),
-        "_tool": attr.label(default = "//tools/kernelgen:emit", providers = [KernelgenToolInfo]),
+    },
+    provides = [NeuronHloInfo],
+)
+
+neuron_graph_hlo = rule(
+    doc = """Emits one graph kernel: a group of nodes of a graph (docs/graph-kernels.md).
+
+The emitters' modules, the helpers they import and the data they read are the action's only sources. Reading another file is an error.""",
+    implementation = _neuron_graph_hlo_impl,
+    attrs = _COMMON | {
+        "emitters": attr.label_keyed_string_dict(
+            mandatory = True,
+            allow_files = [".py"],
+            doc = "The modules that register the ops, each with its library's name. An op is computed by the first that has it.",
+        ),
+        "spec": attr.string(mandatory = True, doc = "The group as `kernelgen plan --format json` has it."),
     },
     provides = [NeuronHloInfo],
 )

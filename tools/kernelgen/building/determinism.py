@@ -6,17 +6,18 @@ an emitter keeps from one kernel to the next shows, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen.building.emits import emit_arguments
 from kernelgen.building.pool import Pool
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.scan import registration
 from kernelgen.errors import Diagnostic, Location
 from kernelgen.filenames import hlo_file
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.hlo.compare import first_difference
-from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel
 
 _SEEDS = ("1", "2")
@@ -74,15 +75,16 @@ def check(
         else:
             continue
         message = f"kernel {id}: two processes emit different HLO: {what}"
-        found.differences[id] = Diagnostic(
-            message, place(sources[kernel.library].file(kernel.emitter), kernel.spec.op), HINT
-        )
+        found.differences[id] = Diagnostic(message, place(kernel, sources), HINT)
     return found
 
 
-def place(file: Path, op: str) -> Location:
-    """Returns where the emitter of an op is in its module."""
-    return Location(str(file), registration(file, op).line, 1)
+def place(kernel: Kernel, libraries: Mapping[str, Library]) -> Location | None:
+    """Returns where the emitter of a kernel is in its module; None for a graph kernel, which has several."""
+    if isinstance(kernel.spec, GraphSpec):
+        return None
+    file = libraries[kernel.library].file(kernel.emitter)
+    return Location(str(file), registration(file, kernel.spec.op).line, 1)
 
 
 def _emit(
@@ -101,14 +103,8 @@ def _emit(
         while True:
             while waiting and pool.idle:
                 kernel = waiting.pop()
-                words = [
-                    "emit",
-                    f"--spec={spec_json(kernel.spec)}",
-                    f"--library={kernel.library}",
-                    f"--emitter={sources[kernel.library].file(kernel.emitter).absolute()}",
-                    f"--output={folder / hlo_file(kernel.spec.id)}",
-                ]
-                pool.start(kernel, words, timeout)
+                output = folder / hlo_file(kernel.spec.id)
+                pool.start(kernel, emit_arguments(kernel, sources, output), timeout)
             answers = pool.wait()
             if not answers:
                 return done

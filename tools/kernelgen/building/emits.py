@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,7 +47,7 @@ class Emits:
 
     def __init__(self, folder: Path, libraries: Sequence[Library]) -> None:
         self._folder = folder
-        self._libraries = {library.name: library for library in libraries}
+        self.libraries = {library.name: library for library in libraries}
         self._data: dict[str, str | None] = {}
         self._common = {
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
@@ -60,29 +60,26 @@ class Emits:
         """Returns where a kernel's HLO is, or will be."""
         return self._folder / hlo_file(kernel.spec.id)
 
-    def emitter(self, kernel: Kernel) -> Path:
-        """Returns the module that computes a kernel."""
-        return self._libraries[kernel.library].file(kernel.emitter)
+    def modules(self, kernel: Kernel) -> list[tuple[Library, Path]]:
+        """Returns the modules that compute a kernel, with their libraries."""
+        return modules(kernel, self.libraries)
 
     def inputs(self, kernel: Kernel) -> str | None:
         """Returns a digest of what the kernel's HLO is made from.
 
         None when that is not known: a source imports what is none of the library's own, or it is broken, which the emit will say.
         """
-        library = self._libraries[kernel.library]
+        emitters = []
         try:
-            files = dependencies(library, kernel.emitter)
-            if any(_imports_others(file.read_bytes(), file.parent) for file in files):
-                return None
-            sources = [[file.parent == library.root, file.name, _digest(file)] for file in files]
+            for library, module in self.modules(kernel):
+                files = dependencies(library, module.stem)
+                if any(_imports_others(file.read_bytes(), file.parent) for file in files):
+                    return None
+                sources = [[file.parent == library.root, file.name, _digest(file)] for file in files]
+                emitters.append({"library": library.name, "module": module.stem, "sources": sources})
         except (KernelgenError, OSError):
             return None
-        own = {
-            "library": library.name,
-            "module": kernel.emitter,
-            "sources": sources,
-            "spec": spec_json(kernel.spec),
-        }
+        own = {"emitters": emitters, "spec": spec_json(kernel.spec)}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
@@ -135,6 +132,25 @@ class Emits:
 
     def _note_file(self, kernel: Kernel) -> Path:
         return self._folder / f"{kernel.spec.id}.inputs"
+
+
+def modules(kernel: Kernel, libraries: Mapping[str, Library]) -> list[tuple[Library, Path]]:
+    """Returns the modules that a plan names for a kernel, with their libraries, which are given by name."""
+    return [(libraries[name], libraries[name].file(module)) for name, module in kernel.emitters]
+
+
+def emit_arguments(kernel: Kernel, libraries: Mapping[str, Library], output: Path) -> list[str]:
+    """Returns the arguments of the step that emits a kernel (`kernelgen.worker`)."""
+    return [
+        "emit",
+        f"--spec={spec_json(kernel.spec)}",
+        *(word for library, file in modules(kernel, libraries) for word in _module_arguments(library, file)),
+        f"--output={output}",
+    ]
+
+
+def _module_arguments(library: Library, file: Path) -> tuple[str, str]:
+    return f"--library={library.name}", f"--emitter={file.absolute()}"
 
 
 @lru_cache(maxsize=1024)

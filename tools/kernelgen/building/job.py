@@ -28,7 +28,7 @@ from typing import IO, Protocol
 from kernelgen import cache
 from kernelgen.building import determinism, origins
 from kernelgen.building.determinism import Checked
-from kernelgen.building.emits import Emits
+from kernelgen.building.emits import Emits, emit_arguments
 from kernelgen.building.forecast import Forecast, Record, forecast
 from kernelgen.building.pool import Answer, Pool
 from kernelgen.compilers.settings import CompileConfig
@@ -37,7 +37,6 @@ from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF
 from kernelgen.hlo.compare import first_difference
-from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Neff, Plan
 
 STATE = ".kernelgen"
@@ -362,11 +361,7 @@ class _Run:
 
     def _emit_arguments(self, kernel: Kernel) -> list[str]:
         return [
-            "emit",
-            f"--spec={spec_json(kernel.spec)}",
-            f"--library={kernel.library}",
-            f"--emitter={self.made.emitter(kernel)}",
-            f"--output={self.made.hlo(kernel).absolute()}",
+            *emit_arguments(kernel, self.made.libraries, self.made.hlo(kernel).absolute()),
             f"--reads={self._reads(kernel).absolute()}",
         ]
 
@@ -427,7 +422,7 @@ class _Run:
             self.made.forget(kernel)
             message = f"kernel {kernel.spec.id}: emitting it again gives another HLO than there is"
             message += f": {first_difference(hlo, other.read_bytes())}"
-            where = determinism.place(self.made.emitter(kernel), kernel.spec.op)
+            where = determinism.place(kernel, self.made.libraries)
             self._not_emitted(kernel, str(Diagnostic(message, where, determinism.HINT)))
             return
         self.result.hlos[kernel.spec.id] = path

@@ -14,14 +14,14 @@ import kernelgen
 from kernelgen import neff as neff_format
 from kernelgen import neff_description
 from kernelgen.bundle import embed, pack, tree
-from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, StoredFile, file_name
+from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.index import Index
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.kernel import KernelSpec
+from kernelgen.graph_kernel import Spec
 from kernelgen.plan import Bundle
 
-__all__ = ["FORMAT", "BundleOrigin", "Contents", "StoredFile", "build", "gather", "pack_name"]
+__all__ = ["FORMATS", "BundleOrigin", "Contents", "StoredFile", "build", "gather", "pack_name"]
 
 
 def pack_name(bundle_id: str) -> str:
@@ -31,7 +31,7 @@ def pack_name(bundle_id: str) -> str:
 
 def build(
     bundle: Bundle,
-    specs: Mapping[str, KernelSpec],
+    specs: Mapping[str, Spec],
     hlos: Mapping[str, Path],
     neffs: Mapping[str, Path],
     config: CompileConfig,
@@ -81,7 +81,7 @@ def build(
 
 def gather(
     bundle: Bundle,
-    specs: Mapping[str, KernelSpec],
+    specs: Mapping[str, Spec],
     hlos: Mapping[str, Path],
     neffs: Mapping[str, Path],
     config: CompileConfig,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kernelgen.bundle.index import Index
 from kernelgen.errors import KernelgenError
-from kernelgen.kernel import KernelSpec
+from kernelgen.graph_kernel import GraphSpec, Spec
 
-FORMAT = 1
-"""Version of the bundle format (docs/bundle-format.md)."""
+FORMATS = (1, 2)
+"""Versions of the bundle format that are read (docs/bundle-format.md); a bundle with graph kernels has the second."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
@@ -86,7 +86,17 @@ class Contents:
 
     origin: BundleOrigin
     index: Index
-    specs: tuple[KernelSpec, ...]
+    specs: tuple[Spec, ...]
     hlos: tuple[StoredFile, ...]
     neffs: tuple[StoredFile, ...]
     kernel_neff: tuple[int, ...]
+
+    @property
+    def format(self) -> int:
+        """The version of the bundle format that it is written in."""
+        return FORMATS[any(isinstance(spec, GraphSpec) for spec in self.specs)]
+
+
+def readable() -> str:
+    """Returns the formats that are read, for messages."""
+    return f"formats {FORMATS[0]} to {FORMATS[-1]}"

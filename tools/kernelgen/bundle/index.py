@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.errors import KernelgenError
-from kernelgen.kernel import KernelSpec
+from kernelgen.graph_kernel import Spec
 
 MIN_SLOTS = 8
 
@@ -32,7 +32,7 @@ class Index:
     slots: tuple[int, ...]
 
     @staticmethod
-    def build(specs: Iterable[KernelSpec]) -> Index:
+    def build(specs: Iterable[Spec]) -> Index:
         """Returns the index of some kernels, given in any order.
 
         Raises:

@@ -40,7 +40,7 @@ def key(spec: Spec) -> tuple[int, ...]:
 
 
 def _graph(spec: GraphSpec) -> tuple[int, ...]:
-    words = [fnv1a(b"graph"), len(spec.nodes) | len(spec.slots) << 32, *spec.slots]
+    words = [fnv1a(spec.op.encode()), len(spec.nodes) | len(spec.slots) << 32, *spec.slots]
     for node in spec.nodes:
         words += [fnv1a(node.op.encode()), len(node.inputs) | node.escapes << 32]
         words += [0, 0] if node.place is None else [_memory(node.place) + 1, node.place.offset]

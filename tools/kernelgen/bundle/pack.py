@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, file_name
+from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, file_name, readable
 from kernelgen.bundle.index import MIN_SLOTS, Index
 from kernelgen.errors import KernelgenError
 from kernelgen.gguf_reader import BOOL, MAGIC, STRING, U32, U64, Damaged, Reader, Value
@@ -46,7 +46,7 @@ def write(path: str | Path, contents: Contents) -> None:
 
         origin, index = contents.origin, contents.index
         add("general.name", origin.id, value.STRING)
-        add("kernelgen.format", FORMAT, value.UINT32)
+        add("kernelgen.format", contents.format, value.UINT32)
         add("kernelgen.name", origin.name, value.STRING)
         add("kernelgen.target", origin.target, value.STRING)
         add("kernelgen.lnc", origin.lnc, value.UINT32)
@@ -203,8 +203,8 @@ def _check(
     if architecture is None or architecture.value != ARCHITECTURE:
         fail(f"a GGUF file, but no kernel pack: general.architecture is not '{ARCHITECTURE}'")
     version = get("kernelgen.format", U32)
-    if version != FORMAT:
-        fail(f"a kernel pack of format {version}; this kernelgen reads format {FORMAT}")
+    if version not in FORMATS:
+        fail(f"a kernel pack of format {version}; this kernelgen reads {readable()}")
     ids = get("kernelgen.kernel.ids", STRING, is_array=True)
     n, m = len(ids), len(tensors)
     lists: dict[str, list[Any]] = {}

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMAT, Contents, file_name
+from kernelgen.bundle.contents import FORMATS, Contents, file_name, readable
 from kernelgen.canonical import canonical_json
 from kernelgen.errors import KernelgenError
 from kernelgen.filenames import NEFF, hlo_file
@@ -76,7 +76,7 @@ def write(path: str | Path, contents: Contents) -> None:
             )
         head = canonical_json(
             {
-                "format": FORMAT,
+                "format": contents.format,
                 "name": origin.name,
                 "target": origin.target,
                 "lnc": origin.lnc,
@@ -109,8 +109,8 @@ def read_index(path: str | Path) -> dict[str, Any]:
         raise KernelgenError(f"{file}: not JSON: {error}") from None
     if not isinstance(value, dict) or "format" not in value:
         raise KernelgenError(f"{file}: not the index of a bundle")
-    if value["format"] != FORMAT:
-        raise KernelgenError(f"{file}: a bundle of format {value['format']!r}; this kernelgen reads format {FORMAT}")
+    if type(value["format"]) is not int or value["format"] not in FORMATS:
+        raise KernelgenError(f"{file}: a bundle of format {value['format']!r}; this kernelgen reads {readable()}")
     expected = {"name": str, "target": str, "lnc": int, "simulated": bool, "compiler": str, "flags": list,
                 "version": str, "jax_version": str, "kernels": list}  # fmt: skip
     _fields(file, value, expected, "")

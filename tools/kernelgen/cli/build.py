@@ -17,6 +17,7 @@ import click
 
 from kernelgen.cli import bundle_forms, options
 from kernelgen.cli.emit import select
+from kernelgen.cli.plan import modules
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, printable
@@ -148,7 +149,7 @@ def _forecast(preview: Preview, settings: BuildSettings) -> str:
 def _print_plan(plan: Plan, whole: Plan, work: Preview, output: Path) -> None:
     for kernel in plan.kernels:
         configs = ", ".join(n.config for n in plan.neffs if n.kernel == kernel.spec.id)
-        click.echo(f"{kernel.spec.id}  {kernel.library}/{kernel.emitter}.py  {configs}")
+        click.echo(f"{kernel.spec.id}  {modules(kernel)}  {configs}")
     emits, compiles = work.emits, len(work.compiles)
     bundles = ", ".join(b.id for b in whole.bundles) if len(plan.kernels) == len(whole.kernels) else "no bundles"
     kernels = f"{len(plan.kernels)} {'kernel' if len(plan.kernels) == 1 else 'kernels'}"

@@ -149,7 +149,7 @@ def _of_manifests(
     for kernel in plan.kernels:
         if kernel.spec.id in ids:
             with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints is not part of the answer
-                data = emission.emit(*catalog.emitter(kernel), kernel.spec).hlo
+                data = emission.emit(catalog.emitters(kernel), kernel.spec).hlo
             wanted += [
                 Wanted(kernel.spec.id, n.config, Key.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs

@@ -148,7 +148,7 @@ def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
         raise KernelgenError(f"--target {target}: the bundles are for {', '.join(targets)}")
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
     compiled = frozenset(spec for b in bundles if target in (None, b.target) for spec in b.specs)
-    asked = {kernel.spec for request in requests for kernel in request.kernels}
+    asked = {k.spec for request in requests for k in request.kernels if isinstance(k.spec, KernelSpec)}
     return _Held(compiled | asked, compiled, target or (targets[0] if targets else None))
 
 
@@ -195,9 +195,9 @@ class _Refusals:
         from kernelgen.emitters import emission
 
         try:
-            library, registration = self._catalog.emitter(self._catalog.kernel(spec))
+            emitters = self._catalog.emitters(self._catalog.kernel(spec))
             with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
-                made = emission.emit(library, registration, spec)
+                made = emission.emit(emitters, spec)
             refuse_unsupported(made.hlo, target, spec.id)
         except KernelgenError as error:
             said = error.diagnostics[0].message.removeprefix(f"kernel {spec.id} for {target}: ")

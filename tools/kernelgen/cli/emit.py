@@ -18,7 +18,7 @@ from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.filenames import hlo_file
-from kernelgen.kernel import KernelSpec
+from kernelgen.graph_kernel import Spec, spec_from_json
 from kernelgen.plan import Kernel, Plan
 
 
@@ -89,10 +89,10 @@ def select(ids: Sequence[str], ops: Sequence[str], only: str | None, asked_by: s
     return chosen
 
 
-def _spec(text: str) -> KernelSpec:
+def _spec(text: str) -> Spec:
     try:
         value = json.loads(text)
-        return KernelSpec.from_json(value.get("spec", value))
+        return spec_from_json(value.get("spec", value))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) and error.args else error
         raise KernelgenError(f"--spec: not a kernel: {what}") from None
@@ -111,9 +111,8 @@ def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
     from kernelgen.emitters import emission
 
     path = (output / hlo_file(kernel.spec.id)).absolute()
-    library, registration = catalog.emitter(kernel)
     # The paths are what this command prints: what an emitter prints goes to the other stream.
     with contextlib.redirect_stdout(sys.stderr):
-        made = emission.emit(library, registration, kernel.spec)
+        made = emission.emit(catalog.emitters(kernel), kernel.spec)
     fileio.write_bytes(path, made.hlo)
     return output / hlo_file(kernel.spec.id)

@@ -9,7 +9,8 @@ import click
 from kernelgen import manifest
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.plan import Plan
+from kernelgen.graph_kernel import GraphSpec, Spec
+from kernelgen.plan import Kernel, Plan
 
 
 @click.command(short_help="Print the kernels, compiles and bundles that manifests ask for.")
@@ -27,13 +28,24 @@ def command(manifests: tuple[Path, ...], targets: tuple[str, ...], used: bool, c
     click.echo(plan.to_json() if form == "json" else _table(plan), nl=False)
 
 
+def modules(kernel: Kernel) -> str:
+    """Returns what computes a kernel, for people: `kernelgen/matmul.py`, of a graph kernel all modules."""
+    return ",".join(f"{library}/{module}.py" for library, module in kernel.emitters)
+
+
+def _description(spec: Spec) -> str:
+    if isinstance(spec, GraphSpec):
+        return f"{len(spec.nodes)} nodes, {len(spec.slots)} slots of {sum(spec.slots)} bytes"
+    inputs = ", ".join("-" if t is None else str(t) for t in spec.inputs)
+    return f"{inputs} -> {spec.output}"
+
+
 def _table(plan: Plan) -> str:
     width = max((len(kernel.spec.id) for kernel in plan.kernels), default=0)
     lines = []
     for kernel in plan.kernels:
         spec = kernel.spec
-        inputs = ", ".join("-" if t is None else str(t) for t in spec.inputs)
-        lines.append(f"{spec.id:<{width}}  {kernel.library}/{kernel.emitter}.py  {inputs} -> {spec.output}")
+        lines.append(f"{spec.id:<{width}}  {modules(kernel)}  {_description(spec)}")
     lines.append("")
     for bundle in plan.bundles:
         lines.append(f"bundle {bundle.id}: {len(bundle.kernels)} kernels, compiled as {bundle.config}")

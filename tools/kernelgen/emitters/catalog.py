@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.registration import Registration
-from kernelgen.emitters.scan import registration
+from kernelgen.emitters.scan import registration, scan
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import Op, Param
-from kernelgen.kernel import KernelSpec
+from kernelgen.graph_kernel import Spec, spec_ops
 from kernelgen.plan import Kernel
 
 
@@ -55,23 +56,25 @@ class Catalog:
             )
         )
 
-    def kernel(self, spec: KernelSpec) -> Kernel:
+    def kernel(self, spec: Spec) -> Kernel:
         """Returns a plan's kernel: the spec, and what computes it.
 
         Raises:
             KernelgenError: nothing does.
         """
-        library, chosen = self.find(spec.op)
-        return Kernel(spec, chosen.module, library.name)
+        order = {library.name: i for i, library in enumerate(self.libraries)}
+        chosen = {(library.name, found.module) for library, found in map(self.find, spec_ops(spec))}
+        (library, module), *more = sorted(chosen, key=lambda one: (order[one[0]], one[1]))
+        return Kernel(spec, module, library, tuple(more))
 
-    def emitter(self, kernel: Kernel) -> tuple[Library, Registration]:
-        """Returns the library and the registration that a plan's kernel names.
+    def emitters(self, kernel: Kernel) -> list[tuple[Library, Registration]]:
+        """Returns the library and the registration of each op of a plan's kernel, in the order of `spec_ops`.
 
         Raises:
-            KernelgenError: there is no such module any more, or it is wrong.
+            KernelgenError: a module that it names is not there any more, or is wrong.
         """
-        (library,) = (library for library in self.libraries if library.name == kernel.library)
-        return library, registration(library.file(kernel.emitter), kernel.spec.op)
+        libraries = {library.name: library for library in self.libraries}
+        return emitters_of(kernel.spec, [(libraries[name], libraries[name].file(m)) for name, m in kernel.emitters])
 
     def op(self, name: str) -> Op | None:
         """Returns the definition of a ggml op, or of a custom op that a library has; None when there is no such op."""
@@ -85,3 +88,21 @@ class Catalog:
         named = enumerate(chosen.params) if known.custom else ()
         params = tuple(Param(p.name, i, p.kind, p.default) for i, p in named)
         return replace(known, inputs=chosen.inputs, required=chosen.required, params=params)
+
+
+def emitters_of(spec: Spec, modules: Sequence[tuple[Library, Path]]) -> list[tuple[Library, Registration]]:
+    """Returns the library and the registration of each op of a kernel, in the order of `spec_ops`.
+
+    Args:
+        spec: the kernel.
+        modules: the modules that a plan names for it, with their libraries: the first that has an op computes it.
+
+    Raises:
+        KernelgenError: no module has an op, or one is wrong.
+    """
+    found = []
+    for op in spec_ops(spec):
+        having = [(library, file) for library, file in modules if any(r.op == op for r in scan(file)[0])]
+        library, file = (having or modules)[0]
+        found.append((library, registration(file, op)))
+    return found

@@ -6,20 +6,22 @@ program that is run, a connection, a device) is said, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kernelgen import hlo
 from kernelgen.emitters import foreign
 from kernelgen.emitters.foreign import Reads
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import HINT, limited
-from kernelgen.emitters.loading import load_function, reads
+from kernelgen.emitters.loading import load_functions, reads
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location, TookTooLong
+from kernelgen.graph_kernel import GraphSpec, Spec
 from kernelgen.hlo.cpu import import_jax
-from kernelgen.kernel import KernelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +40,15 @@ class Emission:
 
 
 def emit(
-    library: Library,
-    registration: Registration,
-    spec: KernelSpec,
+    emitters: Sequence[tuple[Library, Registration]],
+    spec: Spec,
     data: Collection[str] | None = None,
     timeout: float | None = None,
 ) -> Emission:
     """Returns a kernel's HLO.
 
     Args:
-        library: where its emitter is.
-        registration: which one it is.
+        emitters: where the emitter of each of its ops is, and which one it is, in the order of `spec_ops`.
         spec: the kernel.
         data: the files, and folders of files, that the emitter may read besides its sources; None for any.
         timeout: seconds that it may take, or None; only in the main thread (`limit.limited`).
@@ -58,14 +58,16 @@ def emit(
     """
     import_jax()  # what this opens is not the emitter's
     allowed = None if data is None else _both_ways(data)
+    libraries = list({library.name: library for library, _ in emitters}.values())
     try:
-        known = None if allowed is None else [path for path in reads(library).files if _is_in(path, allowed)]
+        known = None
+        if allowed is not None:
+            known = [path for library in libraries for path in reads(library).files if _is_in(path, allowed)]
         with limited(timeout):
-            function = load_function(library, registration, known)
-            with foreign.running(reads(library)):
-                made = hlo.emit(spec, function)
+            functions = load_functions(emitters, known)
+            made = _hlo(spec, emitters, functions)
     except TookTooLong as error:
-        place = Location(str(registration.file), registration.line, 1)
+        place = Location(str(emitters[0][1].file), emitters[0][1].line, 1)
         raise KernelgenError(Diagnostic(f"kernel {spec.id}: {error}", place, HINT), exit_code=EXIT_FAILED) from None
     except KernelgenError as error:
         if isinstance(error.__cause__, TookTooLong):
@@ -74,15 +76,39 @@ def emit(
         if allowed is None:
             raise
         # A file that is not declared may just not be there.
-        mistakes = _undeclared(spec, reads(library), allowed, missing=True)
+        mistakes = [m for one in libraries for m in _undeclared(spec, reads(one), allowed, missing=True)]
         raise KernelgenError([*error.diagnostics, *mistakes], exit_code=error.exit_code or EXIT_FAILED) from None
-    found = reads(library)
-    if allowed is not None and (mistakes := _undeclared(spec, found, allowed, missing=False)):
-        raise KernelgenError(mistakes, exit_code=EXIT_FAILED)
-    return Emission(made, {path: read.digest for path, read in found.files.items()}, tuple(found.unknown.items()))
+    found = [reads(library) for library in libraries]
+    if allowed is not None:
+        mistakes = [m for one in found for m in _undeclared(spec, one, allowed, missing=False)]
+        if mistakes:
+            raise KernelgenError(mistakes, exit_code=EXIT_FAILED)
+    files = {path: read.digest for one in found for path, read in one.files.items()}
+    return Emission(made, files, tuple(item for one in found for item in one.unknown.items()))
 
 
-def unfollowed(spec: KernelSpec, unknown: Collection[tuple[str, Location | None]]) -> list[Diagnostic]:
+def _hlo(
+    spec: Spec, emitters: Sequence[tuple[Library, Registration]], functions: Sequence[Callable[..., Any]]
+) -> bytes:
+    if not isinstance(spec, GraphSpec):
+        with foreign.running(reads(emitters[0][0])):
+            return hlo.emit(spec, functions[0])
+    found = {r.op: _noted(library, function) for (library, r), function in zip(emitters, functions, strict=True)}
+    return hlo.emit_graph(spec, found)
+
+
+def _noted(library: Library, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an emitter whose reads count as its library's: a group may have those of several."""
+
+    @functools.wraps(function)
+    def emitter(*arguments: Any, **keywords: Any) -> Any:
+        with foreign.running(reads(library)):
+            return function(*arguments, **keywords)
+
+    return emitter
+
+
+def unfollowed(spec: Spec, unknown: Collection[tuple[str, Location | None]]) -> list[Diagnostic]:
     """Returns what is wrong with an emitter whose result may change with nothing that a build can look at."""
     return [
         Diagnostic(
@@ -94,7 +120,7 @@ def unfollowed(spec: KernelSpec, unknown: Collection[tuple[str, Location | None]
     ]
 
 
-def _undeclared(spec: KernelSpec, found: Reads, allowed: Collection[str], missing: bool) -> list[Diagnostic]:
+def _undeclared(spec: Spec, found: Reads, allowed: Collection[str], missing: bool) -> list[Diagnostic]:
     """Returns what an emitter reads and may not; with `missing`, also what it looks for and is not there."""
     return [
         *(

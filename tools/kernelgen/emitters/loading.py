@@ -28,32 +28,34 @@ from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 def load_function(
     library: Library, registration: Registration, data: Collection[str] | None = None
 ) -> Callable[..., Any]:
-    """Imports the emitter's module and returns the function; what was imported is imported anew when a file that it read changed.
+    """Imports an emitter's module and returns the function, as `load_functions`."""
+    return load_functions([(library, registration)], data)[0]
+
+
+def load_functions(
+    emitters: Sequence[tuple[Library, Registration]], data: Collection[str] | None = None
+) -> list[Callable[..., Any]]:
+    """Imports emitters' modules and returns the functions; what was imported is imported anew when a file that it read changed.
 
     Args:
-        library: where the emitter is.
-        registration: which one it is.
+        emitters: where each emitter is, and which one it is.
         data: the absolute paths of all data that may have been read, None for any.
 
     Raises:
-        KernelgenError: the module raises while it is imported.
+        KernelgenError: a module raises while it is imported.
     """
     _FINDER.install()
-    package = _package_name(library)
-    _FINDER.roots[package] = library.root
     # By name, not by path: a worker sees the same library under another path from one action to the next.
-    digests = {
-        (package if file.parent == library.root else BUILTIN_PACKAGE, file.name): hashlib.sha256(
-            file.read_bytes()
-        ).digest()
-        for file in dependencies(library, registration.module)
-    }
-    known = reads(library)
-    if (
-        any(_LOADED.get(key, digest) != digest for key, digest in digests.items())
-        or known.changed()
-        or (data is not None and not known.files.keys() <= set(data))
-        or known.unknown
+    digests = {}
+    for library, registration in emitters:
+        package = _package_name(library)
+        _FINDER.roots[package] = library.root
+        for file in dependencies(library, registration.module):
+            key = (package if file.parent == library.root else BUILTIN_PACKAGE, file.name)
+            digests[key] = hashlib.sha256(file.read_bytes()).digest()
+    known = [reads(library) for library in {library.name: library for library, _ in emitters}.values()]
+    if any(_LOADED.get(key, digest) != digest for key, digest in digests.items()) or any(
+        one.changed() or (data is not None and not one.files.keys() <= set(data)) or one.unknown for one in known
     ):
         # Modules hold on to what they imported and read, so a changed file makes all of them stale.
         packages = {BUILTIN_PACKAGE, *(name for name, _ in _LOADED)}
@@ -61,15 +63,18 @@ def load_function(
             del sys.modules[stale]
         _LOADED.clear()
         _READS.clear()
-    try:
-        with foreign.running(reads(library)):
-            module = importlib.import_module(f"{package}.{registration.module}")
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit, too: the code is anybody's
-        raise _import_error(registration, error) from error
+    functions = []
+    for library, registration in emitters:
+        try:
+            with foreign.running(reads(library)):
+                module = importlib.import_module(f"{_package_name(library)}.{registration.module}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, too: the code is anybody's
+            raise _import_error(registration, error) from error
+        functions.append(getattr(module, registration.function))
     _LOADED.update(digests)
-    return getattr(module, registration.function)  # type: ignore[no-any-return]
+    return functions
 
 
 def reads(library: Library) -> Reads:

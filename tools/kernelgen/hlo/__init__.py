@@ -6,10 +6,13 @@ with XLA on the CPU. Which compiler follows is not known here. JAX is imported b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kernelgen.errors import Location
+    from kernelgen.graph_kernel import GraphSpec
+    from kernelgen.hlo.lower import Lowered
     from kernelgen.kernel import KernelSpec
 
 
@@ -24,17 +27,33 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
         KernelgenError: the emitter refuses the kernel or returns something else, or no target's compiler would take the HLO.
     """
     # Imported here: other steps read HLO, and must not be redone when lowering changes.
+    from kernelgen.hlo.lower import lower, place
+
+    return _canonical(spec.id, lower(spec, function), place(function))
+
+
+def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> bytes:
+    """Returns the canonical serialized `HloModuleProto` of a graph kernel.
+
+    Args:
+        spec: the kernel.
+        functions: the emitter of each of its ops.
+
+    Raises:
+        KernelgenError: an emitter refuses its node or returns something else, or no target's compiler would take the HLO.
+    """
+    from kernelgen.hlo.graph import lower_graph
+
+    return _canonical(spec.id, lower_graph(spec, functions), None)
+
+
+def _canonical(id: str, lowered: Lowered, place: Location | None) -> bytes:
     from kernelgen.errors import Diagnostic, KernelgenError
     from kernelgen.hlo.canonicalize import canonicalize
     from kernelgen.hlo.lint import errors, lint
-    from kernelgen.hlo.lower import lower, place
 
-    lowered = lower(spec, function)
     hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
     findings = errors(lint(hlo))
     if findings:
-        raise KernelgenError(
-            [Diagnostic(f"kernel {spec.id}: {f}", place(function), f.hint) for f in findings],
-            exit_code=1,
-        )
+        raise KernelgenError([Diagnostic(f"kernel {id}: {f}", place, f.hint) for f in findings], exit_code=1)
     return hlo

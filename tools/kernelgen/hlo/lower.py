@@ -8,7 +8,7 @@ nothing here needs or touches a device.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,40 +52,27 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
     Raises:
         KernelgenError: the emitter refuses the kernel, or its result is not what the spec says.
     """
-    global _lowered
-    jax = import_jax()
     arguments = [None if t is None else _storage(spec, function, t, f"input {i}") for i, t in enumerate(spec.inputs)]
     present = [(i, s) for i, s in enumerate(arguments) if s is not None]
     updated = _updated(spec, function)
     targets = [(spec.alias, _target(spec, function)), *((i, storage(t)) for i, t in updated.items())]
-    keywords = _keywords(spec, function)
 
     def kernel(*arrays: Any) -> Any:
         bound = dict(zip((i for i, _ in present), arrays, strict=True))
-        # What is moved to another i64 needs both words; what is computed with is an index, and small.
-        pairs = spec.output.dtype == "i64"
-        views = [None if s is None else _logical(bound[i], s, spec.inputs[i], pairs) for i, s in enumerate(arguments)]
-        results = _checked(function(*views, **keywords), updated, spec, function)
+        views = [None if s is None else view(bound[i], s) for i, s in enumerate(arguments)]
+        results = call(spec, function, views)
         new = tuple(
             update(None if i is None else bound[i], target, result)
             for (i, target), result in zip(targets, results, strict=True)
         )
         return new if spec.updates else new[0]
 
-    avals = [jax.ShapeDtypeStruct(s.shape, _dtype(s.dtype)) for _, s in present]
     try:
-        # The process's own settings must not leak into the kernel's bytes.
-        with jax.enable_x64(False), jax.default_matmul_precision(None), jax.numpy_dtype_promotion("standard"):
-            lowered = jax.jit(kernel, keep_unused=True).trace(*avals).lower(lowering_platforms=("cpu",))
-            hlo = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        hlo = traced(kernel, [(s.shape, s.dtype) for _, s in present])
     except (KernelgenError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # SystemExit, too: an emitter is anybody's code
+    except BaseException as error:
         raise _failure(spec, function, described(error), error) from error
-    finally:
-        _lowered += 1
-        if _lowered % CLEAR_EVERY == 0:
-            jax.clear_caches()
     numbers = {i: n for n, (i, _) in enumerate(present)}
     return Lowered(
         hlo,
@@ -93,6 +80,57 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
         ("output0", *(f"input{i}.updated" for i in spec.updates)),
         {n: numbers[i] for n, (i, _) in enumerate(targets) if i is not None},
     )
+
+
+def traced(kernel: Callable[..., Any], parameters: Sequence[tuple[tuple[int, ...], str]]) -> bytes:
+    """Returns the serialized `HloModuleProto` of a function of arrays, as XLA writes it.
+
+    Args:
+        kernel: the function.
+        parameters: (shape, NumPy dtype name) of each array.
+    """
+    global _lowered
+    jax = import_jax()
+    avals = [jax.ShapeDtypeStruct(shape, _dtype(dtype)) for shape, dtype in parameters]
+    try:
+        # The process's own settings must not leak into the kernel's bytes.
+        with jax.enable_x64(False), jax.default_matmul_precision(None), jax.numpy_dtype_promotion("standard"):
+            lowered = jax.jit(kernel, keep_unused=True).trace(*avals).lower(lowering_platforms=("cpu",))
+            return bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+    finally:
+        _lowered += 1
+        if _lowered % CLEAR_EVERY == 0:
+            jax.clear_caches()
+
+
+def call(spec: KernelSpec, function: Callable[..., Any], views: Sequence[Any]) -> tuple[Any, ...]:
+    """Calls an emitter and returns its result, and the new content of each input that it updates.
+
+    Args:
+        spec: the kernel.
+        function: its emitter.
+        views: the logical array of each input, shape `Storage.view_shape`; None for one that is absent.
+
+    Raises:
+        KernelgenError: the emitter refuses the kernel, or its result is not what the spec says.
+    """
+    # What is moved to another i64 needs both words; what is computed with is an index, and small.
+    pairs = spec.output.dtype == "i64"
+    given = [
+        logical[..., 0]
+        if logical is not None and tensor is not None and tensor.dtype == "i64" and not pairs
+        else logical
+        for logical, tensor in zip(views, spec.inputs, strict=True)
+    ]
+    keywords = _keywords(spec, function)
+    updated = _updated(spec, function)
+    try:
+        returned = function(*given, **keywords)
+    except (KernelgenError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, too: an emitter is anybody's code
+        raise _failure(spec, function, described(error), error) from error
+    return _checked(returned, updated, spec, function)
 
 
 def _dtype(name: str) -> Any:
@@ -127,11 +165,6 @@ def _target(spec: KernelSpec, function: Callable[..., Any]) -> Storage:
     if (shared.ne, shared.dtype) != (out.ne, out.dtype):
         raise _failure(spec, function, f"the result {out} can't share the memory of input {spec.alias}, {shared}")
     return _storage(spec, function, shared, "the result")
-
-
-def _logical(array: Any, s: Storage, tensor: TensorDesc | None, pairs: bool) -> Any:
-    logical = view(array, s)
-    return logical[..., 0] if tensor is not None and tensor.dtype == "i64" and not pairs else logical
 
 
 def _keywords(spec: KernelSpec, function: Callable[..., Any]) -> dict[str, Any]:

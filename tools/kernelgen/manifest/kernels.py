@@ -48,10 +48,12 @@ def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZE
         report: where mistakes are noted; nodes in `report.wrong` are not looked at.
         sizes: the variables that it shares with the other entries.
     """
-    return _Entry(entry, catalog, report, sizes).expand()
+    return KernelEntry(entry, catalog, report, sizes).expand()
 
 
-class _Entry:
+class KernelEntry:
+    """An entry while it is read."""
+
     def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes) -> None:
         self.entry = entry
         self.catalog = catalog
@@ -90,19 +92,7 @@ class _Entry:
         if entry.kind != "map":
             return [], []
         self._read_op()
-        batch = entry.get("batch")
-        if batch is not None and self.usable(batch):
-            self._read_batch(batch)
-        self._read_templates()
-        self._read_conditions()
-        if batch is not None and self.usable(batch) and self.all_read:
-            for name, item in batch.value.items():
-                if name not in self.used:
-                    self.fail(
-                        item.key,
-                        f"variable '{short(name)}' is not used",
-                        f"write ${{{short(name)}}} in a shape or parameter, or remove it",
-                    )
+        self._read_variables()
         if self.op is not None:
             self._check_counts(self.op)
         kernels: list[Kernel] = []
@@ -121,6 +111,21 @@ class _Entry:
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
         return (kernels, named) if self.good else ([], [])
+
+    def _read_variables(self) -> None:
+        batch = self.entry.get("batch")
+        if batch is not None and self.usable(batch):
+            self._read_batch(batch)
+        self._read_templates()
+        self._read_conditions()
+        if batch is not None and self.usable(batch) and self.all_read:
+            for name, item in batch.value.items():
+                if name not in self.used:
+                    self.fail(
+                        item.key,
+                        f"variable '{short(name)}' is not used",
+                        f"write ${{{short(name)}}} in a shape or parameter, or remove it",
+                    )
 
     def _read_op(self) -> None:
         node = self.entry.get("op")
@@ -305,7 +310,7 @@ class _Entry:
         if text is None:
             return None
         try:
-            return _parse_tensor(str(text))
+            return parse_tensor(str(text))
         except ValueError as error:
             message, hint = explain_tensor(str(text), str(error))
             if id(node) in self.templates:
@@ -321,8 +326,21 @@ class _Entry:
         if not self.good or output is None:
             return None
         full = op.with_defaults(params)
+        good = self.check_shapes(op, inputs, output, full, op.alias if alias is None else alias, values)
+        return KernelSpec.make(op.name, inputs, output, full, alias) if good else None
+
+    def check_shapes(
+        self,
+        op: Op,
+        inputs: Sequence[TensorDesc | None],
+        output: TensorDesc,
+        params: Mapping[str, ParamValue],
+        alias: int | None,
+        values: Mapping[str, Value],
+    ) -> bool:
+        """Notes what ggml would assert of a node, and returns whether there is nothing."""
         nodes = self._need("inputs")
-        problems = shapes.check(op.name, inputs, output, full, op.alias if alias is None else alias)
+        problems = shapes.check(op.name, inputs, output, params, alias)
         for problem in problems:
             if problem.part == "inputs":
                 where = nodes.value[problem.which]
@@ -332,7 +350,7 @@ class _Entry:
                 given = self.entry.get("params")
                 where = (given.get(str(problem.which)) if given else None) or given or self.entry
             self.fail_with(values, where, problem.message)
-        return None if problems else KernelSpec.make(op.name, inputs, output, full, alias)
+        return not problems
 
     def _need(self, key: str) -> Node:
         node = self.entry.get(key)
@@ -418,7 +436,8 @@ def check_param(param: Param, value: object, shown: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=65536)
-def _parse_tensor(text: str) -> TensorDesc:
+def parse_tensor(text: str) -> TensorDesc:
+    """Returns `TensorDesc.parse`, which many entries ask for the same texts."""
     return TensorDesc.parse(text)
 
 

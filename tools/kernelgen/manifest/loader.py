@@ -8,7 +8,7 @@ from pathlib import Path
 from kernelgen import fileio, model_files
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.manifest import document, kernels, recorded, schema, settings, sizes
+from kernelgen.manifest import document, graphs, kernels, recorded, schema, settings, sizes
 from kernelgen.manifest.document import Document, Node
 from kernelgen.manifest.schema import Report
 from kernelgen.plan import Kernel, Request
@@ -84,14 +84,21 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
     return Request(str(name.value), tuple(found), config.configs, config.memory_mb, config.cpus)
 
 
+def _items(root: Node, key: str) -> list[Node]:
+    node = root.get(key)
+    return list(node.value) if node is not None and node.kind == "seq" else []
+
+
 def _entries(root: Node, catalog: Catalog, report: Report) -> list[Kernel]:
-    node = root.get("kernels")
-    if node is None or node.kind != "seq":
-        return []
     found: list[Kernel] = []
     named: dict[str, kernels.Named] = {}
     shared = sizes.read(root, report)
-    for entry in node.value:
+    for entry in _items(root, "graphs"):
+        found += graphs.expand(entry, catalog, report, shared)
+        if len(found) > kernels.MAX_KERNELS:
+            report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")
+            break
+    for entry in _items(root, "kernels"):
         expanded, names = kernels.expand(entry, catalog, report, shared)
         found += expanded
         if len(found) > kernels.MAX_KERNELS:

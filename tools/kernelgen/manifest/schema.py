@@ -128,7 +128,7 @@ class _Compiler:
             raise NotImplementedError(f"JSON Schema keywords {sorted(unknown)}")
         checks: list[Check] = []
         branches = schema.get("anyOf")
-        if branches:
+        if branches and schema.get("type") != "object":
             checks.append(self.branches(branches, schema.get("patternErrorMessage")))
         kind = schema.get("type")
         if kind:
@@ -242,6 +242,8 @@ class _Compiler:
         others = schema.get("additionalProperties", {})
         other: Check | None = None if others is False else self.compile(others, "") if others else _accept
         required = tuple(schema.get("required", ()))
+        # Of an object, `anyOf` names keys of which one is enough; the first is the one that is asked for.
+        one_of = [branch["required"][0] for branch in schema.get("anyOf", ())]
         minimum = schema.get("minProperties", 0)
         names = schema.get("propertyNames")
         key_check = self.pattern(names) if names else None
@@ -260,6 +262,8 @@ class _Compiler:
                     good &= key_check(entry.key, label, report)
                 good &= step(entry.node, key if key in properties else short(key), report)
             missing = [key for key in required if key not in entries]
+            if one_of and not any(key in entries for key in one_of):
+                missing.append(one_of[0])
             for key in [key for key in unknown if key in removed]:
                 unknown.remove(key)
                 if removed[key]["instead"] in missing:

@@ -21,6 +21,7 @@ from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, kernels
 from kernelgen.manifest.document import Entry, Node, short
@@ -169,7 +170,9 @@ class _Reader:
         for key, node in (("op", op), ("inputs", listed), ("output", result)):
             made.value[key] = Entry(_scalar(node, key), node)
         expanded, _ = kernels.expand(made, self._catalog, self.report)
-        return expanded[0].spec if expanded else None
+        found = expanded[0].spec if expanded else None
+        assert not isinstance(found, GraphSpec)
+        return found
 
     def _of_other_types(self, op: str, inputs: Sequence[str], output: str) -> KernelSpec | None:
         """Returns a kernel of types that the NPU has and the op's emitter has not: that is no mistake, but it can't be built."""

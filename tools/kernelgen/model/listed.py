@@ -111,11 +111,11 @@ def _manifest(path: Path, catalog: Catalog) -> Listed:
     data = fileio.read_input(path, document.MAX_BYTES)
     root = document.parse(data, str(path)).root
     assert root is not None
-    for key in ("compiler", "model"):
+    for key in ("compiler", "graphs", "model"):
         if key in root.value:
             message = f"a manifest with '{key}' is not one that was recorded"
             raise KernelgenError(Diagnostic(message, root.value[key].key.location, "its kernels alone can be listed"))
-    recorded: dict[KernelSpec, Item] = {spec: Item(spec, "") for spec in dict.fromkeys(k.spec for k in request.kernels)}
+    recorded = {k.spec: Item(k.spec, "") for k in request.kernels if isinstance(k.spec, KernelSpec)}
     left_out = 0
     for line in data.decode("utf-8-sig").splitlines():
         match = _ENTRY.fullmatch(line)

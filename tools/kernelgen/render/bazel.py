@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
-from kernelgen.kernel import param_text
-from kernelgen.plan import Plan
+from kernelgen.kernel import KernelSpec, param_text, spec_json
+from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 
 
@@ -43,35 +44,25 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         rules: the repository of the rules, as labels begin: `@@neuron_kernelgen~`.
     """
     by_name = {s.library.name: s for s in sources}
-    emitters = {}
-    for kernel in plan.kernels:
-        key = f"{kernel.library}/{kernel.emitter}"
+    emitters: dict[str, dict[str, Any]] = {}
+    for library, name in (emitter for kernel in plan.kernels for emitter in kernel.emitters):
+        key = f"{library}/{name}"
         if key not in emitters:
-            source = by_name[kernel.library]
-            module, *helpers = dependencies(source.library, kernel.emitter)
+            source = by_name[library]
+            module, *helpers = dependencies(source.library, name)
             emitters[key] = {
                 "emitter": source.label(module),
                 "helpers": [_label_of(file, sources) for file in helpers],
             }
+    with_data = [s.library.name for s in sources if s.data]
     values = {
         "rules": rules,
         "emitters": emitters,
         "data": {s.library.name: list(s.data) for s in sources if s.data},
         "flags": {c.key: c.flags() for c in plan.configs},
         "targets": {c.key: c.target for c in plan.configs},
-        "kernels": [
-            {
-                "id": k.spec.id,
-                "emitter": f"{k.library}/{k.emitter}",
-                "library": k.library,
-                "op": k.spec.op,
-                "inputs": ["" if t is None else str(t) for t in k.spec.inputs],
-                "output": str(k.spec.output),
-                "params": {name: param_text(value) for name, value in k.spec.params},
-                "alias": k.spec.alias,
-            }
-            for k in plan.kernels
-        ],
+        "kernels": [_op_kernel(k, k.spec) for k in plan.kernels if isinstance(k.spec, KernelSpec)],
+        "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if not isinstance(k.spec, KernelSpec)],
         "neffs": plan.neffs,
         "bundles": plan.bundles,
         "manifests": _targets_by_manifest(plan),
@@ -82,6 +73,32 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "bundles/BUILD.bazel": render("bazel/bundles.BUILD.j2", values),
         "kernels/BUILD.bazel": render("bazel/kernels.BUILD.j2", values),
         "plan.json": plan.to_json(),
+    }
+
+
+def _op_kernel(kernel: Kernel, spec: KernelSpec) -> dict[str, Any]:
+    return {
+        "id": spec.id,
+        "emitter": f"{kernel.library}/{kernel.emitter}",
+        "library": kernel.library,
+        "op": spec.op,
+        "inputs": ["" if t is None else str(t) for t in spec.inputs],
+        "output": str(spec.output),
+        "params": {name: param_text(value) for name, value in spec.params},
+        "alias": spec.alias,
+    }
+
+
+def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequence[str]) -> dict[str, Any]:
+    keys = [f"{library}/{module}" for library, module in kernel.emitters]
+    libraries = [library for library, _ in kernel.emitters]
+    return {
+        "id": kernel.spec.id,
+        "emitters": keys,
+        "libraries": libraries,
+        "helpers": sorted({label for key in keys for label in emitters[key]["helpers"]}),
+        "data": [name for name in dict.fromkeys(libraries) if name in with_data],
+        "spec": spec_json(kernel.spec),
     }
 
 

@@ -16,6 +16,7 @@ from kernelgen.canonical import canonical_json
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.filenames import hlo_file, neff_file, origin_file
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
@@ -75,11 +76,10 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
 
     batches = _batches(plan.kernels)
     for batch, kernels in batches.items():
-        root = by_name[kernels[0].library].root.resolve()
+        modules = [(name, by_name[name].root.resolve() / f"{module}.py") for name, module in kernels[0].emitters]
         files[f"steps/{batch}.emit"] = _lines(
             jax,
-            f"--library={kernels[0].library}",
-            f"--emitter={root / kernels[0].emitter}.py",
+            *(word for name, path in modules for word in (f"--library={name}", f"--emitter={path}")),
             f"--folder={build.folder / 'hlo'}",
             *(f"--spec={specs[k.spec.id]}" for k in kernels),
         )
@@ -133,18 +133,22 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
 def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     """Returns the kernels of each command that emits: of one module, and not more than about `BATCH`.
 
+    Graph kernels are emitted by commands of their own, which have all modules that they need together.
+
     Which of a large module's batches a kernel is in depends on its id alone, so that a new one does not move the others.
     """
-    modules: dict[tuple[str, str], list[Kernel]] = {}
+    modules: dict[str, list[Kernel]] = {}
     for kernel in kernels:
-        modules.setdefault((kernel.library, kernel.emitter), []).append(kernel)
+        name = f"{kernel.library}.{kernel.emitter}"
+        if isinstance(kernel.spec, GraphSpec):
+            name = f"graph.{hashlib.sha256(canonical_json(kernel.emitters).encode()).hexdigest()[:12]}"
+        modules.setdefault(name, []).append(kernel)
     batches: dict[str, list[Kernel]] = {}
-    for (library, emitter), members in sorted(modules.items()):
+    for name, members in sorted(modules.items()):
         parts = 1 << ((len(members) - 1) // BATCH).bit_length()
         for kernel in members:
             part = int(hashlib.sha256(kernel.spec.id.encode()).hexdigest(), 16) % parts
-            name = f"{library}.{emitter}" if parts == 1 else f"{library}.{emitter}.{part}"
-            batches.setdefault(name, []).append(kernel)
+            batches.setdefault(name if parts == 1 else f"{name}.{part}", []).append(kernel)
     return dict(sorted(batches.items()))
 
 

@@ -1,0 +1,138 @@
+"""Runs a group of nodes twice: as one kernel, and node by node by the kernels of its ops, over the same bytes of memory.
+
+What a node reads and writes is laid into memory here by byte offsets alone, so that a mistake in the views of the HLO can't hide.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelgen import hlo
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.loading import load_function
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES
+from kernelgen.graph_kernel import GraphSpec, Place
+from kernelgen.hlo import execute
+from kernelgen.kernel import KernelSpec
+
+Array = np.ndarray[Any, Any]
+CATALOG = Catalog([builtin_library()])
+
+
+@functools.cache
+def emit(spec: KernelSpec | GraphSpec) -> bytes:
+    """Returns the HLO of a kernel of either kind."""
+    if isinstance(spec, GraphSpec):
+        return hlo.emit_graph(spec, {op: load_function(*CATALOG.find(op)) for op in spec.ops})
+    return hlo.emit(spec, load_function(*CATALOG.find(spec.op)))
+
+
+@functools.cache
+def _executable(spec: KernelSpec | GraphSpec) -> execute.Executable:
+    return execute.compile_for_cpu(emit(spec))
+
+
+def _run(spec: KernelSpec | GraphSpec, parameters: list[Array]) -> list[Array]:
+    """Returns the bytes of a kernel's results, given those of its parameters."""
+    executable = _executable(spec)
+    arrays = [
+        p.view(_dtype(dtype)).reshape(shape)
+        for p, (_, dtype, shape) in zip(parameters, executable.parameters, strict=True)
+    ]
+    return [np.frombuffer(np.ascontiguousarray(r).tobytes(), np.uint8).copy() for r in executable.run(arrays)]
+
+
+def _dtype(name: str) -> Any:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def contents(spec: GraphSpec, seed: int, most: Mapping[int, int] | None = None) -> list[Array]:
+    """Returns random bytes for each slot that mean something: normal floats, indices, blocks with sane scales.
+
+    Args:
+        spec: the group.
+        seed: of the random numbers.
+        most: for slots of integers, below which number they are; 2 by default.
+    """
+    import gguf
+
+    rng = np.random.default_rng(seed)
+    found = []
+    for i, size in enumerate(spec.slots):
+        dtype = spec.uses(i)[0].tensor.dtype
+        t = TYPES[dtype]
+        n = size // t.size * t.block
+        if dtype in ("i32", "i64"):
+            # Rows that are written twice are left with either: each index once, where there are enough.
+            limit = (most or {}).get(i, 2)
+            values = rng.permutation(limit)[:n] if limit >= n else rng.integers(0, limit, n)
+            data = values.astype({"i32": np.int32, "i64": np.int64}[dtype])
+        elif t.quantized:
+            kind = next(q for q in gguf.GGMLQuantizationType if q.value == t.number)
+            data = gguf.quants.quantize(rng.normal(size=(1, n)).astype(np.float32), kind)
+        else:
+            data = rng.normal(size=n).astype({"f32": np.float32, "f16": np.float16}[dtype])
+        found.append(np.frombuffer(data.tobytes(), np.uint8).copy())
+        assert len(found[-1]) == size
+    return found
+
+
+def whole(spec: GraphSpec, slots: list[Array]) -> list[Array]:
+    """Returns the bytes of the results, then those of the written slots, computed by one kernel."""
+    return _run(spec, [slot.copy() for slot in slots])
+
+
+def one_by_one(spec: GraphSpec, slots: list[Array]) -> list[Array]:
+    """Returns the same, computed by the kernels of the nodes."""
+    memory: dict[tuple[bool, int], Array] = {(True, i): slot.copy() for i, slot in enumerate(slots)}
+
+    def part(place: Place, tensor: TensorDesc) -> Array:
+        return memory[place.slot, place.index][place.offset : place.offset + tensor.storage_bytes]
+
+    for i, node in enumerate(spec.nodes):
+        kernel = node.kernel
+        if node.place is None:
+            memory[False, i] = np.zeros(node.output.storage_bytes, np.uint8)
+        given = [part(o.place, o.tensor).copy() for o in node.inputs if o is not None]
+        (result,) = _run(kernel, given)
+        target = part(node.place or Place(False, i), node.output)
+        assert len(target) == len(result)
+        target[:] = result
+    return [*(memory[False, i] for i in spec.escaping), *(memory[True, i] for i in spec.written)]
+
+
+def dtypes(spec: GraphSpec) -> list[str]:
+    """Returns ggml's types of what `whole` returns."""
+    return [
+        *(spec.nodes[i].output.dtype for i in spec.escaping),
+        *(spec.uses(i)[0].tensor.dtype for i in spec.written),
+    ]
+
+
+def nmse(have: Array, want: Array, dtype: str) -> float:
+    """Returns the squared error over the squared reference of two tensors' bytes; of integers and blocks, 1 when they differ."""
+    kinds = {"f32": np.float32, "f16": np.float16}
+    if dtype not in kinds:
+        return float(not np.array_equal(have, want))
+    a, b = (np.asarray(x).view(kinds[dtype]).astype(np.float64) for x in (have, want))
+    np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))
+    a, b = a[np.isfinite(a)], b[np.isfinite(b)]
+    size = float((b**2).sum())
+    return float(((a - b) ** 2).sum()) / size if size else float((a**2).sum())
+
+
+def check(spec: GraphSpec, seed: int = 0, most: Mapping[int, int] | None = None, limit: float = 1e-6) -> None:
+    """Raises when a group computes something else as one kernel than node by node."""
+    slots = contents(spec, seed, most)
+    for k, (have, want, dtype) in enumerate(
+        zip(whole(spec, slots), one_by_one(spec, slots), dtypes(spec), strict=True)
+    ):
+        assert nmse(have, want, dtype) <= limit, f"result {k} of {spec.id}"

@@ -1,0 +1,287 @@
+"""From an entry of a manifest's `graphs:` to graph kernels: references resolved, and every node checked as one of `kernels:` is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import did_you_mean
+from kernelgen.ggml.ops import Op
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.manifest import kernels
+from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.kernels import KernelEntry, explain_tensor
+from kernelgen.manifest.schema import Report
+from kernelgen.manifest.sizes import NO_SIZES, Sizes
+from kernelgen.manifest.template import Value
+from kernelgen.plan import Kernel
+
+_NAME = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)")
+_REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([^()\s]*)\s*)?(\(.*)?", re.DOTALL)
+
+
+def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES) -> list[Kernel]:
+    """Returns the graph kernels of one entry and, unless it says `fallback: false`, the op kernels of their nodes.
+
+    Mistakes go to `report`, and an entry with one gives no kernel.
+
+    Args:
+        entry: an item of `graphs:` that the schema was checked against.
+        catalog: what can be computed, and by which emitter.
+        report: where mistakes are noted; nodes in `report.wrong` are not looked at.
+        sizes: the variables that it shares with the other entries.
+    """
+    return _GraphEntry(entry, catalog, report, sizes).expand_graph()
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What a name stands for.
+
+    Attributes:
+        root: as of `Loose`.
+        offset: bytes from the root's beginning.
+        tensor: what is there.
+    """
+
+    root: str | int
+    offset: int
+    tensor: TensorDesc
+
+
+class _Member(KernelEntry):
+    """A node of a group: its op, parameters and number of inputs are those of a kernel's entry."""
+
+    def __init__(self, graph: _GraphEntry, node: Node) -> None:
+        super().__init__(node, graph.catalog, graph.report, graph.sizes)
+        self.graph = graph
+        self.templates = graph.templates
+
+    def fail(self, node: Node, message: str, hint: str | None = None) -> None:
+        self.graph.fail(node, message, hint)
+
+    def fail_with(self, values: Mapping[str, Value], node: Node, message: str) -> None:
+        self.graph.fail_with(values, node, message)
+
+
+class _GraphEntry(KernelEntry):
+    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes) -> None:
+        super().__init__(entry, catalog, report, sizes)
+        self.members: list[_Member] = []
+        self.names: dict[str, Node] = {}
+
+    def expand_graph(self) -> list[Kernel]:
+        if self.entry.kind != "map" or not self.usable(self.entry):
+            return []
+        self._read_variables()
+        nodes = self._need("nodes")
+        self.members = [_Member(self, node) for node in nodes.value]
+        for member in self.members:
+            member._read_op()
+            if member.op is not None:
+                member._check_counts(member.op)
+        self._check_references()
+        found: list[Kernel] = []
+        fallback = self.entry.get("fallback")
+        for values in self._combinations():
+            spec = self._group(values)
+            if spec is not None:
+                found.append(self.catalog.kernel(spec))
+                if fallback is None or fallback.value:
+                    found += map(self.catalog.kernel, dict.fromkeys(node.kernel for node in spec.nodes))
+        return list(dict.fromkeys(found)) if self.good else []
+
+    def _texts(self) -> Iterator[Node]:
+        for item in self._need("inputs").value.values():
+            yield item.node
+        for node in self._need("nodes").value:
+            for key in ("inputs", "params"):
+                several = node.get(key)
+                if several is not None:
+                    yield from several.value if several.kind == "seq" else (e.node for e in several.value.values())
+            yield node.get("output")
+
+    # --- names -----------------------------------------------------------------------------------------------------------
+
+    def _check_references(self) -> None:
+        """Checks what does not depend on the values of variables: that names are there, in order, and used."""
+        inputs = self._need("inputs")
+        outputs = self._need("outputs")
+        used: set[str] = set()
+        self.names = {name: item.key for name, item in inputs.value.items()}
+        later = {member.entry.get("name").text for member in self.members}  # type: ignore[union-attr]
+        in_place: set[str] = set()
+        for member in self.members:
+            name = self._of(member, "name")
+            later.discard(name.text)
+            for i, item in enumerate(self._of(member, "inputs").value):
+                itself = member.op is not None and member.op.name == "cpy" and i == 1
+                used |= self._refer(item, later, name.text if itself else None)
+            output = self._of(member, "output")
+            if not output.text.lstrip().startswith("("):
+                in_place.add(name.text)
+                used |= self._refer(output, later, None)
+            if name.text in self.names:
+                what = "an input" if name.text in inputs.value else "a node"
+                hint = f"the first is at {self.names[name.text].location}"
+                self.fail(name, f"'{short(name.text)}' is already the name of {what}", hint)
+            self.names.setdefault(name.text, name)
+        for name_of, item in inputs.value.items():
+            if name_of not in used:
+                self.fail(item.key, f"input '{short(name_of)}' is not used", "name it in a node's inputs, or remove it")
+        named = set()
+        for item in outputs.value:
+            named.add(item.text)
+            if item.text in in_place:
+                hint = "what is written in place is visible without being named: remove it"
+                self.fail(item, f"'{short(item.text)}' has no memory of its own", hint)
+            elif item.text not in self.names or item.text in inputs.value:
+                near = did_you_mean(item.text, [n for n in self.names if n not in inputs.value])
+                self.fail(item, f"there is no node '{short(item.text)}'{near}")
+        for member in self.members:
+            name = self._of(member, "name")
+            if name.text not in used | named | in_place:
+                hint = "name it in outputs or in another node's inputs, or remove it"
+                self.fail(name, f"the result of '{short(name.text)}' is not used", hint)
+        if not named and not in_place:
+            self.fail(outputs, "the group has no result", "name the nodes whose results are read outside of it")
+
+    def _of(self, member: _Member, key: str) -> Node:
+        node = member.entry.get(key)
+        assert node is not None
+        return node
+
+    def _refer(self, item: Node, later: set[str], itself: str | None) -> set[str]:
+        """Checks the name of a reference and returns what it refers to."""
+        match = _NAME.match(item.text) if item.value is not None else None
+        if match is None:
+            return set()
+        name = match[1]
+        if name in self.names or name == itself:
+            return {name}
+        if name in later:
+            self.fail(item, f"node '{short(name)}' is computed later", "nodes are in the order of the graph")
+        else:
+            near = did_you_mean(name, self.names)
+            self.fail(item, f"there is no input or earlier node '{short(name)}'{near}")
+        return set()
+
+    # --- one group -------------------------------------------------------------------------------------------------------
+
+    def _group(self, values: Mapping[str, Value]) -> GraphSpec | None:
+        """Returns the group with these values of the variables; None when it has a mistake."""
+        memory: dict[str, _Memory] = {}
+        for name, item in self._need("inputs").value.items():
+            tensor = self._tensor(item.node, values)
+            if tensor is not None:
+                memory[name] = _Memory(name, 0, tensor)
+        outputs = {item.text for item in self._need("outputs").value}
+        nodes = []
+        for i, member in enumerate(self.members):
+            made = self._node(i, member, memory, outputs, values)
+            if made is not None:
+                nodes.append(made)
+        if not self.good or len(nodes) != len(self.members):
+            return None
+        try:
+            return GraphSpec.make(nodes)
+        except ValueError as error:
+            self.fail_with(values, self.entry, str(error))
+            return None
+
+    def _node(
+        self, i: int, member: _Member, memory: dict[str, _Memory], outputs: set[str], values: Mapping[str, Value]
+    ) -> LooseNode | None:
+        name, output = self._of(member, "name").text, self._of(member, "output")
+        own = output.text.lstrip().startswith("(")
+        into: Loose | None = None
+        result: TensorDesc | None
+        if own:
+            result = self._tensor(output, values)
+            if result is not None:
+                memory[name] = _Memory(i, 0, result)
+        else:
+            into = self._reference(output, memory, values)
+            result = None if into is None else into.tensor
+            if into is not None:
+                memory[name] = _Memory(_root(into), into.offset, into.tensor)
+        items = self._of(member, "inputs").value
+        inputs = [None if item.value is None else self._reference(item, memory, values) for item in items]
+        missing = any(t is None and item.value is not None for t, item in zip(inputs, items, strict=True))
+        op = member.op
+        params = {} if op is None else member._params(op, values)
+        if op is None or missing or result is None or not self.good:
+            return None
+        alias = self._alias_of(op, inputs, into, output, i, values)
+        descriptions = [None if t is None else t.tensor for t in inputs]
+        full = op.with_defaults(params)
+        member.check_shapes(op, descriptions, result, full, alias, values)
+        return LooseNode(op.name, tuple(inputs), result, full, into, name in outputs)
+
+    def _alias_of(
+        self,
+        op: Op,
+        inputs: list[Loose | None],
+        into: Loose | None,
+        output: Node,
+        i: int,
+        values: Mapping[str, Value],
+    ) -> int | None:
+        """Returns the input whose memory a node's result is written to."""
+        if into is None:
+            if op.alias is not None and not (op.name == "cpy" and inputs[1] is not None and inputs[1].root == i):
+                what = f"{op.name} writes its result to input {op.alias}, {op.inputs[op.alias]}"
+                self.fail(output, f"{what}: the output is a reference", "write its name, as in output: cache")
+            return op.alias
+        order = range(len(inputs)) if op.alias is None else (op.alias,)
+        found = next((k for k in order if k < len(inputs) and inputs[k] == into), None)
+        if found is None:
+            of = "one of its inputs" if op.alias is None else f"input {op.alias}, {op.inputs[op.alias]}"
+            self.fail_with(values, output, f"{op.name} writes its result to {of}: the output is the same reference")
+        return found
+
+    def _reference(self, item: Node, memory: Mapping[str, _Memory], values: Mapping[str, Value]) -> Loose | None:
+        """Returns what a reference stands for; None when it has a mistake."""
+        if not self.usable(item):
+            self.good = False
+            return None
+        text = self._fill(item, values)
+        match = _REFERENCE.fullmatch(str(text)) if text is not None else None
+        if match is None:
+            if text is not None:
+                self.fail(item, f"'{short(str(text))}' is not a reference", "write NAME, or NAME+OFFSET (…)/dtype")
+            return None
+        name, offset, tensor = match.groups()
+        whole = memory.get(name)
+        if whole is None:
+            self.good = False
+            return None
+        if offset is not None and (tensor is None or not re.fullmatch("[0-9]{1,18}", offset)):
+            expected = "an offset is bytes, and its view's tensor follows: NAME+OFFSET (…)/dtype"
+            self.fail(item, f"'{short(str(text))}' is not a reference", expected)
+            return None
+        if tensor is None:
+            return Loose(whole.root, whole.offset, whole.tensor)
+        try:
+            view = kernels.parse_tensor(tensor)
+        except ValueError as error:
+            message, hint = explain_tensor(tensor, str(error))
+            if id(item) in self.templates:
+                self.fail_with(values, item, message)
+            else:
+                self.fail(item, message, hint)
+            return None
+        end, size = int(offset or 0) + view.storage_bytes, whole.tensor.storage_bytes
+        if view.dtype != whole.tensor.dtype:
+            self.fail_with(values, item, f"a view of {name} is {whole.tensor.dtype}, as {name} is, not {view.dtype}")
+        elif end > size:
+            self.fail_with(values, item, f"the view ends at byte {end}, and {name} has {size}")
+        return Loose(whole.root, whole.offset + int(offset or 0), view)
+
+
+def _root(loose: Loose) -> str | int:
+    assert isinstance(loose.root, str | int)
+    return loose.root
