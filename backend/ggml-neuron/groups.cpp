@@ -3,7 +3,6 @@
 #include "../bundle/src/graph_key.h"
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
-#include "plan.h"
 
 #include <algorithm>
 #include <cstring>

@@ -38,6 +38,10 @@ bool neuron_is_noop(const ggml_tensor * op) {
     return (op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY) && op->src[0] && ggml_is_empty(op->src[0]);
 }
 
+bool neuron_is_work(const ggml_tensor * node) {
+    return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !neuron_is_view_op(node->op) && !neuron_is_noop(node);
+}
+
 bool neuron_is_zero(const ggml_tensor * op) {
     // other ops either have no elements then, or can't be made
     return (op->op == GGML_OP_CONV_2D || op->op == GGML_OP_CONV_3D) && !ggml_is_empty(op) && ggml_is_contiguous(op) &&

@@ -14,10 +14,6 @@
 // Nodes in all plans that a backend keeps.
 static constexpr size_t MAX_PLANNED_NODES = 1 << 16;
 
-bool neuron_is_work(const ggml_tensor * node) {
-    return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !neuron_is_view_op(node->op) && !neuron_is_noop(node);
-}
-
 bool neuron_is_on_device(const neuron_planned_node & planned) {
     return planned.group || !planned.steps.empty() || planned.later || neuron_is_zero(planned.node);
 }

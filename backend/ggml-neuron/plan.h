@@ -82,9 +82,6 @@ struct neuron_plan {
 // Returns whether kernels compute a node of a graph, or nothing has to.
 bool neuron_is_on_device(const neuron_planned_node & planned);
 
-// Returns whether a node of a graph has to be computed at all.
-bool neuron_is_work(const ggml_tensor * node);
-
 // Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on
 // neither.
 using neuron_locate_t = bool (*)(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand);

@@ -1,0 +1,935 @@
+// Groups of nodes that one kernel computes: graphs with groups in them, as a manifest and as a computation.
+//
+//     groups words                                      reads groups, prints the words that the backend finds them by
+//     groups manifest <scenario>...                     prints a manifest of the scenarios' groups
+//     groups run <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...
+//
+// tests/ggml_neuron builds the manifest and then runs the scenarios. Each graph is computed with groups and without, and by the
+// CPU. Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>". `random-<n>` is any of a number of
+// graphs of random ops.
+
+#include "../groups.h"
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml-impl.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+[[noreturn]] static void fail(const std::string & message) {
+    throw std::runtime_error(message);
+}
+
+static void check(bool condition, const std::string & message) {
+    if (!condition) {
+        fail(message);
+    }
+}
+
+//
+// graphs
+//
+
+// A graph, and which of its computed nodes are groups.
+struct graph {
+    ggml_context_ptr ctx;
+    ggml_cgraph *    cgraph = nullptr;
+    ggml_tensor *    result = nullptr;
+
+    std::vector<ggml_tensor *>       inputs;
+    std::vector<ggml_tensor *>       written;   // inputs that the graph changes
+    std::vector<std::pair<int, int>> groups;    // each the first and the last of its computed nodes
+    int                              launches;  // of groups, that there are to be
+
+    graph() {
+        ggml_init_params params = { ggml_tensor_overhead() * 256 + ggml_graph_overhead(), nullptr, true };
+        ctx.reset(ggml_init(params));
+        cgraph = ggml_new_graph(ctx.get());
+    }
+
+    ggml_context * get() const { return ctx.get(); }
+
+    ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1) {
+        ggml_tensor * t = ggml_new_tensor_3d(get(), type, ne0, ne1, ne2);
+        ggml_set_input(t);
+        inputs.push_back(t);
+        return t;
+    }
+
+    // Adds what is made up to a node to the graph, in this order.
+    ggml_tensor * add(ggml_tensor * node) {
+        ggml_build_forward_expand(cgraph, node);
+        return node;
+    }
+
+    std::vector<ggml_tensor *> work() const {
+        std::vector<ggml_tensor *> nodes;
+        for (int i = 0; i < cgraph->n_nodes; i++) {
+            ggml_tensor * node = cgraph->nodes[i];
+            if ((node->flags & GGML_TENSOR_FLAG_COMPUTE) && !neuron_is_view_op(node->op)) {
+                nodes.push_back(node);
+            }
+        }
+        return nodes;
+    }
+
+    // Ends the graph with a result. Groups are the nodes from `first` on, as many as `sizes` say.
+    void end(ggml_tensor * t, int first, const std::vector<int> & sizes) {
+        result = add(t);
+        ggml_set_output(result);
+        for (const int n : sizes) {
+            groups.emplace_back(first, first + n - 1);
+            first += n;
+        }
+        launches = (int) sizes.size();
+    }
+};
+
+using builder = std::function<void(graph &)>;
+
+// A norm, its weights and a product, of `n` tokens: what nearly every layer begins with.
+struct norm_options {
+    int64_t   n       = 4;
+    ggml_type type    = GGML_TYPE_F16;
+    float     eps     = 1e-5f;
+    bool      gaps    = false;  // between the rows of x
+    bool      swapped = false;  // the other order of a product's sources
+    bool      add     = false;  // in place of the product
+    bool      same    = false;  // x is the weight, too
+    bool      inplace = false;
+    bool      shared  = false;  // x and the weight are parts of one tensor
+};
+
+static ggml_tensor * norm(graph & g, ggml_tensor * x, const norm_options & o = {}) {
+    if (!x) {
+        x = g.input(GGML_TYPE_F32, o.gaps ? 80 : 64, o.n + (o.shared ? 1 : 0));
+    }
+    ggml_tensor * root = x;
+    if (o.gaps || o.shared) {
+        x = ggml_view_2d(g.get(), root, 64, o.n, root->nb[1], 0);
+    }
+    ggml_tensor * w = o.shared ? ggml_view_1d(g.get(), root, 64, (size_t) o.n * root->nb[1]) :
+                                 o.same ? x : g.input(GGML_TYPE_F32, 64, o.same ? o.n : 1);
+    ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, o.eps));
+    t               = o.add       ? ggml_add(g.get(), t, w) :
+                      o.inplace   ? ggml_mul_inplace(g.get(), t, w) :
+                      o.swapped   ? ggml_mul(g.get(), w, t) :
+                                    ggml_mul(g.get(), t, w);
+    return g.add(t);
+}
+
+static ggml_tensor * product(graph & g, ggml_tensor * t, const norm_options & o = {}) {
+    return g.add(ggml_mul_mat(g.get(), g.input(o.type, 64, 64), t));
+}
+
+static void hit(graph & g) {
+    g.end(product(g, norm(g, nullptr)), 0, { 3 });
+}
+
+// The same twice, with other weights: one kernel.
+static void twice(graph & g) {
+    ggml_tensor * t = product(g, norm(g, nullptr));
+    g.end(product(g, norm(g, t)), 0, { 3, 3 });
+}
+
+// Nothing of it is a group: what is between two groups is computed by itself.
+static void between(graph & g) {
+    ggml_tensor * t = product(g, norm(g, nullptr));
+    t               = g.add(ggml_silu(g.get(), t));
+    g.end(product(g, norm(g, t)), 0, { 3 });
+    g.groups.emplace_back(4, 6);
+    g.launches = 2;
+}
+
+// A cache is written, and read through its own tensor and at an offset.
+static void cache(graph & g) {
+    ggml_tensor * cells = g.input(GGML_TYPE_F16, 32, 16);
+    ggml_tensor * rows  = g.input(GGML_TYPE_I64, 3);
+    ggml_tensor * fresh = g.input(GGML_TYPE_F32, 32, 3);
+    ggml_tensor * q     = g.input(GGML_TYPE_F32, 32, 2);
+    ggml_tensor * s     = g.add(ggml_scale(g.get(), fresh, 0.5f));
+    g.add(ggml_set_rows(g.get(), cells, s, rows));
+    ggml_tensor * seen = ggml_view_2d(g.get(), cells, 32, 8, cells->nb[1], cells->nb[1]);
+    g.written          = { cells };
+    g.end(ggml_mul_mat(g.get(), seen, q), 0, { 3 });
+}
+
+// A layer's attention: the KV cache is written and read.
+static void attention(graph & g) {
+    ggml_tensor * x    = g.input(GGML_TYPE_F32, 64, 2);
+    ggml_tensor * rows = g.input(GGML_TYPE_I64, 2);
+    ggml_tensor * mask = g.input(GGML_TYPE_F16, 64, 2);
+    ggml_tensor * k    = g.input(GGML_TYPE_F16, 64, 96);
+    ggml_tensor * v    = g.input(GGML_TYPE_F16, 64, 96);
+    const auto    head = [&](ggml_tensor * t) {
+        return ggml_view_3d(g.get(), t, 32, 64, 2, t->nb[1], t->nb[1] / 2, 0);
+    };
+    ggml_tensor * t = norm(g, x);
+    ggml_tensor * q = product(g, t);
+    g.add(ggml_set_rows(g.get(), k, product(g, t), rows));
+    g.add(ggml_set_rows(g.get(), v, product(g, t), rows));
+    q         = ggml_permute(g.get(), ggml_reshape_3d(g.get(), q, 32, 2, 2), 0, 2, 1, 3);
+    t         = g.add(ggml_flash_attn_ext(g.get(), q, head(k), head(v), mask, 0.1f, 0.0f, 0.0f));
+    t         = product(g, ggml_reshape_2d(g.get(), t, 64, 2));
+    g.written = { k, v };
+    g.end(ggml_add(g.get(), t, x), 0, { 10 });
+}
+
+// Results in the memory of earlier nodes, of a slot, and of a part of one.
+static void in_place(graph & g) {
+    ggml_tensor * a    = g.input(GGML_TYPE_F32, 64, 4);
+    ggml_tensor * b    = g.input(GGML_TYPE_F32, 64, 4);
+    ggml_tensor * to   = g.input(GGML_TYPE_F32, 64, 9);
+    ggml_tensor * part = ggml_view_2d(g.get(), to, 64, 4, to->nb[1], 3 * to->nb[1]);
+    ggml_tensor * t    = g.add(ggml_add(g.get(), a, b));
+    t                  = g.add(ggml_scale_inplace(g.get(), t, 2.0f));
+    g.add(ggml_add_inplace(g.get(), b, t));
+    g.add(ggml_cpy(g.get(), t, part));
+    g.written = { b, to };
+    g.end(ggml_sub(g.get(), t, b), 0, { 5 });
+}
+
+// Halves of rows, as a GLU has them, and a transposed product.
+static void views(graph & g) {
+    ggml_tensor * x    = g.input(GGML_TYPE_F32, 64, 3);
+    ggml_tensor * t    = product(g, x);
+    ggml_tensor * up   = ggml_view_2d(g.get(), t, 32, 3, t->nb[1], 0);
+    ggml_tensor * gate = ggml_view_2d(g.get(), t, 32, 3, t->nb[1], 32 * sizeof(float));
+    t                  = g.add(ggml_mul(g.get(), ggml_cont(g.get(), up), ggml_cont(g.get(), gate)));
+    g.end(ggml_cont(g.get(), ggml_transpose(g.get(), t)), 0, { 5 });
+}
+
+// Three results are seen outside: one is read after the group, one is an output, one the last.
+static void several_results(graph & g) {
+    ggml_tensor * a = g.input(GGML_TYPE_F32, 64, 4);
+    ggml_tensor * t = g.add(ggml_scale(g.get(), a, 0.5f));
+    ggml_tensor * u = g.add(ggml_sqr(g.get(), t));
+    ggml_tensor * v = g.add(ggml_add(g.get(), u, a));
+    ggml_tensor * w = g.add(ggml_silu(g.get(), v));
+    ggml_set_output(v);
+    ggml_tensor * x = g.add(ggml_mul(g.get(), w, u));
+    g.end(ggml_add(g.get(), x, v), 0, { 4 });
+}
+
+// Temporary results become the group's inputs, each read by one node of it: without care the allocator gives their memory to
+// results of the group.
+static void kept(graph & g) {
+    ggml_tensor *              a = g.input(GGML_TYPE_F32, 64, 4);
+    std::vector<ggml_tensor *> t;
+    for (int i = 0; i < 4; i++) {
+        t.push_back(g.add(ggml_scale(g.get(), a, 0.25f * (float) (i + 1))));
+    }
+    ggml_tensor * first  = g.add(ggml_add(g.get(), t[0], t[1]));
+    ggml_tensor * second = g.add(ggml_mul(g.get(), first, t[2]));
+    ggml_tensor * third  = g.add(ggml_sub(g.get(), second, t[3]));
+    ggml_tensor * all    = g.add(ggml_add(g.get(), g.add(ggml_silu(g.get(), first)), g.add(ggml_sqr(g.get(), second))));
+    g.end(ggml_add(g.get(), all, third), 4, { 3 });
+}
+
+//
+// what is not a group that there is a kernel for
+//
+
+static const std::map<std::string, norm_options> & mutations() {
+    static const std::map<std::string, norm_options> all = [] {
+        std::map<std::string, norm_options> m;
+        m["shape"].n            = 5;
+        m["type"].type          = GGML_TYPE_F32;
+        m["parameters"].eps     = 2e-5f;
+        m["strides"].gaps       = true;
+        m["order"].swapped      = true;
+        m["op"].add             = true;
+        m["wiring"].same        = true;
+        m["memory"].inplace     = true;
+        m["roots"].shared       = true;
+        return m;
+    }();
+    return all;
+}
+
+// Where an order of sources or a wiring is to matter all are of the same shape.
+static void square(graph & g, const norm_options & o) {
+    ggml_tensor * x = g.input(GGML_TYPE_F32, 64, 4);
+    ggml_tensor * w = o.same ? x : g.input(GGML_TYPE_F32, 64, 4);
+    ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, o.eps));
+    t               = g.add(o.swapped ? ggml_mul(g.get(), w, t) : ggml_mul(g.get(), t, w));
+    g.end(product(g, t), 0, { 3 });
+}
+
+static void square_group(graph & g) {
+    square(g, {});
+}
+
+static void mutated(graph & g, const norm_options & o) {
+    if (o.swapped || o.same) {
+        square(g, o);
+    } else {
+        g.end(product(g, norm(g, nullptr, o), o), 0, {});
+    }
+    g.groups.clear();
+    g.launches = 0;
+}
+
+// The result in the middle is used after the group.
+static void escapes(graph & g) {
+    ggml_tensor * t = norm(g, nullptr);
+    g.end(ggml_add(g.get(), product(g, t), t), 0, {});
+}
+
+// So is a part of it.
+static void part_escapes(graph & g) {
+    ggml_tensor * t = norm(g, nullptr);
+    ggml_tensor * y = product(g, t);
+    ggml_tensor * v = ggml_view_2d(g.get(), t, 64, 1, t->nb[1], t->nb[1]);
+    g.end(ggml_add(g.get(), y, v), 0, {});
+}
+
+static void middle_is_output(graph & g) {
+    ggml_tensor * t = norm(g, nullptr);
+    ggml_set_output(t);
+    g.end(product(g, t), 0, {});
+}
+
+// The graph ends within the group.
+static void ends_early(graph & g) {
+    g.end(norm(g, nullptr), 0, {});
+}
+
+//
+// random graphs
+//
+
+static void random_graph(graph & g, unsigned seed) {
+    std::mt19937 random(seed);
+    const auto   below = [&](size_t n) {
+        return (int) (random() % n);
+    };
+    std::vector<ggml_tensor *> rows;  // of 64 by 4
+    for (int i = 0; i < 3; i++) {
+        rows.push_back(g.input(GGML_TYPE_F32, 64, 4));
+    }
+    ggml_tensor * cells = g.input(GGML_TYPE_F16, 64, 12);
+    ggml_tensor * index = g.input(GGML_TYPE_I64, 4);
+    ggml_tensor * state = g.input(GGML_TYPE_F32, 64, 6);
+    g.written           = { cells, state };
+    const auto any      = [&] {
+        ggml_tensor * t = rows[(size_t) below(rows.size())];
+        return below(4) ? t : ggml_view_2d(g.get(), t, 64, 2, t->nb[1], (size_t) below(3) * t->nb[1]);
+    };
+    const auto full = [&] {
+        return rows[rows.size() - 1 - (size_t) below(std::min<size_t>(rows.size(), 3))];
+    };
+    ggml_context * ctx = g.get();
+    while ((int) g.work().size() < 14) {
+        ggml_tensor * t = full();
+        switch (below(13)) {
+            case 0: t = ggml_add(ctx, t, full()); break;
+            case 1: t = ggml_mul(ctx, t, full()); break;
+            case 2: t = ggml_sub(ctx, t, any()); break;
+            case 3: t = ggml_rms_norm(ctx, t, 1e-5f); break;
+            case 4: t = ggml_silu(ctx, t); break;
+            case 5: t = ggml_scale(ctx, t, 0.5f); break;
+            case 6: t = ggml_mul_mat(ctx, g.input(GGML_TYPE_F16, 64, 64), t); break;
+            case 7: t = ggml_soft_max(ctx, t); break;
+            case 8: t = ggml_mul_mat(ctx, ggml_view_2d(ctx, cells, 64, 4, cells->nb[1], (size_t) below(8) * cells->nb[1]), t);
+                    t = ggml_add(ctx, full(), g.add(ggml_repeat(ctx, g.add(ggml_cont(ctx, ggml_transpose(ctx, t))), full()))); break;
+            case 9: g.add(ggml_set_rows(ctx, cells, t, index)); continue;
+            case 10: g.add(ggml_cpy(ctx, t, ggml_view_2d(ctx, state, 64, 4, state->nb[1], (size_t) below(3) * state->nb[1]))); continue;
+            case 11: t = ggml_add(ctx, t, ggml_view_2d(ctx, state, 64, 4, state->nb[1], state->nb[1])); break;
+            default: t = ggml_cont(ctx, ggml_transpose(ctx, ggml_reshape_2d(ctx, t, 16, 16)));
+                     t = ggml_reshape_2d(ctx, t, 64, 4);
+                     g.add(t); break;
+        }
+        rows.push_back(g.add(t));
+        if (below(12) == 0) {
+            ggml_set_output(rows.back());
+        }
+    }
+    ggml_tensor * last = full();
+    g.end(ggml_add(ctx, last, full()), 0, {});
+    // two groups with a node between them
+    const int n = (int) g.work().size();
+    const int a = 2 + below(5);
+    const int b = a + 1 + 2 + below(4);
+    g.groups    = {
+        { below(2), a         },
+        { a + 2,    std::min(b, n - 1) }
+    };
+    g.launches  = 2;
+}
+
+//
+// as a manifest
+//
+
+class manifest {
+  public:
+    std::string text() const {
+        return "format: 1\nname: groups\ntargets: [trn1]\nkernels:\n" + kernels + "graphs:\n" + graphs;
+    }
+
+    void add(const graph & g, const std::string & name) {
+        const auto work = g.work();
+        for (ggml_tensor * node : work) {
+            add_kernel(node);
+        }
+        for (size_t i = 0; i < g.groups.size(); i++) {
+            add_group(g, work, g.groups[i], name + "_" + std::to_string(i));
+        }
+    }
+
+  private:
+    std::string           kernels;
+    std::string           graphs;
+    std::set<std::string> known;
+
+    static std::string tensor(const ggml_tensor * t) {
+        std::ostringstream out;
+        out << "(" << t->ne[0] << "," << t->ne[1] << "," << t->ne[2] << "," << t->ne[3] << ")/" << ggml_type_name(t->type);
+        if (!ggml_is_contiguous(t)) {
+            out << "/(" << t->nb[0] << "," << t->nb[1] << "," << t->nb[2] << "," << t->nb[3] << ")";
+        }
+        return out.str();
+    }
+
+    static std::string op(const ggml_tensor * t) {
+        std::string name = ggml_op_desc(t);
+        std::transform(name.begin(), name.end(), name.begin(), [](char c) { return (char) std::tolower(c); });
+        return name;
+    }
+
+    // Of the ops that there are here.
+    static std::string params(const ggml_tensor * t) {
+        char text[64] = "";
+        float f[2];
+        memcpy(f, t->op_params, sizeof(f));
+        if (t->op == GGML_OP_RMS_NORM) {
+            snprintf(text, sizeof(text), ", params: {eps: %.9g}", f[0]);
+        } else if (t->op == GGML_OP_SCALE) {
+            snprintf(text, sizeof(text), ", params: {s: %.9g, b: %.9g}", f[0], f[1]);
+        } else if (t->op == GGML_OP_SOFT_MAX || t->op == GGML_OP_FLASH_ATTN_EXT) {
+            snprintf(text, sizeof(text), ", params: {scale: %.9g, max_bias: %.9g}", f[0], f[1]);
+        }
+        return text;
+    }
+
+    void add_kernel(const ggml_tensor * node) {
+        std::string line = "  - {op: " + op(node) + ", inputs: [";
+        for (int i = 0; i < neuron_n_src(node); i++) {
+            line += (i ? ", \"" : "\"") + tensor(node->src[i]) + "\"";
+        }
+        line += "], output: \"" + tensor(node) + "\"" + params(node);
+        const int alias = neuron_alias_of(node);
+        if (alias != NEURON_KERNELS_NO_ALIAS && node->op != GGML_OP_SET_ROWS && node->op != GGML_OP_CPY) {
+            line += ", alias: " + std::to_string(alias);
+        }
+        if (known.insert(line).second) {
+            kernels += line + "}\n";
+        }
+    }
+
+    void add_group(const graph & g, const std::vector<ggml_tensor *> & work, std::pair<int, int> range, const std::string & name) {
+        std::map<const ggml_tensor *, std::string> names;  // of roots
+        std::string                                inputs;
+        std::string                                nodes;
+        std::string                                outputs;
+        const auto reference = [&](const ggml_tensor * t) {
+            const ggml_tensor * root = t->view_src ? t->view_src : t;
+            auto                it   = names.find(root);
+            if (it == names.end()) {
+                it = names.emplace(root, "s" + std::to_string(names.size())).first;
+                inputs += "      " + it->second + ": \"" + tensor(root) + "\"\n";
+            }
+            return it->second + "+" + std::to_string(t->view_src ? t->view_offs : 0) + " " + tensor(t);
+        };
+        for (int i = range.first; i <= range.second; i++) {
+            ggml_tensor * node = work[(size_t) i];
+            std::string   from;
+            for (int s = 0; s < neuron_n_src(node); s++) {
+                from += (s ? ", \"" : "\"") + reference(node->src[s]) + "\"";
+            }
+            const std::string own = "n" + std::to_string(i);
+            const std::string to  = node->view_src ? reference(node) : tensor(node);
+            nodes += "      - {name: " + own + ", op: " + op(node) + ", inputs: [" + from + "], output: \"" + to + "\"" + params(node) + "}\n";
+            if (!node->view_src) {
+                names[node] = own;
+                if (is_seen(g, work, range, node)) {
+                    outputs += (outputs.empty() ? "" : ", ") + own;
+                }
+            }
+        }
+        const std::string body = "    inputs:\n" + inputs + "    nodes:\n" + nodes + "    outputs: [" + outputs + "]\n";
+        if (known.insert(body).second) {
+            graphs += "  - name: " + name + "\n" + body;
+        }
+    }
+
+    // Returns whether a node's result is used by others than the group's, or is an output.
+    static bool is_seen(const graph & g, const std::vector<ggml_tensor *> & work, std::pair<int, int> range, const ggml_tensor * node) {
+        bool used = false;
+        for (int i = 0; i < (int) work.size(); i++) {
+            for (const ggml_tensor * src : work[(size_t) i]->src) {
+                const bool of = src && (src == node || src->view_src == node);
+                used          = used || of;
+                if (of && (i < range.first || i > range.second)) {
+                    return true;
+                }
+            }
+            if (work[(size_t) i]->view_src == node && (i < range.first || i > range.second)) {
+                return true;
+            }
+        }
+        return !used || (node->flags & GGML_TENSOR_FLAG_OUTPUT);
+        GGML_UNUSED(g);
+    }
+};
+
+//
+// computing
+//
+
+static ggml_backend_reg_t neurons;
+static ggml_backend_dev_t neuron;
+static ggml_backend_dev_t cpu;
+
+// llama.cpp's test-fusion asks for these by name.
+static void enable(bool groups) {
+    const auto get = (void * (*) (ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
+    const auto set = (void (*)(void *, bool)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_set_enabled");
+    set(get(neuron), groups);
+}
+
+static int launches() {
+    const auto get  = (void * (*) (ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
+    const auto all  = (int (*)(void *, const char **, uint64_t *, int)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_stats_get");
+    const auto zero = (void (*)(void *)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_stats_reset");
+    std::vector<uint64_t> counts((size_t) all(get(neuron), nullptr, nullptr, 0));
+    all(get(neuron), nullptr, counts.data(), (int) counts.size());
+    zero(get(neuron));
+    int n = 0;
+    for (const uint64_t count : counts) {
+        n += (int) count;
+    }
+    return n;
+}
+
+static void fill(ggml_tensor * t, float seed) {
+    const auto         n = (size_t) ggml_nelements(t);
+    std::vector<float> values(n);
+    for (size_t i = 0; i < n; i++) {
+        values[i] = std::sin(seed + (float) i * 0.7f);
+    }
+    if (t->type == GGML_TYPE_F32) {
+        ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
+    } else if (t->type == GGML_TYPE_F16) {
+        std::vector<ggml_fp16_t> halves(n);
+        ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) n);
+        ggml_backend_tensor_set(t, halves.data(), 0, ggml_nbytes(t));
+    } else {
+        std::vector<int64_t> rows(n);
+        for (size_t i = 0; i < n; i++) {
+            rows[i] = (int64_t) (2 * i + 1);
+        }
+        ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
+    }
+}
+
+static std::vector<float> read(const ggml_tensor * t) {
+    std::vector<float> values((size_t) ggml_nelements(t));
+    if (t->type == GGML_TYPE_F32) {
+        ggml_backend_tensor_get(t, values.data(), 0, ggml_nbytes(t));
+    } else {
+        std::vector<ggml_fp16_t> halves(values.size());
+        ggml_backend_tensor_get(t, halves.data(), 0, ggml_nbytes(t));
+        ggml_fp16_to_fp32_row(halves.data(), values.data(), (int64_t) halves.size());
+    }
+    return values;
+}
+
+static double nmse(const std::vector<float> & got, const std::vector<float> & wanted) {
+    double error = 0;
+    double size  = 0;
+    for (size_t i = 0; i < wanted.size(); i++) {
+        error += std::pow((double) got[i] - (double) wanted[i], 2.0);
+        size += std::pow((double) wanted[i], 2.0);
+    }
+    return got.size() != wanted.size() || std::isnan(error) ? INFINITY : size > 0 ? error / size : error;
+}
+
+// What a graph leaves behind: outputs, in the order of the nodes, and the inputs that it changes.
+using outcome = std::vector<std::vector<float>>;
+
+static outcome read_all(const graph & g) {
+    outcome out;
+    for (const ggml_tensor * node : g.work()) {
+        if (node->flags & GGML_TENSOR_FLAG_OUTPUT) {
+            out.push_back(read(node));
+        }
+    }
+    for (const ggml_tensor * t : g.written) {
+        out.push_back(read(t));
+    }
+    return out;
+}
+
+static void fill_all(const graph & g) {
+    float seed = 1;
+    for (ggml_tensor * t : g.inputs) {
+        fill(t, seed++);
+    }
+}
+
+enum class memory { OWN, REUSED };
+
+// Computes a graph three times, the last time under the number of the one before.
+static outcome compute(ggml_backend_dev_t dev, const builder & build, memory how) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    graph            g;
+    build(g);
+    ggml_backend_buffer_ptr buffer;
+    ggml_gallocr_ptr        allocator;
+    if (how == memory::OWN) {
+        buffer.reset(ggml_backend_alloc_ctx_tensors(g.get(), backend.get()));
+        check(buffer != nullptr, "no memory");
+    } else {
+        allocator.reset(ggml_gallocr_new(ggml_backend_dev_buffer_type(dev)));
+        check(ggml_gallocr_alloc_graph(allocator.get(), g.cgraph), "no memory");
+    }
+    for (const uint64_t uid : { 0, 7, 7 }) {
+        g.cgraph->uid = uid;
+        fill_all(g);
+        check(ggml_backend_graph_compute(backend.get(), g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    }
+    return read_all(g);
+}
+
+// What a program that looks at nodes sees of them.
+struct watcher {
+    std::string wanted;  // which nodes: "all", or an op's name; of it also what it reads
+    outcome     seen;
+};
+
+static bool watch(ggml_tensor * t, bool ask, void * data) {
+    auto *     w      = (watcher *) data;
+    const bool wanted = w->wanted == "all" || w->wanted == ggml_op_name(t->op);
+    if (!ask && wanted && t->type == GGML_TYPE_F32 && ggml_is_contiguous(t)) {
+        w->seen.push_back(read(t));
+        for (const ggml_tensor * src : t->src) {
+            if (src && src->type == GGML_TYPE_F32 && ggml_is_contiguous(src)) {
+                w->seen.push_back(read(src));
+            }
+        }
+    }
+    return ask ? wanted : true;
+}
+
+// Computes a graph that ggml's scheduler gives memory.
+static outcome compute_scheduled(const std::vector<ggml_backend_dev_t> & devices, const builder & build, watcher * w = nullptr) {
+    std::vector<ggml_backend_ptr> owners;
+    std::vector<ggml_backend_t>   backends;
+    for (ggml_backend_dev_t dev : devices) {
+        owners.emplace_back(ggml_backend_dev_init(dev, nullptr));
+        backends.push_back(owners.back().get());
+    }
+    ggml_backend_sched_ptr scheduler(
+        ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), GGML_DEFAULT_GRAPH_SIZE, false, false));
+    if (w) {
+        ggml_backend_sched_set_eval_callback(scheduler.get(), watch, w);
+    }
+    graph g;
+    build(g);
+    for (ggml_tensor * t : g.inputs) {
+        ggml_backend_sched_set_tensor_backend(scheduler.get(), t, backends.front());
+    }
+    check(ggml_backend_sched_alloc_graph(scheduler.get(), g.cgraph), "no memory");
+    for (int i = 0; i < 2; i++) {
+        fill_all(g);
+        if (w) {
+            w->seen.clear();
+        }
+        check(ggml_backend_sched_graph_compute(scheduler.get(), g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    }
+    return read_all(g);
+}
+
+static void compare(const outcome & got, const outcome & wanted, double limit, const std::string & what) {
+    check(got.size() == wanted.size(), what + ": " + std::to_string(got.size()) + " results");
+    for (size_t i = 0; i < got.size(); i++) {
+        const double error = nmse(got[i], wanted[i]);
+        check(error <= limit, what + ": result " + std::to_string(i) + " has error " + std::to_string(error));
+    }
+}
+
+// Computes with groups, without, and by the CPU; `times` is how often groups are launched for each computation.
+static void against(const std::function<outcome(bool)> & compute, int expected, int times) {
+    const outcome wanted = compute(false);
+    launches();
+    enable(true);
+    const outcome fused = ::launches() == 0 ? compute(true) : outcome{};
+    const int     n     = launches();
+    enable(false);
+    const outcome unfused = compute(true);
+    check(launches() == 0, "groups were launched that are turned off");
+    enable(true);
+    check(n == expected * times, std::to_string(n) + " groups were launched, not " + std::to_string(expected * times));
+    compare(fused, unfused, 1e-6, "with groups and without");
+    compare(fused, wanted, 1e-4, "by the CPU");
+}
+
+static int expected_launches(const builder & build) {
+    graph g;
+    build(g);
+    return g.launches;
+}
+
+static void run_own(const builder & build) {
+    against([&](bool here) { return compute(here ? neuron : cpu, build, memory::OWN); }, expected_launches(build), 3);
+}
+
+static void run_reused(const builder & build) {
+    against([&](bool here) { return compute(here ? neuron : cpu, build, memory::REUSED); }, expected_launches(build), 3);
+}
+
+static void run_scheduled(const builder & build) {
+    const std::vector<ggml_backend_dev_t> alone{ cpu };
+    const std::vector<ggml_backend_dev_t> both{ neuron, cpu };
+    against([&](bool here) { return compute_scheduled(here ? both : alone, build); }, expected_launches(build), 2);
+}
+
+// A program looks at nodes, and at what they read: what it sees is what it sees without groups.
+static void run_watched(const builder & build, const std::string & wanted, int expected) {
+    const std::vector<ggml_backend_dev_t> alone{ cpu };
+    const std::vector<ggml_backend_dev_t> both{ neuron, cpu };
+    against(
+        [&](bool here) {
+            watcher w{ wanted, {} };
+            outcome out = compute_scheduled(here ? both : alone, build, &w);
+            check(!w.seen.empty(), "nothing was seen");
+            out.insert(out.end(), w.seen.begin(), w.seen.end());
+            return out;
+        },
+        expected, 2);
+}
+
+static const std::map<std::string, builder> & builders() {
+    static const std::map<std::string, builder> all = [] {
+        std::map<std::string, builder> b = {
+            { "hit",              hit              },
+            { "twice",            twice            },
+            { "between",          between          },
+            { "cache",            cache            },
+            { "attention",        attention        },
+            { "in-place",         in_place         },
+            { "views",            views            },
+            { "several-results",  several_results  },
+            { "kept",             kept             },
+            { "square",           square_group     },
+            { "escapes",          escapes          },
+            { "part-escapes",     part_escapes     },
+            { "middle-is-output", middle_is_output },
+            { "ends-early",       ends_early       },
+        };
+        for (const auto & m : mutations()) {
+            b["mutated-" + m.first] = [&m](graph & g) {
+                mutated(g, m.second);
+            };
+        }
+        for (unsigned i = 0; i < 1000; i++) {
+            b["random-" + std::to_string(i)] = [i](graph & g) {
+                random_graph(g, i);
+            };
+        }
+        return b;
+    }();
+    return all;
+}
+
+static void run(const std::string & name) {
+    const std::map<std::string, std::function<void()>> special = {
+        { "watched",             [] { run_watched(twice, "all", 0); }         },
+        // A group that ends where the program looks is not computed as one: the product's source is looked at, too.
+        { "watched-products",    [] { run_watched(twice, "MUL_MAT", 0); }     },
+        { "watched-elsewhere",   [] { run_watched(between, "UNARY", 2); }     },
+    };
+    const auto found = special.find(name);
+    if (found != special.end()) {
+        found->second();
+        return;
+    }
+    const size_t      colon = name.find(':');
+    const std::string how   = colon == std::string::npos ? "" : name.substr(0, colon);
+    const builder &   build = builders().at(colon == std::string::npos ? name : name.substr(colon + 1));
+    how == "scheduled" ? run_scheduled(build) : how == "reused" ? run_reused(build) : run_own(build);
+}
+
+//
+// words
+//
+
+// Reads a group and prints its words. A group is a line of numbers and names: how many nodes, and for each its op, whether it is
+// seen outside, its 16 parameters, how many inputs it has, these, and its result. A tensor is a reference, an offset, type, ne and
+// nb: a reference is `s<i>`, `n<i>` or, of a result in memory of its own, `own`; an input that is absent is `-`.
+static void print_words(const std::string & line) {
+    std::istringstream in(line);
+    graph              g;
+    neuron_group       group;
+    size_t             n_nodes;
+    in >> n_nodes;
+    std::map<std::string, ggml_tensor *> roots;
+    std::vector<ggml_tensor *>           nodes(n_nodes);
+    std::map<std::string, std::pair<ggml_op, int>> ops;
+    for (int op = 0; op < GGML_OP_COUNT; op++) {
+        ops[ggml_op_name((ggml_op) op)] = { (ggml_op) op, -1 };
+    }
+    for (int op = 0; op < GGML_UNARY_OP_COUNT; op++) {
+        ops[ggml_unary_op_name((ggml_unary_op) op)] = { GGML_OP_UNARY, op };
+    }
+    for (size_t i = 0; i < n_nodes; i++) {
+        nodes[i] = ggml_new_tensor_1d(g.get(), GGML_TYPE_I8, 1);
+    }
+    const auto read_tensor = [&](const std::string & name, ggml_tensor * t, size_t at) {
+        size_t offset;
+        int    type;
+        in >> offset >> type;
+        t->type = (ggml_type) type;
+        for (int64_t & ne : t->ne) {
+            in >> ne;
+        }
+        for (size_t & nb : t->nb) {
+            in >> nb;
+        }
+        if (name == "own") {
+            return;
+        }
+        ggml_tensor * root = nullptr;
+        if (name[0] == 'n') {
+            root = nodes[std::stoul(name.substr(1))];
+        } else {
+            ggml_tensor *& slot = roots[name];
+            slot                = slot ? slot : ggml_new_tensor_1d(g.get(), GGML_TYPE_I8, 1 << 20);
+            root                = slot;
+            offset += 4096 * (std::stoul(name.substr(1)) + 1);  // that its use does not begin with it must not matter
+        }
+        t->view_src  = root;
+        t->view_offs = offset;
+        t->src[at]   = root;
+    };
+    for (size_t i = 0; i < n_nodes; i++) {
+        std::string op, name;
+        bool        seen;
+        int         n_inputs;
+        in >> op >> seen;
+        std::transform(op.begin(), op.end(), op.begin(), [](char c) { return (char) std::toupper(c); });
+        ggml_tensor * node = nodes[i];
+        check(ops.count(op) != 0, "no op " + op);
+        node->op = ops[op].first;
+        ggml_set_name(node, ("node" + std::to_string(i)).c_str());
+        for (int32_t & param : node->op_params) {
+            in >> param;
+        }
+        in >> n_inputs;
+        for (int s = 0; s < n_inputs; s++) {
+            in >> name;
+            if (name == "-") {
+                continue;
+            }
+            if (name == "n" + std::to_string(i)) {  // ggml_cast
+                ggml_tensor ignored{};
+                read_tensor("own", &ignored, 0);
+                node->src[s] = node;
+                continue;
+            }
+            ggml_tensor * view = ggml_new_tensor_1d(g.get(), GGML_TYPE_I8, 1);
+            read_tensor(name, view, 0);
+            view->op     = GGML_OP_VIEW;
+            node->src[s] = view;
+        }
+        in >> name;
+        ggml_tensor * own = node;
+        ggml_tensor   result{};
+        read_tensor(name, &result, 0);
+        own->type = result.type;
+        std::copy(result.ne, result.ne + 4, own->ne);
+        std::copy(result.nb, result.nb + 4, own->nb);
+        own->view_src  = result.view_src;
+        own->view_offs = result.view_offs;
+        check(!in.fail(), "not a group: " + line);
+        g.add(node);
+        if (seen) {
+            ggml_set_output(node);
+        }
+    }
+    for (int i = 0; i < g.cgraph->n_nodes; i++) {
+        if (!neuron_is_view_op(g.cgraph->nodes[i]->op)) {
+            group.nodes.push_back(i);
+        }
+    }
+    const char * separator = "";
+    for (const uint64_t word : neuron_group_words(g.cgraph, false, group)) {
+        printf("%s%016" PRIx64, separator, word);
+        separator = " ";
+    }
+    printf("\n");
+}
+
+int main(int argc, char ** argv) {
+    const std::string command = argc > 1 ? argv[1] : "";
+    if (command == "words" && argc == 2) {
+        for (std::string line; std::getline(std::cin, line);) {
+            print_words(line);
+        }
+        return 0;
+    }
+    if (command == "manifest") {
+        manifest out;
+        for (int i = 2; i < argc; i++) {
+            graph g;
+            builders().at(argv[i])(g);
+            std::string name = argv[i];
+            std::replace(name.begin(), name.end(), '-', '_');
+            out.add(g, name);
+        }
+        fputs(out.text().c_str(), stdout);
+        return 0;
+    }
+    if (command != "run" || argc < 5) {
+        fprintf(stderr, "usage: groups words | manifest <scenario>... | run <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...\n");
+        return 2;
+    }
+    ggml_backend_load_all_from_path(argv[3]);
+    cpu     = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    neurons = ggml_backend_load(argv[2]);
+    if (!neurons || !cpu || ggml_backend_reg_dev_count(neurons) == 0) {
+        fprintf(stderr, "groups: a backend does not load, or has no devices\n");
+        return 2;
+    }
+    neuron     = ggml_backend_reg_dev_get(neurons, 0);
+    int result = 0;
+    for (int i = 4; i < argc; i++) {
+        try {
+            run(argv[i]);
+            printf("%s: ok\n", argv[i]);
+        } catch (const std::exception & error) {
+            printf("%s: %s\n", argv[i], error.what());
+            result = 1;
+        }
+        fflush(stdout);
+    }
+    return result;
+}
