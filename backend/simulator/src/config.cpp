@@ -24,6 +24,8 @@ static const instance INSTANCES[] = {
     { "trn2.48xlarge", 5, 7, 64, 24 * GIB },
 };
 
+static constexpr double MAX_LAUNCH_US = 1e6;
+
 // Returns the variable's text, null when it is unset or empty.
 static const char * variable(const char * name) {
     const char * text = getenv(name);
@@ -102,6 +104,12 @@ static bool read_size(const char * text, size_t & out) {
     }
     out = number;
     return true;
+}
+
+static bool read_duration(const char * text, double most, double & out) {
+    char * end;
+    out = strtod(text, &end);
+    return *end == '\0' && std::isfinite(out) && out >= 0 && out <= most;
 }
 
 static std::string bad(const char * name, const char * text, const char * expected) {
@@ -200,13 +208,14 @@ bool config::read(config & out, std::string & error) {
     }
 
     const char * const timeout = variable("NEURON_RT_EXEC_TIMEOUT");
-    if (timeout != nullptr) {
-        char * end;
-        out.exec_timeout = strtod(timeout, &end);
-        if (*end != '\0' || !std::isfinite(out.exec_timeout) || out.exec_timeout < 0) {
-            error = bad("NEURON_RT_EXEC_TIMEOUT", timeout, "seconds");
-            return false;
-        }
+    if (timeout != nullptr && !read_duration(timeout, HUGE_VAL, out.exec_timeout)) {
+        error = bad("NEURON_RT_EXEC_TIMEOUT", timeout, "seconds");
+        return false;
+    }
+    const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");
+    if (launch != nullptr && !read_duration(launch, MAX_LAUNCH_US, out.launch_us)) {
+        error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 1000000");
+        return false;
     }
     return true;
 }

@@ -24,6 +24,7 @@ struct config {
     size_t                memory       = 0;        // bytes per core
     size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
     double                exec_timeout = 0;        // seconds; 0: none
+    double                launch_us    = 0;        // microseconds that an execution takes before it begins
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
     uint32_t              release      = 27;       // of the SDK that is played: 2.27

@@ -450,6 +450,14 @@ NRT_STATUS check_overlaps(const nrt_model & model, const std::vector<std::shared
     return NRT_SUCCESS;
 }
 
+// Takes the time that launching a kernel is to take. Sleeping would take longer than what is asked for.
+void wait_for_launch(double launch_us) {
+    using clock      = std::chrono::steady_clock;
+    const auto until = clock::now() + std::chrono::duration<double, std::micro>(launch_us);
+    while (launch_us > 0 && clock::now() < until) {
+    }
+}
+
 NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt_tensor_set & outputs) {
     namespace protocol = simulator::protocol;
     const size_t n     = model.tensors.size();
@@ -480,6 +488,7 @@ NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt
             return status;
         }
     }
+    wait_for_launch(rt.config.launch_us);
     const double timeout = rt.config.exec_timeout;
     return with_helper(rt, model, timeout, "nrt_execute", [&](simulator::helper & helper, NRT_STATUS & status) {
         protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };

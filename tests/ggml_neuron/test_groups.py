@@ -1,0 +1,166 @@
+"""Groups of nodes that one kernel computes: which are found in a graph, and that their results are those of the nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import ROOT, Programs, build
+
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES
+from kernelgen.graph_kernel import GraphSpec, Place
+
+GROUPS = ("hit", "twice", "between", "cache", "attention", "in-place", "views", "several-results", "kept", "square")
+RANDOM = ("random-0", "random-1")
+MUTATED = (
+    *(f"mutated-{what}" for what in ("shape", "type", "parameters", "strides", "order", "op", "wiring", "memory", "roots")),
+    *("escapes", "part-escapes", "middle-is-output", "ends-early"),
+)
+SCHEDULED = tuple(f"scheduled:{name}" for name in ("twice", "cache", "attention", "in-place", "several-results", "kept"))
+
+Compute = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def manifest(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a manifest of the scenarios' groups, and of their nodes one by one."""
+    path = tmp_path_factory.mktemp("groups") / "groups.yaml"
+    command = [programs.find("groups"), "manifest", *GROUPS, *RANDOM]
+    path.write_text(subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout)
+    return path
+
+
+@pytest.fixture(scope="module")
+def kernels(manifest: Path) -> Path:
+    folder = manifest.parent / "kernels"
+    build(manifest, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compute(programs: Programs) -> Compute:
+    """Returns a function that computes scenarios with the kernels of a folder."""
+
+    def compute(folder: Path, *scenarios: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        chosen = {"GGML_NEURON_BUFFERS": "device", "GGML_NEURON_LOG": "1", "GGML_NEURON_KERNEL_DIR": folder, **variables}
+        command = [programs.find("groups"), "run", programs.find("libggml-neuron.so"), programs.llama_cpp, *scenarios]
+        return subprocess.run(
+            command, env=programs.environment(**chosen), capture_output=True, text=True, check=False, timeout=300
+        )
+
+    return compute
+
+
+def expect_ok(result: subprocess.CompletedProcess[str], *scenarios: str) -> None:
+    assert result.stdout.splitlines() == [f"{name}: ok" for name in scenarios], result.stderr
+
+
+# --- what a group is found by -------------------------------------------------------------------------------------------------
+
+
+def described(spec: GraphSpec) -> str:
+    """Returns a group as `groups words` reads it."""
+
+    def tensor(place: Place | None, t: TensorDesc) -> str:
+        name = "own" if place is None else f"{'s' if place.slot else 'n'}{place.index}"
+        return " ".join(map(str, (name, place.offset if place else 0, TYPES[t.dtype].number, *t.ne, *t.nb)))
+
+    words = [str(len(spec.nodes))]
+    for node in spec.nodes:
+        inputs = ["-" if i is None else tensor(i.place, i.tensor) for i in node.inputs]
+        params = " ".join(map(str, node.op_params))
+        words += [node.op, str(int(node.escapes)), params, str(len(inputs)), *inputs, tensor(node.place, node.output)]
+    return " ".join(words)
+
+
+def test_words_are_the_golden_ones(programs: Programs) -> None:
+    """At other addresses, and in slots that begin elsewhere in their tensors."""
+    vectors = json.loads((ROOT / "tests" / "data" / "bundle-graph-keys.json").read_text())
+    known = [v for v in vectors if v["about"] != "custom op"]  # which ggml can't have
+    assert len(known) == len(vectors) - 1
+    result = subprocess.run(
+        [programs.find("groups"), "words"],
+        input="".join(f"{described(GraphSpec.from_json(v['spec']))}\n" for v in known),
+        env=programs.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for vector, line in zip(known, result.stdout.splitlines(), strict=True):
+        assert line.split() == vector["key"], vector["about"]
+
+
+# --- what is computed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_groups_compute_what_their_nodes_do(compute: Compute, kernels: Path, buffers: str) -> None:
+    result = compute(kernels, *GROUPS, *RANDOM, GGML_NEURON_BUFFERS=buffers)
+    expect_ok(result, *GROUPS, *RANDOM)
+    grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches, (\d+\.\d) ops each", result.stderr)
+    assert grouped and int(grouped[1]) > 2 * int(grouped[2]), result.stderr
+    assert "0 ops ran on the CPU in a NeuronCore's stead" in result.stderr
+
+
+def test_groups_in_memory_that_ggml_gives_out(compute: Compute, kernels: Path) -> None:
+    """What a group reads is kept until all of it is computed; where nobody keeps it, its results are kept apart."""
+    names = (*SCHEDULED, "scheduled:random-0", "scheduled:random-1", "reused:twice", "reused:kept", "reused:attention")
+    expect_ok(compute(kernels, *names), *names)
+
+
+def test_what_differs_in_anything_is_not_the_group(compute: Compute, kernels: Path) -> None:
+    result = compute(kernels, *MUTATED)
+    expect_ok(result, *MUTATED)
+    for reason in (
+        "no group has such a node",
+        "their groups have other nodes beside them",
+        "their part of the graph ends before the group does",
+        "their group is wired in another way",
+        "another result of their group is used outside of it",
+    ):
+        assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
+
+
+def test_a_program_that_looks_at_nodes_sees_what_they_compute(compute: Compute, kernels: Path) -> None:
+    names = ("watched", "watched-products", "watched-elsewhere")
+    expect_ok(compute(kernels, *names), *names)
+
+
+def test_groups_can_be_turned_off(compute: Compute, kernels: Path) -> None:
+    result = compute(kernels, "hit", GGML_NEURON_FUSION="0")
+    expect_ok(result, "hit")  # which turns them on
+    result = compute(kernels, "off:hit", GGML_NEURON_FUSION="0")
+    expect_ok(result, "off:hit")
+
+
+def test_a_group_whose_kernel_cannot_be_used_is_computed_node_by_node(compute: Compute, manifest: Path, kernels: Path) -> None:
+    tree = manifest.parent / "damaged" / "groups_trn1"
+    tree.parent.mkdir()
+    subprocess.run(["cp", "-r", kernels / "groups_trn1", tree], check=True)
+    index = json.loads((tree / "index.json").read_text())
+    (neff,) = {k["neff"] for k in index["kernels"] if k["id"].startswith("graph-3-rms_norm-mul-mul_mat") and "4,1,1)/f32" in str(k["spec"]) and "(64,1,1,1)" in str(k["spec"])}
+    data = bytearray((tree / neff).read_bytes())
+    data[-1] ^= 1
+    (tree / neff).unlink()
+    (tree / neff).write_bytes(data)
+    result = compute(tree, "apart:twice")
+    expect_ok(result, "apart:twice")
+    assert "its NEFF is damaged" in result.stderr
+    assert re.search(r"\d+ because their group's kernel can't be used", result.stderr), result.stderr
+
+
+def test_a_bundle_of_groups_alone(compute: Compute, manifest: Path) -> None:
+    """The device takes nodes that it has no kernels for, since their groups have."""
+    text = manifest.read_text()
+    groups = text[text.index("graphs:\n") :].replace("    outputs: ", "    fallback: false\n    outputs: ")
+    alone = manifest.parent / "alone.yaml"
+    alone.write_text(f"format: 1\nname: alone\ntargets: [trn1]\n{groups.split('  - name: between')[0]}")
+    build(alone, manifest.parent / "alone")
+    result = compute(manifest.parent / "alone", "scheduled:twice")
+    expect_ok(result, "scheduled:twice")
+    assert "0 ops ran on the CPU in a NeuronCore's stead" in result.stderr
