@@ -17,7 +17,7 @@ from kernelgen.cli import options, run_options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError
-from kernelgen.model import checkpoint, exporter, listed, sources, writing
+from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Model
 from kernelgen.model.sizes import Call, Settings
@@ -41,6 +41,13 @@ _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
     metavar="PROGRAM",
     help="A Python that has what llama.cpp's convert_hf_to_gguf.py needs, for Hugging Face models.  [default: python3]",
 )
+@click.option(
+    "--fuse",
+    type=click.Choice(list(groups.FUSE)),
+    default="none",
+    show_default=True,
+    help="Which parts of a graph are one kernel each: its layers, all of it, or none.",
+)
 @options.kernels_option
 @click.pass_context
 def command(
@@ -53,6 +60,7 @@ def command(
     program: Path | None,
     llama_cpp: Path | None,
     python: str | None,
+    fuse: str,
     catalog: Catalog,
 ) -> None:
     """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
@@ -79,14 +87,14 @@ def command(
     if source.kind is Kind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
-                derived, model = _derive(asked, header.file, settings, catalog)
+                derived, model = _derive(asked, header.file, settings, catalog, fuse)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
             notes = header.notes
     elif python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = _derive(asked, source.path, settings, catalog)
+        derived, model = _derive(asked, source.path, settings, catalog, fuse)
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
@@ -94,13 +102,15 @@ def command(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path),
-        _made_by(settings, source.path),
+        _made_by(settings, source.path, fuse),
     )
     kernels = _write(output, head, derived, catalog)
     click.echo("\n".join([*_summary(model, derived, kernels, settings), *notes, str(output)]))
 
 
-def _derive(asked: exporter.Exporter, file: Path, settings: Settings, catalog: Catalog) -> tuple[Derived, Model]:
+def _derive(
+    asked: exporter.Exporter, file: Path, settings: Settings, catalog: Catalog, fuse: str
+) -> tuple[Derived, Model]:
     model: list[Model] = []
 
     def export(calls: Sequence[Call]) -> Iterator[tuple[Call, Graph]]:
@@ -108,7 +118,7 @@ def _derive(asked: exporter.Exporter, file: Path, settings: Settings, catalog: C
             model.append(described)
             yield call, graph
 
-    return derive(settings, catalog, export), model[0]
+    return derive(settings, catalog, export, groups.FUSE[fuse]), model[0]
 
 
 def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
@@ -177,7 +187,7 @@ def _title(model: Model, path: Path) -> str:
     return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it"
 
 
-def _made_by(settings: Settings, path: Path) -> list[str]:
+def _made_by(settings: Settings, path: Path, fuse: str) -> list[str]:
     """The command that writes the manifest again, but for where files and programs are."""
     parts = [
         "kernelgen",
@@ -203,6 +213,8 @@ def _made_by(settings: Settings, path: Path) -> list[str]:
     parts += ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
+    if fuse != "none":
+        parts += ["--fuse", fuse]
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     return ["Written by", f"  {shlex.join(parts)}"]
 
@@ -235,6 +247,10 @@ def _summary(model: Model, derived: Derived, kernels: int, settings: Settings) -
                 f"{_counted(step.nodes, 'node')}, {without or 'none'} without a kernel"
             )
     lines.append(f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries")
+    made = [entry for entry in derived.graphs if entry.reason is None]
+    if made:
+        nodes = ", ".join(_counted(len(entry.kernel.nodes), "node") for entry in made)
+        lines.append(f"{_counted(len(made), 'group')} of nodes as one kernel each: {nodes}")
     if derived.listed:
         lines.append(f"{_counted(derived.listed, 'kernel')} listed for one size each: no formula was found")
     return lines + _refused(derived)

@@ -15,84 +15,16 @@ from dataclasses import dataclass, field
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
-from kernelgen.ggml.ops import ParamValue
-from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.types import TYPES
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest.kernels import check_param
+from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
-from kernelgen.model.formulas import Fitter, Formula
-from kernelgen.model.graphs import Graph, Node, Shape
+from kernelgen.model.formulas import Fitter
+from kernelgen.model.graphs import Graph, Node
+from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
+from kernelgen.model.kernel_formulas import KernelFormula, Point, constant, fit
 from kernelgen.model.sizes import NAMES, Call, Settings
-
-Point = Mapping[str, int]
-"""The sizes of a call by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFormula:
-    """A tensor at any size.
-
-    Attributes:
-        dtype: ggml's type name.
-        ne: elements per dimension.
-        nb: strides in bytes; None where the tensor is dense.
-    """
-
-    dtype: str
-    ne: tuple[Formula, ...]
-    nb: tuple[Formula, ...] | None
-
-    def at(self, point: Point) -> TensorDesc:
-        """Returns the tensor at these sizes.
-
-        Raises:
-            ValueError: there is no such tensor.
-        """
-        ne = [f.value(point) for f in self.ne]
-        return TensorDesc.make(ne, self.dtype, None if self.nb is None else [f.value(point) for f in self.nb])
-
-    @property
-    def formulas(self) -> tuple[Formula, ...]:
-        return (*self.ne, *(self.nb or ()))
-
-
-@dataclass(frozen=True, slots=True)
-class KernelFormula:
-    """A kernel at any size.
-
-    Attributes:
-        op, inputs, output, alias: as of `KernelSpec`.
-        params: those that are not the op's defaults; an integer may have a formula.
-    """
-
-    op: str
-    inputs: tuple[TensorFormula | None, ...]
-    output: TensorFormula
-    params: tuple[tuple[str, ParamValue | Formula], ...]
-    alias: int | None
-
-    def at(self, point: Point) -> KernelSpec:
-        """Returns the kernel at these sizes.
-
-        Raises:
-            ValueError: there is no such tensor.
-        """
-        return KernelSpec.make(
-            self.op,
-            [None if t is None else t.at(point) for t in self.inputs],
-            self.output.at(point),
-            {name: v.value(point) if isinstance(v, Formula) else v for name, v in self.params},
-            self.alias,
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The sizes that it depends on, in the order of `NAMES`."""
-        formulas = [f for t in (*self.inputs, self.output) if t is not None for f in t.formulas]
-        formulas += [v for _, v in self.params if isinstance(v, Formula)]
-        used = {name for formula in formulas for name in formula.names}
-        return tuple(name for name in NAMES if name in used)
 
 
 @dataclass
@@ -151,27 +83,30 @@ class Derived:
         entries: kernels, in the order of the graph, those that can't be built too.
         steps: calls that were looked at and are asked for.
         listed: how many entries are there for one size each, since no formula was found.
+        graphs: graph kernels, in the order of the graph, those that can't be built too.
     """
 
     entries: list[Entry]
     steps: list[Step]
     listed: int = 0
+    graphs: list[GraphEntry] = field(default_factory=list)
 
 
 Export = Callable[[Sequence[Call]], Iterable[tuple[Call, Graph]]]
 """Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
 
 
-def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
+def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None = None) -> Derived:
     """Returns the kernels that a model needs.
 
     Args:
         settings: how it is run.
         catalog: what can be computed.
         export: where graphs come from.
+        cut: how graphs are cut into graph kernels; None for none.
     """
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
-    classes = _Classes(settings)
+    classes = _Classes(settings, cut)
     steps: dict[tuple[bool, Call], Step] = {}
     asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
     wanted = {call for n in asked for call in asked[n]}
@@ -190,6 +125,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
         known = {spec for entry in entries for spec in entry.specs()}
         rest = sorted({call for call in wanted if call.n_seqs in incomplete})
         for call, graph in export(rest):
+            classes.note_as_it_is(graph, _point(settings, call, graph))
             for node, name in zip(graph.nodes, graph.names, strict=True):
                 if node.empty:
                     continue
@@ -201,7 +137,26 @@ def derive(settings: Settings, catalog: Catalog, export: Export) -> Derived:
     entries = _absorb(entries)
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
-    return Derived(entries, [steps[key] for key in sorted(steps, key=lambda key: (not key[0], key[1]))], listed)
+    order = sorted(steps, key=lambda key: (not key[0], key[1]))
+    return Derived(entries, [steps[key] for key in order], listed, _graphs(classes.graphs.values(), reasons))
+
+
+def _graphs(entries: Iterable[GraphEntry], reasons: Reasons) -> list[GraphEntry]:
+    """Returns the graph kernels, each with the reason why it can't be built; without those that others stand for already."""
+    found = []
+    covered: set[GraphSpec] = set()
+    for entry in sorted(entries, key=lambda entry: -len(entry.kernel.names)):
+        specs = entry.specs()
+        if specs <= covered:
+            continue
+        covered |= specs
+        members = {node.kernel for spec in specs for node in spec.nodes}
+        entry.reason = next(
+            (why for spec in sorted(members, key=lambda m: m.id) if (why := reasons.of_spec(spec))), None
+        )
+        found.append(entry)
+    order = {id(entry): i for i, entry in enumerate(entries)}
+    return sorted(found, key=lambda entry: order[id(entry)])
 
 
 def _point(settings: Settings, call: Call, graph: Graph) -> dict[str, int]:
@@ -228,11 +183,14 @@ class _Class:
     calls: list[Call] = field(default_factory=list)
     points: list[dict[str, int]] = field(default_factory=list)
     columns: list[list[Node]] = field(default_factory=list)
+    graphs: list[Graph] = field(default_factory=list)
 
 
 class _Classes:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, cut: Cut | None) -> None:
         self._settings = settings
+        self._cut = cut
+        self.graphs: dict[GraphFormula, GraphEntry] = {}
         self._found: dict[object, _Class] = {}
         self._kinds: dict[int, int] = {}
         self._kept: dict[object, int] = {}
@@ -245,6 +203,8 @@ class _Classes:
         one.points.append(_point(self._settings, call, graph))
         for column, node in zip(one.columns, graph.nodes, strict=True):
             column.append(node)
+        if self._cut is not None:
+            one.graphs.append(graph)
 
     def _kind(self, node: Node) -> int:
         """A number for what nodes of one column have in common."""
@@ -253,6 +213,19 @@ class _Classes:
             key = (node.op, types, node.output.dtype, node.alias)
             self._kinds[id(node)] = self._kept.setdefault(key, len(self._kept))
         return self._kinds[id(node)]
+
+    def note(self, grouped: Iterable[GraphFormula], points: Iterable[Point]) -> None:
+        """Adds graph kernels that are asked for at some sizes."""
+        for graph in grouped:
+            entry = self.graphs.setdefault(graph, GraphEntry(graph, [], graph.nodes[-1].name))
+            entry.points += points
+
+    def note_as_it_is(self, graph: Graph, point: Point) -> None:
+        """Adds the graph kernels of one graph, without formulas."""
+        if self._cut is not None:
+            kernels = [None if node.empty else constant(node.spec()) for node in graph.nodes]
+            grouped, _ = groups.fit([graph], [point], kernels, self._cut, Fitter(NAMES, [point]))
+            self.note(grouped, [point])
 
     def entries(self, asked: Mapping[int, Sequence[Call]]) -> tuple[list[Entry], set[int]]:
         """Returns an entry for each kernel, and the numbers of sequences for which something has no formula."""
@@ -267,16 +240,23 @@ class _Classes:
                 incomplete.add(n_seqs)
             fitter = Fitter(NAMES, one.points)
             made: dict[tuple[int, ...], KernelFormula | None] = {}
+            kernels = []
             for column, name in zip(one.columns, one.names, strict=True):
                 key = tuple(map(id, column))
                 if key not in made:
-                    made[key] = _fit(column, one.points, fitter)
+                    made[key] = fit(column, one.points, fitter)
                     kernel = made[key]
                     if kernel is None:
                         incomplete.add(n_seqs)
                     elif points:
                         entry = found.setdefault(kernel, Entry(kernel, [], name))
                         entry.points += points.values()
+                kernels.append(made[key])
+            if self._cut is not None and points:
+                grouped, complete = groups.fit(one.graphs, one.points, kernels, self._cut, fitter)
+                if not complete:
+                    incomplete.add(n_seqs)
+                self.note(grouped, points.values())
         for (n_seqs, _), calls in met.items():
             if calls != set(asked[n_seqs]):
                 incomplete.add(n_seqs)
@@ -321,114 +301,6 @@ def _asked_of(settings: Settings, one: _Class, asked: Sequence[Call]) -> tuple[d
         else:
             complete = False
     return found, complete
-
-
-def _fit(column: Sequence[Node], points: Sequence[Point], fitter: Fitter) -> KernelFormula | None:
-    """Returns the kernel that all nodes of a column are, or None; it is checked at every point."""
-    first = column[0]
-    inputs: list[TensorFormula | None] = []
-    for i, source in enumerate(first.inputs):
-        if source is None:
-            inputs.append(None)
-            continue
-        tensor = _fit_tensor([s for node in column if (s := node.inputs[i]) is not None], fitter)
-        if tensor is None:
-            return None
-        inputs.append(tensor)
-    output = _fit_tensor([node.output for node in column], fitter)
-    params = _fit_params(column, fitter)
-    if output is None or params is None:
-        return None
-    kernel = KernelFormula(first.op, tuple(inputs), output, params, first.alias)
-    try:
-        right = all(_is_at(kernel, point, node) for point, node in zip(points, column, strict=True))
-    except ValueError:
-        # A tensor without elements, which no kernel has: described as it is, to be reported.
-        return kernel if all(node.empty for node in column) else None
-    return kernel if right else None
-
-
-def _fit_tensor(column: Sequence[Shape], fitter: Fitter) -> TensorFormula | None:
-    dtype = column[0].dtype
-    ne = [fitter.fit([t.ne[i] for t in column]) for i in range(4)]
-    if None in ne:
-        return None
-    found = tuple(f for f in ne if f is not None)
-    if all(_is_dense(t) for t in column):
-        return TensorFormula(dtype, found, None)
-    # Where a dimension has one element, its stride means nothing: it may be anything there. Where it has one everywhere, it is
-    # written as density gives it.
-    least = (TYPES[dtype].block, 1, 1, 1)
-    always = [all(t.ne[i] <= least[i] for t in column) for i in range(4)]
-    plain = [all(always[i] or t.ne[i] > least[i] for i in range(4)) for t in column]
-    nb = []
-    for i in range(4):
-        if always[i]:
-            values = [_canonical(t)[i] if p else None for t, p in zip(column, plain, strict=True)]
-        else:
-            values = [t.nb[i] if t.ne[i] > least[i] else None for t in column]
-        formula = fitter.fit(values)
-        if formula is None:
-            return None
-        nb.append(formula)
-    return TensorFormula(dtype, found, tuple(nb))
-
-
-def _canonical(t: Shape) -> tuple[int, ...]:
-    if 0 in t.ne:
-        return t.nb
-    return TensorDesc.make(t.ne, t.dtype, t.nb).nb
-
-
-def _is_dense(t: Shape) -> bool:
-    return 0 in t.ne or TensorDesc.make(t.ne, t.dtype, t.nb).contiguous
-
-
-def _fit_params(column: Sequence[Node], fitter: Fitter) -> tuple[tuple[str, ParamValue | Formula], ...] | None:
-    op = ggml_ops.op(column[0].op)
-    known = {p.word: p for p in op.params}
-    found: dict[str, ParamValue | Formula] = {
-        name: value for name, value in op.decode(column[0].words).items() if value != op.with_defaults({}).get(name, 0)
-    }
-    for name, param in op.by_name.items():
-        if param.default is None:
-            found.setdefault(name, op.decode(column[0].words)[name])
-    for word in range(ggml_ops.N_WORDS):
-        values = [node.words[word] for node in column]
-        if len(set(values)) > 1:
-            formula = fitter.fit(values)
-            if formula is None or (word in known and known[word].kind is not int):
-                return None
-            found[known[word].name if word in known else f"word{word}"] = formula
-    return tuple(sorted(found.items()))
-
-
-def constant(spec: KernelSpec) -> KernelFormula:
-    """Returns a kernel as it is, without formulas."""
-    op = ggml_ops.op(spec.op)
-    defaults = op.with_defaults({})
-    required = {p.name for p in op.params if p.default is None}
-    params = tuple((name, value) for name, value in spec.params if name in required or value != defaults.get(name))
-    inputs = tuple(None if t is None else _constant_tensor(t) for t in spec.inputs)
-    alias = None if spec.alias == op.alias else spec.alias
-    return KernelFormula(spec.op, inputs, _constant_tensor(spec.output), params, alias)
-
-
-def _constant_tensor(t: TensorDesc) -> TensorFormula:
-    nb = None if t.contiguous else tuple(map(Formula, t.nb))
-    return TensorFormula(t.dtype, tuple(map(Formula, t.ne)), nb)
-
-
-def _is_at(kernel: KernelFormula, point: Point, node: Node) -> bool:
-    """Returns whether a node is the kernel at these sizes; as comparing specs, and quicker.
-
-    Raises:
-        ValueError: a tensor is none that a kernel has.
-    """
-    tensors = [None if t is None else t.at(point) for t in (*kernel.inputs, kernel.output)]
-    op = ggml_ops.op(node.op)
-    params = {name: v.value(point) if isinstance(v, Formula) else v for name, v in kernel.params}
-    return tensors == node.tensors() and op.with_defaults(params) == op.decode(node.words)
 
 
 # --- what can be built ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location
@@ -93,6 +93,44 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Root:
+    """A tensor that others are views of: itself one of none.
+
+    Attributes:
+        name: llama.cpp's name.
+        shape: all of it.
+        node: its place among the graph's nodes; None when it is given to the graph.
+        output: whether it is read after the call.
+    """
+
+    name: str
+    shape: Shape
+    node: int | None
+    output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a tensor is: bytes from the beginning of a root, which is named by its number in `Graph.roots`."""
+
+    root: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """Where a node's tensors are, as `Node` says what they are.
+
+    Attributes:
+        inputs: of each input; None for one that is absent.
+        output: of the result: a root of its own, or another's memory.
+    """
+
+    inputs: tuple[At | None, ...]
+    output: At
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """What one call computes.
 
@@ -101,12 +139,16 @@ class Graph:
         context: the context's settings, such as `n_ctx` and `flash_attn`.
         nodes: in the order in which they are computed.
         names: llama.cpp's names of the nodes.
+        wires: where the tensors of each node are.
+        roots: the memory that they are in, by number.
     """
 
     sizes: Mapping[str, int]
     context: Mapping[str, Any]
     nodes: tuple[Node, ...]
     names: tuple[str, ...]
+    wires: tuple[Wires, ...] = ()
+    roots: Mapping[int, Root] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +172,16 @@ class Model:
     encoder: bool
     decoder: bool
     recurrent: bool
+
+
+def _at(tensors: list[dict[str, Any]], index: int) -> At:
+    view = tensors[index].get("view")
+    if view is None:
+        return At(index, 0)
+    root, offset = view
+    if not (type(root) is int and type(offset) is int and 0 <= root < len(tensors) and offset >= 0):
+        raise ValueError(f"tensor {tensors[index]['name']} is a view of {view}")
+    return At(root, offset)
 
 
 class Reader:
@@ -203,8 +255,11 @@ class Reader:
     def _graph(self, value: Mapping[str, Any]) -> Graph:
         tensors = value["tensors"]
         shapes = [self._shape(t) for t in tensors]
-        nodes = []
+        nodes: list[Node] = []
         names = []
+        wires = []
+        computed: dict[int, int] = {}
+        places = [_at(tensors, index) for index in range(len(tensors))]
         for index, t in enumerate(tensors):
             if t["op"] in VIEW_OPS or t.get("skipped") or 0 in shapes[index].ne:
                 continue  # nothing to compute
@@ -224,10 +279,25 @@ class Reader:
                 if not isinstance(key[0], str):
                     raise ValueError(f"op {key[0]}")
                 node = self._nodes[key] = Node(key[0], key[1], key[2], words, key[4])
+            computed[index] = len(nodes)
             nodes.append(node)
             names.append(str(t["name"]))
+            wires.append(Wires(tuple(None if s < 0 else places[s] for s in sources), places[index]))
+        roots = {
+            at.root: Root(
+                str(tensors[at.root]["name"]),
+                shapes[at.root],
+                computed.get(at.root),
+                tensors[at.root].get("role") == "output",
+            )
+            for at in places
+        }
+        # A view that is read after the call keeps its root.
+        for t, at in zip(tensors, places, strict=True):
+            if t.get("role") == "output" and not roots[at.root].output:
+                roots[at.root] = replace(roots[at.root], output=True)
         sizes = {str(name): int(size) for name, size in value["sizes"].items()}
-        return Graph(sizes, dict(value["context"]), tuple(nodes), tuple(names))
+        return Graph(sizes, dict(value["context"]), tuple(nodes), tuple(names), tuple(wires), roots)
 
     def _shape(self, t: Mapping[str, Any]) -> Shape:
         key = (t["type"], *t["ne"], *t["nb"])

@@ -18,7 +18,8 @@ from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, graph_ops, kernels
 from kernelgen.manifest.schema import Report
 from kernelgen.model import hsa
-from kernelgen.model.derive import Derived, Entry, Reasons, constant
+from kernelgen.model.derive import Derived, Entry, Reasons
+from kernelgen.model.kernel_formulas import constant
 from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelgen.ggml.ops import ParamValue
-from kernelgen.model.derive import Derived, Entry, TensorFormula
+from kernelgen.model.derive import Derived, Entry
 from kernelgen.model.formulas import Formula
+from kernelgen.model.groups import GraphEntry, NodeFormula, Reference
+from kernelgen.model.kernel_formulas import TensorFormula
 from kernelgen.model.sizes import NAMES
 
 _WIDTH = 150
@@ -35,7 +37,8 @@ class Head:
 def text(head: Head, derived: Derived) -> str:
     """Returns the manifest's text."""
     entries = [entry for entry in derived.entries if entry.reason is None]
-    shared = _shared(entries)
+    graphs = [entry for entry in derived.graphs if entry.reason is None]
+    shared = _shared([*entries, *graphs])
     where = _conditions(shared)
     lines = [f"# {line}".rstrip() for line in head.comment]
     lines += ["format: 1", f"name: {head.name}", f"targets: [{', '.join(head.targets)}]"]
@@ -46,6 +49,10 @@ def text(head: Head, derived: Derived) -> str:
             lines += _wrapped(f"  {name}: [", values)
     if where:
         lines.append(f"where: [{', '.join(where)}]")
+    if graphs:
+        lines += ["", "graphs:"]
+        for graph in graphs:
+            lines += _graph(graph, shared, where)
     lines += ["", "kernels:"]
     for entry in entries:
         lines += _entry(entry, shared, where)
@@ -55,10 +62,14 @@ def text(head: Head, derived: Derived) -> str:
         for entry in refused:
             lines.append(f"# {entry.name}: {entry.reason}")
             lines.append(f"#   {_describe(entry)}")
+    apart = [entry for entry in derived.graphs if entry.reason is not None]
+    if apart:
+        lines += ["", "# These are no graph kernels, since one of their nodes has no kernel."]
+        lines += [f"# {entry.name}, {len(entry.kernel.nodes)} nodes: {entry.reason}" for entry in apart]
     return "\n".join(lines) + "\n"
 
 
-def _shared(entries: Sequence[Entry]) -> dict[str, list[int]]:
+def _shared(entries: Sequence[Entry | GraphEntry]) -> dict[str, list[int]]:
     """Returns the sizes that kernels depend on, and all their values."""
     found: dict[str, set[int]] = {}
     for entry in entries:
@@ -95,15 +106,55 @@ def _entry(entry: Entry, shared: Mapping[str, Sequence[int]], where: Sequence[st
         lines.append(f"    params: {{{', '.join(f'{name}: {_param(value)}' for name, value in kernel.params)}}}")
     if kernel.alias is not None:
         lines.append(f"    alias: {kernel.alias}")
-    found: list[str] = []
+    return [line for more in _sizes(entry, shared, where) for line in (*lines, *more)]
+
+
+def _sizes(entry: Entry | GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]) -> list[list[str]]:
+    """Returns the lines that say for which sizes an entry stands; more than once where it is to be repeated."""
+    found = []
     for batch, own in _batches(entry, shared, where):
         more = []
         if batch:
             more.append("    batch: {" + ", ".join(f"{name}: {list(values)}" for name, values in batch.items()) + "}")
         if own is not None:
             more.append(f"    where: [{', '.join(own)}]")
-        found += lines + more
+        found.append(more)
     return found
+
+
+def _graph(entry: GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]) -> list[str]:
+    graph = entry.kernel
+    slots = [slot.name for slot in graph.slots]
+    nodes = [node.name for node in graph.nodes]
+
+    def reference(r: Reference | None) -> str:
+        if r is None:
+            return "null"
+        name = slots[r.index] if r.slot else nodes[r.index]
+        all_of_it = graph.slots[r.index].tensor if r.slot else graph.nodes[r.index].output
+        if r.offset != Formula(0):
+            return f'"{name}+{_figure(r.offset)} {_tensor(r.tensor)}"'
+        return name if r.tensor == all_of_it else f'"{name} {_tensor(r.tensor)}"'
+
+    def node_lines(node: NodeFormula) -> list[str]:
+        inputs = f"[{', '.join(map(reference, node.inputs))}]"
+        output = f'"{_tensor(node.output)}"' if node.into is None else reference(node.into)
+        parts = [f"name: {node.name}", f"op: {node.op}", f"inputs: {inputs}", f"output: {output}"]
+        if node.params:
+            parts.append(f"params: {{{', '.join(f'{name}: {_param(value)}' for name, value in node.params)}}}")
+        line = f"      - {{{', '.join(parts)}}}"
+        if len(line) <= _WIDTH:
+            return [line]
+        if len(parts[2]) > _WIDTH - 8:
+            parts[2:3] = ["inputs:", *(f"  - {reference(r)}" for r in node.inputs)]
+        return [f"      {'-' if i == 0 else ' '} {part}" for i, part in enumerate(parts)]
+
+    lines = [f"  - name: {entry.name}", "    inputs:"]
+    lines += [f'      {slot.name}: "{_tensor(slot.tensor)}"' for slot in graph.slots]
+    lines.append("    nodes:")
+    lines += [line for node in graph.nodes for line in node_lines(node)]
+    lines.append(f"    outputs: [{', '.join(node.name for node in graph.nodes if node.escapes)}]")
+    return [line for more in _sizes(entry, shared, where) for line in (*lines, *more)]
 
 
 def _comment(entry: Entry) -> str:
@@ -111,7 +162,7 @@ def _comment(entry: Entry) -> str:
 
 
 def _batches(
-    entry: Entry, shared: Mapping[str, Sequence[int]], where: Sequence[str]
+    entry: Entry | GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]
 ) -> list[tuple[dict[str, list[int]], list[str] | None]]:
     """Returns what an entry says beside the manifest's `sizes` and `where`, so that it stands for its calls and for no others.
 

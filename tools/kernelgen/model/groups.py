@@ -1,0 +1,335 @@
+"""From segments of a model's graphs to graph kernels, with formulas where there are some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.model import repeats
+from kernelgen.model.formulas import Fitter, Formula
+from kernelgen.model.graphs import At, Graph, Shape
+from kernelgen.model.kernel_formulas import KernelFormula, Point, TensorFormula, fit_tensor
+from kernelgen.model.repeats import Segment
+from kernelgen.model.sizes import NAMES
+
+Cut = Callable[[Graph], list[Segment]]
+
+FUSE: Mapping[str, Cut | None] = {"layer": repeats.layers, "step": repeats.whole, "none": None}
+"""How graphs are cut, by the names of `kernelgen model --fuse`."""
+
+
+# --- a segment of one graph ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """Where a tensor is: bytes from the beginning of a slot, or of a node of the segment, by their numbers."""
+
+    slot: bool
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A segment with its slots numbered.
+
+    Attributes:
+        inputs: of each node, where its inputs are.
+        into: of each node, what its result is written to; None for memory of its own.
+        escapes: of each node, whether its result is read outside.
+        slots: the root of each slot.
+    """
+
+    inputs: tuple[tuple[_Wire | None, ...], ...]
+    into: tuple[_Wire | None, ...]
+    escapes: tuple[bool, ...]
+    slots: tuple[int, ...]
+
+    @property
+    def structure(self) -> object:
+        """Everything but offsets, which formulas are for."""
+        wires = [
+            [w and (w.slot, w.index) for w in (*inputs, into)]
+            for inputs, into in zip(self.inputs, self.into, strict=True)
+        ]
+        return wires, self.escapes, len(self.slots)
+
+
+def _readers(graph: Graph) -> dict[int, int]:
+    """Returns the last node that reads each root."""
+    found: dict[int, int] = {}
+    for i, wires in enumerate(graph.wires):
+        for at in wires.inputs:
+            if at is not None and graph.roots[at.root].node != i:  # ggml_cast names its own result
+                found[at.root] = i
+    return found
+
+
+def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int]) -> _Cut:
+    numbers: dict[int, int] = {}
+
+    def wire(at: At) -> _Wire:
+        node = graph.roots[at.root].node
+        if node is not None and segment.start <= node < segment.end:
+            return _Wire(False, node - segment.start, at.offset)
+        return _Wire(True, numbers.setdefault(at.root, len(numbers)), at.offset)
+
+    inputs, into, escapes = [], [], []
+    for i in range(segment.start, segment.end):
+        wires = graph.wires[i]
+        inputs.append(tuple(None if at is None else wire(at) for at in wires.inputs))
+        root = graph.roots[wires.output.root]
+        own = root.node == i
+        into.append(None if own else wire(wires.output))
+        read = readers.get(wires.output.root)
+        # What nobody reads is what the graph is computed for.
+        escapes.append(own and (root.output or read is None or read >= segment.end))
+    return _Cut(tuple(inputs), tuple(into), tuple(escapes), tuple(numbers))
+
+
+def segment_spec(graph: Graph, segment: Segment, readers: Mapping[int, int] | None = None) -> GraphSpec:
+    """Returns the graph kernel of a segment.
+
+    Raises:
+        ValueError: it is not a group, or a tensor of it none that a kernel has.
+    """
+    cut = _cut(graph, segment, _readers(graph) if readers is None else readers)
+    nodes = []
+    for i, inputs, into, escapes in zip(range(len(segment)), cut.inputs, cut.into, cut.escapes, strict=True):
+        node = graph.nodes[segment.start + i]
+        output = _desc(node.output)
+        nodes.append(
+            LooseNode(
+                node.op,
+                tuple(
+                    None if w is None or s is None else _loose(w, _desc(s))
+                    for w, s in zip(inputs, node.inputs, strict=True)
+                ),
+                output,
+                ggml_ops.op(node.op).decode(node.words),
+                None if into is None else _loose(into, output),
+                escapes,
+            )
+        )
+    return GraphSpec.make(nodes)
+
+
+def _desc(shape: Shape) -> TensorDesc:
+    return TensorDesc.make(shape.ne, shape.dtype, shape.nb)
+
+
+def _loose(wire: _Wire, tensor: TensorDesc) -> Loose:
+    return Loose(f"slot{wire.index}" if wire.slot else wire.index, wire.offset, tensor)
+
+
+# --- with formulas --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A tensor in a slot or a node's memory, at any size; as `Loose`."""
+
+    slot: bool
+    index: int
+    offset: Formula
+    tensor: TensorFormula
+
+    def at(self, point: Point) -> Loose:
+        """Returns the reference at these sizes."""
+        return _loose(_Wire(self.slot, self.index, self.offset.value(point)), self.tensor.at(point))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFormula:
+    """A node at any size; as `LooseNode`. Its name is for readers."""
+
+    op: str
+    inputs: tuple[Reference | None, ...]
+    output: TensorFormula
+    params: tuple[tuple[str, ParamValue | Formula], ...]
+    into: Reference | None
+    escapes: bool
+    name: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFormula:
+    """A slot's root at any size: all of it. Its name is for readers."""
+
+    tensor: TensorFormula
+    name: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFormula:
+    """A graph kernel at any size."""
+
+    nodes: tuple[NodeFormula, ...]
+    slots: tuple[SlotFormula, ...]
+
+    def at(self, point: Point) -> GraphSpec:
+        """Returns the graph kernel at these sizes.
+
+        Raises:
+            ValueError: there is no such group.
+        """
+        return GraphSpec.make(
+            LooseNode(
+                node.op,
+                tuple(None if r is None else r.at(point) for r in node.inputs),
+                node.output.at(point),
+                {name: v.value(point) if isinstance(v, Formula) else v for name, v in node.params},
+                None if node.into is None else node.into.at(point),
+                node.escapes,
+            )
+            for node in self.nodes
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sizes that it depends on, in the order of `NAMES`."""
+        used = {name for formula in self._formulas() for name in formula.names}
+        return tuple(name for name in NAMES if name in used)
+
+    def _formulas(self) -> Iterator[Formula]:
+        for slot in self.slots:
+            yield from slot.tensor.formulas
+        for node in self.nodes:
+            yield from node.output.formulas
+            yield from (v for _, v in node.params if isinstance(v, Formula))
+            for reference in (*node.inputs, node.into):
+                if reference is not None:
+                    yield reference.offset
+                    yield from reference.tensor.formulas
+
+
+@dataclass
+class GraphEntry:
+    """A graph kernel with the calls that ask for it.
+
+    Attributes:
+        kernel: with its formulas.
+        points: the sizes at which it is asked for.
+        name: what it computes, for readers.
+        reason: why it can't be built; None when it can.
+    """
+
+    kernel: GraphFormula
+    points: list[Point]
+    name: str
+    reason: str | None = None
+
+    @property
+    def values(self) -> dict[tuple[int, ...], Point]:
+        """The points by the values of those sizes that the kernel depends on."""
+        names = self.kernel.names
+        return {tuple(point[name] for name in names): point for point in self.points}
+
+    def specs(self) -> set[GraphSpec]:
+        """The graph kernels that it stands for."""
+        return {self.kernel.at(point) for point in self.values.values()}
+
+
+def fit(
+    graphs: Sequence[Graph],
+    points: Sequence[Point],
+    kernels: Sequence[KernelFormula | None],
+    cut: Cut,
+    fitter: Fitter,
+) -> tuple[list[GraphFormula], bool]:
+    """Returns the graph kernels of graphs that have the same ops one after another, each once, and whether these are all.
+
+    Args:
+        graphs: the graphs.
+        points: the sizes of each.
+        kernels: the formula of each node; None where there is none.
+        cut: how graphs are cut.
+        fitter: of these points.
+    """
+    segments = cut(graphs[0])
+    readers = [_readers(graph) for graph in graphs]
+    found: dict[GraphFormula, None] = {}
+    complete = all(cut(graph) == segments for graph in graphs[1:])
+    if not complete:
+        return [], False
+    for segment in segments:
+        own = kernels[segment.start : segment.end]
+        made = _fit([_cut(g, segment, r) for g, r in zip(graphs, readers, strict=True)], graphs, segment, own, fitter)
+        try:
+            right = made is not None and all(
+                made.at(point) == segment_spec(graph, segment, r)
+                for graph, point, r in zip(graphs, points, readers, strict=True)
+            )
+        except ValueError:  # a tensor without elements, or a node that no group has
+            continue
+        if made is None or not right:
+            complete = False
+        else:
+            found.setdefault(made)
+    return list(found), complete
+
+
+def _fit(
+    cuts: Sequence[_Cut],
+    graphs: Sequence[Graph],
+    segment: Segment,
+    kernels: Sequence[KernelFormula | None],
+    fitter: Fitter,
+) -> GraphFormula | None:
+    first = cuts[0]
+    if any(cut.structure != first.structure for cut in cuts):
+        return None
+    names = _Names()
+    slots = []
+    for k in range(len(first.slots)):
+        roots = [graph.roots[cut.slots[k]] for cut, graph in zip(cuts, graphs, strict=True)]
+        tensor = fit_tensor([root.shape for root in roots], fitter)
+        if tensor is None:
+            return None
+        slots.append(SlotFormula(tensor, names.of(roots[0].name, "input")))
+    nodes = []
+    for i, kernel in enumerate(kernels):
+        if kernel is None:
+            return None
+        references: list[Reference | None] = []
+        for j, tensor in enumerate((*kernel.inputs, kernel.output)):
+            wires = [(*cut.inputs[i], None)[j] if j < len(kernel.inputs) else cut.into[i] for cut in cuts]
+            offset = fitter.fit([0 if w is None else w.offset for w in wires])
+            if offset is None:
+                return None
+            wire = wires[0]
+            references.append(
+                None if wire is None or tensor is None else Reference(wire.slot, wire.index, offset, tensor)
+            )
+        *inputs, into = references
+        name = names.of(graphs[0].names[segment.start + i], kernel.op)
+        nodes.append(NodeFormula(kernel.op, tuple(inputs), kernel.output, kernel.params, into, first.escapes[i], name))
+    return GraphFormula(tuple(nodes), tuple(slots))
+
+
+class _Names:
+    """Gives tensors llama.cpp's names without numbers of layers, each once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def of(self, name: str, otherwise: str) -> str:
+        """Returns a name for a tensor; `otherwise` where llama.cpp gives none."""
+        name = name.partition(" (")[0]
+        name = re.sub(r"^blk\.[0-9]+\.", "", name)
+        name = re.sub(r"-[0-9]+$|_l[0-9]+$", "", name)
+        name = re.sub("[^A-Za-z0-9_.-]", "_", name)
+        if re.fullmatch("(node|leaf)_[0-9]+|", name) or not re.match("[A-Za-z_]", name):
+            name = otherwise
+        chosen, n = name, 1
+        while chosen in self._taken:
+            n += 1
+            chosen = f"{name}.{n}"
+        self._taken.add(chosen)
+        return chosen

@@ -1,0 +1,103 @@
+"""Cuts a graph into segments, each to be one kernel: a model repeats itself, and a repeat is one kernel that runs many times.
+
+Where it repeats is told by its ops alone, and not by names: the period with the largest cover. Where a period begins is chosen so
+that few results leave it: between a model's layers that is one. Types of weights may differ from layer to layer; such segments are
+different kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from kernelgen.model.graphs import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes `start` to `end`, without the latter."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def layers(graph: Graph) -> list[Segment]:
+    """Returns a graph's segments: its repeats, and what is before, between and behind them."""
+    n = len(graph.nodes)
+    found = _period([node.op for node in graph.nodes])
+    if found is None:
+        return [Segment(0, n)] if n else []
+    period, first, last, count = found
+    cost = crossing(graph)
+    slack = last - first - count * period
+    # The first of the places from which all repeats begin, and at which the fewest results are handed on.
+    start = min(
+        range(first, first + slack + 1),
+        key=lambda s: (sum(cost[s + k * period] for k in range(count + 1)), s),
+    )
+    end = start + count * period
+    cuts = [*_before(start, period, cost), *range(start, end + 1, period), *_behind(end, n, period, cost)]
+    edges = sorted({0, *cuts, n})
+    return [Segment(a, b) for a, b in itertools.pairwise(edges)]
+
+
+def whole(graph: Graph) -> list[Segment]:
+    """Returns the whole graph as one segment."""
+    return [Segment(0, len(graph.nodes))] if graph.nodes else []
+
+
+def crossing(graph: Graph) -> list[int]:
+    """Returns for each place between nodes, from before the first to behind the last, how many results are read across it."""
+    last: dict[int, int] = {}
+    for i, wires in enumerate(graph.wires):
+        for at in wires.inputs:
+            if at is not None and graph.roots[at.root].node is not None:
+                last[at.root] = i
+    found = [0] * (len(graph.nodes) + 1)
+    for root, end in last.items():
+        node = graph.roots[root].node
+        assert node is not None
+        for place in range(node + 1, end + 1):
+            found[place] += 1
+    return found
+
+
+def _period(tokens: Sequence[Hashable]) -> tuple[int, int, int, int] | None:
+    """Returns (period, first, end of what repeats, whole repeats) with the largest cover; None where nothing repeats."""
+    n = len(tokens)
+    best: tuple[int, int, int, int] | None = None
+    for period in range(1, n // 2 + 1):
+        run = 0
+        for i in range(n - period + 1):
+            if i < n - period and tokens[i] == tokens[i + period]:
+                run += 1
+                continue
+            count = (run + period) // period
+            if count > 1 and (best is None or count * period > best[3] * best[0]):
+                best = (period, i - run, i + period, count)
+            run = 0
+    # Two nodes that are alike are no layers.
+    return best if best is not None and 2 * best[3] * best[0] >= n else None
+
+
+def _before(start: int, period: int, cost: Sequence[int]) -> list[int]:
+    """Returns where to cut what is before the repeats: it may be a layer of another kind, and what comes before that."""
+    if start <= period + period // 2:
+        return []
+    return [_cheapest(max(1, start - period - period // 2), start - period // 2, start - period, cost)]
+
+
+def _behind(end: int, n: int, period: int, cost: Sequence[int]) -> list[int]:
+    """Returns where to cut what is behind the repeats: it may be a layer of another kind, and what comes after that."""
+    if n - end <= period // 2:
+        return []
+    return [_cheapest(end + period // 2, min(n - 1, end + period + period // 2), end + period, cost)]
+
+
+def _cheapest(low: int, high: int, near: int, cost: Sequence[int]) -> int:
+    """Returns the place from `low` to `high` at which the fewest results are handed on; of equal ones the nearest to `near`."""
+    return min(range(low, high + 1), key=lambda place: (cost[place], abs(place - near), place))
