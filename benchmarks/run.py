@@ -77,6 +77,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         _built("//benchmarks:prompt"),
         False,
     ),
+    "layers": Benchmark("layers of models as one kernel each (builds llama.cpp)", _built("//benchmarks:layers"), False),
     "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
     "pieces": Benchmark(
         "choosing kernels among 10,000 (builds llama.cpp)", _built("//benchmarks/dispatch:pieces"), False

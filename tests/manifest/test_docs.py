@@ -1,4 +1,4 @@
-"""What docs/manifest.md shows works, and it tells of every key."""
+"""What docs/manifest.md and docs/graph-kernels.md show works, and the former tells of every key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kernelgen.manifest import schema
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+GRAPHS_PAGE = (ROOT / "docs" / "graph-kernels.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE + GRAPHS_PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: re.search("name: (.*)", text)[1])  # type: ignore[index]
@@ -48,8 +49,21 @@ def test_coverage_prints_what_is_shown(
     assert (lines[0], lines[-2:]) == (first, last)
 
 
+def test_a_group_is_as_many_kernels_as_shown(
+    library: Library, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", GRAPHS_PAGE, re.MULTILINE | re.DOTALL)
+    (command, said) = re.findall(r"^```console\n\$ kernelgen (.*?)\n(.*?)^```", GRAPHS_PAGE, re.MULTILINE | re.DOTALL)[
+        0
+    ]
+    monkeypatch.chdir(tmp_path)
+    Path("norm.yaml").write_text(text, encoding="utf-8")
+    assert cli.run([*command.split(), "--kernels", str(library.root)]) == 0
+    assert capsys.readouterr().out == said
+
+
 def test_every_key_of_the_schema_is_on_the_page() -> None:
     definitions = schema.load()["$defs"]
-    parts = [schema.load(), definitions["compiler"], definitions["kernel"]]
+    parts = [schema.load(), definitions["compiler"], definitions["kernel"], definitions["graph"], definitions["node"]]
     named = set(re.findall(r"`(?:[a-z_]+\.)*([a-z_]+)`", PAGE))
     assert {key for part in parts for key in part["properties"]} - named == set()

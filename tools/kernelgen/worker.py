@@ -38,8 +38,8 @@ def emit(arguments: Arguments) -> None:
     """
     from kernelgen import fileio
     from kernelgen.canonical import canonical_json
-    from kernelgen.emitters.catalog import emitters_of
     from kernelgen.emitters.emission import emit as run_emitter
+    from kernelgen.emitters.library import emitters_of
     from kernelgen.graph_kernel import spec_from_json
 
     check_jax(arguments)
@@ -68,10 +68,10 @@ def emit_batch(arguments: Arguments) -> None:
     The data that the emitter reads is in the depfile, and an emitter that does what no build tool can follow is refused.
     """
     from kernelgen import fileio
-    from kernelgen.emitters.catalog import emitters_of
     from kernelgen.emitters.dependencies import dependencies
     from kernelgen.emitters.emission import emit as run_emitter
     from kernelgen.emitters.emission import unfollowed
+    from kernelgen.emitters.library import emitters_of
     from kernelgen.filenames import hlo_file
     from kernelgen.graph_kernel import spec_from_json
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import Library, emitters_of
 from kernelgen.emitters.registration import Registration
-from kernelgen.emitters.scan import registration, scan
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import Op, Param
@@ -88,21 +86,3 @@ class Catalog:
         named = enumerate(chosen.params) if known.custom else ()
         params = tuple(Param(p.name, i, p.kind, p.default) for i, p in named)
         return replace(known, inputs=chosen.inputs, required=chosen.required, params=params)
-
-
-def emitters_of(spec: Spec, modules: Sequence[tuple[Library, Path]]) -> list[tuple[Library, Registration]]:
-    """Returns the library and the registration of each op of a kernel, in the order of `spec_ops`.
-
-    Args:
-        spec: the kernel.
-        modules: the modules that a plan names for it, with their libraries: the first that has an op computes it.
-
-    Raises:
-        KernelgenError: no module has an op, or one is wrong.
-    """
-    found = []
-    for op in spec_ops(spec):
-        having = [(library, file) for library, file in modules if any(r.op == op for r in scan(file)[0])]
-        library, file = (having or modules)[0]
-        found.append((library, registration(file, op)))
-    return found

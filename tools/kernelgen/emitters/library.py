@@ -5,6 +5,7 @@ A library is read without importing it, so that planning needs no JAX and takes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from kernelgen.emitters import scan
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError, Location
+from kernelgen.graph_kernel import Spec, spec_ops
 
 BUILTIN = "kernelgen"
 """Name of the library that comes with kernelgen."""
@@ -83,3 +85,21 @@ def builtin_library() -> Library:
     raise KernelgenError(
         f"kernelgen's own kernels are missing: neither {package}/kernels nor a checkout's kernels/ exists"
     )
+
+
+def emitters_of(spec: Spec, modules: Sequence[tuple[Library, Path]]) -> list[tuple[Library, Registration]]:
+    """Returns the library and the registration of each op of a kernel, in the order of `spec_ops`.
+
+    Args:
+        spec: the kernel.
+        modules: the modules that a plan names for it, with their libraries: the first that has an op computes it.
+
+    Raises:
+        KernelgenError: no module has an op, or one is wrong.
+    """
+    found = []
+    for op in spec_ops(spec):
+        having = [(library, file) for library, file in modules if any(r.op == op for r in scan.scan(file)[0])]
+        library, file = (having or modules)[0]
+        found.append((library, scan.registration(file, op)))
+    return found
