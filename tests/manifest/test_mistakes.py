@@ -6,7 +6,7 @@ A case is a line `=== title`, a manifest, a line `-- expected` and the messages.
 
 writes the new ones into the file, to be read in the diff.
 
-For brevity a case may begin with `%kernels` (entries follow) or `%compiler` (settings follow).
+For brevity a case may begin with `%kernels` (entries follow), `%graphs` (likewise) or `%compiler` (settings follow).
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def expand(text: str) -> str:
     kind, _, rest = text.partition("\n")
     if kind == "%kernels":
         return f"{HEAD}kernels:\n{rest}"
+    if kind == "%graphs":
+        return f"{HEAD}graphs:\n{rest}"
     if kind == "%compiler":
         return f"{HEAD}compiler:\n{rest}{ENTRY}"
     return text
