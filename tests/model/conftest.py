@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "graph-ops"))
+sys.path.append(str(Path(__file__).parents[1] / "hlo"))  # behind: it has a conftest of its own
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

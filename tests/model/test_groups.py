@@ -1,0 +1,121 @@
+"""A model's layers are found by structure, and as one kernel they compute what their nodes compute."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import groups as one_kernel
+import headers
+import pytest
+
+from conftest import run_model
+from kernelgen import manifest
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.graph_kernel import GraphSpec
+from kernelgen.model.exporter import Exporter
+from kernelgen.model.graphs import Graph
+from kernelgen.model.groups import segment_spec
+from kernelgen.model.repeats import crossing, layers, whole
+from kernelgen.model.sizes import Call, Settings
+
+SETTINGS = Settings((512,), 512, 1, (1, 5), (1,), (256,), "f16", "f16", (True,), False, False)
+
+
+def graph(exporter: Exporter, file: Path, n_tokens: int = 5) -> Graph:
+    """Returns the graph of one call."""
+    ((_, _, found),) = exporter.graphs(file, SETTINGS, [Call(512, 1, n_tokens, 1, 256)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def qwen3(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return graph(exporter, headers.write(headers.qwen3(n_layer=5), tmp_path_factory.mktemp("qwen3") / "tiny.gguf"))
+
+
+def most(spec: GraphSpec) -> dict[int, int]:
+    """Returns how many rows slots of row numbers choose from."""
+    found: dict[int, int] = {}
+    for node in spec.nodes:
+        if node.op in ("get_rows", "set_rows"):
+            table, rows = node.inputs[2 if node.op == "set_rows" else 0], node.inputs[1]
+            assert table is not None and rows is not None
+            if rows.place.slot:
+                found[rows.place.index] = min(found.get(rows.place.index, 1 << 30), table.tensor.ne[1])
+    return found
+
+
+def test_a_layer_is_a_segment_and_all_but_the_last_are_one_kernel(qwen3: Graph) -> None:
+    segments = layers(qwen3)
+    specs = [segment_spec(qwen3, segment) for segment in segments]
+    assert len(segments) == 1 + 5 + 1 and len(set(specs)) == 4
+    assert len(set(specs[1:5])) == 1
+    assert [qwen3.names[segment.end - 1] for segment in segments[:3]] == ["embd", "l_out-0", "l_out-1"]
+    # Only the hidden state is handed on.
+    assert [crossing(qwen3)[segment.end] for segment in segments] == [1] * 6 + [0]
+    assert [len(spec.escaping) for spec in specs] == [
+        *[1] * 6,
+        2,
+    ]  # of the head also the embeddings, which are an output
+    assert [len(spec.written) for spec in specs] == [0, *[2] * 5, 0]
+    (step,) = whole(qwen3)
+    assert len(segment_spec(qwen3, step).nodes) == len(qwen3.nodes)
+
+
+def test_names_and_numbers_of_layers_do_not_count(qwen3: Graph, exporter: Exporter, tmp_path: Path) -> None:
+    renamed = replace(
+        qwen3,
+        names=tuple(f"node {i}" for i in range(len(qwen3.nodes))),
+        roots={number: replace(root, name=f"tensor {number}") for number, root in qwen3.roots.items()},
+    )
+    own = {segment_spec(qwen3, segment) for segment in layers(qwen3)}
+    assert {segment_spec(renamed, segment) for segment in layers(renamed)} == own
+    fewer = graph(exporter, headers.write(headers.qwen3(n_layer=3), tmp_path / "fewer.gguf"))
+    assert {segment_spec(fewer, segment) for segment in layers(fewer)} == own
+
+
+def test_a_result_that_is_read_after_the_call_escapes(qwen3: Graph) -> None:
+    segment = layers(qwen3)[2]
+    middle = qwen3.wires[segment.start + 3].output.root
+    roots = dict(qwen3.roots) | {middle: replace(qwen3.roots[middle], output=True)}
+    spec = segment_spec(replace(qwen3, roots=roots), segment)
+    assert spec.escaping == (3, len(segment) - 1)
+    assert spec != segment_spec(qwen3, segment)
+
+
+def test_layers_compute_what_their_nodes_compute(qwen3: Graph) -> None:
+    for segment in layers(qwen3)[4:6]:  # one of the equal layers, and the last
+        spec = segment_spec(qwen3, segment)
+        one_kernel.check(spec, 1, most(spec))
+
+
+def test_the_manifest_of_a_model_has_its_layers_as_formulas(exporter: Exporter, tmp_path: Path) -> None:
+    file = headers.write(headers.qwen3(n_layer=5), tmp_path / "tiny.gguf")
+    output = tmp_path / "tiny.yaml"
+    options = (
+        "--n-ctx",
+        512,
+        "--n-tokens",
+        "1,5",
+        "--n-outputs",
+        1,
+        "--n-kv",
+        256,
+        "--flash-attn",
+        "on",
+        "--fuse",
+        "layer",
+    )
+    assert run_model(exporter, file, output, *options) == 0
+    (request,) = manifest.load([output], Catalog([builtin_library()]))
+    held = {kernel.spec for kernel in request.kernels}
+    for n_tokens in (1, 5):
+        one = graph(exporter, file, n_tokens)
+        specs = [segment_spec(one, segment) for segment in layers(one)]
+        assert set(specs) <= held
+        assert {node.kernel for spec in specs for node in spec.nodes} <= held
+    text = output.read_text()
+    assert len(re.findall("^  - name: ", text, re.MULTILINE)) == 4
+    assert "blk." not in text.partition("\nkernels:")[0].partition("\ngraphs:")[2]
