@@ -15,6 +15,7 @@ from kernelgen import manifest
 from kernelgen.cache import OFF, CacheSettings
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
@@ -40,6 +41,26 @@ kernels:
   - {op: concat, inputs: ["(8,2,1,1)/f32", "(8,1,1,1)/f32"], output: "(8,3,1,1)/f32", params: {dim: 1}}
   - {op: soft_max, inputs: ["(8,2,1,1)/f32", null, "(1,1,1,1)/f32"], output: "(8,2,1,1)/f32"}
 """
+
+
+GROUP = """
+format: 1
+name: group
+targets: [trn1]
+graphs:
+  - inputs: {x: "(8,2,1,1)/f32", w: "(8,1,1,1)/f32"}
+    nodes:
+      - {name: norm, op: rms_norm, inputs: [x], output: "(8,2,1,1)/f32", params: {eps: 1.0e-6}}
+      - {name: y, op: mul, inputs: [norm, w], output: "(8,2,1,1)/f32"}
+    outputs: [y]
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Plan:
+    path = tmp_path / "group.yaml"
+    path.write_text(GROUP)
+    return Plan.merge(manifest.load([path], Catalog([builtin_library()])))
 
 
 @pytest.fixture
@@ -101,6 +122,27 @@ def test_bazel_has_a_target_for_every_hlo_neff_and_bundle(plan: Plan) -> None:
     for bundle in bundles:
         labels = ast.literal_eval(bundle["neffs"])
         assert [label.removeprefix("//kernels:") in neffs for label in labels] == [True, True]
+
+
+def test_a_group_has_the_emitters_of_all_of_its_ops(group: Plan) -> None:
+    (kernel,) = (k for k in group.kernels if isinstance(k.spec, GraphSpec))
+    assert kernel.emitters == (("kernelgen", "elementwise"), ("kernelgen", "norm"))
+    assert Plan.from_json(group.to_json()) == group
+    library = bazel.BazelLibrary(builtin_library(), "@@rules~//kernels", ("@@//a:x.npy",))
+    text = bazel.generate(group, [library], "@@rules~")["kernels/BUILD.bazel"]
+    ((_, rule),) = ((name, a) for name, a in calls(text) if name == "neuron_graph_hlo")
+    assert ast.literal_eval(rule["name"]) == f"{kernel.spec.id}.hlo"
+    assert GraphSpec.from_json(json.loads(ast.literal_eval(rule["spec"]))) == kernel.spec
+    assert ast.unparse(rule["emitters"]) == (
+        "{_EMITTERS['kernelgen/elementwise']: 'kernelgen', _EMITTERS['kernelgen/norm']: 'kernelgen'}"
+    )
+    assert ast.literal_eval(rule["helpers"]) == ["@@rules~//kernels:common.py"]
+    assert ast.unparse(rule["data"]) == "_DATA['kernelgen']"
+    files = cmake.generate(group, [builtin_library()], BUILD)
+    (name,) = (name for name in files if name.startswith("steps/graph."))
+    words = files[name].splitlines()
+    assert [Path(w).name for w in words if w.startswith("--emitter=")] == ["elementwise.py", "norm.py"]
+    assert words.count("--library=kernelgen") == 2 and len([w for w in words if w.startswith("--spec=")]) == 1
 
 
 def test_bazel_names_an_emitter_and_the_helpers_that_it_imports_by_label(plan: Plan) -> None:
