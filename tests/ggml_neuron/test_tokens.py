@@ -68,7 +68,9 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
         ("scheduled-scores", "", set()),
         # a program that looks at each node finds it: the CPU computes the products in the device's stead
         ("watched-scores", "", {"mul_mat", "scale", "soft_max", "tanh", "cont"}),
-        # so it does where what follows has no kernel
+        # so does one that wants the scores, which are not capped here
+        ("wanted-scores", "", {"mul_mat", "soft_max", "cont"}),
+        # the same where what follows has no kernel
         ("scheduled-scores", "cont", {"mul_mat", "scale", "soft_max", "tanh", "cont"}),
     ],
 )

@@ -953,6 +953,7 @@ struct layer {
     ggml_tensor *              positions;
     ggml_tensor *              rows;
     ggml_tensor *              value_rows = nullptr;  // elements of transposed values
+    ggml_tensor *              scores     = nullptr;  // what SOFT_MAX has made of them
     ggml_tensor *              mask;
     ggml_tensor *              out_ids;
     ggml_tensor *              experts;
@@ -990,6 +991,7 @@ static ggml_tensor * without_flash_attention(ggml_context * ctx,
     }
     t = ggml_soft_max_ext(ctx, t, l.mask, 0.01f, 0.0f);
     ggml_soft_max_add_sinks(t, c.quantized ? sinks : nullptr);
+    l.scores          = t;
     const size_t cell = ggml_type_size(v->type);
     v = ggml_view_3d(ctx, v, c.n_kv, HEAD, KV / HEAD, CELLS * cell, CELLS * HEAD * cell, 0);
     t = ggml_permute(ctx, ggml_mul_mat(ctx, v, t), 0, 2, 1, 3);
@@ -1204,7 +1206,7 @@ static void against_cpu(const call & c) {
 }
 
 // A call whose nodes' memory is given by the scheduler, which reuses that of nodes that were read for the last time.
-static void scheduled(const call & c, bool watched) {
+static void scheduled(const call & c, bool watched, bool output = false) {
     ggml_backend_ptr       device(ggml_backend_dev_init(neuron, nullptr));
     ggml_backend_ptr       host(ggml_backend_dev_init(cpu, nullptr));
     ggml_backend_t         backends[] = { device.get(), host.get() };
@@ -1215,6 +1217,9 @@ static void scheduled(const call & c, bool watched) {
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, l.result);
     ggml_set_output(l.result);
+    if (output) {
+        ggml_set_output(l.scores);
+    }
     ggml_backend_buffer_ptr leaves(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 1 << 20));
     ggml_tallocr            allocator = ggml_tallocr_new(leaves.get());
     for (ggml_tensor * t = ggml_get_first_tensor(ctx.get()); t; t = ggml_get_next_tensor(ctx.get(), t)) {
@@ -1231,6 +1236,14 @@ static void scheduled(const call & c, bool watched) {
     const ggml_status status = ggml_backend_sched_graph_compute(scheduler.get(), graph);
     check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
     compare_logits(c, { read(l.result), {} }, compute(cpu, c));
+    const std::vector<float> scores = output ? read(l.scores) : std::vector<float>{};
+    for (size_t at = 0; at < scores.size(); at += (size_t) c.n_kv) {
+        float sum = 0;
+        for (size_t i = 0; i < (size_t) c.n_kv; i++) {
+            sum += scores[at + i];
+        }
+        check(std::fabs(sum - 1) < 1e-3f, "a row of scores sums up to " + std::to_string(sum));
+    }
 }
 
 // Calls for which kernels are recorded: each number of tokens with each length of the cache, and logits of all or one.
@@ -1323,6 +1336,7 @@ int main(int argc, char ** argv) {
         { "shared-out-and-watched",      [] { shared_out(true); }                                       },
         { "far-off",                     [] { (void) run_scheduled({ neuron, cpu }, far_off); }         },
         { "scheduled-scores",            [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, false); } },
+        { "wanted-scores",               [] { tokens::scheduled({ 21, 30, 100, 2, false, false }, false, true); } },
         { "watched-scores",              [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, true); } },
         { "planted-race",                planted_race                                                   },
         { "planted-overflow",            planted_overflow                                               },
