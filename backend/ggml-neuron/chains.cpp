@@ -43,8 +43,8 @@ static const ggml_tensor * computed(const ggml_tensor * node, int src) {
 static bool walk(const ggml_tensor * last, std::vector<const ggml_tensor *> & nodes) {
     for (const ggml_tensor * node = last; nodes.size() < MAX_NODES;) {
         const bool ends = neuron_ends_chain(node);
-        if (node->view_src || (ends && (node != last || !node->src[0]->src[0] ||
-                                        !is_swapped(node->src[0], node->src[0]->src[0])))) {
+        if (node->view_src ||
+            (ends && (node != last || !node->src[0]->src[0] || !is_swapped(node->src[0], node->src[0]->src[0])))) {
             return false;
         }
         if (!ends && node->op != GGML_OP_MUL_MAT && node->op != GGML_OP_SOFT_MAX && !is_elementwise(node)) {
@@ -67,7 +67,7 @@ static bool is_dense(const ggml_tensor * t) {
 // Returns whether all nodes are of equally many tokens and heads, in one stream, and the scores of one query become weights
 // only once.
 static bool fit_together(const std::vector<const ggml_tensor *> & nodes) {
-    const ggml_tensor * first = nodes.front();
+    const ggml_tensor * first      = nodes.front();
     size_t              n_soft_max = 0;
     for (const ggml_tensor * node : nodes) {
         n_soft_max += node->op == GGML_OP_SOFT_MAX;
@@ -95,8 +95,8 @@ class chain_maker {
     bool add_soft_max(neuron_chain_node & n);
 
     neuron_chain & chain;
-    bool           scores;          // whether the nodes at hand have a column for each cell
-    bool           weights = false; // whether these are those of SOFT_MAX
+    bool           scores;             // whether the nodes at hand have a column for each cell
+    bool           weights   = false;  // whether these are those of SOFT_MAX
     int            n_sources = 0;
 };
 
@@ -105,11 +105,11 @@ int chain_maker::add_source(ggml_tensor * t, int tokens, int cells) {
     if (!t || n_sources == NEURON_TOKEN_SOURCES) {
         return -2;
     }
-    chain.whole.src[n_sources]      = t;
-    chain.rule.sources[n_sources]   = (int8_t) tokens;
-    chain.rule.more[n_sources]      = (int8_t) cells;
+    chain.whole.src[n_sources]         = t;
+    chain.rule.sources[n_sources]      = (int8_t) tokens;
+    chain.rule.more[n_sources]         = (int8_t) cells;
     chain.signature.tensors[n_sources] = neuron_tensor_of(t);
-    chain.cut.axis[n_sources]       = (int8_t) tokens;
+    chain.cut.axis[n_sources]          = (int8_t) tokens;
     return n_sources++;
 }
 
@@ -154,9 +154,8 @@ bool chain_maker::add_soft_max(neuron_chain_node & n) {
     if (n.node->src[2]) {
         n.sources[2] = (int8_t) add_source(n.node->src[2], -1, -1);
     }
-    return std::all_of(n.sources, n.sources + n.signature.n_src, [&](const int8_t & s) {
-        return s != -2 || !n.node->src[&s - n.sources];
-    });
+    return std::all_of(n.sources, n.sources + n.signature.n_src,
+                       [&](const int8_t & s) { return s != -2 || !n.node->src[&s - n.sources]; });
 }
 
 bool chain_maker::add(const ggml_tensor * node) {
@@ -183,8 +182,8 @@ bool chain_maker::add(const ggml_tensor * node) {
         // a token's heads are one row, or side by side
         const ggml_tensor * heads = node->src[0];
         const bool          rows  = node->ne[0] == heads->ne[0] * heads->ne[1] && node->ne[1] == heads->ne[2];
-        fits             = fits && (rows || ggml_are_same_shape(node, heads));
-        n.tokens[result] = rows ? 1 : 2;
+        fits                      = fits && (rows || ggml_are_same_shape(node, heads));
+        n.tokens[result]          = rows ? 1 : 2;
     }
     chain.nodes.push_back(n);
     return fits;
@@ -203,28 +202,35 @@ std::shared_ptr<neuron_chain> neuron_chain_to(const ggml_tensor * last, bool sco
     if (!walk(last, nodes) || !fit_together(nodes)) {
         return nullptr;
     }
-    const auto is_soft_max = [](const ggml_tensor * node) { return node->op == GGML_OP_SOFT_MAX; };
-    const bool weighs      = std::any_of(nodes.begin(), nodes.end(), is_soft_max);
-    auto       chain       = std::make_shared<neuron_chain>();
-    chain->whole           = *last;
+    const auto is_soft_max = [](const ggml_tensor * node) {
+        return node->op == GGML_OP_SOFT_MAX;
+    };
+    const bool weighs = std::any_of(nodes.begin(), nodes.end(), is_soft_max);
+    auto       chain  = std::make_shared<neuron_chain>();
+    chain->whole      = *last;
     std::fill(std::begin(chain->whole.src), std::end(chain->whole.src), nullptr);
-    chain->rule = { "", 0, false, { -1, -1, -1, -1, -1 }, { -1, -1, -1, -1, -1 }, -1 };
+    chain->rule = {
+        "", 0, false, { -1, -1, -1, -1, -1 },
+           { -1, -1, -1, -1, -1 },
+           -1
+    };
     chain_maker maker(*chain, weighs || scores);
-    const bool  fits = std::all_of(nodes.begin(), nodes.end(), [&](const ggml_tensor * node) { return maker.add(node); });
+    const bool  fits =
+        std::all_of(nodes.begin(), nodes.end(), [&](const ggml_tensor * node) { return maker.add(node); });
     if (!fits || !follow(nodes.front()->src[1])) {
         return nullptr;
     }
-    const neuron_chain_node & end   = chain->nodes.back();
-    chain->signature.n_src          = neuron_n_src(&chain->whole);
-    chain->signature.op             = ggml_op_desc(last);
-    const int result                = chain->signature.n_src;
+    const neuron_chain_node & end    = chain->nodes.back();
+    chain->signature.n_src           = neuron_n_src(&chain->whole);
+    chain->signature.op              = ggml_op_desc(last);
+    const int result                 = chain->signature.n_src;
     chain->signature.tensors[result] = neuron_tensor_of(last);
-    chain->rule.result              = end.tokens[end.signature.n_src];
-    chain->cut.axis[result]         = chain->rule.result;
-    chain->cut.rule                 = &chain->rule;
-    chain->cut.n                    = nodes.front()->ne[1];
-    chain->open                     = scores && !weighs;
-    chain->cut.n_more               = weighs || scores ? nodes.front()->ne[0] : 0;
+    chain->rule.result               = end.tokens[end.signature.n_src];
+    chain->cut.axis[result]          = chain->rule.result;
+    chain->cut.rule                  = &chain->rule;
+    chain->cut.n                     = nodes.front()->ne[1];
+    chain->open                      = scores && !weighs;
+    chain->cut.n_more                = weighs || scores ? nodes.front()->ne[0] : 0;
     return chain;
 }
 

@@ -23,7 +23,7 @@ struct neuron_chain_node {
 
     const ggml_tensor * node = nullptr;
     neuron_signature    signature;
-    int8_t              sources[GGML_MAX_SRC];     // indices in the whole chain's sources, or PREVIOUS; -2 for absent ones
+    int8_t              sources[GGML_MAX_SRC];  // indices in the whole chain's sources, or PREVIOUS; -2 for absent ones
     int8_t              tokens[GGML_MAX_SRC + 1];  // the tokens' axis of each source and then the result, or -1
     int8_t              cells[GGML_MAX_SRC + 1];   // the cells' axis of the same, or -1
 };

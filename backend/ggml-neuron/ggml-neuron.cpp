@@ -662,8 +662,7 @@ static bool ggml_backend_neuron_takes_weight(const ggml_tensor * op, const ggml_
 static bool ggml_backend_neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const neuron_kernel_store &      store   = ggml_backend_neuron_shared().kernels;
     const neuron_service             service = store.serve(op);
-    const std::vector<neuron_kernel> kernels =
-        service ? neuron_kernels_of(service) : store.serve_in_chain(op);
+    const std::vector<neuron_kernel> kernels = service ? neuron_kernels_of(service) : store.serve_in_chain(op);
     return !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), [device](const neuron_kernel & kernel) {
         return device->core->is_broken(kernel);
     });

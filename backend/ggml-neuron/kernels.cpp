@@ -492,7 +492,7 @@ std::vector<neuron_kernel> neuron_kernel_store::serve_in_chain(const ggml_tensor
 }
 
 void neuron_kernel_store::for_each(uint64_t                                                               op_hash,
-                                    const std::function<void(const char * id, const neuron_signature &)> & use) const {
+                                   const std::function<void(const char * id, const neuron_signature &)> & use) const {
     for (const auto & bundle : bundles) {
         const size_t n = bundle->ops.count(op_hash) ? neuron_kernels_count(bundle->handle) : 0;
         for (size_t k = 0; k < n; k++) {

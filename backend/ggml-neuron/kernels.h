@@ -100,8 +100,7 @@ class neuron_kernel_store {
     std::vector<neuron_kernel> serve_in_chain(const ggml_tensor * op) const;
 
     // Calls a function with every kernel of an op (nk::hash_op), by its id and what its key says.
-    void for_each(uint64_t                                                               op_hash,
-                  const std::function<void(const char * id, const neuron_signature &)> & use) const;
+    void for_each(uint64_t op_hash, const std::function<void(const char * id, const neuron_signature &)> & use) const;
 
     // Returns the kernel with the key of a graph, or none.
     neuron_kernel find_graph(const std::vector<uint64_t> & words) const;

@@ -27,9 +27,8 @@ static std::vector<std::string> differences(const ggml_tensor *      op,
                                             const neuron_signature & wanted,
                                             const neuron_signature & held) {
     std::vector<std::string> found;
-    const auto               compare = [&](const std::string &           name,
-                             const neuron_kernels_tensor & have,
-                             const neuron_kernels_tensor & want) {
+    const auto               compare = [&](const std::string & name, const neuron_kernels_tensor & have,
+                                           const neuron_kernels_tensor & want) {
         if (!same_tensor(have, want)) {
             found.push_back(name + " is " + neuron_tensor_text(have) + ", not " + neuron_tensor_text(want));
         }
@@ -93,9 +92,9 @@ std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & k
     kernels.for_each(wanted.op_hash, [&](const char * id, const neuron_signature & held) {
         std::vector<std::string> parts = differences(op, wanted, held);
         const size_t             n     = figures(wanted, held);
-        const bool               less  = parts.size() != how.size() ? parts.size() < how.size() :
-                                         n != n_figures             ? n < n_figures :
-                                                                      id < nearest;
+        const bool               less  = parts.size() != how.size() ? parts.size() < how.size()
+                                         : n != n_figures           ? n < n_figures
+                                                                    : id < nearest;
         if (nearest.empty() || less) {
             nearest   = id;
             how       = std::move(parts);
@@ -125,13 +124,14 @@ static std::string lines_of(const ggml_tensor * op, size_t count, const neuron_k
     const char *      reason  = nullptr;
     const std::string line    = neuron_manifest_line(op, &reason);
     const std::string nearest = neuron_nearest(op, kernels);
-    const std::string whole   = !kernels.serve_in_chain(op).empty() ?
-                                    "they compute all nodes of attention together, and here one of them has no kernel, or "
-                                      "others read its result" :
-                                    neuron_why_not_cut(neuron_signature_of(op));
-    const std::string start   = "ggml-neuron:     ";
-    std::string       text    = "ggml-neuron: no kernel for " + neuron_describe(op) + ": the CPU computes it, " +
-                       std::to_string(count) + (count == 1 ? " node" : " nodes") + " of this graph\n";
+    const std::string whole =
+        !kernels.serve_in_chain(op).empty()
+            ? "they compute all nodes of attention together, and here one of them has no kernel, or "
+              "others read its result"
+            : neuron_why_not_cut(neuron_signature_of(op));
+    const std::string start = "ggml-neuron:     ";
+    std::string       text  = "ggml-neuron: no kernel for " + neuron_describe(op) + ": the CPU computes it, " +
+                              std::to_string(count) + (count == 1 ? " node" : " nodes") + " of this graph\n";
     if (!whole.empty()) {
         text += start + "kernels for other numbers of tokens can't: " + whole + "\n";
     }

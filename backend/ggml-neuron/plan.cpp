@@ -333,13 +333,13 @@ static bool bind_chain(neuron_core &                core,
         const int                 result = node.signature.n_src;
         neuron_operand            operands[GGML_MAX_SRC + 1];
         for (int i = 0; i < result; i++) {
-            operands[i] = node.sources[i] >= 0                            ? parts[node.sources[i]] :
-                          node.sources[i] == neuron_chain_node::PREVIOUS ? previous :
-                                                                            neuron_operand{};
+            operands[i] = node.sources[i] >= 0                             ? parts[node.sources[i]]
+                          : node.sources[i] == neuron_chain_node::PREVIOUS ? previous
+                                                                           : neuron_operand{};
         }
         const size_t size = neuron_nbytes(chain.piece(node, result, piece.range.n, chain.n_more));
-        operands[result]  = k + 1 == chain.nodes.size() ? parts[c.placement.n_src] :
-                                                          neuron_operand{ scratch, c.between[k % 2], size };
+        operands[result] =
+            k + 1 == chain.nodes.size() ? parts[c.placement.n_src] : neuron_operand{ scratch, c.between[k % 2], size };
         if (!bind_step(core, piece.kernels[k], operands, (size_t) result, steps, message, broken)) {
             return false;
         }
@@ -377,10 +377,10 @@ static neuron_planned_node bind_node(neuron_core &     core,
         if (!c.service.is_exact()) {
             cut_operands(c, piece, operands, parts);
         }
-        const bool bound =
-            c.chain ? bind_chain(core, scratch, c, c.chain->pieces[k], parts, planned.steps, message, broken) :
-                      bind_step(core, piece.kernel, c.service.is_exact() ? operands : parts,
-                                (size_t) c.placement.n_src, planned.steps, message, broken);
+        const bool bound = c.chain
+                               ? bind_chain(core, scratch, c, c.chain->pieces[k], parts, planned.steps, message, broken)
+                               : bind_step(core, piece.kernel, c.service.is_exact() ? operands : parts,
+                                           (size_t) c.placement.n_src, planned.steps, message, broken);
         if (!bound) {
             NEURON_WARN("%s; computing %s on the CPU%s\n", message.c_str(), ggml_op_desc(node),
                         broken ? "" : " this time");
@@ -527,8 +527,8 @@ static bool is_whole_chain(const ggml_cgraph *            cgraph,
 static void find_chain(const neuron_kernel_store & kernels,
                        const ggml_cgraph *         cgraph,
                        std::vector<candidate> &    candidates) {
-    candidate &         last = candidates.back();
-    const ggml_tensor * node = cgraph->nodes[last.index];
+    candidate &         last  = candidates.back();
+    const ggml_tensor * node  = cgraph->nodes[last.index];
     const auto          chain = neuron_ends_chain(node) ? neuron_chain_to(node, false) : nullptr;
     if (!chain || !is_whole_chain(cgraph, candidates, *chain)) {
         return;

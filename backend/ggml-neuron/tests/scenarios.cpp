@@ -631,9 +631,9 @@ static built far_off(ggml_context * ctx) {
     t               = ggml_sub(ctx, t, ggml_view_2d(ctx, b, 64, 1, 256, 0));  // an input
     t               = ggml_silu(ctx, ggml_reshape_2d(ctx, t, 32, 8));         // all shapes
     t               = ggml_mul(ctx, t, ggml_view_2d(ctx, b, 32, 8, 128, 0));
-    t               = ggml_relu(ctx, ggml_view_2d(ctx, t, 16, 8, 128, 0));  // strides
+    t               = ggml_relu(ctx, ggml_view_2d(ctx, t, 16, 8, 128, 0));    // strides
     t               = ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t, 32, 4), ggml_view_2d(ctx, a, 32, 7, 128, 0));
-    t               = ggml_soft_max(ctx, t);  // an op that has none
+    t               = ggml_soft_max(ctx, t);                                  // an op that has none
     t               = ggml_mul_mat(ctx, ggml_view_2d(ctx, a, 4, 3, 32, 0), ggml_reshape_3d(ctx, t, 4, 1, 7));
     return {
         t, { a, b }
@@ -983,8 +983,8 @@ static ggml_tensor * without_flash_attention(ggml_context * ctx,
                                              ggml_tensor *  v,
                                              ggml_tensor *  sinks) {
     l.value_rows = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, c.n * KV);
-    v            = ggml_set_rows(ctx, ggml_reshape_2d(ctx, l.cells[1], 1, CELLS * KV), ggml_reshape_2d(ctx, v, 1, c.n * KV),
-                                 l.value_rows);
+    v = ggml_set_rows(ctx, ggml_reshape_2d(ctx, l.cells[1], 1, CELLS * KV), ggml_reshape_2d(ctx, v, 1, c.n * KV),
+                      l.value_rows);
     ggml_tensor * t = ggml_mul_mat(ctx, seen(ctx, k, c), q);
     if (c.quantized) {
         t = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, t, 0.05f)), 20.0f);
@@ -993,8 +993,8 @@ static ggml_tensor * without_flash_attention(ggml_context * ctx,
     ggml_soft_max_add_sinks(t, c.quantized ? sinks : nullptr);
     l.scores          = t;
     const size_t cell = ggml_type_size(v->type);
-    v = ggml_view_3d(ctx, v, c.n_kv, HEAD, KV / HEAD, CELLS * cell, CELLS * HEAD * cell, 0);
-    t = ggml_permute(ctx, ggml_mul_mat(ctx, v, t), 0, 2, 1, 3);
+    v                 = ggml_view_3d(ctx, v, c.n_kv, HEAD, KV / HEAD, CELLS * cell, CELLS * HEAD * cell, 0);
+    t                 = ggml_permute(ctx, ggml_mul_mat(ctx, v, t), 0, 2, 1, 3);
     return ggml_cont_2d(ctx, t, EMBD, c.n);
 }
 
@@ -1013,7 +1013,8 @@ static layer build(ggml_context * ctx, const call & c) {
     l.mask      = ggml_new_tensor_2d(ctx, c.flash ? GGML_TYPE_F16 : GGML_TYPE_F32, c.n_kv, c.n);
     for (int i = 0; i < 2; i++) {
         const ggml_type type = c.is_cell_quantized(i) ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
-        l.cells[i] = c.is_transposed(i) ? ggml_new_tensor_2d(ctx, type, CELLS, KV) : ggml_new_tensor_2d(ctx, type, KV, CELLS);
+        l.cells[i] =
+            c.is_transposed(i) ? ggml_new_tensor_2d(ctx, type, CELLS, KV) : ggml_new_tensor_2d(ctx, type, KV, CELLS);
     }
     ggml_tensor * embd = ggml_get_rows(ctx, weight(EMBD, VOCAB), l.ids);
     ggml_tensor * norm = ggml_mul(ctx, ggml_rms_norm(ctx, embd, 1e-5f), weight(EMBD, 1, 1, GGML_TYPE_F32));
@@ -1021,21 +1022,22 @@ static layer build(ggml_context * ctx, const call & c) {
         t = ggml_reshape_3d(ctx, t, HEAD, t->ne[0] / HEAD, c.n);
         return ggml_rope_ext(ctx, t, l.positions, nullptr, HEAD, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
     };
-    ggml_tensor * q = rope(ggml_mul_mat(ctx, weight(EMBD, EMBD, 1, GGML_TYPE_Q8_0), norm));
-    ggml_tensor * k = rope(ggml_mul_mat(ctx, weight(EMBD, KV), norm));
-    ggml_tensor * v = ggml_mul_mat(ctx, weight(EMBD, KV), norm);
-    k               = ggml_set_rows(ctx, l.cells[0], ggml_reshape_2d(ctx, k, KV, c.n), l.rows);
-    q               = ggml_permute(ctx, q, 0, 2, 1, 3);
-    ggml_tensor * t = c.flash ? with_flash_attention(ctx, l, c, q, k, v) : without_flash_attention(ctx, l, c, q, k, v, weight(4, 1, 1, GGML_TYPE_F32));
+    ggml_tensor * q    = rope(ggml_mul_mat(ctx, weight(EMBD, EMBD, 1, GGML_TYPE_Q8_0), norm));
+    ggml_tensor * k    = rope(ggml_mul_mat(ctx, weight(EMBD, KV), norm));
+    ggml_tensor * v    = ggml_mul_mat(ctx, weight(EMBD, KV), norm);
+    k                  = ggml_set_rows(ctx, l.cells[0], ggml_reshape_2d(ctx, k, KV, c.n), l.rows);
+    q                  = ggml_permute(ctx, q, 0, 2, 1, 3);
+    ggml_tensor * t    = c.flash ? with_flash_attention(ctx, l, c, q, k, v)
+                                 : without_flash_attention(ctx, l, c, q, k, v, weight(4, 1, 1, GGML_TYPE_F32));
     t                  = ggml_add(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), ggml_reshape_2d(ctx, t, EMBD, c.n)), embd);
     ggml_tensor * rows = ggml_reshape_3d(ctx, t, EMBD, 1, c.n);
     ggml_tensor * ffn  = ggml_mul_mat_id(ctx, weight(EMBD, EMBD, EXPERT), rows, l.experts);
-    ffn                = ggml_silu_inplace(ctx, ggml_add_id(ctx, ffn, weight(EMBD, EXPERT, 1, GGML_TYPE_F32), l.experts));
-    ggml_tensor * one  = ggml_view_2d(ctx, ffn, EMBD, c.n, ffn->nb[2], 0);
-    ggml_tensor * two  = ggml_view_2d(ctx, ffn, EMBD, c.n, ffn->nb[2], ffn->nb[1]);
-    t                  = ggml_add(ctx, t, ggml_add(ctx, one, two));
-    t                  = ggml_swiglu_split(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), t), t);
-    l.result           = ggml_mul_mat(ctx, weight(EMBD, VOCAB), ggml_get_rows(ctx, t, l.out_ids));
+    ffn = ggml_silu_inplace(ctx, ggml_add_id(ctx, ffn, weight(EMBD, EXPERT, 1, GGML_TYPE_F32), l.experts));
+    ggml_tensor * one = ggml_view_2d(ctx, ffn, EMBD, c.n, ffn->nb[2], 0);
+    ggml_tensor * two = ggml_view_2d(ctx, ffn, EMBD, c.n, ffn->nb[2], ffn->nb[1]);
+    t                 = ggml_add(ctx, t, ggml_add(ctx, one, two));
+    t                 = ggml_swiglu_split(ctx, ggml_mul_mat(ctx, weight(EMBD, EMBD), t), t);
+    l.result          = ggml_mul_mat(ctx, weight(EMBD, VOCAB), ggml_get_rows(ctx, t, l.out_ids));
     return l;
 }
 
@@ -1091,7 +1093,9 @@ static void set_inputs(const layer & l, const call & c) {
     set_each<int32_t>(l.experts, [](int64_t i) { return (i / 2 + i % 2) % EXPERT; });
     set_each<int32_t>(l.out_ids, [&](int64_t i) { return c.n - c.n_out + i; });
     // cells in no order, as a cache has that served several sequences
-    const auto cell_of = [&](int64_t i) { return (c.past + i) * 3 % c.n_kv; };
+    const auto cell_of = [&](int64_t i) {
+        return (c.past + i) * 3 % c.n_kv;
+    };
     set_each<int64_t>(l.rows, cell_of);
     if (l.value_rows) {
         set_each<int64_t>(l.value_rows, [&](int64_t i) { return i % KV * CELLS + cell_of(i / KV); });
@@ -1298,54 +1302,54 @@ int main(int argc, char ** argv) {
         return 2;
     }
     const std::map<std::string, std::function<void()>> scenarios = {
-        { "add",                         [] { against_cpu(add, 2); }                                    },
-        { "chain",                       [] { against_cpu(chain); }                                     },
-        { "chain-allocated",             [] { compare(run_allocated(neuron, chain), run(cpu, chain)); } },
-        { "views",                       [] { against_cpu(views); }                                     },
-        { "cache",                       [] { against_cpu(cache, 2); }                                  },
-        { "copied-destination",          copied_destination                                             },
-        { "copies",                      [] { against_cpu(copies); }                                    },
-        { "inplace",                     [] { against_cpu(inplace); }                                   },
-        { "inplace-twice",               [] { against_cpu(inplace_twice); }                             },
-        { "same-twice",                  [] { against_cpu(same_twice); }                                },
-        { "optimizer",                   [] { against_cpu(optimizer); }                                 },
-        { "few-tokens",                  [] { tokens::few(true); }                                      },
-        { "few-tokens-of-scores",        [] { tokens::few(false); }                                     },
-        { "three-tokens",                [] { tokens::against_cpu({ 3, 5, 20, 1 }); }                   },
-        { "any-tokens",                  [] { tokens::any(true); }                                      },
-        { "any-tokens-of-scores",        [] { tokens::any(false); }                                     },
+        { "add",                         [] { against_cpu(add, 2); }                                              },
+        { "chain",                       [] { against_cpu(chain); }                                               },
+        { "chain-allocated",             [] { compare(run_allocated(neuron, chain), run(cpu, chain)); }           },
+        { "views",                       [] { against_cpu(views); }                                               },
+        { "cache",                       [] { against_cpu(cache, 2); }                                            },
+        { "copied-destination",          copied_destination                                                       },
+        { "copies",                      [] { against_cpu(copies); }                                              },
+        { "inplace",                     [] { against_cpu(inplace); }                                             },
+        { "inplace-twice",               [] { against_cpu(inplace_twice); }                                       },
+        { "same-twice",                  [] { against_cpu(same_twice); }                                          },
+        { "optimizer",                   [] { against_cpu(optimizer); }                                           },
+        { "few-tokens",                  [] { tokens::few(true); }                                                },
+        { "few-tokens-of-scores",        [] { tokens::few(false); }                                               },
+        { "three-tokens",                [] { tokens::against_cpu({ 3, 5, 20, 1 }); }                             },
+        { "any-tokens",                  [] { tokens::any(true); }                                                },
+        { "any-tokens-of-scores",        [] { tokens::any(false); }                                               },
         { "three-tokens-of-scores",
          [] {
               tokens::against_cpu({ 3, 5, 20, 1, false, false });
               tokens::against_cpu({ 7, 30, 100, 2, true, false });
-          }                                                                                             },
-        { "stranded-optimizer",          stranded_optimizer                                             },
-        { "memory",                      memory                                                         },
-        { "reuse",                       reuse                                                          },
-        { "skip",                        skip                                                           },
-        { "probes",                      probes                                                         },
-        { "empty",                       empty                                                          },
-        { "stranded",                    [] { stranded(neuron); }                                       },
-        { "freed-copy",                  freed_copy                                                     },
-        { "two-cores",                   two_cores                                                      },
-        { "two-cores-and-the-cpu",       two_cores_and_the_cpu                                          },
-        { "threads",                     threads                                                        },
-        { "scheduled",                   scheduled                                                      },
-        { "parallel",                    parallel                                                       },
-        { "shared-out",                  [] { shared_out(false); }                                      },
-        { "shared-out-and-watched",      [] { shared_out(true); }                                       },
-        { "far-off",                     [] { (void) run_scheduled({ neuron, cpu }, far_off); }         },
-        { "scheduled-scores",            [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, false); } },
+          }                                                                                                       },
+        { "stranded-optimizer",          stranded_optimizer                                                       },
+        { "memory",                      memory                                                                   },
+        { "reuse",                       reuse                                                                    },
+        { "skip",                        skip                                                                     },
+        { "probes",                      probes                                                                   },
+        { "empty",                       empty                                                                    },
+        { "stranded",                    [] { stranded(neuron); }                                                 },
+        { "freed-copy",                  freed_copy                                                               },
+        { "two-cores",                   two_cores                                                                },
+        { "two-cores-and-the-cpu",       two_cores_and_the_cpu                                                    },
+        { "threads",                     threads                                                                  },
+        { "scheduled",                   scheduled                                                                },
+        { "parallel",                    parallel                                                                 },
+        { "shared-out",                  [] { shared_out(false); }                                                },
+        { "shared-out-and-watched",      [] { shared_out(true); }                                                 },
+        { "far-off",                     [] { (void) run_scheduled({ neuron, cpu }, far_off); }                   },
+        { "scheduled-scores",            [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, false); }        },
         { "wanted-scores",               [] { tokens::scheduled({ 21, 30, 100, 2, false, false }, false, true); } },
-        { "watched-scores",              [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, true); } },
-        { "planted-race",                planted_race                                                   },
-        { "planted-overflow",            planted_overflow                                               },
-        { "planted-undefined-behaviour", planted_undefined_behaviour                                    },
-        { "locale",                      locale                                                         },
-        { "too-much",                    too_much                                                       },
-        { "in-turn",                     in_turn                                                        },
-        { "killed",                      killed                                                         },
-        { "fails-once",                  [] { fails_once([] {}, false); }                               },
+        { "watched-scores",              [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, true); }         },
+        { "planted-race",                planted_race                                                             },
+        { "planted-overflow",            planted_overflow                                                         },
+        { "planted-undefined-behaviour", planted_undefined_behaviour                                              },
+        { "locale",                      locale                                                                   },
+        { "too-much",                    too_much                                                                 },
+        { "in-turn",                     in_turn                                                                  },
+        { "killed",                      killed                                                                   },
+        { "fails-once",                  [] { fails_once([] {}, false); }                                         },
     };
 
     ggml_backend_load_all_from_path(argv[2]);
