@@ -233,12 +233,13 @@ def run(
     for i, script in enumerate(scripts):
         files.append(folder / f"script-{i}")
         files[-1].write_text("".join(f"{line}\n" for line in script))
-    environment = environment | {
+    environment = {
         "LD_LIBRARY_PATH": str(programs.llama_cpp),
         "GGML_SCHED_DEBUG": "2",
         "GGML_NEURON_LOG": "1",
         "OMP_THREAD_LIMIT": "1",
         "NEURON_SIMULATOR_CACHE": str(folder / "xla"),  # each run loads the same kernels
+        **environment,
     }
     log = folder / "log"
     calls: list[Call] = []

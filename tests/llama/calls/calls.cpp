@@ -59,8 +59,8 @@ using std::string;
 //
 
 struct assigned {
-    long                device = 0;
-    long                graphs = 0;
+    long                   device = 0;
+    long                   graphs = 0;
     std::map<string, long> cpu;  // by op, whose name is cut after ten characters
 };
 
@@ -104,13 +104,13 @@ using context_ptr = std::unique_ptr<llama_context, free_context>;
 
 // A context of the device and one of the CPU, that are told the same.
 struct pair {
-    context_ptr                                device;
-    context_ptr                                cpu;
+    context_ptr                                  device;
+    context_ptr                                  cpu;
     std::map<llama_seq_id, std::vector<uint8_t>> saved[2];
 
     std::vector<llama_context *> both() const {
-        return cpu ? std::vector<llama_context *>{ device.get(), cpu.get() } :
-                     std::vector<llama_context *>{ device.get() };
+        return cpu ? std::vector<llama_context *>{ device.get(), cpu.get() }
+                   : std::vector<llama_context *>{ device.get() };
     }
 };
 
@@ -171,12 +171,12 @@ class script {
     }
 
   private:
-    const models &              all;
-    const int                   number;
-    const string                path;
-    std::map<string, pair>      contexts;
-    string                      name;
-    std::ofstream               logits;
+    const models &         all;
+    const int              number;
+    const string           path;
+    std::map<string, pair> contexts;
+    string                 name;
+    std::ofstream          logits;
 
     pair & current() {
         const auto found = contexts.find(name);
@@ -346,12 +346,11 @@ class script {
             n_tokens += parts.back().n;
             what += " " + word;
         }
-        pair &      p     = current();
-        llama_batch batch = llama_batch_init(n_tokens, 0, 1);
-        const std::unique_ptr<llama_batch, void (*)(llama_batch *)> freed(&batch, [](llama_batch * b) {
-            llama_batch_free(*b);
-        });
-        std::set<llama_seq_id>                       named;
+        pair &                                                      p     = current();
+        llama_batch                                                 batch = llama_batch_init(n_tokens, 0, 1);
+        const std::unique_ptr<llama_batch, void (*)(llama_batch *)> freed(
+            &batch, [](llama_batch * b) { llama_batch_free(*b); });
+        std::set<llama_seq_id>                   named;
         std::vector<std::pair<int, llama_token>> outputs;  // in the batch, and the token that follows in the text
         for (const part & of : parts) {
             named.insert(of.seq);
@@ -369,7 +368,7 @@ class script {
         }
         const auto others     = states_but(p.device.get(), named);
         const auto others_cpu = p.cpu ? states_but(p.cpu.get(), named) : others;
-        assigned found;
+        assigned   found;
         watched                = &found;
         const int32_t computed = llama_decode(p.device.get(), batch);
         llama_synchronize(p.device.get());
@@ -380,7 +379,8 @@ class script {
         string changed;
         for (const auto & [seq, state] : others) {
             // llama.cpp itself gives cells away that are out of a sequence's window
-            if (state_of(p.device.get(), seq) != state && (!p.cpu || state_of(p.cpu.get(), seq) == others_cpu.at(seq))) {
+            if (state_of(p.device.get(), seq) != state &&
+                (!p.cpu || state_of(p.cpu.get(), seq) == others_cpu.at(seq))) {
                 changed += (changed.empty() ? "" : ",") + std::to_string(seq);
             }
         }
@@ -458,8 +458,8 @@ std::vector<llama_token> tokens_of(const llama_model * model, const char * path)
         }
         return tokens;
     }
-    const int n = llama_tokenize(vocab, text.data(), (int32_t) text.size(), tokens.data(), (int32_t) tokens.size(), false,
-                                 false);
+    const int n =
+        llama_tokenize(vocab, text.data(), (int32_t) text.size(), tokens.data(), (int32_t) tokens.size(), false, false);
     if (n < 1) {
         fail(string(path) + ": no tokens");
     }
