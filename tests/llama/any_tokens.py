@@ -631,7 +631,7 @@ def main() -> int:
 
             def say(call: Call, total: int = len(pairs), model: Model = model) -> None:
                 nonlocal begun, number
-                number += call.rows > 0
+                number += call.rows > 0 and call.context == "grid"
                 if time.monotonic() - begun > 30:
                     begun = time.monotonic()
                     print(f"{model}: {number} of {total} pairs", file=sys.stderr, flush=True)
