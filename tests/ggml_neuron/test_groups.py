@@ -18,10 +18,15 @@ from kernelgen.graph_kernel import GraphSpec, Place
 GROUPS = ("hit", "twice", "between", "cache", "attention", "in-place", "views", "several-results", "kept", "square")
 RANDOM = ("random-0", "random-1")
 MUTATED = (
-    *(f"mutated-{what}" for what in ("shape", "type", "parameters", "strides", "order", "op", "wiring", "memory", "roots")),
+    *(
+        f"mutated-{what}"
+        for what in ("shape", "type", "parameters", "strides", "order", "op", "wiring", "memory", "roots")
+    ),
     *("escapes", "part-escapes", "middle-is-output", "ends-early"),
 )
-SCHEDULED = tuple(f"scheduled:{name}" for name in ("twice", "cache", "attention", "in-place", "several-results", "kept"))
+SCHEDULED = tuple(
+    f"scheduled:{name}" for name in ("twice", "cache", "attention", "in-place", "several-results", "kept")
+)
 
 Compute = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -31,7 +36,9 @@ def manifest(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """Returns a manifest of the scenarios' groups, and of their nodes one by one."""
     path = tmp_path_factory.mktemp("groups") / "groups.yaml"
     command = [programs.find("groups"), "manifest", *GROUPS, *RANDOM]
-    path.write_text(subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout)
+    path.write_text(
+        subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
+    )
     return path
 
 
@@ -47,7 +54,12 @@ def compute(programs: Programs) -> Compute:
     """Returns a function that computes scenarios with the kernels of a folder."""
 
     def compute(folder: Path, *scenarios: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        chosen = {"GGML_NEURON_BUFFERS": "device", "GGML_NEURON_LOG": "1", "GGML_NEURON_KERNEL_DIR": folder, **variables}
+        chosen = {
+            "GGML_NEURON_BUFFERS": "device",
+            "GGML_NEURON_LOG": "1",
+            "GGML_NEURON_KERNEL_DIR": folder,
+            **variables,
+        }
         command = [programs.find("groups"), "run", programs.find("libggml-neuron.so"), programs.llama_cpp, *scenarios]
         return subprocess.run(
             command, env=programs.environment(**chosen), capture_output=True, text=True, check=False, timeout=300
@@ -138,12 +150,20 @@ def test_groups_can_be_turned_off(compute: Compute, kernels: Path) -> None:
     expect_ok(result, "off:hit")
 
 
-def test_a_group_whose_kernel_cannot_be_used_is_computed_node_by_node(compute: Compute, manifest: Path, kernels: Path) -> None:
+def test_a_group_whose_kernel_cannot_be_used_is_computed_node_by_node(
+    compute: Compute, manifest: Path, kernels: Path
+) -> None:
     tree = manifest.parent / "damaged" / "groups_trn1"
     tree.parent.mkdir()
     subprocess.run(["cp", "-r", kernels / "groups_trn1", tree], check=True)
     index = json.loads((tree / "index.json").read_text())
-    (neff,) = {k["neff"] for k in index["kernels"] if k["id"].startswith("graph-3-rms_norm-mul-mul_mat") and "4,1,1)/f32" in str(k["spec"]) and "(64,1,1,1)" in str(k["spec"])}
+    (neff,) = {
+        k["neff"]
+        for k in index["kernels"]
+        if k["id"].startswith("graph-3-rms_norm-mul-mul_mat")
+        and "4,1,1)/f32" in str(k["spec"])
+        and "(64,1,1,1)" in str(k["spec"])
+    }
     data = bytearray((tree / neff).read_bytes())
     data[-1] ^= 1
     (tree / neff).unlink()
