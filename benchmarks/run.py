@@ -78,6 +78,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         False,
     ),
     "layers": Benchmark("layers of models as one kernel each (builds llama.cpp)", _built("//benchmarks:layers"), False),
+    "groups": Benchmark(
+        "a token with groups of nodes in one launch, and without (builds llama.cpp)",
+        _built("//benchmarks:groups"),
+        False,
+    ),
     "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
     "pieces": Benchmark(
         "choosing kernels among 10,000 (builds llama.cpp)", _built("//benchmarks/dispatch:pieces"), False

@@ -297,7 +297,7 @@ static bool read_index(const std::string & name, const char * prefix, size_t & i
     if (name.compare(0, n, prefix) != 0 || name.size() == n || name[n] < '0' || name[n] > '9') {
         return false;
     }
-    index = 0;
+    index      = 0;
     size_t end = n;
     for (; end < name.size() && name[end] >= '0' && name[end] <= '9' && index < MAX_TENSORS; end++) {
         index = 10 * index + (size_t) (name[end] - '0');
@@ -321,8 +321,8 @@ NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message
         size_t                    index  = 0;
         std::string               rest;
         const bool                result = output && read_index(name, "output", index, rest) && rest.empty();
-        const bool source = !result && read_index(name, "input", index, rest) &&
-                            (output ? rest == ".updated" : rest.empty() || rest == ".must_alias_input");
+        const bool                source = !result && read_index(name, "input", index, rest) &&
+                                           (output ? rest == ".updated" : rest.empty() || rest == ".must_alias_input");
         if (!result && !source) {
             message = model.name + ": its NEFF has a tensor '" + name + "', which no kernel of kernelgen has";
         }

@@ -104,7 +104,8 @@ static struct ggml_backend_neuron_counts {
             const uint64_t n = outside[reason];
             others += n;
             if (n) {
-                reasons += (reasons.empty() ? ": " : "; ") + std::to_string(n) + " because " + neuron_ungrouped_name(reason);
+                reasons +=
+                    (reasons.empty() ? ": " : "; ") + std::to_string(n) + " because " + neuron_ungrouped_name(reason);
             }
         }
         if (launches) {
@@ -611,7 +612,7 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
         /* .planner = */
         { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, ggml_backend_neuron_locate },
         /* .census  = */
-        { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds  },
+        { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds },
     };
     return new ggml_backend{
         /* .guid    = */ ggml_backend_neuron_guid(),

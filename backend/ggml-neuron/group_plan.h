@@ -61,10 +61,10 @@ class neuron_group_placement {
     };
 
     static bool overlap(const operand & a, const operand & b);
-    bool        add(const neuron_core & core, neuron_locate_t locate, const ggml_tensor * t, size_t offset, size_t size);
-    void        take_scratch(operand & o);
-    bool        check_slots() const;
-    bool        keep_results_apart(size_t n_slots);
+    bool add(const neuron_core & core, neuron_locate_t locate, const ggml_tensor * t, size_t offset, size_t size);
+    void take_scratch(operand & o);
+    bool check_slots() const;
+    bool keep_results_apart(size_t n_slots);
 
     std::vector<operand> operands;
     size_t               end = 0;

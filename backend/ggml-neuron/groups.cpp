@@ -162,8 +162,8 @@ class group_key {
         for (const late_offset & l : late) {
             nodes[l.word] -= group.slots[l.slot].offset;
         }
-        std::vector<uint64_t> words = { nk::hash_op(nk::GRAPH),
-                                        group.nodes.size() | (uint64_t) group.slots.size() << 32 };
+        std::vector<uint64_t> words = { nk::hash_op(nk::GRAPH), group.nodes.size() | (uint64_t) group.slots.size()
+                                                                                         << 32 };
         words.reserve(2 + group.slots.size() + nodes.size());
         for (const neuron_group_slot & slot : group.slots) {
             words.push_back(slot.size);
@@ -192,7 +192,8 @@ class group_key {
     bool add_node(ggml_tensor * node, bool escaping) {
         const int    n_src = neuron_n_src(node);
         const size_t head  = nodes.size();
-        nodes.insert(nodes.end(), { nk::hash_op(ggml_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
+        nodes.insert(nodes.end(),
+                     { nk::hash_op(ggml_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
         if (!add_tensor(node)) {
             return false;
         }

@@ -32,15 +32,15 @@ const char * neuron_ungrouped_name(int reason);
 // Memory that a group is given.
 struct neuron_group_slot {
     ggml_tensor * root    = nullptr;
-    size_t        offset  = 0;      // in the root, of what the group uses of it
-    size_t        size    = 0;      // bytes
+    size_t        offset  = 0;  // in the root, of what the group uses of it
+    size_t        size    = 0;  // bytes
     bool          written = false;
 };
 
 // Nodes that one kernel computes.
 struct neuron_group {
     neuron_kernel                  kernel;
-    std::vector<int>               nodes;    // in cgraph->nodes
+    std::vector<int>               nodes;             // in cgraph->nodes
     std::vector<neuron_group_slot> slots;
     std::vector<ggml_tensor *>     results;           // that are seen outside, in the order of the nodes
     bool                           unusable = false;  // its kernel could not be bound

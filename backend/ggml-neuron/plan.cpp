@@ -591,7 +591,7 @@ static std::vector<candidate> find_candidates(const ggml_cgraph *         cgraph
 // Takes groups out whose nodes are to be computed one by one; returns whether there were any.
 template <typename F>
 static bool take_out(neuron_groups & groups, neuron_ungrouped reason, neuron_plan & plan, F unusable) {
-    auto & all = groups.groups;
+    auto &     all = groups.groups;
     const auto end = std::remove_if(all.begin(), all.end(), [&](const neuron_group & group) {
         if (unusable(group)) {
             plan.outside[reason] += (uint32_t) group.nodes.size();
@@ -635,7 +635,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
 
 // locked. Makes the plan with these groups; those that can't be bound are marked.
 enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan) {
-    std::vector<candidate> candidates   = find_candidates(cgraph, kernels, groups);
+    std::vector<candidate> candidates = find_candidates(cgraph, kernels, groups);
     std::vector<long_mask> masks;
     const size_t           masks_size   = place_masks(cgraph, candidates, masks);
     size_t                 scratch_size = masks_size;
@@ -747,8 +747,8 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
                const auto is_same = [cgraph](const auto & p) {
                    return cgraph->nodes[p.index] == p.node && p.node->data == p.data;
                };
-               return planned.group ? std::all_of(planned.group->members.begin(), planned.group->members.end(), is_same) :
-                                      is_same(planned);
+               return planned.group ? std::all_of(planned.group->members.begin(), planned.group->members.end(), is_same)
+                                    : is_same(planned);
            });
 }
 

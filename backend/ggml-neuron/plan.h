@@ -47,14 +47,14 @@ struct neuron_planned_group;  // group_plan.h
 
 // A node of a graph with everything that was to be found out about it, or a group of nodes.
 struct neuron_planned_node {
-    int           index = 0;           // in cgraph->nodes
+    int           index = 0;                      // in cgraph->nodes
     ggml_tensor * node  = nullptr;
-    const void *  data  = nullptr;     // node->data, to see that the graph was not allocated anew
+    const void *  data  = nullptr;                // node->data, to see that the graph was not allocated anew
 
     std::shared_ptr<neuron_planned_group> group;  // of which the node is the last; then nothing below says anything
 
-    bool    cut     = false;           // computed by kernels for other numbers of tokens, or a longer cache
-    int64_t padding = 0;               // rows that they compute beyond the node's own, or twice
+    bool    cut     = false;                      // computed by kernels for other numbers of tokens, or a longer cache
+    int64_t padding = 0;                          // rows that they compute beyond the node's own, or twice
 
     bool later = false;                // computed with a later node, at the end of their chain
 
@@ -68,15 +68,15 @@ struct neuron_planned_node {
 };
 
 struct neuron_plan {
-    uint64_t                         epoch         = 0;  // of the core, when the steps were bound
-    uint64_t                         last_used     = 0;
-    int                              n_graph_nodes = 0;
-    bool                             whole = true;  // false: a kernel could not be bound, but may be the next time
-    bool                             fused = false;  // groups were looked for
+    uint64_t epoch         = 0;  // of the core, when the steps were bound
+    uint64_t last_used     = 0;
+    int      n_graph_nodes = 0;
+    bool     whole         = true;   // false: a kernel could not be bound, but may be the next time
+    bool     fused         = false;  // groups were looked for
 
     std::array<uint32_t, NEURON_UNGROUPED_COUNT> outside{};  // nodes that are in no group, by reason
 
-    std::vector<neuron_planned_node> nodes;         // those that have to be computed
+    std::vector<neuron_planned_node> nodes;                  // those that have to be computed
 };
 
 // Returns whether kernels compute a node of a graph, or nothing has to.
@@ -92,8 +92,7 @@ class neuron_planner {
     neuron_planner(neuron_core &               core,
                    const neuron_kernel_store & kernels,
                    neuron_fusion &             fusion,
-                   neuron_locate_t             locate) :
-        core(core), kernels(kernels), fusion(fusion), locate(locate) {}
+                   neuron_locate_t             locate) : core(core), kernels(kernels), fusion(fusion), locate(locate) {}
 
     // locked. Sets `plan` to the graph's, which is made on first use, and again when what it refers to is gone or when not
     // all of it could be made. It is good until the next call.

@@ -62,10 +62,16 @@ static const char * const OPS[] = { "add", "sub", "mul", "div" };
 // The key of a group: a sum, difference, product, quotient, and so on, all with the same tensor.
 static test::kernel group_of_ops() {
     const neuron_kernels_tensor t = test::dense(GGML_TYPE_F32, NE);
-    test::graph                 key{ { NE * sizeof(float), NE * sizeof(float) } };
+    test::graph                 key{
+        { NE * sizeof(float), NE * sizeof(float) }
+    };
     for (int i = 0; i < N_GROUPED; i++) {
         const test::graph::input first{ i == 0, i == 0 ? 0 : (uint64_t) (i - 1), 0, t };
-        key.node(OPS[i % 4], { first, { true, 1, 0, t } }, t, i == N_GROUPED - 1);
+        key.node(OPS[i % 4],
+                 {
+                     first, { true, 1, 0, t }
+        },
+                 t, i == N_GROUPED - 1);
     }
     return key.done();
 }
@@ -74,7 +80,7 @@ static test::kernel group_of_ops() {
 static void write_pack(const std::string & path) {
     std::vector<test::kernel> kernels = { group_of_ops() };
     for (size_t i = 0; i < N_KERNELS; i++) {
-        const int64_t       rows  = 1 + (int64_t) (i / 4);
+        const int64_t rows = 1 + (int64_t) (i / 4);
         kernels.push_back({
             OPS[i % 4],
             { test::dense(GGML_TYPE_F32, NE, rows), test::dense(GGML_TYPE_F32, NE, rows) },
@@ -221,9 +227,9 @@ static double measure(const char * plugin, const char * libnrt) {
     return repeated;
 }
 
-using fusion_get_t     = void * (*) (ggml_backend_dev_t);
-using fusion_enable_t  = void (*)(void *, bool);
-using fusion_stats_t   = int (*)(void *, const char **, uint64_t *, int);
+using fusion_get_t    = void * (*)(ggml_backend_dev_t);
+using fusion_enable_t = void (*)(void *, bool);
+using fusion_stats_t  = int (*)(void *, const char **, uint64_t *, int);
 
 // Measures graphs of groups, in a process of its own; returns whether a graph that is seen for the first time takes no longer than
 // the limit.
@@ -233,13 +239,14 @@ static bool measure_groups(const char * plugin, const char * libnrt) {
         fprintf(stderr, "dispatch: %s has no device\n", plugin);
         exit(1);
     }
-    ggml_backend_dev_t dev        = ggml_backend_reg_dev_get(reg, 0);
-    ggml_backend_t     backend    = ggml_backend_dev_init(dev, nullptr);
-    const auto         get        = (fusion_get_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_get");
-    const auto set_enabled = (fusion_enable_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_set_enabled");
-    const auto stats       = (fusion_stats_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_stats_get");
-    void *     fusion      = get(dev);
-    const double bare      = bare_execute_us(libnrt);
+    ggml_backend_dev_t dev     = ggml_backend_reg_dev_get(reg, 0);
+    ggml_backend_t     backend = ggml_backend_dev_init(dev, nullptr);
+    const auto         get     = (fusion_get_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_get");
+    const auto         set_enabled =
+        (fusion_enable_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_set_enabled");
+    const auto   stats  = (fusion_stats_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_stats_get");
+    void *       fusion = get(dev);
+    const double bare   = bare_execute_us(libnrt);
     graph        g(backend, N_GROUPS * N_GROUPED);
 
     uint64_t     uid     = 1;
@@ -261,17 +268,19 @@ static bool measure_groups(const char * plugin, const char * libnrt) {
         g.cgraph->uid = uid++;
         compute(backend, g.cgraph);
     });
-    printf("%d nodes in %d groups: found %.0f us, again %.1f us, of which nrt_execute %.1f; by one: found %.0f us, again %.1f "
+    printf("%d nodes in %d groups: found %.0f us, again %.1f us, of which nrt_execute %.1f; by one: found %.0f us, "
+           "again %.1f "
            "us, ratio %.1f\n",
            g.cgraph->n_nodes, N_GROUPS, found, again, bare * N_GROUPS, first, by_one, by_one / again);
     if (const char * json = getenv("DISPATCH_FIGURES")) {
         char text[512];
-        snprintf(text, sizeof(text),
-                 ",\n{\"what\": \"a graph of 1,000 nodes in groups, seen first\", \"value\": %.17g, \"unit\": \"µs\", "
-                 "\"peer\": {\"what\": \"without groups\", \"value\": %.17g}, \"limit\": {\"of\": \"value\", \"at_most\": "
-                 "%.17g}},\n{\"what\": \"the same, computed again\", \"value\": %.17g, \"unit\": \"µs\", \"peer\": "
-                 "{\"what\": \"without groups\", \"value\": %.17g}}",
-                 found, first, GRAPH_LIMIT_US, again, by_one);
+        snprintf(
+            text, sizeof(text),
+            ",\n{\"what\": \"a graph of 1,000 nodes in groups, seen first\", \"value\": %.17g, \"unit\": \"µs\", "
+            "\"peer\": {\"what\": \"without groups\", \"value\": %.17g}, \"limit\": {\"of\": \"value\", \"at_most\": "
+            "%.17g}},\n{\"what\": \"the same, computed again\", \"value\": %.17g, \"unit\": \"µs\", \"peer\": "
+            "{\"what\": \"without groups\", \"value\": %.17g}}",
+            found, first, GRAPH_LIMIT_US, again, by_one);
         write_text(json, "a", text);
     }
     ggml_backend_free(backend);
@@ -326,7 +335,8 @@ int main(int argc, char ** argv) {
     if (!json.empty()) {
         write_text(json, "a", "\n]}\n");
     }
-    printf("%s: the limit is %.1f us per op for a graph that is computed again, and %.0f us for one of 1,000 nodes in groups that is seen "
+    printf("%s: the limit is %.1f us per op for a graph that is computed again, and %.0f us for one of 1,000 nodes in "
+           "groups that is seen "
            "first\n",
            result ? "FAILED" : "ok", LIMIT_US, GRAPH_LIMIT_US);
     return result;

@@ -56,8 +56,8 @@ class graph_reader {
     };
 
     struct node {
-        bool     own;     // it has memory of its own
-        bool     known;   // its type
+        bool     own;    // it has memory of its own
+        bool     known;  // its type
         uint64_t n_bytes;
     };
 
@@ -67,7 +67,7 @@ class graph_reader {
         if (!has(2)) {
             return "it is too short";
         }
-        n_nodes               = words[1] & 0xFFFFFFFF;
+        n_nodes                = words[1] & 0xFFFFFFFF;
         const uint64_t n_slots = words[1] >> 32;
         if (n_nodes == 0 || n_nodes > MAX_GRAPH_NODES || n_slots > MAX_GRAPH_SLOTS) {
             return "it has no nodes, or more nodes or slots than 65536";
@@ -101,8 +101,8 @@ class graph_reader {
             if (!of.own) {
                 return "it refers to a node that has no memory of its own";
             }
-            return known && of.known && last > of.n_bytes ? "a tensor reaches beyond the node that it refers to" :
-                                                            nullptr;
+            return known && of.known && last > of.n_bytes ? "a tensor reaches beyond the node that it refers to"
+                                                          : nullptr;
         }
         if (reference.index > n_seen || reference.index >= slots.size()) {
             return "its slots are not numbered in the order of their first use";
@@ -233,8 +233,10 @@ const uint64_t * next_graph_input(const uint64_t *& inputs) {
 }
 
 graph_node read_graph_node(const uint64_t * words) {
-    graph_node node{ words[0], words[1] & 0xFFFFFFFF, words[1] >> 32 != 0, words[2], words + GRAPH_NODE_WORDS,
-                     nullptr,  nullptr,               nullptr };
+    graph_node node{
+        words[0], words[1] & 0xFFFFFFFF, words[1] >> 32 != 0, words[2], words + GRAPH_NODE_WORDS, nullptr, nullptr,
+        nullptr
+    };
     node.inputs = node.params = node.tensor + TENSOR_WORDS;
     for (uint64_t i = 0; i < node.n_inputs; i++) {
         next_graph_input(node.params);

@@ -311,17 +311,41 @@ static void test_wrong_graphs() {
     const neuron_kernels_tensor absent{ NEURON_KERNELS_ABSENT, {}, {} };
     const input                 slot{ true, 0, 0, t }, other{ true, 1, 0, t }, first{ false, 0, 0, t };
     using test::graph;
-    is("a slot is not used", graph{ { 256, 256 } }.node("neg", { slot }, t, true).done());
-    is("not numbered", graph{ { 256, 256 } }.node("add", { other, slot }, t, true).done());
+    is("a slot is not used",
+       graph{
+           { 256, 256 }
+    }
+           .node("neg", { slot }, t, true)
+           .done());
+    is("not numbered",
+       graph{
+           { 256, 256 }
+    }
+           .node("add", { other, slot }, t, true)
+           .done());
     is("the last input of a node is absent",
-       graph{ { 256 } }.node("add", { slot, { false, 0, 0, absent } }, t, true).done());
+       graph{
+           { 256 }
+    }
+           .node("add", { slot, { false, 0, 0, absent } }, t, true)
+           .done());
     is("no memory of its own",
        graph{ { 256 } }.node("neg", { slot }, t, false, &slot).node("neg", { first }, t, true).done());
-    is("not as large as its uses", graph{ { 260 } }.node("neg", { { true, 0, 4, t } }, t, true).done());
+    is("not as large as its uses",
+       graph{
+           { 260 }
+    }
+           .node("neg", { { true, 0, 4, t } }, t, true)
+           .done());
     // a type that is not known yet: its size can't be told
     neuron_kernels_tensor unknown = t;
     unknown.type                  = 1000;
-    test::kernel k                = graph{ { 9999 } }.node("neg", { { true, 0, 0, unknown } }, t, true).done();
+    test::kernel k =
+        graph{
+            { 9999 }
+    }
+            .node("neg", { { true, 0, 0, unknown } }, t, true)
+            .done();
     CHECK_MSG(open_exactly(test::make_pack({ k }).bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
     // what ggml_cast makes: the source that it writes to is the node itself
     k = graph{ { 256 } }.node("cpy", { slot, first }, t, true).done();

@@ -292,10 +292,17 @@ struct graph {
 inline std::vector<kernel> sample_graphs() {
     constexpr int32_t F32 = 0, F16 = 1, I64 = 27;
 
-    const neuron_kernels_tensor x = dense(F32, 64, 8), w = dense(F32, 64), a = dense(F16, 64, 32), y = dense(F32, 32, 8);
+    const neuron_kernels_tensor x = dense(F32, 64, 8), w = dense(F32, 64), a = dense(F16, 64, 32),
+                                y      = dense(F32, 32, 8);
     const neuron_kernels_tensor absent = { NEURON_KERNELS_ABSENT, {}, {} };
-    graph                       norm{ { 64 * 8 * 4, 64 * 4, 64 * 32 * 2 } };
-    norm.node("rms_norm", { { true, 0, 0, x } }, x)
+    graph                       norm{
+        { 64 * 8 * 4, 64 * 4, 64 * 32 * 2 }
+    };
+    norm.node("rms_norm",
+              {
+                  { true, 0, 0, x }
+    },
+              x)
         .node("mul", { { false, 0, 0, x }, { true, 1, 0, w } }, x)
         .node("mul_mat", { { true, 2, 0, a }, { false, 1, 0, x } }, y, true);
 
@@ -303,9 +310,19 @@ inline std::vector<kernel> sample_graphs() {
     const neuron_kernels_tensor fresh = dense(F32, 16, 5), rows = dense(I64, 5), cells = dense(F16, 16, 97);
     const neuron_kernels_tensor seen = dense(F16, 16, 40);
     const graph::input          all{ true, 2, 0, cells };
-    graph                       cache{ { 16 * 5 * 4, 5 * 8, 16 * 97 * 2 } };
-    cache.node("set_rows", { { true, 0, 0, fresh }, { true, 1, 0, rows }, all }, cells, false, &all)
-        .node("soft_max", { { true, 2, 16 * 10 * 2, seen }, { false, 0, 0, absent }, { true, 0, 0, fresh } }, seen, true);
+    graph                       cache{
+        { 16 * 5 * 4, 5 * 8, 16 * 97 * 2 }
+    };
+    cache
+        .node("set_rows",
+              {
+                  { true, 0, 0, fresh },
+                  { true, 1, 0, rows  },
+                  all
+    },
+              cells, false, &all)
+        .node("soft_max", { { true, 2, 16 * 10 * 2, seen }, { false, 0, 0, absent }, { true, 0, 0, fresh } }, seen,
+              true);
     return { norm.done(), cache.done() };
 }
 

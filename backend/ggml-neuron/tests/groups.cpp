@@ -11,6 +11,7 @@
 // expected to be computed node by node; `off:`, where the variable has turned groups off.
 
 #include "../groups.h"
+
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -129,13 +130,14 @@ static ggml_tensor * norm(graph & g, ggml_tensor * x, const norm_options & o = {
     if (o.gaps || o.shared) {
         x = ggml_view_2d(g.get(), root, 64, o.n, root->nb[1], 0);
     }
-    ggml_tensor * w = o.shared ? ggml_view_1d(g.get(), root, 64, (size_t) o.n * root->nb[1]) :
-                                 o.same ? x : g.input(GGML_TYPE_F32, 64, o.same ? o.n : 1);
+    ggml_tensor * w = o.shared ? ggml_view_1d(g.get(), root, 64, (size_t) o.n * root->nb[1])
+                      : o.same ? x
+                               : g.input(GGML_TYPE_F32, 64, o.same ? o.n : 1);
     ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, o.eps));
-    t               = o.add       ? ggml_add(g.get(), t, w) :
-                      o.inplace   ? ggml_mul_inplace(g.get(), t, w) :
-                      o.swapped   ? ggml_mul(g.get(), w, t) :
-                                    ggml_mul(g.get(), t, w);
+    t               = o.add       ? ggml_add(g.get(), t, w)
+                      : o.inplace ? ggml_mul_inplace(g.get(), t, w)
+                      : o.swapped ? ggml_mul(g.get(), w, t)
+                                  : ggml_mul(g.get(), t, w);
     return g.add(t);
 }
 
@@ -254,15 +256,15 @@ static void kept(graph & g) {
 static const std::map<std::string, norm_options> & mutations() {
     static const std::map<std::string, norm_options> all = [] {
         std::map<std::string, norm_options> m;
-        m["shape"].n            = 5;
-        m["type"].type          = GGML_TYPE_F32;
-        m["parameters"].eps     = 2e-5f;
-        m["strides"].gaps       = true;
-        m["order"].swapped      = true;
-        m["op"].add             = true;
-        m["wiring"].same        = true;
-        m["memory"].inplace     = true;
-        m["roots"].shared       = true;
+        m["shape"].n        = 5;
+        m["type"].type      = GGML_TYPE_F32;
+        m["parameters"].eps = 2e-5f;
+        m["strides"].gaps   = true;
+        m["order"].swapped  = true;
+        m["op"].add         = true;
+        m["wiring"].same    = true;
+        m["memory"].inplace = true;
+        m["roots"].shared   = true;
         return m;
     }();
     return all;
@@ -344,22 +346,51 @@ static void random_graph(graph & g, unsigned seed) {
     while ((int) g.work().size() < 14) {
         ggml_tensor * t = full();
         switch (below(13)) {
-            case 0: t = ggml_add(ctx, t, full()); break;
-            case 1: t = ggml_mul(ctx, t, full()); break;
-            case 2: t = ggml_sub(ctx, t, any()); break;
-            case 3: t = ggml_rms_norm(ctx, t, 1e-5f); break;
-            case 4: t = ggml_silu(ctx, t); break;
-            case 5: t = ggml_scale(ctx, t, 0.5f); break;
-            case 6: t = ggml_mul_mat(ctx, g.input(GGML_TYPE_F16, 64, 64), t); break;
-            case 7: t = ggml_soft_max(ctx, t); break;
-            case 8: t = ggml_mul_mat(ctx, ggml_view_2d(ctx, cells, 64, 4, cells->nb[1], (size_t) below(8) * cells->nb[1]), t);
-                    t = ggml_add(ctx, full(), g.add(ggml_repeat(ctx, g.add(ggml_cont(ctx, ggml_transpose(ctx, t))), full()))); break;
-            case 9: g.add(ggml_set_rows(ctx, cells, t, index)); continue;
-            case 10: g.add(ggml_cpy(ctx, t, ggml_view_2d(ctx, state, 64, 4, state->nb[1], (size_t) below(3) * state->nb[1]))); continue;
-            case 11: t = ggml_add(ctx, t, ggml_view_2d(ctx, state, 64, 4, state->nb[1], state->nb[1])); break;
-            default: t = ggml_cont(ctx, ggml_transpose(ctx, ggml_reshape_2d(ctx, t, 16, 16)));
-                     t = ggml_reshape_2d(ctx, t, 64, 4);
-                     g.add(t); break;
+            case 0:
+                t = ggml_add(ctx, t, full());
+                break;
+            case 1:
+                t = ggml_mul(ctx, t, full());
+                break;
+            case 2:
+                t = ggml_sub(ctx, t, any());
+                break;
+            case 3:
+                t = ggml_rms_norm(ctx, t, 1e-5f);
+                break;
+            case 4:
+                t = ggml_silu(ctx, t);
+                break;
+            case 5:
+                t = ggml_scale(ctx, t, 0.5f);
+                break;
+            case 6:
+                t = ggml_mul_mat(ctx, g.input(GGML_TYPE_F16, 64, 64), t);
+                break;
+            case 7:
+                t = ggml_soft_max(ctx, t);
+                break;
+            case 8:
+                t = ggml_mul_mat(ctx, ggml_view_2d(ctx, cells, 64, 4, cells->nb[1], (size_t) below(8) * cells->nb[1]),
+                                 t);
+                t = ggml_add(ctx, full(),
+                             g.add(ggml_repeat(ctx, g.add(ggml_cont(ctx, ggml_transpose(ctx, t))), full())));
+                break;
+            case 9:
+                g.add(ggml_set_rows(ctx, cells, t, index));
+                continue;
+            case 10:
+                g.add(
+                    ggml_cpy(ctx, t, ggml_view_2d(ctx, state, 64, 4, state->nb[1], (size_t) below(3) * state->nb[1])));
+                continue;
+            case 11:
+                t = ggml_add(ctx, t, ggml_view_2d(ctx, state, 64, 4, state->nb[1], state->nb[1]));
+                break;
+            default:
+                t = ggml_cont(ctx, ggml_transpose(ctx, ggml_reshape_2d(ctx, t, 16, 16)));
+                t = ggml_reshape_2d(ctx, t, 64, 4);
+                g.add(t);
+                break;
         }
         rows.push_back(g.add(t));
         if (below(12) == 0) {
@@ -373,10 +404,10 @@ static void random_graph(graph & g, unsigned seed) {
     const int a = 2 + below(5);
     const int b = a + 1 + 2 + below(4);
     g.groups    = {
-        { below(2), a         },
-        { a + 2,    std::min(b, n - 1) }
+        { below(2), a },
+        { a + 2, std::min(b, n - 1) }
     };
-    g.launches  = 2;
+    g.launches = 2;
 }
 
 //
@@ -406,7 +437,8 @@ class manifest {
 
     static std::string tensor(const ggml_tensor * t) {
         std::ostringstream out;
-        out << "(" << t->ne[0] << "," << t->ne[1] << "," << t->ne[2] << "," << t->ne[3] << ")/" << ggml_type_name(t->type);
+        out << "(" << t->ne[0] << "," << t->ne[1] << "," << t->ne[2] << "," << t->ne[3] << ")/"
+            << ggml_type_name(t->type);
         if (!ggml_is_contiguous(t)) {
             out << "/(" << t->nb[0] << "," << t->nb[1] << "," << t->nb[2] << "," << t->nb[3] << ")";
         }
@@ -421,7 +453,7 @@ class manifest {
 
     // Of the ops that there are here.
     static std::string params(const ggml_tensor * t) {
-        char text[64] = "";
+        char  text[64] = "";
         float f[2];
         memcpy(f, t->op_params, sizeof(f));
         if (t->op == GGML_OP_RMS_NORM) {
@@ -449,12 +481,15 @@ class manifest {
         }
     }
 
-    void add_group(const graph & g, const std::vector<ggml_tensor *> & work, std::pair<int, int> range, const std::string & name) {
+    void add_group(const graph &                      g,
+                   const std::vector<ggml_tensor *> & work,
+                   std::pair<int, int>                range,
+                   const std::string &                name) {
         std::map<const ggml_tensor *, std::string> names;  // of roots
         std::string                                inputs;
         std::string                                nodes;
         std::string                                outputs;
-        const auto reference = [&](const ggml_tensor * t) {
+        const auto                                 reference = [&](const ggml_tensor * t) {
             const ggml_tensor * root = t->view_src ? t->view_src : t;
             auto                it   = names.find(root);
             if (it == names.end()) {
@@ -471,7 +506,8 @@ class manifest {
             }
             const std::string own = "n" + std::to_string(i);
             const std::string to  = node->view_src ? reference(node) : tensor(node);
-            nodes += "      - {name: " + own + ", op: " + op(node) + ", inputs: [" + from + "], output: \"" + to + "\"" + params(node) + "}\n";
+            nodes += "      - {name: " + own + ", op: " + op(node) + ", inputs: [" + from + "], output: \"" + to +
+                     "\"" + params(node) + "}\n";
             if (!node->view_src) {
                 names[node] = own;
                 if (is_seen(g, work, range, node)) {
@@ -486,7 +522,10 @@ class manifest {
     }
 
     // Returns whether a node's result is used by others than the group's, or is an output.
-    static bool is_seen(const graph & g, const std::vector<ggml_tensor *> & work, std::pair<int, int> range, const ggml_tensor * node) {
+    static bool is_seen(const graph &                      g,
+                        const std::vector<ggml_tensor *> & work,
+                        std::pair<int, int>                range,
+                        const ggml_tensor *                node) {
         bool used = false;
         for (int i = 0; i < (int) work.size(); i++) {
             for (const ggml_tensor * src : work[(size_t) i]->src) {
@@ -515,14 +554,18 @@ static ggml_backend_dev_t cpu;
 
 // llama.cpp's test-fusion asks for these by name.
 static void enable(bool groups) {
-    const auto get = (void * (*) (ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
-    const auto set = (void (*)(void *, bool)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_set_enabled");
+    const auto get =
+        (void * (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
+    const auto set =
+        (void (*)(void *, bool)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_set_enabled");
     set(get(neuron), groups);
 }
 
 static int launches() {
-    const auto get  = (void * (*) (ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
-    const auto all  = (int (*)(void *, const char **, uint64_t *, int)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_stats_get");
+    const auto get =
+        (void * (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
+    const auto all = (int (*)(void *, const char **, uint64_t *, int)) ggml_backend_reg_get_proc_address(
+        neurons, "ggml_backend_fusion_stats_get");
     const auto zero = (void (*)(void *)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_stats_reset");
     std::vector<uint64_t> counts((size_t) all(get(neuron), nullptr, nullptr, 0));
     all(get(neuron), nullptr, counts.data(), (int) counts.size());
@@ -642,7 +685,8 @@ static bool watch(ggml_tensor * t, bool ask, void * data) {
         w->seen.push_back(read(t));
         // other ops' results may take a source's memory
         for (const ggml_tensor * src : t->src) {
-            if (t->op == GGML_OP_MUL_MAT && w->wanted != "all" && src && src->type == GGML_TYPE_F32 && ggml_is_contiguous(src)) {
+            if (t->op == GGML_OP_MUL_MAT && w->wanted != "all" && src && src->type == GGML_TYPE_F32 &&
+                ggml_is_contiguous(src)) {
                 w->seen.push_back(read(src));
             }
         }
@@ -651,7 +695,9 @@ static bool watch(ggml_tensor * t, bool ask, void * data) {
 }
 
 // Computes a graph that ggml's scheduler gives memory.
-static outcome compute_scheduled(const std::vector<ggml_backend_dev_t> & devices, const builder & build, watcher * w = nullptr) {
+static outcome compute_scheduled(const std::vector<ggml_backend_dev_t> & devices,
+                                 const builder &                         build,
+                                 watcher *                               w = nullptr) {
     std::vector<ggml_backend_ptr> owners;
     std::vector<ggml_backend_t>   backends;
     for (ggml_backend_dev_t dev : devices) {
@@ -674,7 +720,8 @@ static outcome compute_scheduled(const std::vector<ggml_backend_dev_t> & devices
         if (w) {
             w->seen.clear();
         }
-        check(ggml_backend_sched_graph_compute(scheduler.get(), g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        check(ggml_backend_sched_graph_compute(scheduler.get(), g.cgraph) == GGML_STATUS_SUCCESS,
+              "graph_compute failed");
     }
     return read_all(g);
 }
@@ -714,7 +761,8 @@ static void run_own(const builder & build, int expected) {
 }
 
 static void run_reused(const builder & build) {
-    against([&](bool here) { return compute(here ? neuron : cpu, build, memory::REUSED); }, expected_launches(build), 3);
+    against([&](bool here) { return compute(here ? neuron : cpu, build, memory::REUSED); }, expected_launches(build),
+            3);
 }
 
 static void run_scheduled(const builder & build) {
@@ -773,11 +821,11 @@ static const std::map<std::string, builder> & builders() {
 
 static void run(const std::string & name) {
     const std::map<std::string, std::function<void()>> special = {
-        { "watched",             [] { run_watched(twice, "all", 0); }         },
+        { "watched",           [] { run_watched(twice, "all", 0); }     },
         // A group that ends where the program looks is not computed as one: the product's source is looked at, too.
-        { "watched-products",    [] { run_watched(twice, "MUL_MAT", 0); }     },
+        { "watched-products",  [] { run_watched(twice, "MUL_MAT", 0); } },
         // The second group ends where the scheduler ends the piece, and the backend can't tell whether the program looks there.
-        { "watched-elsewhere",   [] { run_watched(between, "UNARY", 1); }     },
+        { "watched-elsewhere", [] { run_watched(between, "UNARY", 1); } },
     };
     const auto found = special.find(name);
     if (found != special.end()) {
@@ -813,8 +861,8 @@ static void print_words(const std::string & line) {
     neuron_group       group;
     size_t             n_nodes;
     in >> n_nodes;
-    std::map<std::string, ggml_tensor *> roots;
-    std::vector<ggml_tensor *>           nodes(n_nodes);
+    std::map<std::string, ggml_tensor *>           roots;
+    std::vector<ggml_tensor *>                     nodes(n_nodes);
     std::map<std::string, std::pair<ggml_op, int>> ops;
     for (int op = 0; op < GGML_OP_COUNT; op++) {
         ops[ggml_op_name((ggml_op) op)] = { (ggml_op) op, -1 };
@@ -931,7 +979,8 @@ int main(int argc, char ** argv) {
         return 0;
     }
     if (command != "run" || argc < 5) {
-        fprintf(stderr, "usage: groups words | manifest <scenario>... | run <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...\n");
+        fprintf(stderr, "usage: groups words | manifest <scenario>... | run <libggml-neuron.so> <folder with ggml's "
+                        "CPU backend> <scenario>...\n");
         return 2;
     }
     ggml_backend_load_all_from_path(argv[3]);
