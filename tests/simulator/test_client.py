@@ -145,6 +145,7 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_STRICT": "yes"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_RELEASE": "2"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_LOCKS": "/dev/null/locks"}, "NRT_RESOURCE 0 0"),
+        ({"NEURON_SIMULATOR_LAUNCH_US": "-1"}, "NRT_INVALID 0 0"),
     ],
 )
 def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
