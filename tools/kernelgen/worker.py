@@ -106,7 +106,7 @@ def _modules(arguments: Arguments) -> list[tuple[Library, Path]]:
 
     names, modules = arguments["library"], arguments["emitter"]
     if not modules or len(names) != len(modules):
-        raise KernelgenError(f"expected a --library for each --emitter, not {len(names)} and {len(modules)}")
+        raise KernelgenError(f"expected as many libraries as emitters, not {len(names)} and {len(modules)}")
     return [(Library(name, Path(module).parent), Path(module)) for name, module in zip(names, modules, strict=True)]
 
 

@@ -21,6 +21,7 @@ def main() -> int:
         if args.check:
             print(f"{name} is stale: {COMMAND}")
         else:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text, encoding="utf-8")
             print(f"{name} written")
     return 1 if args.check and found else 0
