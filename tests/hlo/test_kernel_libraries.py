@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 import kernelgen
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.emitters.scan import registration
 from kernelgen.errors import KernelgenError
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
+from kernelgen.plan import Plan, Request
 
 HEADER = "from kernelgen.emitter import emitter\n"
 
@@ -127,7 +131,7 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
         ),
         (
             "@emitter('a', kind='f32')\ndef f(x): ...\n",
-            "m.py:2:15: error: @emitter has no keyword 'kind'; it has 'types'",
+            "m.py:2:15: error: @emitter has no keyword 'kind'; it has 'types', 'language' and 'targets'",
         ),
     ],
 )
@@ -284,3 +288,92 @@ def test_an_emitter_that_imports_no_builtin_helper_needs_none_there(sandbox: Pat
     (sandbox / "mine").mkdir()
     (sandbox / "mine" / "doubled.py").write_text(HEADER + "@emitter('doubled')\ndef doubled(x): return x * 2\n")
     assert emit_in(sandbox, "mine", "mine/doubled.py", "doubled")
+
+
+IN_LANGUAGES = {
+    "in_jax": HEADER + "@emitter('relu', types='float')\ndef f(x): ...\n",
+    "in_numpy": HEADER + "@emitter('relu', types='f32', language='numpy')\ndef g(x): ...\n",
+    "in_nki": HEADER + "@emitter('relu', types='f16', language='nki', targets=('trn2', 'trn3'))\ndef h(x): ...\n",
+}
+
+
+def relu(dtype: str) -> KernelSpec:
+    tensor = TensorDesc.parse(f"(8,1,1,1)/{dtype}")
+    return KernelSpec.make("relu", [tensor], tensor)
+
+
+@pytest.mark.parametrize(
+    "dtype, languages, expected",
+    [
+        ("f32", (), {"in_jax": ()}),
+        ("f32", ("numpy",), {"in_numpy": ("trn1", "trn2")}),
+        ("f32", ("nki", "numpy"), {"in_numpy": ("trn1", "trn2")}),  # nki does not take f32
+        ("f16", ("nki", "jax"), {"in_jax": ("trn1",), "in_nki": ("trn2",)}),
+        ("f16", ("jax", "nki"), {"in_jax": ()}),
+    ],
+)
+def test_the_first_language_that_can_computes_an_op(
+    tmp_path: Path, dtype: str, languages: tuple[str, ...], expected: dict[str, tuple[str, ...]]
+) -> None:
+    catalog = Catalog([library(tmp_path, **IN_LANGUAGES)])
+    assert catalog.find("relu")[1].module == "in_jax"
+    found = catalog.kernels(relu(dtype), languages, ("trn1", "trn2"))
+    assert {kernel.emitter: kernel.targets for kernel in found} == expected
+    assert {kernel.spec.id for kernel in found} == {relu(dtype).id}
+
+
+def test_a_language_without_an_emitter_is_an_error(tmp_path: Path) -> None:
+    catalog = Catalog([library(tmp_path, **IN_LANGUAGES)])
+    with pytest.raises(KernelgenError, match="no emitter computes op 'relu' in nki for trn1"):
+        catalog.kernels(relu("f16"), ("nki",), ("trn1", "trn2"))
+
+
+@pytest.mark.parametrize(
+    "decorator, expected",
+    [
+        (
+            "@emitter('a', language='nky')",
+            "unknown language 'nky': did you mean 'nki'? (languages are jax, numpy, nki)",
+        ),
+        ("@emitter('a', targets='trn9')", "unknown target 'trn9': did you mean 'trn3'? (targets are trn1, trn1n, "),
+        ("@emitter('a', language=L)", "language: expected a string literal, not L"),
+    ],
+)
+def test_a_wrong_language_or_target_is_named(tmp_path: Path, decorator: str, expected: str) -> None:
+    (message,) = mistakes(tmp_path, f"{HEADER}{decorator}\ndef f(x): ...\n")
+    assert expected in message
+
+
+def test_emitters_of_one_op_have_different_languages_or_targets_and_modules(tmp_path: Path) -> None:
+    other = HEADER + "@emitter('relu', language='nki', targets='trn2')\ndef i(x): ...\n"
+    with pytest.raises(KernelgenError, match="op 'relu' already has the emitter 'h'"):
+        library(tmp_path, **IN_LANGUAGES, other_nki=other).scan()
+    (tmp_path / "other_nki.py").write_text(other.replace("trn2", "trn1"))
+    assert {r.module for r in Library("mine", tmp_path).registrations} == {*IN_LANGUAGES, "other_nki"}
+    (tmp_path / "in_jax.py").write_text(IN_LANGUAGES["in_jax"] + "@emitter('relu', language='numpy')\ndef j(x): ...\n")
+    with pytest.raises(KernelgenError, match="an op has one emitter in a module"):
+        Library("mine", tmp_path).scan()
+
+
+def test_a_plan_has_a_kernel_in_each_language_that_is_asked_for(tmp_path: Path) -> None:
+    catalog = Catalog([library(tmp_path, **IN_LANGUAGES)])
+    configs = tuple(CompileConfig.make(target) for target in ("trn1", "trn2"))
+    both = ("trn1", "trn2")
+    plan = Plan.merge(
+        [
+            Request("plain", tuple(catalog.kernels(relu("f16"), (), both)), configs),
+            Request("mixed", tuple(catalog.kernels(relu("f16"), ("nki", "jax"), both)), configs),
+        ]
+    )
+    id = relu("f16").id
+    assert [(k.id, k.targets) for k in plan.kernels] == [(id, ()), (f"{id}.nki", ("trn2",))]
+    assert {b.id: b.kernels for b in plan.bundles} == {
+        "mixed_trn1": (id,),
+        "mixed_trn2": (f"{id}.nki",),
+        "plain_trn1": (id,),
+        "plain_trn2": (id,),
+    }
+    assert Plan.from_json(plan.to_json()) == plan
+    twice = (*catalog.kernels(relu("f32"), (), both), *catalog.kernels(relu("f32"), ("numpy",), both))
+    with pytest.raises(KernelgenError, match=r"asks for the kernel relu-8-f32-\w+ in jax and in numpy"):
+        Plan.merge([Request("both", twice, configs)])

@@ -13,6 +13,10 @@ keyword `out`, when declared, receives the result's `TensorDesc`, and `inputs` t
 `types` says which types the inputs may have: one entry per input, separated by commas, each one or several of ggml's type names
 and of the groups in `kernelgen.ggml.types.GROUPS`; `same` is the first input's type. Where the type of one input depends on that
 of another, several such rows are given as a tuple: `types=("f32, f32", "f16, f32 f16")`. An op without inputs has `types=""`.
+
+`language` says what the kernel is written in, when that is not JAX. Of `numpy`, the function is in NumPy; of `nki`, it is in JAX and
+calls an NKI kernel. `targets` names the targets that it is for, when these are not all. Several emitters may compute an op, each in
+a module of its own: a manifest's `languages` chooses (`kernelgen.emitters.catalog`).
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ CONTEXT = ("out", "inputs", "op")
 """Keyword arguments that are filled in by the framework and are not parameters of the op."""
 
 
-def emitter(*ops: str, types: str | tuple[str, ...] = ()) -> Callable[[F], F]:
+def emitter(
+    *ops: str, types: str | tuple[str, ...] = (), language: str = "jax", targets: str | tuple[str, ...] = ()
+) -> Callable[[F], F]:
     """Marks a function as the emitter of one or more ggml ops (names as `ggml_op_desc`, lower case, string literals).
 
     `types` tells what the kernel can be asked for; without it any type is passed on.

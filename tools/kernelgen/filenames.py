@@ -15,6 +15,11 @@ def hlo_file(kernel: str) -> str:
     return f"{kernel}{HLO}"
 
 
+def notes_file(kernel: str) -> str:
+    """Returns the name of what an emit step notes about a kernel besides its HLO, given the kernel's id."""
+    return f"{kernel}.notes.json"
+
+
 def neff_file(kernel: str, config: str) -> str:
     """Returns the name of a kernel's NEFF for one compile, given the kernel's id and the settings' key."""
     return f"{kernel}.{config}{NEFF}"

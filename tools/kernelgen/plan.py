@@ -15,6 +15,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import Spec, spec_from_json
 from kernelgen.kernel import spec_json
+from kernelgen.languages import DEFAULT, built_id
 from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
 
 FORMAT = 1
@@ -25,17 +26,28 @@ FORMAT = 1
 class Kernel:
     """A spec and the emitter that computes it, or the emitters of a group's ops.
 
+    What is computed has the spec's id, whatever computes it; HLO and NEFF have this one's.
+
     Attributes:
         spec: what is computed.
         emitter: the emitter's module inside its library (`rope` for rope.py).
         library: the kernel library's name; `kernelgen` is this project's own.
         more: (library, module) of the other ops of a group. An op is computed by the first of all modules that has it.
+        language: what the emitter is written in.
+        targets: the targets that it is chosen for, or, in a plan, built for; empty for all, and in a plan for a language whose
+            emitters know nothing of targets.
     """
 
     spec: Spec
     emitter: str
     library: str = "kernelgen"
     more: tuple[tuple[str, str], ...] = ()
+    language: str = DEFAULT
+    targets: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return built_id(self.spec.id, self.language)
 
     @property
     def emitters(self) -> tuple[tuple[str, str], ...]:
@@ -48,7 +60,7 @@ class Neff:
     """One compile: a kernel, its settings, and what the build machine must have free for it.
 
     Attributes:
-        kernel: the kernel's id.
+        kernel: `Kernel.id`.
         config: the settings' key.
         memory_mb: memory in MiB; the largest that any manifest asks for.
         cpus: CPUs.
@@ -78,7 +90,7 @@ class Bundle:
         name: the manifest's name.
         target: the target.
         config: key of the compile settings.
-        kernels: ids, sorted.
+        kernels: `Kernel.id` of each, sorted.
     """
 
     name: str
@@ -116,6 +128,35 @@ def _only_equal(what: str, id: str, one: object, other: object) -> None:
         )
 
 
+def _chosen_for(target: str, request: Request) -> tuple[str, ...]:
+    """Returns the ids of a request's kernels for a target, sorted.
+
+    Raises:
+        KernelgenError: two languages are to compute one of them.
+    """
+    found: dict[str, Kernel] = {}
+    for kernel in request.kernels:
+        if kernel.targets and target not in kernel.targets:
+            continue
+        other = found.setdefault(kernel.spec.id, kernel)
+        if other.id != kernel.id:
+            raise KernelgenError(
+                f"manifest '{request.name}' asks for the kernel {kernel.spec.id} in {other.language} and in "
+                f"{kernel.language}: a bundle has one of them; remove an entry, or give both the same `languages`"
+            )
+    return tuple(sorted(kernel.id for kernel in found.values()))
+
+
+def _built_for(kernel: Kernel, targets: set[str]) -> Kernel:
+    return replace(kernel, targets=() if kernel.language == DEFAULT else tuple(sorted(targets)))
+
+
+def _language_json(kernel: Kernel) -> str:
+    if kernel.language == DEFAULT:
+        return ""
+    return f',"language":{canonical_json(kernel.language)},"targets":{canonical_json(kernel.targets)}'
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Every distinct kernel, compile and bundle of some manifests; each tuple sorted by id."""
@@ -136,26 +177,28 @@ class Plan:
         configs: dict[str, CompileConfig] = {}
         neffs: dict[str, Neff] = {}
         bundles: dict[str, Bundle] = {}
+        built_for: dict[str, set[str]] = {}
         for request in requests:
             for kernel in request.kernels:
-                _only_equal("kernel", kernel.spec.id, kernels.setdefault(kernel.spec.id, kernel).spec, kernel.spec)
-            order = tuple(sorted({k.spec.id for k in request.kernels}))
+                _only_equal("kernel", kernel.id, kernels.setdefault(kernel.id, kernel).spec, kernel.spec)
             for config in request.configs:
                 target = TARGETS[config.target]
                 memory = request.memory_mb or target.memory_per_compile_mb
                 cpus = request.cpus or target.cpus_per_compile
                 key = config.key
+                order = _chosen_for(config.target, request)
                 _only_equal("settings", key, configs.setdefault(key, config), config)
                 bundle = Bundle(request.name, config.target, key, order)
                 bundles[bundle.id] = bundle
                 for id in order:
+                    built_for.setdefault(id, set()).add(config.target)
                     neff = Neff(id, key, memory, cpus)
                     known = neffs.get(neff.id)
                     if known:
                         neff = replace(neff, memory_mb=max(memory, known.memory_mb), cpus=max(cpus, known.cpus))
                     neffs[neff.id] = neff
         return Plan(
-            tuple(kernels[k] for k in sorted(kernels)),
+            tuple(_built_for(kernels[k], built_for[k]) for k in sorted(built_for)),
             tuple(configs[k] for k in sorted(configs)),
             tuple(neffs[k] for k in sorted(neffs)),
             tuple(bundles[k] for k in sorted(bundles)),
@@ -166,7 +209,7 @@ class Plan:
         kernels = [
             f'{{"emitter":{canonical_json(k.emitter)},"id":"{k.spec.id}","library":{canonical_json(k.library)},'
             + (f'"more":{canonical_json(k.more)},' if k.more else "")
-            + f'"spec":{spec_json(k.spec)}}}'
+            + f'"spec":{spec_json(k.spec)}{_language_json(k)}}}'
             for k in self.kernels
         ]
         configs = {c.key: c.to_json() for c in self.configs}
@@ -202,7 +245,14 @@ class Plan:
             raise ValueError(f"not a plan of format {FORMAT}")
         return Plan(
             tuple(
-                Kernel(spec_from_json(k["spec"]), k["emitter"], k["library"], tuple(map(tuple, k.get("more", ()))))
+                Kernel(
+                    spec_from_json(k["spec"]),
+                    k["emitter"],
+                    k["library"],
+                    tuple(map(tuple, k.get("more", ()))),
+                    k.get("language", DEFAULT),
+                    tuple(k.get("targets", ())),
+                )
                 for k in value["kernels"]
             ),
             tuple(CompileConfig.from_json(value["configs"][key]) for key in sorted(value["configs"])),

@@ -33,8 +33,9 @@ def emit(arguments: Arguments) -> None:
     """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`.
 
     A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in its order.
-    With `--reads` (a path) it also writes which data the emitter read. With `--undeclared=refuse` the emitter may read no other
-    data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take.
+    `--target` is one of those that it is for, where its language asks (`Kernel.targets`). With `--notes` (a path) it also writes
+    what is noted about the kernel, with `--reads` (a path) which data the emitter read. With `--undeclared=refuse` the emitter may
+    read no other data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take.
     """
     from kernelgen import fileio
     from kernelgen.canonical import canonical_json
@@ -52,8 +53,11 @@ def emit(arguments: Arguments) -> None:
         spec,
         declared if maybe(arguments, "undeclared") else None,
         _timeout(arguments),
+        tuple(arguments["target"]),
     )
     fileio.write_bytes(one(arguments, "output"), made.hlo)
+    if path := maybe(arguments, "notes"):
+        fileio.write_bytes(path, canonical_json(made.notes).encode())
     if path := maybe(arguments, "reads"):
         record = {"data": made.data, "unknown": [what for what, _ in made.unknown]}
         fileio.write_bytes(path, canonical_json(record).encode())
@@ -63,17 +67,20 @@ def emit_batch(arguments: Arguments) -> None:
     """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
 
     Graph kernels have several modules, as of `emit`.
-    `--timeout` is how many seconds each may take. A file that is there with the same content keeps its time, so that nothing is
-    compiled for it; the stamp is written when all are up to date. A kernel that fails does not stop the others, and leaves no file.
+    `--timeout` is how many seconds each may take, `--target` as of `emit`. A file that is there with the same content keeps its
+    time, so that nothing is compiled for it; the stamp is written when all are up to date. A kernel that fails does not stop the
+    others, and leaves no file.
     The data that the emitter reads is in the depfile, and an emitter that does what no build tool can follow is refused.
     """
     from kernelgen import fileio
+    from kernelgen.canonical import canonical_json
     from kernelgen.emitters.dependencies import dependencies
     from kernelgen.emitters.emission import emit as run_emitter
     from kernelgen.emitters.emission import unfollowed
     from kernelgen.emitters.library import emitters_of
-    from kernelgen.filenames import hlo_file
-    from kernelgen.graph_kernel import spec_from_json
+    from kernelgen.filenames import hlo_file, notes_file
+    from kernelgen.graph_kernel import GraphSpec, spec_from_json
+    from kernelgen.languages import DEFAULT, built_id
 
     check_jax(arguments)
     modules, folder = _modules(arguments), Path(one(arguments, "folder"))
@@ -82,15 +89,23 @@ def emit_batch(arguments: Arguments) -> None:
     code = EXIT_OK
     for text in arguments["spec"]:
         spec = spec_from_json(json.loads(text))
-        output = folder / hlo_file(spec.id)
+        output = notes = folder / hlo_file(spec.id)
         try:
-            made = run_emitter(emitters_of(spec, modules), spec, timeout=_timeout(arguments))
+            emitters = emitters_of(spec, modules)
+            # A group's language is what its HLO is called by, and that is none of its emitters'.
+            language = DEFAULT if isinstance(spec, GraphSpec) else emitters[0][1].language
+            id = built_id(spec.id, language)
+            output, notes = folder / hlo_file(id), folder / notes_file(id)
+            made = run_emitter(emitters, spec, timeout=_timeout(arguments), targets=tuple(arguments["target"]))
             if made.unknown:
                 raise KernelgenError(unfollowed(spec, made.unknown), exit_code=EXIT_FAILED)
             data |= {_there(Path(path)) for path in made.data}
+            if language != DEFAULT:
+                fileio.write_if_changed(notes, canonical_json(made.notes).encode())
             fileio.write_if_changed(output, made.hlo)
         except KernelgenError as error:
-            output.unlink(missing_ok=True)
+            for path in (output, notes):
+                path.unlink(missing_ok=True)
             mistakes |= dict.fromkeys(error.diagnostics)
             code = max(code, error.exit_code, EXIT_FAILED)
     if mistakes:

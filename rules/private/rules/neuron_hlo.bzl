@@ -29,6 +29,12 @@ def _emit(ctx, spec, emitters):
     # A worker that is not sandboxed sees every file: what is not declared is refused, as it would not be there in a sandbox.
     args.add("--undeclared=refuse")
     args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
+    args.add_all(ctx.attr.targets, format_each = "--target=%s")
+    outputs = [hlo]
+    if ctx.attr.language != "jax":
+        notes = ctx.actions.declare_file(kernel + ".notes.json")
+        outputs.append(notes)
+        args.add(notes, format = "--notes=%s")
     run_kernelgen(
         ctx,
         ctx.attr._tool[KernelgenToolInfo],
@@ -36,11 +42,11 @@ def _emit(ctx, spec, emitters):
         worker = True,
         inputs = [module for _, module in emitters] + ctx.files.helpers + ctx.files.data,
         mnemonic = "NeuronEmit",
-        outputs = [hlo],
+        outputs = outputs,
         progress_message = "Emitting " + kernel,
     )
     return [
-        DefaultInfo(files = depset([hlo])),
+        DefaultInfo(files = depset(outputs)),
         NeuronHloInfo(hlo = hlo, id = kernel, spec = spec),
     ]
 
@@ -74,10 +80,12 @@ The emitter's own module, the helpers it imports and the data it reads are the a
         "alias": attr.int(default = -1, doc = "The input whose memory the result is written to; -1 as the op has it."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The module that registers the op."),
         "inputs": attr.string_list(doc = "The inputs, each `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`; an empty one is absent."),
+        "language": attr.string(default = "jax", values = ["jax", "nki", "numpy"], doc = "What the emitter is written in."),
         "library": attr.string(default = "kernelgen", doc = "Name of the emitter's library: `kernelgen` is this project's own, another is its folder's name."),
         "op": attr.string(mandatory = True, doc = "ggml's name of the op, in lower case."),
         "output": attr.string(mandatory = True, doc = "The result, in the same form."),
         "params": attr.string_dict(doc = "The op's parameters by ggml's names: `1` is a whole number, `1.0` a float, `true` a bool."),
+        "targets": attr.string_list(doc = "The targets that the kernel is for, where its language asks."),
     },
     provides = [NeuronHloInfo],
 )

@@ -62,7 +62,7 @@ def check(
     ]
     found = Checked({}, {})
     for kernel in kernels:
-        id = kernel.spec.id
+        id = kernel.id
         first, second = (done[id] for done in rounds)
         if isinstance(first, Path) and isinstance(second, Path):
             one, other = first.read_bytes(), second.read_bytes()
@@ -103,12 +103,12 @@ def _emit(
         while True:
             while waiting and pool.idle:
                 kernel = waiting.pop()
-                output = folder / hlo_file(kernel.spec.id)
+                output = folder / hlo_file(kernel.id)
                 pool.start(kernel, emit_arguments(kernel, sources, output), timeout)
             answers = pool.wait()
             if not answers:
                 return done
             for answer in answers:
-                id = answer.task.spec.id
+                id = answer.task.id
                 output = folder / hlo_file(id)
                 done[id] = answer.output if answer.exit_code or not output.is_file() else output

@@ -25,7 +25,7 @@ from kernelgen.emitters import foreign
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
-from kernelgen.filenames import hlo_file
+from kernelgen.filenames import hlo_file, notes_file
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel
 
@@ -58,7 +58,11 @@ class Emits:
 
     def hlo(self, kernel: Kernel) -> Path:
         """Returns where a kernel's HLO is, or will be."""
-        return self._folder / hlo_file(kernel.spec.id)
+        return self._folder / hlo_file(kernel.id)
+
+    def notes(self, kernel: Kernel) -> Path:
+        """Returns where what is noted about a kernel is, or will be."""
+        return self._folder / notes_file(kernel.id)
 
     def modules(self, kernel: Kernel) -> list[tuple[Library, Path]]:
         """Returns the modules that compute a kernel, with their libraries."""
@@ -79,7 +83,7 @@ class Emits:
                 emitters.append({"library": library.name, "module": module.stem, "sources": sources})
         except (KernelgenError, OSError):
             return None
-        own = {"emitters": emitters, "spec": spec_json(kernel.spec)}
+        own = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
@@ -131,7 +135,7 @@ class Emits:
             fileio.write_bytes(self._note_file(kernel), canonical_json(note).encode())
 
     def _note_file(self, kernel: Kernel) -> Path:
-        return self._folder / f"{kernel.spec.id}.inputs"
+        return self._folder / f"{kernel.id}.inputs"
 
 
 def modules(kernel: Kernel, libraries: Mapping[str, Library]) -> list[tuple[Library, Path]]:
@@ -146,6 +150,7 @@ def emit_arguments(kernel: Kernel, libraries: Mapping[str, Library], output: Pat
         f"--spec={spec_json(kernel.spec)}",
         *(word for library, file in modules(kernel, libraries) for word in _module_arguments(library, file)),
         f"--output={output}",
+        *(f"--target={target}" for target in kernel.targets),
     ]
 
 

@@ -37,6 +37,7 @@ from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF
 from kernelgen.hlo.compare import first_difference
+from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel, Neff, Plan
 
 STATE = ".kernelgen"
@@ -227,7 +228,7 @@ def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -
     configs = {config.key: config for config in plan.configs}
     made = Emits(settings.state / "hlo", libraries)
     current = {
-        kernel.spec.id: made.hlo(kernel).read_bytes()
+        kernel.id: made.hlo(kernel).read_bytes()
         for kernel in plan.kernels
         if made.is_current(kernel, made.inputs(kernel))
     }
@@ -299,7 +300,7 @@ class _Run:
         self.pool = pool
         self.result = Result()
         self.configs: Mapping[str, CompileConfig] = {config.key: config for config in plan.configs}
-        self.neffs_of: dict[str, list[Neff]] = {kernel.spec.id: [] for kernel in plan.kernels}
+        self.neffs_of: dict[str, list[Neff]] = {kernel.id: [] for kernel in plan.kernels}
         for neff in plan.neffs:
             self.neffs_of[neff.kernel].append(neff)
         self.emits = deque(plan.kernels)
@@ -342,8 +343,8 @@ class _Run:
                 return True
         if self.emits:
             kernel = self.emits.popleft()
-            if kernel.spec.id in self.checked.differences:
-                self._not_emitted(kernel, str(self.checked.differences[kernel.spec.id]))
+            if kernel.id in self.checked.differences:
+                self._not_emitted(kernel, str(self.checked.differences[kernel.id]))
                 return True
             emit = _Emit(kernel, self.made.inputs(kernel))
             if self.made.is_current(kernel, emit.inputs):
@@ -363,6 +364,7 @@ class _Run:
         return [
             *emit_arguments(kernel, self.made.libraries, self.made.hlo(kernel).absolute()),
             f"--reads={self._reads(kernel).absolute()}",
+            *([f"--notes={self.made.notes(kernel).absolute()}"] if kernel.language != DEFAULT else []),
         ]
 
     def _compile_arguments(self, compile_: _Compile) -> list[str]:
@@ -387,7 +389,7 @@ class _Run:
         return arguments
 
     def _reads(self, kernel: Kernel) -> Path:
-        return self.settings.state / "tmp" / f"{kernel.spec.id}.reads"
+        return self.settings.state / "tmp" / f"{kernel.id}.reads"
 
     def _emitted(self, emit: _Emit, answer: Answer) -> None:
         kernel = emit.kernel
@@ -404,7 +406,7 @@ class _Run:
         self._ready(kernel, linted=False)
 
     def _not_emitted(self, kernel: Kernel, failure: str) -> None:
-        for neff in self.neffs_of[kernel.spec.id]:
+        for neff in self.neffs_of[kernel.id]:
             self._report(Step(neff, failure))
 
     def _ready(self, kernel: Kernel, linted: bool) -> None:
@@ -416,17 +418,17 @@ class _Run:
         """
         path = self.made.hlo(kernel)
         hlo = path.read_bytes()
-        other = self.checked.hlos.get(kernel.spec.id)
+        other = self.checked.hlos.get(kernel.id)
         if other is not None and hlo != other.read_bytes():
             # Whatever the emitter depends on, it is not among what kernelgen looks at.
             self.made.forget(kernel)
-            message = f"kernel {kernel.spec.id}: emitting it again gives another HLO than there is"
+            message = f"kernel {kernel.id}: emitting it again gives another HLO than there is"
             message += f": {first_difference(hlo, other.read_bytes())}"
             where = determinism.place(kernel, self.made.libraries)
             self._not_emitted(kernel, str(Diagnostic(message, where, determinism.HINT)))
             return
-        self.result.hlos[kernel.spec.id] = path
-        for neff in self.neffs_of[kernel.spec.id]:
+        self.result.hlos[kernel.id] = path
+        for neff in self.neffs_of[kernel.id]:
             target = _neff_file(self.settings, hlo, self.configs[neff.config])
             if target in self.waiting:
                 self.waiting[target].append(neff)

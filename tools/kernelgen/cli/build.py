@@ -129,10 +129,10 @@ def command(
 
 
 def _only(plan: Plan, only: str | None) -> Plan:
-    chosen = set(select([k.spec.id for k in plan.kernels], [k.spec.op for k in plan.kernels], only))
+    chosen = set(select([k.id for k in plan.kernels], [k.spec.op for k in plan.kernels], only))
     return replace(
         plan,
-        kernels=tuple(k for k in plan.kernels if k.spec.id in chosen),
+        kernels=tuple(k for k in plan.kernels if k.id in chosen),
         neffs=tuple(n for n in plan.neffs if n.kernel in chosen),
     )
 
@@ -148,8 +148,8 @@ def _forecast(preview: Preview, settings: BuildSettings) -> str:
 
 def _print_plan(plan: Plan, whole: Plan, work: Preview, output: Path) -> None:
     for kernel in plan.kernels:
-        configs = ", ".join(n.config for n in plan.neffs if n.kernel == kernel.spec.id)
-        click.echo(f"{kernel.spec.id}  {modules(kernel)}  {configs}")
+        configs = ", ".join(n.config for n in plan.neffs if n.kernel == kernel.id)
+        click.echo(f"{kernel.id}  {modules(kernel)}  {configs}")
     emits, compiles = work.emits, len(work.compiles)
     bundles = ", ".join(b.id for b in whole.bundles) if len(plan.kernels) == len(whole.kernels) else "no bundles"
     kernels = f"{len(plan.kernels)} {'kernel' if len(plan.kernels) == 1 else 'kernels'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,19 +59,21 @@ def write(
     """
     from kernelgen import bundle as writer
 
-    specs = {k.spec.id: k.spec for k in plan.kernels}
+    specs = {k.id: k.spec for k in plan.kernels}
     configs = {c.key: c for c in plan.configs}
     mistakes: list[Diagnostic] = []
     for bundle in bundles:
         pack = folder / writer.pack_name(bundle.id) if {"pack", "embed"} & set(forms) else None
         tree = folder / bundle.id if "tree" in forms else None
-        ids = {kernel: f"{kernel}.{bundle.config}" for kernel in bundle.kernels}
+        # A bundle knows a kernel by what it computes, a plan also by the language that it is written in.
+        ids = {specs[kernel].id: kernel for kernel in bundle.kernels}
+        neff_ids = {id: f"{kernel}.{bundle.config}" for id, kernel in ids.items()}
         try:
             writer.build(
-                bundle,
-                specs,
-                hlos,
-                {kernel: neffs[id] for kernel, id in ids.items() if id in neffs},
+                replace(bundle, kernels=tuple(sorted(ids))),
+                {id: specs[kernel] for id, kernel in ids.items()},
+                {id: hlos[kernel] for id, kernel in ids.items() if kernel in hlos},
+                {id: neffs[neff] for id, neff in neff_ids.items() if neff in neffs},
                 configs[bundle.config],
                 compiler=compiler,
                 jax_version=jax_version,

@@ -143,17 +143,17 @@ def _of_manifests(
     if not manifests:
         raise click.UsageError(f"{pattern} is no HLO file: give the MANIFEST that has such a kernel")
     plan = _plan(manifests, targets, catalog)
-    ids = set(select([k.spec.id for k in plan.kernels], [k.spec.op for k in plan.kernels], pattern, "KERNEL"))
+    ids = set(select([k.id for k in plan.kernels], [k.spec.op for k in plan.kernels], pattern, "KERNEL"))
     configs = {config.key: config for config in plan.configs}
     wanted = []
     for kernel in plan.kernels:
-        if kernel.spec.id in ids:
+        if kernel.id in ids:
             with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints is not part of the answer
-                data = emission.emit(catalog.emitters(kernel), kernel.spec).hlo
+                data = emission.emit(catalog.emitters(kernel), kernel.spec, targets=kernel.targets).hlo
             wanted += [
-                Wanted(kernel.spec.id, n.config, Key.make(data, identity, configs[n.config].flags()))
+                Wanted(kernel.id, n.config, Key.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs
-                if n.kernel == kernel.spec.id
+                if n.kernel == kernel.id
             ]
     return wanted
 

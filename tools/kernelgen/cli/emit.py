@@ -14,10 +14,11 @@ from pathlib import Path
 import click
 
 from kernelgen import fileio
+from kernelgen.canonical import canonical_json
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.filenames import hlo_file
+from kernelgen.filenames import hlo_file, notes_file
 from kernelgen.graph_kernel import Spec, spec_from_json
 from kernelgen.plan import Kernel, Plan
 
@@ -55,7 +56,7 @@ def command(
     if manifests:
         from kernelgen import manifest
 
-        wanted |= {k.spec.id: k for k in Plan.merge(manifest.load(manifests, catalog, used)).kernels}
+        wanted |= {k.id: k for k in Plan.merge(manifest.load(manifests, catalog, used)).kernels}
     chosen = select(sorted(wanted), [wanted[id].spec.op for id in sorted(wanted)], only)
     mistakes: list[Diagnostic] = []
     differences = _differences([wanted[id] for id in chosen], catalog) if check_determinism else {}
@@ -110,9 +111,11 @@ def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagn
 def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
     from kernelgen.emitters import emission
 
-    path = (output / hlo_file(kernel.spec.id)).absolute()
+    path = (output / hlo_file(kernel.id)).absolute()
     # The paths are what this command prints: what an emitter prints goes to the other stream.
     with contextlib.redirect_stdout(sys.stderr):
-        made = emission.emit(catalog.emitters(kernel), kernel.spec)
+        made = emission.emit(catalog.emitters(kernel), kernel.spec, targets=kernel.targets)
     fileio.write_bytes(path, made.hlo)
-    return output / hlo_file(kernel.spec.id)
+    if made.notes:
+        fileio.write_bytes(path.with_name(notes_file(kernel.id)), canonical_json(made.notes).encode())
+    return output / hlo_file(kernel.id)

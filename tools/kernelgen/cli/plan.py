@@ -41,11 +41,11 @@ def _description(spec: Spec) -> str:
 
 
 def _table(plan: Plan) -> str:
-    width = max((len(kernel.spec.id) for kernel in plan.kernels), default=0)
+    width = max((len(kernel.id) for kernel in plan.kernels), default=0)
     lines = []
     for kernel in plan.kernels:
         spec = kernel.spec
-        lines.append(f"{spec.id:<{width}}  {modules(kernel)}  {_description(spec)}")
+        lines.append(f"{kernel.id:<{width}}  {modules(kernel)}  {_description(spec)}")
     lines.append("")
     for bundle in plan.bundles:
         lines.append(f"bundle {bundle.id}: {len(bundle.kernels)} kernels, compiled as {bundle.config}")

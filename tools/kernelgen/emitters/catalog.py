@@ -1,4 +1,8 @@
-"""Which emitter computes an op: the one place that chooses. A plan's kernels carry its answer, and builds follow the plan."""
+"""Which emitter computes an op: the one place that chooses. A plan's kernels carry its answer, and builds follow the plan.
+
+Of the languages that are asked for, in their order, the first that has an emitter for the op, the inputs' types and the target
+computes it. Without a wish that is JAX, or else what there is.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import Op, Param
 from kernelgen.graph_kernel import Spec, spec_ops
+from kernelgen.kernel import KernelSpec
+from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel
 
 
@@ -27,7 +33,7 @@ class Catalog:
 
     @cached_property
     def by_op(self) -> Mapping[str, tuple[Library, Registration]]:
-        """The library and the registration that are chosen for each op.
+        """The library and the registration that are chosen for each op where no language is asked for.
 
         Raises:
             KernelgenError: a library can't be read, as of `Library.scan`.
@@ -35,8 +41,72 @@ class Catalog:
         found: dict[str, tuple[Library, Registration]] = {}
         for library in self.libraries:
             for op, found_here in library.scan().items():
-                found.setdefault(op, (library, found_here))
+                known = found.setdefault(op, (library, found_here))
+                if known[1].language != DEFAULT and found_here.language == DEFAULT:
+                    found[op] = (library, found_here)
         return found
+
+    @cached_property
+    def _all(self) -> Mapping[str, list[tuple[Library, Registration]]]:
+        found: dict[str, list[tuple[Library, Registration]]] = {}
+        for library in self.libraries:
+            for made in library.registrations:
+                found.setdefault(made.op, []).append((library, made))
+        return found
+
+    def choose(self, spec: KernelSpec, languages: Sequence[str], target: str) -> tuple[Library, Registration] | None:
+        """Returns what computes a kernel for a target in one of some languages, the first of them that can.
+
+        Args:
+            spec: the kernel.
+            languages: what may be chosen, in this order; empty for JAX, or else what there is.
+            target: the target.
+        """
+        there = [found for found in self._all.get(spec.op, ()) if found[1].is_for(target)]
+        if not languages:
+            known = self.by_op.get(spec.op)
+            if known in there:
+                return known
+            return min(there, key=lambda found: found[1].language != DEFAULT, default=None)
+        types = [None if t is None else t.dtype for t in spec.inputs]
+        for language in languages:
+            of_language = [found for found in there if found[1].language == language]
+            # What an emitter does not declare is for it to refuse, when there is no other choice.
+            fitting = [found for found in of_language if found[1].takes(types)] or (
+                of_language if language == languages[-1] else []
+            )
+            if fitting:
+                return fitting[0]
+        return None
+
+    def kernels(self, spec: KernelSpec, languages: Sequence[str], targets: Sequence[str]) -> list[Kernel]:
+        """Returns a plan's kernels for a spec: one for all targets, or one for each group of them that has an emitter of its own.
+
+        Raises:
+            KernelgenError: nothing computes it for one of the targets.
+        """
+        known = self.by_op.get(spec.op)
+        if known and not languages and known[1].language == DEFAULT and not known[1].targets:
+            return [self.kernel(spec)]
+        chosen: dict[tuple[str, str, str], list[str]] = {}
+        for target in targets:
+            found = self.choose(spec, languages, target)
+            if found is None:
+                self.find(spec.op)
+                wanted = f" in {' or '.join(languages)}" if languages else ""
+                there = sorted({r.language for _, r in self._all[spec.op]})
+                raise KernelgenError(
+                    Diagnostic(
+                        f"no emitter computes op '{spec.op}'{wanted} for {target}",
+                        hint=f"there is one in {', '.join(there)}; `languages` says which may be taken, in which order",
+                    )
+                )
+            library, made = found
+            chosen.setdefault((library.name, made.module, made.language), []).append(target)
+        return [
+            Kernel(spec, module, library, (), language, () if len(chosen) == 1 and language == DEFAULT else tuple(of))
+            for (library, module, language), of in chosen.items()
+        ]
 
     def find(self, op: str) -> tuple[Library, Registration]:
         """Returns the library that computes `op`, and where.
@@ -61,9 +131,11 @@ class Catalog:
             KernelgenError: nothing does.
         """
         order = {library.name: i for i, library in enumerate(self.libraries)}
-        chosen = {(library.name, found.module) for library, found in map(self.find, spec_ops(spec))}
+        found = [self.find(op) for op in spec_ops(spec)]
+        chosen = {(library.name, made.module) for library, made in found}
         (library, module), *more = sorted(chosen, key=lambda one: (order[one[0]], one[1]))
-        return Kernel(spec, module, library, tuple(more))
+        language = found[0][1].language if isinstance(spec, KernelSpec) else DEFAULT
+        return Kernel(spec, module, library, tuple(more), language)
 
     def emitters(self, kernel: Kernel) -> list[tuple[Library, Registration]]:
         """Returns the library and the registration of each op of a plan's kernel, in the order of `spec_ops`.

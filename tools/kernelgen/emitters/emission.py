@@ -7,7 +7,7 @@ program that is run, a connection, a device) is said, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,13 @@ class Emission:
     Attributes:
         hlo: the canonical HLO.
         data: digests of the data that it may depend on, by absolute path (`foreign.digest`).
+        notes: what its language says of the kernel, as JSON values.
         unknown: what else it may depend on that nobody can follow, and where.
     """
 
     hlo: bytes
     data: dict[str, str]
+    notes: Mapping[str, Any]
     unknown: tuple[tuple[str, Location | None], ...]
 
 
@@ -44,6 +46,7 @@ def emit(
     spec: Spec,
     data: Collection[str] | None = None,
     timeout: float | None = None,
+    targets: tuple[str, ...] = (),
 ) -> Emission:
     """Returns a kernel's HLO.
 
@@ -52,6 +55,7 @@ def emit(
         spec: the kernel.
         data: the files, and folders of files, that the emitter may read besides its sources; None for any.
         timeout: seconds that it may take, or None; only in the main thread (`limit.limited`).
+        targets: the targets that it is for (`Kernel.targets`).
 
     Raises:
         KernelgenError: the emitter refuses the kernel, reads what it may not (`data`), or takes too long.
@@ -65,7 +69,7 @@ def emit(
             known = [path for library in libraries for path in reads(library).files if _is_in(path, allowed)]
         with limited(timeout):
             functions = load_functions(emitters, known)
-            made = _hlo(spec, emitters, functions)
+            made = _emitted(spec, emitters, functions, targets)
     except TookTooLong as error:
         place = Location(str(emitters[0][1].file), emitters[0][1].line, 1)
         raise KernelgenError(Diagnostic(f"kernel {spec.id}: {error}", place, HINT), exit_code=EXIT_FAILED) from None
@@ -84,17 +88,21 @@ def emit(
         if mistakes:
             raise KernelgenError(mistakes, exit_code=EXIT_FAILED)
     files = {path: read.digest for one in found for path, read in one.files.items()}
-    return Emission(made, files, tuple(item for one in found for item in one.unknown.items()))
+    return Emission(made.hlo, files, made.notes, tuple(item for one in found for item in one.unknown.items()))
 
 
-def _hlo(
-    spec: Spec, emitters: Sequence[tuple[Library, Registration]], functions: Sequence[Callable[..., Any]]
-) -> bytes:
+def _emitted(
+    spec: Spec,
+    emitters: Sequence[tuple[Library, Registration]],
+    functions: Sequence[Callable[..., Any]],
+    targets: tuple[str, ...],
+) -> hlo.Emitted:
     if not isinstance(spec, GraphSpec):
-        with foreign.running(reads(emitters[0][0])):
-            return hlo.emit(spec, functions[0])
+        library, registration = emitters[0]
+        with foreign.running(reads(library)):
+            return hlo.emit_in(registration.language, spec, functions[0], targets)
     found = {r.op: _noted(library, function) for (library, r), function in zip(emitters, functions, strict=True)}
-    return hlo.emit_graph(spec, found)
+    return hlo.Emitted(hlo.emit_graph(spec, found), {})
 
 
 def _noted(library: Library, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from kernelgen.emitters import scan
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.graph_kernel import Spec, spec_ops
+from kernelgen.languages import DEFAULT
 
 BUILTIN = "kernelgen"
 """Name of the library that comes with kernelgen."""
@@ -41,34 +42,56 @@ class Library:
     def scan(self) -> dict[str, Registration]:
         """Returns what the library computes, by op name, in order of module and line. The folder is read once.
 
+        Of an op that it computes in several languages this is the one in JAX, or else the first; `registrations` has all.
+
         Raises:
             KernelgenError: a module does not parse, or a registration is wrong (all mistakes of all modules).
         """
-        return self._registrations
+        found: dict[str, Registration] = {}
+        for registration in self.registrations:
+            known = found.setdefault(registration.op, registration)
+            if known.language != DEFAULT and registration.language == DEFAULT:
+                found[registration.op] = registration
+        return found
 
     @cached_property
-    def _registrations(self) -> dict[str, Registration]:
+    def registrations(self) -> tuple[Registration, ...]:
+        """Every emitter of every op, in order of module and line.
+
+        Raises:
+            KernelgenError: as of `scan`.
+        """
         if not self.root.is_dir():
             raise KernelgenError(f"kernel library '{self.name}': {self.root} is not a folder")
-        found: dict[str, Registration] = {}
+        found: dict[str, list[Registration]] = {}
         mistakes: list[Diagnostic] = []
         for file in sorted(self.root.glob("*.py")):
             registrations, wrong = scan.scan(file)
             mistakes += wrong
             for registration in registrations:
-                other = found.setdefault(registration.op, registration)
-                if other is not registration:
-                    mistakes.append(
-                        Diagnostic(
-                            f"op '{registration.op}' already has the emitter '{other.function}' at "
-                            f"{other.file}:{other.line}",
-                            Location(str(file), registration.line, 1),
-                            "an op has one emitter in a library; rename or remove one of them",
-                        )
-                    )
+                others = found.setdefault(registration.op, [])
+                mistakes += [_twice(other, registration) for other in others if _meet(other, registration)][:1]
+                others.append(registration)
         if mistakes:
             raise KernelgenError(mistakes)
-        return found
+        return tuple(registration for of_op in found.values() for registration in of_op)
+
+
+def _meet(one: Registration, other: Registration) -> bool:
+    """Returns whether nothing would choose between two emitters of an op: a step is told a module, a manifest a language."""
+    if one.file == other.file:
+        return True
+    return one.language == other.language and (
+        not one.targets or not other.targets or bool({*one.targets} & {*other.targets})
+    )
+
+
+def _twice(first: Registration, second: Registration) -> Diagnostic:
+    return Diagnostic(
+        f"op '{second.op}' already has the emitter '{first.function}' at {first.file}:{first.line}",
+        Location(str(second.file), second.line, 1),
+        "an op has one emitter in a module, and one for a language and target in a library; rename or remove one of them",
+    )
 
 
 def builtin_library() -> Library:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kernelgen import languages
 from kernelgen.emitters import foreign
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.foreign import Reads
@@ -66,7 +67,10 @@ def load_functions(
     functions = []
     for library, registration in emitters:
         try:
-            with foreign.running(reads(library)):
+            with (
+                foreign.running(reads(library)),
+                languages.get(registration.language).loading(registration.file, {}),
+            ):
                 module = importlib.import_module(f"{_package_name(library)}.{registration.module}")
         except KeyboardInterrupt:
             raise

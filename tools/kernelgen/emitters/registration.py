@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.emitters.type_rows import Row
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
+from kernelgen.languages import DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Registration:
         context: the keyword-only arguments that the framework fills in (`out`, `inputs`, `op`).
         line: the function's line, counted from 1.
         types: the types that inputs may have, in rows; empty when not declared.
+        language: what the kernel is written in.
+        targets: the targets that it is for; empty for all.
     """
 
     op: str
@@ -52,6 +56,21 @@ class Registration:
     context: tuple[str, ...]
     line: int
     types: tuple[Row, ...] = ()
+    language: str = DEFAULT
+    targets: tuple[str, ...] = ()
+
+    def is_for(self, target: str) -> bool:
+        """Returns whether it computes the op on a target."""
+        return not self.targets or target in self.targets
+
+    def takes(self, types: Sequence[str | None]) -> bool:
+        """Returns whether inputs of these types (None for an absent one) are among those declared."""
+        if not self.types:
+            return True
+        return any(
+            len(types) <= len(row) and all(t is None or t in allowed for t, allowed in zip(types, row, strict=False))
+            for row in self.types
+        )
 
     @property
     def custom(self) -> bool:

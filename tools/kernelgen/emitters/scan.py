@@ -11,7 +11,13 @@ from kernelgen.emitters import signature, type_rows
 from kernelgen.emitters.registration import ParamSpec, Registration
 from kernelgen.emitters.type_rows import Row
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
+from kernelgen.languages import DEFAULT, LANGUAGES
+from kernelgen.targets import TARGETS
 
+_KEYWORDS = ("types", "language", "targets")
+_KEYWORDS_TEXT = "'types', 'language' and 'targets'"
+_KNOWN_LANGUAGES = f"languages are {', '.join(LANGUAGES)}"
+_KNOWN_TARGETS = f"targets are {', '.join(TARGETS)}"
 _KINDS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": float, "bool": bool}
 
 
@@ -107,6 +113,8 @@ class _Module:
         ops = self._op_names(node, decorator)
         before = len(self.mistakes)
         types = self._types(node, decorator)
+        language = self._language(decorator)
+        targets = self._targets(decorator)
         a = node.args
         for arg in (a.vararg, a.kwarg):
             if arg:
@@ -136,6 +144,8 @@ class _Module:
                 tuple(context),
                 node.lineno,
                 types,
+                language,
+                targets,
             )
             problems = signature.check(registration)
             for message in problems:
@@ -158,24 +168,43 @@ class _Module:
         return names
 
     def _types(self, node: ast.FunctionDef, decorator: ast.expr) -> tuple[Row, ...]:
-        texts: list[str] = []
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
-            if keyword.arg != "types":
-                self.fail(keyword, f"@emitter has no keyword '{keyword.arg}'; it has 'types'")
-                continue
-            items = keyword.value.elts if isinstance(keyword.value, ast.Tuple) else [keyword.value]
-            for item in items:
-                if isinstance(item, ast.Constant) and isinstance(item.value, str):
-                    texts.append(item.value)
-                else:
-                    self.fail(item, f"types are string literals, not {ast.unparse(item)}")
+            if keyword.arg not in _KEYWORDS:
+                self.fail(keyword, f"@emitter has no keyword '{keyword.arg}'; it has {_KEYWORDS_TEXT}")
         rows: list[Row] = []
-        for text in texts:
+        for text, _ in self._words(decorator, "types"):
             found, problems = type_rows.read(text, len(node.args.posonlyargs) + len(node.args.args))
             rows += found
             for message in problems:
                 self.fail(decorator, message)
         return tuple(rows)
+
+    def _words(self, decorator: ast.expr, name: str) -> list[tuple[str, ast.expr]]:
+        """Returns the string literals of a keyword, one or a tuple of them, and where each is."""
+        found: list[tuple[str, ast.expr]] = []
+        for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
+            if keyword.arg != name:
+                continue
+            for item in keyword.value.elts if isinstance(keyword.value, ast.Tuple) else [keyword.value]:
+                if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                    found.append((item.value, item))
+                else:
+                    self.fail(item, f"{name.removesuffix('s')}: expected a string literal, not {ast.unparse(item)}")
+        return found
+
+    def _language(self, decorator: ast.expr) -> str:
+        for name, node in self._words(decorator, "language"):
+            if name in LANGUAGES:
+                return name
+            self.fail(node, f"unknown language '{name}'{did_you_mean(name, LANGUAGES)} ({_KNOWN_LANGUAGES})")
+        return DEFAULT
+
+    def _targets(self, decorator: ast.expr) -> tuple[str, ...]:
+        found = self._words(decorator, "targets")
+        for name, node in found:
+            if name not in TARGETS:
+                self.fail(node, f"unknown target '{name}'{did_you_mean(name, TARGETS)} ({_KNOWN_TARGETS})")
+        return tuple(dict.fromkeys(name for name, _ in found))
 
     def _param(self, arg: ast.arg, value: ast.expr | None) -> ParamSpec | None:
         kind = _KINDS.get(ast.unparse(arg.annotation)) if arg.annotation else None

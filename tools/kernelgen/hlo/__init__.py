@@ -7,6 +7,7 @@ with XLA on the CPU. Which compiler follows is not known here. JAX is imported b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,12 +17,32 @@ if TYPE_CHECKING:
     from kernelgen.kernel import KernelSpec
 
 
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What emitting a kernel gives.
+
+    Attributes:
+        hlo: the canonical serialized `HloModuleProto`.
+        notes: what its language says of it besides, as JSON values.
+    """
+
+    hlo: bytes
+    notes: Mapping[str, Any]
+
+
 def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
-    """Returns the kernel's canonical serialized `HloModuleProto`: the same bytes for the same meaning, anywhere.
+    """Returns the canonical serialized `HloModuleProto` of a kernel in JAX; as `emit_in`."""
+    return emit_in("jax", spec, function).hlo
+
+
+def emit_in(language: str, spec: KernelSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()) -> Emitted:
+    """Returns the kernel's canonical HLO, the same bytes for the same meaning, anywhere, and what is noted beside it.
 
     Args:
+        language: what the emitter is written in.
         spec: the kernel.
         function: its emitter (`kernelgen.emitters.loading`).
+        targets: the targets that it is for; languages that know their limits check them.
 
     Raises:
         KernelgenError: the emitter refuses the kernel or returns something else, or no target's compiler would take the HLO.
@@ -29,7 +50,8 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
     # Imported here: other steps read HLO, and must not be redone when lowering changes.
     from kernelgen.hlo.lower import lower, place
 
-    return _canonical(spec.id, lower(spec, function), place(function))
+    lowered = lower(spec, function, language, targets)
+    return Emitted(_canonical(spec.id, lowered, place(function)), lowered.notes)
 
 
 def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> bytes:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from kernelgen import languages
 from kernelgen.emitter import CONTEXT
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.cpu import import_jax
 from kernelgen.hlo.storage import Storage, storage, update, view
 from kernelgen.kernel import KernelSpec
+from kernelgen.languages import DEFAULT
+from kernelgen.languages.emitting import add_notes, emitting
+from kernelgen.languages.protocol import Call
 
 CLEAR_EVERY = 64
 """JAX keeps what it traced; its caches are emptied after so many kernels, so that a long-lived worker does not grow."""
@@ -34,20 +38,26 @@ class Lowered:
         inputs: `input<i>` per parameter, i the index in ggml's `src`.
         outputs: `output0` for the result, then `input<i>.updated` for every input that the kernel changes besides.
         aliases: result number → parameter number.
+        notes: what the language says of the kernel besides.
     """
 
     hlo: bytes
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     aliases: dict[int, int]
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
+def lower(
+    spec: KernelSpec, function: Callable[..., Any], language: str = DEFAULT, targets: tuple[str, ...] = ()
+) -> Lowered:
     """Traces an emitter for one kernel.
 
     Args:
         spec: what is computed.
         function: the emitter.
+        language: what it is written in.
+        targets: the targets that the kernel is for.
 
     Raises:
         KernelgenError: the emitter refuses the kernel, or its result is not what the spec says.
@@ -55,20 +65,21 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
     arguments = [None if t is None else _storage(spec, function, t, f"input {i}") for i, t in enumerate(spec.inputs)]
     present = [(i, s) for i, s in enumerate(arguments) if s is not None]
     updated = _updated(spec, function)
-    targets = [(spec.alias, _target(spec, function)), *((i, storage(t)) for i, t in updated.items())]
+    stored = [(spec.alias, _target(spec, function)), *((i, storage(t)) for i, t in updated.items())]
 
     def kernel(*arrays: Any) -> Any:
         bound = dict(zip((i for i, _ in present), arrays, strict=True))
         views = [None if s is None else view(bound[i], s) for i, s in enumerate(arguments)]
-        results = call(spec, function, views)
+        results = call(spec, function, views, language, targets)
         new = tuple(
             update(None if i is None else bound[i], target, result)
-            for (i, target), result in zip(targets, results, strict=True)
+            for (i, target), result in zip(stored, results, strict=True)
         )
         return new if spec.updates else new[0]
 
     try:
-        hlo = traced(kernel, [(s.shape, s.dtype) for _, s in present])
+        with emitting(targets) as noted:
+            hlo = traced(kernel, [(s.shape, s.dtype) for _, s in present])
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -78,7 +89,8 @@ def lower(spec: KernelSpec, function: Callable[..., Any]) -> Lowered:
         hlo,
         tuple(f"input{i}" for i in numbers),
         ("output0", *(f"input{i}.updated" for i in spec.updates)),
-        {n: numbers[i] for n, (i, _) in enumerate(targets) if i is not None},
+        {n: numbers[i] for n, (i, _) in enumerate(stored) if i is not None},
+        noted.notes,
     )
 
 
@@ -103,13 +115,15 @@ def traced(kernel: Callable[..., Any], parameters: Sequence[tuple[tuple[int, ...
             jax.clear_caches()
 
 
-def call(spec: KernelSpec, function: Callable[..., Any], views: Sequence[Any]) -> tuple[Any, ...]:
+def call(spec: KernelSpec, function: Callable[..., Any], views: Sequence[Any], language: str = DEFAULT, targets: tuple[str, ...] = ()) -> tuple[Any, ...]:
     """Calls an emitter and returns its result, and the new content of each input that it updates.
 
     Args:
         spec: the kernel.
         function: its emitter.
         views: the logical array of each input, shape `Storage.view_shape`; None for one that is absent.
+        language: what it is written in.
+        targets: the targets that the kernel is for.
 
     Raises:
         KernelgenError: the emitter refuses the kernel, or its result is not what the spec says.
@@ -125,12 +139,14 @@ def call(spec: KernelSpec, function: Callable[..., Any], views: Sequence[Any]) -
     keywords = _keywords(spec, function)
     updated = _updated(spec, function)
     try:
-        returned = function(*given, **keywords)
+        called_as = languages.get(DEFAULT if language in languages.EMITTERS_IN_JAX else language)
+        returned = called_as.call(function, Call(tuple(given), keywords, targets=targets))
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too: an emitter is anybody's code
         raise _failure(spec, function, described(error), error) from error
-    return _checked(returned, updated, spec, function)
+    add_notes(returned.notes)
+    return _checked(returned.results, updated, spec, function)
 
 
 def _dtype(name: str) -> Any:
@@ -191,14 +207,14 @@ def _updated(spec: KernelSpec, function: Callable[..., Any]) -> dict[int, Tensor
 
 
 def _checked(
-    returned: Any, updated: Mapping[int, TensorDesc], spec: KernelSpec, function: Callable[..., Any]
+    results: tuple[Any, ...], updated: Mapping[int, TensorDesc], spec: KernelSpec, function: Callable[..., Any]
 ) -> tuple[Any, ...]:
     """Returns the emitter's result, and the new content of each input that it updates, if they are what the spec says."""
     wanted = [("the result", spec.output), *((f"the new input {i}", t) for i, t in updated.items())]
-    results: tuple[Any, ...] = returned if updated and isinstance(returned, tuple) else (returned,)
     if len(results) != len(wanted):
         what = ", ".join(name for name, _ in wanted)
-        raise _failure(spec, function, f"the emitter returned {type(returned).__name__}, not a tuple of {what}")
+        made = f"a tuple of {len(results)}" if len(results) != 1 else type(results[0]).__name__
+        raise _failure(spec, function, f"the emitter returned {made}, not {'a tuple of ' * bool(updated)}{what}")
     for result, (what, tensor) in zip(results, wanted, strict=True):
         if not hasattr(result, "shape") or not hasattr(result, "dtype"):
             raise _failure(spec, function, f"the emitter returned {type(result).__name__}, not one array")

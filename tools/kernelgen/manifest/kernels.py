@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import did_you_mean, nearest
+from kernelgen.errors import KernelgenError, did_you_mean, nearest
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
 from kernelgen.ggml import types as ggml_types
@@ -39,7 +39,22 @@ class Named:
     node: Node
 
 
-def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES) -> tuple[list[Kernel], list[Named]]:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What decides, besides an entry, which emitters compute its kernels.
+
+    Attributes:
+        targets: the manifest's targets.
+        languages: its `languages`, or None.
+    """
+
+    targets: tuple[str, ...] = ()
+    languages: Node | None = None
+
+
+def expand(
+    entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES, choice: Choice = Choice()
+) -> tuple[list[Kernel], list[Named]]:
     """Returns the kernels of one entry; mistakes go to `report`, and an entry with one gives no kernel.
 
     Args:
@@ -47,18 +62,21 @@ def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZE
         catalog: what can be computed, and by which emitter.
         report: where mistakes are noted; nodes in `report.wrong` are not looked at.
         sizes: the variables that it shares with the other entries.
+        choice: what else decides which emitters compute them.
     """
-    return KernelEntry(entry, catalog, report, sizes).expand()
+    return KernelEntry(entry, catalog, report, sizes, choice).expand()
 
 
 class KernelEntry:
     """An entry while it is read."""
 
-    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes) -> None:
+    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice = Choice()) -> None:
         self.entry = entry
         self.catalog = catalog
         self.report = report
         self.sizes = sizes
+        self.targets = choice.targets
+        self.languages = entry.get("languages") or choice.languages if entry.kind == "map" else None
         self.good = id(entry) not in report.wrong
         self.op: Op | None = None
         self.variables: dict[str, list[Value]] = {}
@@ -106,7 +124,7 @@ class KernelEntry:
             spec = self._spec(self.op, values)
             if spec is None:
                 continue
-            kernels.append(self.catalog.kernel(spec))
+            kernels += self._chosen(spec)
             name = entry.get("name")
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
@@ -126,6 +144,18 @@ class KernelEntry:
                         f"variable '{short(name)}' is not used",
                         f"write ${{{short(name)}}} in a shape or parameter, or remove it",
                     )
+    def _chosen(self, spec: KernelSpec) -> list[Kernel]:
+        """Returns the kernel with its emitter, several times when targets have emitters of their own."""
+        if self.languages is not None and not self.usable(self.languages):
+            return []
+        languages = [node.text for node in self.languages.value] if self.languages is not None else []
+        try:
+            return self.catalog.kernels(spec, languages, self.targets)
+        except KernelgenError as error:
+            (found,) = error.diagnostics
+            own = self.entry.get("languages")
+            self.fail(own or self.entry.get("op") or self.entry, found.message, found.hint)
+            return []
 
     def _read_op(self) -> None:
         node = self.entry.get("op")

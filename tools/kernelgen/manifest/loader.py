@@ -77,7 +77,8 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
     if root.kind != "map":
         return None
     config = settings.read(root, report)
-    found = _entries(root, catalog, report)
+    choice = kernels.Choice(tuple(c.target for c in config.configs), root.get("languages"))
+    found = _entries(root, catalog, report, choice)
     name = root.get("name")
     if name is None or report.diagnostics:
         return None
@@ -89,7 +90,7 @@ def _items(root: Node, key: str) -> list[Node]:
     return list(node.value) if node is not None and node.kind == "seq" else []
 
 
-def _entries(root: Node, catalog: Catalog, report: Report) -> list[Kernel]:
+def _entries(root: Node, catalog: Catalog, report: Report, choice: kernels.Choice) -> list[Kernel]:
     found: list[Kernel] = []
     named: dict[str, kernels.Named] = {}
     shared = sizes.read(root, report)
@@ -99,7 +100,7 @@ def _entries(root: Node, catalog: Catalog, report: Report) -> list[Kernel]:
             report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")
             break
     for entry in _items(root, "kernels"):
-        expanded, names = kernels.expand(entry, catalog, report, shared)
+        expanded, names = kernels.expand(entry, catalog, report, shared, choice)
         found += expanded
         if len(found) > kernels.MAX_KERNELS:
             report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")

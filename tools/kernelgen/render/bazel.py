@@ -13,6 +13,7 @@ from typing import Any
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.kernel import KernelSpec, param_text, spec_json
+from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 
@@ -78,9 +79,11 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
 
 def _op_kernel(kernel: Kernel, spec: KernelSpec) -> dict[str, Any]:
     return {
-        "id": spec.id,
+        "id": kernel.id,
         "emitter": f"{kernel.library}/{kernel.emitter}",
         "library": kernel.library,
+        "language": None if kernel.language == DEFAULT else kernel.language,
+        "targets": list(kernel.targets),
         "op": spec.op,
         "inputs": ["" if t is None else str(t) for t in spec.inputs],
         "output": str(spec.output),
@@ -93,7 +96,7 @@ def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequen
     keys = [f"{library}/{module}" for library, module in kernel.emitters]
     libraries = [library for library, _ in kernel.emitters]
     return {
-        "id": kernel.spec.id,
+        "id": kernel.id,
         "emitters": keys,
         "libraries": libraries,
         "helpers": sorted({label for key in keys for label in emitters[key]["helpers"]}),

@@ -67,7 +67,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         build: how and where.
     """
     by_name = {s.name: s for s in sources}
-    specs = {k.spec.id: spec_json(k.spec) for k in plan.kernels}
+    specs = {k.id: spec_json(k.spec) for k in plan.kernels}
     flags = {c.key: [f"--flag={word}" for word in c.flags()] for c in plan.configs}
     jax = f"--jax={build.jax_version}"
     # A simulated NEFF says itself what made it.
@@ -81,7 +81,8 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
             jax,
             *(word for name, path in modules for word in (f"--library={name}", f"--emitter={path}")),
             f"--folder={build.folder / 'hlo'}",
-            *(f"--spec={specs[k.spec.id]}" for k in kernels),
+            *(f"--target={target}" for target in kernels[0].targets),
+            *(f"--spec={specs[k.id]}" for k in kernels),
         )
     for key, words in flags.items():
         files[f"steps/{key}.compile"] = _lines(
@@ -118,7 +119,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
             *(f"--entry={canonical_json(entry)}" for entry in entries),
         )
     values = {
-        "batches": {batch: [k.spec.id for k in kernels] for batch, kernels in batches.items()},
+        "batches": {batch: [k.id for k in kernels] for batch, kernels in batches.items()},
         "bundles": plan.bundles,
         "compiler": build.compiler,
         "identity": build.identity,
@@ -131,7 +132,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
 
 
 def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
-    """Returns the kernels of each command that emits: of one module, and not more than about `BATCH`.
+    """Returns the kernels of each command that emits: of one module and for the same targets, and not more than about `BATCH`.
 
     Graph kernels are emitted by commands of their own, which have all modules that they need together.
 
@@ -139,7 +140,7 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     """
     modules: dict[str, list[Kernel]] = {}
     for kernel in kernels:
-        name = f"{kernel.library}.{kernel.emitter}"
+        name = ".".join((kernel.library, kernel.emitter, *kernel.targets))
         if isinstance(kernel.spec, GraphSpec):
             name = f"graph.{hashlib.sha256(canonical_json(kernel.emitters).encode()).hexdigest()[:12]}"
         modules.setdefault(name, []).append(kernel)
@@ -147,7 +148,7 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     for name, members in sorted(modules.items()):
         parts = 1 << ((len(members) - 1) // BATCH).bit_length()
         for kernel in members:
-            part = int(hashlib.sha256(kernel.spec.id.encode()).hexdigest(), 16) % parts
+            part = int(hashlib.sha256(kernel.id.encode()).hexdigest(), 16) % parts
             batches.setdefault(name if parts == 1 else f"{name}.{part}", []).append(kernel)
     return dict(sorted(batches.items()))
 
