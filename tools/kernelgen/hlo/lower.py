@@ -21,7 +21,7 @@ from kernelgen.hlo.storage import Storage, storage, update, view
 from kernelgen.kernel import KernelSpec
 from kernelgen.languages import DEFAULT
 from kernelgen.languages.emitting import add_notes, emitting
-from kernelgen.languages.protocol import Call
+from kernelgen.languages.protocol import Call, Returned
 
 CLEAR_EVERY = 64
 """JAX keeps what it traced; its caches are emptied after so many kernels, so that a long-lived worker does not grow."""
@@ -115,7 +115,13 @@ def traced(kernel: Callable[..., Any], parameters: Sequence[tuple[tuple[int, ...
             jax.clear_caches()
 
 
-def call(spec: KernelSpec, function: Callable[..., Any], views: Sequence[Any], language: str = DEFAULT, targets: tuple[str, ...] = ()) -> tuple[Any, ...]:
+def call(
+    spec: KernelSpec,
+    function: Callable[..., Any],
+    views: Sequence[Any],
+    language: str = DEFAULT,
+    targets: tuple[str, ...] = (),
+) -> tuple[Any, ...]:
     """Calls an emitter and returns its result, and the new content of each input that it updates.
 
     Args:
@@ -146,7 +152,21 @@ def call(spec: KernelSpec, function: Callable[..., Any], views: Sequence[Any], l
     except BaseException as error:  # SystemExit, too: an emitter is anybody's code
         raise _failure(spec, function, described(error), error) from error
     add_notes(returned.notes)
-    return _checked(returned.results, updated, spec, function)
+    return _checked(_of_op(returned, updated, spec, function), updated, spec, function)
+
+
+def _of_op(
+    returned: Returned, updated: Mapping[int, TensorDesc], spec: KernelSpec, function: Callable[..., Any]
+) -> tuple[Any, ...]:
+    """Returns an op's results, from what the emitter returns and from the inputs that it changes in place."""
+    changed = {
+        i for i, new in returned.updated.items() if i not in updated and not any(new is r for r in returned.results)
+    }
+    if changed:
+        raise _failure(spec, function, f"the emitter changes input {min(changed)}, which the op does not")
+    if len(returned.results) == 1 and updated and all(i in returned.updated for i in updated):
+        return (*returned.results, *(returned.updated[i] for i in updated))
+    return returned.results
 
 
 def _dtype(name: str) -> Any:

@@ -144,6 +144,7 @@ class KernelEntry:
                         f"variable '{short(name)}' is not used",
                         f"write ${{{short(name)}}} in a shape or parameter, or remove it",
                     )
+
     def _chosen(self, spec: KernelSpec) -> list[Kernel]:
         """Returns the kernel with its emitter, several times when targets have emitters of their own."""
         if self.languages is not None and not self.usable(self.languages):

@@ -1,0 +1,75 @@
+"""Every function, operator, method and index of a kernel in NumPy, against NumPy: a whole list of expressions is one kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from traced import run
+
+from kernelgen.languages.numpy import functions
+from kernelgen.languages.numpy.dtypes import narrowed
+from kernelgen.languages.numpy.tensor import FUNCTIONS
+
+EXPRESSIONS = [
+    line
+    for line in (Path(__file__).with_name("expressions.txt").read_text(encoding="utf-8")).splitlines()
+    if not line.startswith("#")
+]
+
+
+def inputs() -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray[Any, Any]:
+        return rng.normal(size=shape).astype(np.float32)
+
+    j = rng.integers(1, 9, (4, 6)) * rng.choice([-1, 1], (4, 6))
+    f = normal(4, 6)
+    f[0, 2], f[1, 3], f[2, 0] = np.nan, np.inf, -np.inf
+    return {
+        "a": normal(4, 6),
+        "b": rng.uniform(0.1, 4, (4, 6)).astype(np.float32),
+        "i": rng.integers(-9, 9, (4, 6)).astype(np.int32),
+        "j": j.astype(np.int32),
+        "u": rng.integers(0, 255, (4, 6)).astype(np.uint8),
+        "c": rng.choice([True, False], (4, 6)),
+        "d": rng.choice([True, False], (4, 6)),
+        "m": normal(6, 5),
+        "v": normal(6),
+        "t": normal(2, 3, 4),
+        "s": normal(5, 5),
+        "k": np.array([2, 0, 3], np.int32),
+        "z": normal(2, 4, 3),
+        "f": f,
+    }
+
+
+def test_every_function_is_tried() -> None:
+    functions.load()
+    text = "\n".join(EXPRESSIONS)
+    in_place = {np.copyto, np.put_along_axis}
+    untried = {
+        function.__name__ for function in FUNCTIONS if function not in in_place and f"{function.__name__}(" not in text
+    }
+    assert untried == set()
+
+
+def test_expressions_are_what_numpy_computes() -> None:
+    arrays = inputs()
+
+    def kernel(*tensors: Any) -> list[Any]:
+        names = {"np": np, **dict(zip(arrays, tensors, strict=True))}
+        return [eval(text, {"__name__": "kernel"}, names) for text in EXPRESSIONS]
+
+    with np.errstate(all="ignore"):
+        wanted = [np.asarray(eval(text, {"np": np}, arrays)) for text in EXPRESSIONS]
+    found = run(kernel, *arrays.values())
+    wrong = []
+    for text, want, have in zip(EXPRESSIONS, wanted, found, strict=True):
+        if (have.shape, have.dtype) != (want.shape, narrowed(want.dtype)):
+            wrong.append(f"{text}: {have.dtype}{have.shape}, not {want.dtype}{want.shape}")
+        elif not np.allclose(have, want, rtol=2e-5, atol=1e-5, equal_nan=True):
+            wrong.append(f"{text}: {have} not {want}")
+    assert not wrong, "\n".join(wrong)

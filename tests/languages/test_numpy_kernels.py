@@ -1,0 +1,428 @@
+"""Kernels in NumPy: assignment to parameters, loops, dtypes, knobs, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from traced import run
+
+from kernelgen.errors import KernelgenError
+from kernelgen.hlo.canonicalize import canonicalize
+from kernelgen.hlo.function import Launch, lower_function
+from kernelgen.languages.numpy.dtypes import promoted
+from kernelgen.numpy import (
+    all_reduce,
+    constant,
+    conv2d,
+    conv3d,
+    fori_loop,
+    full,
+    knob,
+    rms_norm,
+    softmax,
+    topk,
+    trace,
+    zeros,
+)
+
+X = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+def lower(function: Callable[..., Any], *arrays: Any, targets: tuple[str, ...] = ()) -> Any:
+    launch = Launch(tuple((a.shape, a.dtype.name) for a in arrays), targets=targets)
+    return lower_function("numpy", function, launch, function.__name__)
+
+
+def refusal(function: Callable[..., Any], *arrays: Any, targets: tuple[str, ...] = ()) -> str:
+    """Returns the error of a kernel, beginning with how many lines below its `def` it is."""
+    with pytest.raises(KernelgenError) as caught:
+        lower(function, *arrays, targets=targets)
+    (found,) = caught.value.diagnostics
+    assert found.location is not None and found.location.file == __file__
+    below = found.location.line - function.__code__.co_firstlineno
+    return f"{below}: {found.message}" + (f" ({found.hint})" if found.hint else "")
+
+
+# --- assignment -------------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_that_is_assigned_to_is_an_aliased_result_after_those_returned() -> None:
+    def kernel(x: Any, y: Any) -> Any:
+        y[1:3, ::2] = x[1:3, :3]
+        y[0] += 10
+        x += 1  # another array, and not the parameter
+        return x * 2
+
+    y = np.full((4, 6), 7, np.float32)
+    lowered = lower(kernel, X, y)
+    assert (lowered.outputs, lowered.aliases) == (("output0", "input1.updated"), {1: 1})
+    result, new = run(kernel, X, y)
+    want = y.copy()
+    want[1:3, ::2] = X[1:3, :3]
+    want[0] += 10
+    np.testing.assert_array_equal(result, (X + 1) * 2)
+    np.testing.assert_array_equal(new, want)
+
+
+def test_a_changed_parameter_that_is_returned_is_one_result() -> None:
+    def kernel(x: Any) -> Any:
+        x[...] = x * 2
+        return x, x[0]
+
+    lowered = lower(kernel, X)
+    assert (lowered.outputs, lowered.aliases) == (("input0.updated", "output1"), {0: 0})
+
+
+def test_every_way_to_assign() -> None:
+    def kernel(x: Any, i: Any) -> Any:
+        made = np.zeros((4, 6), np.float32)
+        made[0] = 1
+        made[1, 1:3] = x[0, :2]
+        made[2:, ::-2] = x[2:, :3]
+        made[-1, -1] = x[1, 1]
+        rows = np.copy(x)
+        rows[i] = -1.0
+        rows[[3, 0], 2] = np.array([8, 9])
+        bounded = np.empty(6)
+        bounded[:] = x[2]
+        bounded[bounded > 15] = 15
+        along = np.ones_like(x)
+        np.put_along_axis(along, np.argmax(x, axis=1, keepdims=True), 5.0, axis=1)
+        copied = np.zeros_like(x)
+        np.copyto(copied, x, where=x > 5)
+        into = np.zeros((4, 6))
+        np.add(x, 1, out=into)
+        into.T[0] = 100  # a slice is a copy
+        return made, rows, bounded, along, copied, into
+
+    found = run(kernel, X, np.array([1, 2], np.int32))
+    want = kernel(X.copy(), np.array([1, 2]))
+    want[-1].T[0] = X[:, 0] + 1  # NumPy's views write through
+    for have, expected in zip(found, want, strict=True):
+        np.testing.assert_array_equal(have, expected)
+
+
+def test_fori_loop_stays_a_loop_and_slices_by_its_index() -> None:
+    def kernel(x: Any) -> Any:
+        def body(i: Any, state: Any) -> Any:
+            total, rows = state
+            tile = x[i * 2 : i * 2 + 2]
+            rows[2 * (1 - i) : 2 * (1 - i) + 2] = tile
+            return total + np.sum(tile) + i + x[i, 0], rows
+
+        return fori_loop(0, 2, body, (0.0, np.zeros((4, 6))))
+
+    total, rows = run(kernel, X)
+    assert total == X.sum() + 1 + X[0, 0] + X[1, 0]
+    np.testing.assert_array_equal(rows, X[[2, 3, 0, 1]])
+    assert b"while" in lower(kernel, X).hlo
+
+
+# --- functions that NumPy does not have ---------------------------------------------------------------------------------
+
+
+def test_functions_of_networks() -> None:
+    rng = np.random.default_rng(1)
+    image, weight = rng.normal(size=(2, 4, 7, 6)).astype(np.float32), rng.normal(size=(6, 2, 3, 2)).astype(np.float32)
+    ties = np.array([[3, -np.inf, 5, 5, 1], [-np.inf, -np.inf, 2, -np.inf, 2]], np.float32)
+
+    def kernel(x: Any, w: Any, ties: Any) -> Any:
+        volume = np.expand_dims(x, 2)
+        return (
+            softmax(x, axis=1),
+            rms_norm(x, np.full(6, 2.0), eps=0.1),
+            *topk(ties, 4),
+            *topk(ties, 2, is_ascend=True),
+            conv2d(x, w, np.arange(6), stride=(2, 1), padding=1, dilation=(1, 2), groups=2),
+            conv3d(volume, np.expand_dims(w, 2), padding=(0, 1, 0), groups=2),
+            all_reduce(ties, [[0]]),
+            constant([1, 2]) + zeros(2, np.int32) + full(2, 3, np.int32),
+        )
+
+    found = run(kernel, image, weight, ties)
+    e = np.exp(image - image.max(1, keepdims=True))
+    np.testing.assert_allclose(found[0], e / e.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(found[1], 2 * image / np.sqrt((image**2).mean(-1, keepdims=True) + 0.1), rtol=1e-5)
+    np.testing.assert_array_equal(found[3], [[2, 3, 0, 4], [2, 4, 0, 1]])
+    np.testing.assert_array_equal(found[2], np.take_along_axis(ties, found[3].astype(int), 1))
+    np.testing.assert_array_equal(found[5], [[1, 4], [0, 1]])
+    padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    want = np.zeros((2, 6, 4, 6), np.float32)
+    for k in range(6):
+        for y in range(4):
+            for x in range(6):
+                window = padded[:, 2 * (k // 3) : 2 * (k // 3) + 2, 2 * y : 2 * y + 3, x : x + 4 : 2]
+                if window.shape[3] == 2:
+                    want[:, k, y, x] = (window * weight[k]).sum((1, 2, 3)) + k
+    np.testing.assert_allclose(found[6], want, rtol=1e-4, atol=1e-4)
+    assert found[7].shape == (2, 6, 1, 7, 5)
+    np.testing.assert_array_equal(found[8], ties)
+    np.testing.assert_array_equal(found[9], [4, 5])
+
+
+# --- dtypes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "one, other, expected",
+    [
+        ("bool", 1, "int32"),
+        ("bool", 1.5, "float32"),
+        ("int8", 3, "int8"),
+        ("int8", 1.5, "float32"),
+        ("float16", 1.5, "float16"),
+        ("bfloat16", 3, "bfloat16"),
+        ("int8", "uint8", "int16"),
+        ("int32", "uint32", "int32"),
+        ("int16", "uint8", "int16"),
+        ("int64", "uint8", "int32"),
+        ("int32", "float16", "float16"),
+        ("float16", "bfloat16", "float32"),
+        ("bfloat16", "float32", "float32"),
+        ("float64", "float16", "float32"),
+        ("bool", "float16", "float16"),
+        ("float8_e4m3", 2.0, "float8_e4m3"),
+    ],
+)
+def test_promotion(one: str, other: Any, expected: str) -> None:
+    def array(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return np.zeros(1, getattr(ml_dtypes, value, None) or value)
+
+    assert promoted(array(one), array(other)).name == expected
+    assert promoted(array(other), array(one)).name == expected
+
+
+def test_halves_are_added_up_in_float32_and_stay_halves() -> None:
+    def kernel(x: Any, y: Any) -> Any:
+        return x @ y, np.sum(x), np.mean(x, axis=0), x * 1.5, x / 2, x + np.float32(1)
+
+    x = np.full((2, 3000), 1, np.float16)
+    found = run(kernel, x, x.T.copy())
+    assert [r.dtype.name for r in found] == ["float16"] * 5 + ["float32"]
+    assert found[0][0, 0] == 3000 and found[1] == 6000
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+def branches(x: Any) -> Any:
+    y = x * 2
+    if np.sum(y) > 3:
+        return y
+    return x
+
+
+def repeats(x: Any) -> Any:
+    while x[0, 0] < 3:
+        x = x + 1
+    return x
+
+
+def sorts(x: Any) -> Any:
+    return np.sort(x)
+
+
+def transforms(x: Any) -> Any:
+    return np.fft.fft(x)
+
+
+def masks(x: Any) -> Any:
+    return x[x > 2]
+
+
+def mismatches(x: Any) -> Any:
+    y = x[:, :5]
+    return x + y
+
+
+def adds_fp8(x: Any) -> Any:
+    return x.astype(ml_dtypes.float8_e4m3) + x.astype(ml_dtypes.float8_e5m2)
+
+
+def beyond(x: Any) -> Any:
+    return x[4]
+
+
+def converts(x: Any) -> Any:
+    return np.log(2.0) * float(x[0, 0])
+
+
+def escapes(x: Any) -> Any:
+    def body(i: Any, v: Any) -> Any:
+        x[0] = v[0]
+        return v
+
+    return fori_loop(0, 2, body, x * 1)
+
+
+def grows(x: Any) -> Any:
+    return fori_loop(0, 2, lambda i, v: np.stack([v, v]), x)
+
+
+def hosts(x: Any) -> Any:
+    table = np.arange(3)
+    table[1] = x[0, 0]
+    return x
+
+
+def gives_text(x: Any) -> Any:
+    return x, "text"
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (
+            branches,
+            "2: a branch or loop depends on values that are not known while the kernel is traced "
+            "(choose between values with np.where, and repeat with kernelgen.numpy.fori_loop)",
+        ),
+        (repeats, "1: a branch or loop depends on values"),
+        (sorts, "1: np.sort is not supported in a kernel (use kernelgen.numpy.topk)"),
+        (
+            transforms,
+            "1: np.fft.fft is not supported in a kernel (docs/kernels-in-numpy.md lists the functions that are)",
+        ),
+        (masks, "1: an array can't be indexed by bools"),
+        (mismatches, "2: np.add: shape mismatch"),
+        (adds_fp8, "1: float8_e4m3 and float8_e5m2 have no common dtype (convert one of them: x.astype(np.float32))"),
+        (beyond, "1: an index: index 4 is out of bounds for axis 0 of size 4"),
+        (
+            converts,
+            "1: float(), or an assignment to an element of an array of NumPy's, needs a value that is not known while the kernel is traced",
+        ),
+        (escapes, "2: the body of fori_loop changes an array from outside of it"),
+        (grows, "1: fori_loop: value 0 is float32[4, 6] in init, and the body makes it float32[2, 4, 6]"),
+        (hosts, "2: int(), or an assignment to an element of an array of NumPy's, needs a value that is not known"),
+        (gives_text, "0: kernel 'gives_text': result 1 is str, not an array"),
+    ],
+)
+def test_what_a_kernel_can_not_do_is_refused_at_its_line(function: Callable[..., Any], expected: str) -> None:
+    found = refusal(function, X)
+    assert found.startswith(expected), found
+
+
+# --- knobs --------------------------------------------------------------------------------------------------------------
+
+
+def test_knobs_are_recorded_and_change_no_byte() -> None:
+    def hinted(x: Any, w: Any) -> Any:
+        y = x @ w
+        knob.knob(y).tile_op(tile_size=[4, 3, 2]).layout(mem_space="Psum", tile_size=[4, 3])
+        z = knob(np.sum(y, axis=1), mem_space="Sbuf", partition_dim=0, reduction_tile=[3])
+        e, h = z + 1, z * 2
+        for part in (e, h):
+            knob.knob(part).tile_op(tile_size=[2])
+        knob.fuse(e, h)
+        return knob(e * h, mem_space="SharedHbm", tile_size=4)
+
+    def plain(x: Any, w: Any) -> Any:
+        y = np.sum(x @ w, axis=1)
+        return (y + 1) * (y * 2)
+
+    w = np.ones((6, 3), np.float32)
+    with_knobs, without = lower(hinted, X, w), lower(plain, X, w)
+    assert canonicalize(with_knobs.hlo, with_knobs.inputs) == canonicalize(without.hlo, without.inputs)
+    assert without.notes == {}
+    first = hinted.__code__.co_firstlineno
+    assert with_knobs.notes["knobs"][:2] == [
+        {"array": "float32[4, 3]", "tile_op": {"tile_size": [4, 3, 2]}, "line": first + 2},
+        {"array": "float32[4, 3]", "layout": {"mem_space": "Psum", "tile_size": [4, 3]}, "line": first + 2},
+    ]
+    assert with_knobs.notes["knobs"][-2] == {"fuse": 2, "tile_size": [2], "loops": [4], "line": first + 7}
+    np.testing.assert_array_equal(hinted(X, w), plain(X, w))
+
+
+def wrong_space(x: Any) -> Any:
+    knob(x * 2, mem_space="Sram")
+
+
+def wrong_partition(x: Any) -> Any:
+    knob(x, partition_dim=2)
+
+
+def partition_of_product(x: Any) -> Any:
+    knob(x @ x.T, partition_dim=1)
+
+
+def zero_tile(x: Any) -> Any:
+    knob.knob(x + 1).tile_op(tile_size=[4, 0])
+
+
+def large_tile(x: Any) -> Any:
+    knob.knob(x + 1).tile_op(tile_size=[4, 7])
+
+
+def few_entries(x: Any) -> Any:
+    knob.knob(x @ x.T).tile_op(tile_size=[4, 4])
+
+
+def many_partitions(x: Any) -> Any:
+    y = np.zeros((4, 300)) + 1
+    knob(y, mem_space="Sbuf", partition_dim=1, tile_size=[4, 256])
+
+
+def large_bank(x: Any) -> Any:
+    y = np.zeros((4, 300, 2)) + 1
+    knob(y, mem_space="Psum", tile_size=[4, 300, 2])
+
+
+def large_sbuf(x: Any) -> Any:
+    y = np.zeros((4, 50000)) + 1
+    knob(y, mem_space="Sbuf", tile_size=[4, 50000])
+
+
+def fuses_one(x: Any) -> Any:
+    knob.fuse(x + 1)
+
+
+def fuses_unequal(x: Any) -> Any:
+    y, z = x + 1, x[:2] + 1
+    knob.knob(y).tile_op(tile_size=[2, 6])
+    knob.knob(z).tile_op(tile_size=[2, 6])
+    knob.fuse(y, z)
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (wrong_space, "1: mem_space: 'Sram' is not one of Hbm, Psum, Sbuf, SharedHbm"),
+        (wrong_partition, "1: partition_dim: 2 is not a dimension of an array of rank 2"),
+        (partition_of_product, "1: partition_dim: 1 of an array that is not made by an elementwise operation"),
+        (zero_tile, "1: tile_size: expected numbers of at least 1, not [4, 0]"),
+        (large_tile, "1: tile_size: entry 1 is 7, and the loops of this elementwise are [4, 6]"),
+        (few_entries, "1: tile_size: 2 entries for 3: the loops of this matmul are [4, 4, 6]"),
+        (many_partitions, "2: tile_size: 256 elements of dimension 1 lie across partitions, of which there are 128"),
+        (large_bank, "2: tile_size: 2400 bytes in a partition, and a bank of PSUM has 2048"),
+        (large_sbuf, "2: tile_size: 200000 bytes in a partition, and SBUF of trn1 has 180224"),
+        (fuses_one, "1: knob.fuse joins the loops of two arrays or more, not of 1"),
+        (
+            fuses_unequal,
+            "4: knob.fuse: the loops of array 1 are [2, 6] by [2, 6], those of array 0 are [4, 6] by [2, 6]",
+        ),
+    ],
+)
+def test_a_knob_beyond_a_limit_is_refused_at_its_line(function: Callable[..., Any], expected: str) -> None:
+    found = refusal(function, X, targets=("trn1", "trn2"))
+    assert found.startswith(expected), found
+
+
+def test_a_limit_is_that_of_the_targets() -> None:
+    def fits(x: Any) -> Any:
+        return knob(np.zeros((4, 50000)) + 1, mem_space="Sbuf", tile_size=[4, 50000])
+
+    assert lower(fits, X, targets=("trn2", "trn3")).notes["knobs"]
+
+
+def test_a_kernel_computes_without_kernelgen() -> None:
+    @trace(input_specs=[((4, 6), "f32")])
+    def kernel(x: Any) -> Any:
+        return fori_loop(0, 3, lambda i, v: v + i, knob(x, mem_space="Sbuf"))
+
+    np.testing.assert_array_equal(kernel(X), X + 3)

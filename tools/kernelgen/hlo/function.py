@@ -1,0 +1,106 @@
+"""From a kernel that no op names to HLO: its function, on arrays of given shapes and dtypes.
+
+`kernelgen.hlo.lower` does the same for the emitter of an op, whose arrays are views of ggml's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelgen import languages
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, described
+from kernelgen.hlo.lower import Lowered, place, traced
+from kernelgen.languages.emitting import add_notes, emitting
+from kernelgen.languages.protocol import Call
+
+Array = tuple[tuple[int, ...], str]
+"""Shape and NumPy dtype name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a function is called.
+
+    Attributes:
+        inputs: the array arguments, in order.
+        outputs: the results, or None when they are whatever the function returns.
+        keywords: static arguments.
+        grid: how many programs there are in each dimension; empty for none.
+        targets: the targets whose limits must hold.
+        lowering: `interpreted` or `native`.
+    """
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...] | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    grid: tuple[int, ...] = ()
+    targets: tuple[str, ...] = ()
+    lowering: str = "interpreted"
+
+
+def lower_function(language: str, function: Callable[..., Any], launch: Launch, name: str) -> Lowered:
+    """Traces a function once.
+
+    Args:
+        language: what it is written in.
+        function: it.
+        launch: how it is called.
+        name: the kernel's name in messages.
+
+    Returns:
+        the HLO. A result is `output<k>`, and what is written to input i is `input<i>.updated`, which shares that input's memory:
+        a changed input that the function does not return comes after the results.
+
+    Raises:
+        KernelgenError: the function fails, or its results are not those declared.
+    """
+    aliases: dict[int, int] = {}
+    names: list[str] = []
+
+    def failure(message: str, error: BaseException | None = None) -> KernelgenError:
+        return KernelgenError(Diagnostic(f"kernel {name}: {message}", place(function, error)), exit_code=EXIT_FAILED)
+
+    def kernel(*arrays: Any) -> Any:
+        call = Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering)
+        returned = languages.get(language).call(function, call)
+        add_notes(returned.notes)
+        results = list(returned.results)
+        for k, result in enumerate(results):
+            if not hasattr(result, "shape") or not hasattr(result, "dtype"):
+                raise failure(f"result {k} is {type(result).__name__}, not an array")
+        updated = dict(returned.updated)
+        names[:] = []
+        for k, result in enumerate(results):
+            i = next((i for i, new in updated.items() if new is result), None)
+            if i is not None:
+                aliases[k] = i
+                del updated[i]
+            names.append(f"output{k}" if i is None else f"input{i}.updated")
+        if launch.outputs is not None:
+            _check(results, launch.outputs, failure)
+        for i, new in sorted(updated.items()):
+            aliases[len(results)] = i
+            names.append(f"input{i}.updated")
+            results.append(new)
+        if not results:
+            raise failure("the function returns nothing, and changes no argument")
+        return tuple(results)
+
+    try:
+        with emitting(launch.targets) as noted:
+            hlo = traced(kernel, launch.inputs)
+    except (KernelgenError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, too: a kernel is anybody's code
+        raise failure(described(error), error) from error
+    return Lowered(hlo, tuple(f"input{i}" for i in range(len(launch.inputs))), tuple(names), aliases, noted.notes)
+
+
+def _check(results: Sequence[Any], outputs: Sequence[Array], failure: Callable[[str], KernelgenError]) -> None:
+    if len(results) != len(outputs):
+        raise failure(f"the function returns {len(results)} results, and {len(outputs)} are declared")
+    for k, (result, (shape, dtype)) in enumerate(zip(results, outputs, strict=True)):
+        if tuple(result.shape) != shape or str(result.dtype) != dtype:
+            raise failure(f"result {k} is {result.dtype}{list(result.shape)}, and {dtype}{list(shape)} is declared")

@@ -1,0 +1,245 @@
+"""Knobs: where a kernel's author wants an array to lie and a loop to be cut. They are checked and recorded, and change no value.
+
+The HLO does not depend on them: they are in the kernel's notes, which `kernelgen inspect` prints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kernelgen.languages.numpy.places import place, refused
+from kernelgen.languages.numpy.tensor import Tensor
+from kernelgen.languages.numpy.tracing import Trace, current
+from kernelgen.targets import TARGETS
+
+MEM_SPACES = ("Hbm", "Psum", "Sbuf", "SharedHbm")
+PARTITIONS = 128
+"""Partitions of SBUF and PSUM."""
+SBUF_BYTES = {2: 180_224, 3: 212_984, 4: 245_752}
+"""Usable bytes of SBUF in a partition, by the version of the NeuronCore."""
+PSUM_BANK_BYTES = 2048
+"""Bytes of a PSUM bank in a partition, which holds a tile whole."""
+
+
+class Annotated:
+    """An array that hints are given for, one after another: `knob.knob(x).tile_op(tile_size=[8, 8]).layout(mem_space="Sbuf")`."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def tile_op(self, *, tile_size: Sequence[int] | int | None = None) -> Annotated:
+        """Says how the loops of the operation that makes the array are cut.
+
+        Args:
+            tile_size: an entry per loop: the dimensions of the result of an elementwise operation, of what a reduction
+                reduces, and rows, columns and length of the sums of a matrix product.
+        """
+        trace = _traced(self._tensor)
+        if trace is not None and tile_size is not None:
+            sizes = _numbers("tile_size", tile_size)
+            kind, loops = _loops(self._tensor)
+            _fits("tile_size", sizes, loops, f"the loops of this {kind}")
+            _record(trace, self._tensor, {"tile_op": {"tile_size": sizes}})
+        return self
+
+    def layout(
+        self,
+        *,
+        mem_space: str | None = None,
+        partition_dim: int | None = None,
+        tile_size: Sequence[int] | int | None = None,
+    ) -> Annotated:
+        """Says where the array lies.
+
+        Args:
+            mem_space: `Hbm`, `Psum`, `Sbuf` or `SharedHbm`.
+            partition_dim: the dimension that lies across partitions.
+            tile_size: how many elements of each dimension lie together.
+        """
+        trace = _traced(self._tensor)
+        if trace is not None:
+            found = _layout(self._tensor, mem_space, partition_dim)
+            if tile_size is not None:
+                found["tile_size"] = sizes = _numbers("tile_size", tile_size)
+                _fits("tile_size", sizes, self._tensor.shape, "the array's dimensions")
+                _in_memory(trace, self._tensor, sizes, found)
+            if found:
+                _record(trace, self._tensor, {"layout": found})
+        return self
+
+
+class Knob:
+    """`knob(x, …)` gives hints for an array and returns it; `knob.knob(x)` begins a chain of them, `knob.fuse(…)` joins loops."""
+
+    def __call__(
+        self,
+        tensor: Any,
+        *,
+        partition_dim: int | None = None,
+        mem_space: str | None = None,
+        tile_size: Sequence[int] | int | None = None,
+        reduction_tile: Sequence[int] | int | None = None,
+    ) -> Any:
+        """Returns the array.
+
+        Args:
+            tensor: the array.
+            partition_dim: the dimension that lies across partitions.
+            mem_space: `Hbm`, `Psum`, `Sbuf` or `SharedHbm`.
+            tile_size: how the loops over the result's dimensions are cut; an entry each.
+            reduction_tile: how the loops over what is summed up are cut; an entry each.
+        """
+        trace = _traced(tensor)
+        if trace is None:
+            return tensor
+        found: dict[str, Any] = _layout(tensor, mem_space, partition_dim)
+        kind, loops = tensor.iterations or ("array", tensor.shape)
+        if reduction_tile is not None:
+            reduced = [loops[-1]] if kind == "matmul" else _reduced(loops, tensor.shape) if kind == "reduction" else []
+            if not reduced:
+                raise refused("reduction_tile: this array is not made by a reduction or a matrix product")
+            found["reduction_tile"] = sizes = _numbers("reduction_tile", reduction_tile)
+            _fits("reduction_tile", sizes, reduced, "what is summed up")
+        if tile_size is not None:
+            found["tile_size"] = sizes = _numbers("tile_size", tile_size)
+            # With the loops over sums in an argument of their own, or all in one.
+            whole = kind in ("matmul", "reduction") and len(sizes) == len(loops) and len(sizes) != tensor.ndim
+            _fits(
+                "tile_size", sizes, loops if whole else tensor.shape, "the loops" if whole else "the array's dimensions"
+            )
+            if not whole:
+                _in_memory(trace, tensor, sizes, found)
+        if found:
+            _record(trace, tensor, {"knob": found})
+        return tensor
+
+    def knob(self, tensor: Any) -> Annotated:
+        """Returns an array's hints, to be given one after another."""
+        return Annotated(tensor)
+
+    def fuse(self, *tensors: Any) -> None:
+        """Says that the loops of several operations are one. Each has the same `tile_op`."""
+        if len(tensors) < 2:
+            raise refused(f"knob.fuse joins the loops of two arrays or more, not of {len(tensors)}")
+        traces = [_traced(t) for t in tensors]
+        trace = traces[0]
+        if trace is None or None in traces:
+            return
+        sizes = []
+        for number, tensor in enumerate(tensors):
+            known = trace.of.get(id(tensor), (None, {}))[1].get("tile_op")
+            if known is None:
+                raise refused(f"knob.fuse: array {number} has no tile_op", "give each of them the same tile_op first")
+            sizes.append((known["tile_size"], list(_loops(tensor)[1])))
+        for number, size in enumerate(sizes[1:], 1):
+            if size != sizes[0]:
+                one, other = (f"{loops} by {tile}" for tile, loops in (size, sizes[0]))
+                raise refused(
+                    f"knob.fuse: the loops of array {number} are {one}, those of array 0 are {other}",
+                    "only equal loops can be one",
+                )
+        trace.knobs.append({"fuse": len(tensors), **sizes_json(sizes[0]), **_where()})
+
+
+def sizes_json(size: tuple[list[int], list[int]]) -> dict[str, list[int]]:
+    return {"tile_size": size[0], "loops": size[1]}
+
+
+knob = Knob()
+
+
+def _traced(tensor: Any) -> Trace | None:
+    """Returns the trace in which a tensor is; None for an array of NumPy, which hints say nothing about."""
+    return current() if isinstance(tensor, Tensor) else None
+
+
+def _numbers(name: str, value: Sequence[int] | int) -> list[int]:
+    found = [value] if isinstance(value, int) else list(value)
+    for number in found:
+        if not isinstance(number, int) or isinstance(number, bool) or number <= 0:
+            raise refused(f"{name}: expected numbers of at least 1, not {found}")
+    return found
+
+
+def _fits(name: str, sizes: Sequence[int], loops: Sequence[int], what: str) -> None:
+    if len(sizes) != len(loops):
+        raise refused(
+            f"{name}: {len(sizes)} entries for {len(loops)}: {what} are {list(loops)}", f"{name} has an entry for each"
+        )
+    for k, (size, n) in enumerate(zip(sizes, loops, strict=True)):
+        if size > n:
+            raise refused(
+                f"{name}: entry {k} is {size}, and {what} are {list(loops)}", "a tile is not larger than what it cuts"
+            )
+
+
+def _loops(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+    if tensor.iterations is None:
+        raise refused(
+            "tile_op: this array is not made by an operation that has loops", "give the hint for the result of one"
+        )
+    return tensor.iterations
+
+
+def _reduced(loops: Sequence[int], shape: Sequence[int]) -> list[int]:
+    left = list(shape)
+    found = []
+    for n in loops:
+        if left and left[0] == n:
+            left.pop(0)
+        else:
+            found.append(n)
+            if left and left[0] == 1:
+                left.pop(0)
+    return found
+
+
+def _layout(tensor: Tensor, mem_space: str | None, partition_dim: int | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if mem_space is not None:
+        if mem_space not in MEM_SPACES:
+            raise refused(f"mem_space: {mem_space!r} is not one of {', '.join(MEM_SPACES)}")
+        found["mem_space"] = mem_space
+    if partition_dim is not None:
+        if not isinstance(partition_dim, int) or not 0 <= partition_dim < max(tensor.ndim, 1):
+            raise refused(f"partition_dim: {partition_dim} is not a dimension of an array of rank {tensor.ndim}")
+        kind = tensor.iterations[0] if tensor.iterations else "array"
+        if partition_dim and kind not in ("elementwise", "reduction"):
+            raise refused(
+                f"partition_dim: {partition_dim} of an array that is not made by an elementwise operation or a reduction",
+                "only these may have another partition dimension than 0",
+            )
+        found["partition_dim"] = partition_dim
+    return found
+
+
+def _in_memory(trace: Trace, tensor: Tensor, sizes: Sequence[int], layout: dict[str, Any]) -> None:
+    """Checks that a tile fits where it lies."""
+    space = layout.get("mem_space")
+    across = layout.get("partition_dim", 0)
+    if space not in ("Sbuf", "Psum") or not sizes:
+        return
+    if sizes[across] > PARTITIONS:
+        raise refused(
+            f"tile_size: {sizes[across]} elements of dimension {across} lie across partitions, of which there are {PARTITIONS}"
+        )
+    in_partition = math.prod(sizes) // sizes[across] * tensor.itemsize
+    if space == "Psum" and in_partition > PSUM_BANK_BYTES:
+        raise refused(f"tile_size: {in_partition} bytes in a partition, and a bank of PSUM has {PSUM_BANK_BYTES}")
+    for target in trace.targets or ("trn1",):
+        limit = SBUF_BYTES[TARGETS[target].neuron_core]
+        if in_partition > limit:
+            raise refused(f"tile_size: {in_partition} bytes in a partition, and SBUF of {target} has {limit}")
+
+
+def _where() -> dict[str, Any]:
+    where = place()
+    return {"line": where.line} if where else {}
+
+
+def _record(trace: Trace, tensor: Tensor, hint: dict[str, Any]) -> None:
+    known = trace.of.setdefault(id(tensor), (tensor, {}))[1]
+    known.update(hint)
+    trace.knobs.append({"array": f"{tensor.dtype.name}{list(tensor.shape)}", **hint, **_where()})

@@ -1,0 +1,128 @@
+"""One call of a kernel's function with tensors, and what it leaves: results, changed parameters, knobs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
+from kernelgen.languages.numpy.creation import filled
+from kernelgen.languages.numpy.places import is_users
+from kernelgen.languages.numpy.tensor import Tensor, cast, tensor
+from kernelgen.languages.protocol import Call, Returned
+
+
+@dataclass(slots=True)
+class Trace:
+    """One kernel while it is traced.
+
+    Attributes:
+        targets: the targets whose limits knobs keep.
+        knobs: what knobs said, as JSON values, in order.
+        of: the knobs of each tensor by the tensor's `id()`, and the tensor, so that its id stays its own.
+    """
+
+    targets: tuple[str, ...]
+    knobs: list[dict[str, Any]] = field(default_factory=list)
+    of: dict[int, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
+
+
+_TRACE: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+def is_tracing() -> bool:
+    return _TRACE.get() is not None
+
+
+def current() -> Trace | None:
+    return _TRACE.get()
+
+
+def traced(function: Callable[..., Any], call: Call) -> Returned:
+    """Calls a kernel's function.
+
+    Raises:
+        KernelgenError: it does what a kernel may not.
+    """
+    parameters = [None if a is None else Tensor(a, i) for i, a in enumerate(call.arguments)]
+    made = Trace(call.targets)
+    token = _TRACE.set(made)
+    try:
+        with _constructors():
+            returned = function(*parameters, **call.keywords)
+    finally:
+        _TRACE.reset(token)
+    results = [] if returned is None else list(returned) if isinstance(returned, tuple | list) else [returned]
+    for k, result in enumerate(results):
+        if not isinstance(result, Tensor | np.ndarray | np.generic | int | float):
+            raise _at(function, f"result {k} is {type(result).__name__}, not an array")
+    updated = {p.parameter: p.array for p in parameters if p is not None and p.parameter is not None and p.changed}
+    notes = {"knobs": made.knobs} if made.knobs else {}
+    return Returned(tuple(tensor(r).array for r in results), updated, notes)
+
+
+def _at(function: Callable[..., Any], message: str) -> KernelgenError:
+    code = getattr(function, "__wrapped__", function).__code__
+    place = Location(code.co_filename, code.co_firstlineno, 1)
+    return KernelgenError(Diagnostic(f"kernel '{code.co_name}': {message}", place), exit_code=EXIT_FAILED)
+
+
+def _by_user(own: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that is `own` for a kernel's code, and `other` for NumPy's and JAX's."""
+    import sys
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (own if is_users(sys._getframe(1)) else other)(*args, **kwargs)
+
+    return chosen
+
+
+def _array(obj: Any, dtype: Any = None, **_: Any) -> Any:
+    if _holds_tensor(obj):
+        return cast(obj, dtype) if dtype is not None else Tensor(tensor(obj).array)
+    return _PLAIN["array"](obj, dtype)
+
+
+def _holds_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(map(_holds_tensor, value)))
+
+
+def _of_size(value: Any) -> Callable[..., Any]:
+    def make(shape: Any, dtype: Any = None, *_: Any, **__: Any) -> Tensor:
+        return filled(shape, value, np.float32 if dtype is None else dtype)
+
+    return make
+
+
+def _full(shape: Any, fill_value: Any, dtype: Any = None, *_: Any, **__: Any) -> Tensor:
+    found = tensor(fill_value).dtype if dtype is None else dtype
+    return filled(shape, fill_value, found)
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "zeros": _of_size(0),
+    "ones": _of_size(1),
+    "empty": _of_size(0),
+    "full": _full,
+    "array": _array,
+    "asarray": _array,
+}
+_PLAIN: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _OWN}
+
+
+@contextlib.contextmanager
+def _constructors() -> Iterator[None]:
+    """Lets NumPy's constructors make tensors, which elements can be assigned to, for a kernel's code alone."""
+    before = {name: getattr(np, name) for name in _OWN}
+    try:
+        for name, own in _OWN.items():
+            setattr(np, name, _by_user(own, _PLAIN[name]))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(np, name, function)
