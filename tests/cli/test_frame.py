@@ -26,13 +26,13 @@ def test_help_lists_every_command(kernelgen: Run) -> None:
     done = kernelgen("--help")
     assert (done.code, done.err) == (0, "")
     listed = [line.split()[0] for line in done.out.split("Commands:\n")[1].splitlines()]
-    expected = "model validate plan generate emit compile bundle build cache inspect coverage list simulate doctor"
+    expected = "model validate plan generate emit run compile bundle build cache inspect coverage list simulate doctor"
     assert listed == expected.split() == list(frame.COMMANDS)
 
 
 @pytest.mark.parametrize("name", list(frame.COMMANDS))
 def test_each_command_is_there_and_described_as_help_says(kernelgen: Run, name: str) -> None:
-    command = importlib.import_module(f"kernelgen.cli.{name}").command
+    command = importlib.import_module(frame.module_of(name)).command
     assert isinstance(command, click.Command)
     assert command.get_short_help_str(limit=200) == frame.COMMANDS[name]
     done = kernelgen(name, "--help")
@@ -42,7 +42,8 @@ def test_each_command_is_there_and_described_as_help_says(kernelgen: Run, name: 
 
 def test_there_is_a_module_for_each_command_and_no_other() -> None:
     files = {p.stem for p in Path(frame.__file__).parent.glob("*.py")}
-    assert files - {"__init__", "bundle_forms", "frame", "options", "run_options", "units"} == set(frame.COMMANDS)
+    modules = {frame.module_of(name).rpartition(".")[2] for name in frame.COMMANDS}
+    assert files - {"__init__", "bundle_forms", "frame", "options", "run_options", "units"} == modules
 
 
 def test_version(kernelgen: Run) -> None:
@@ -129,7 +130,7 @@ def fail(error: BaseException) -> click.Command:
 
 
 def replace_command(monkeypatch: pytest.MonkeyPatch, name: str, command: click.Command) -> None:
-    monkeypatch.setattr(importlib.import_module(f"kernelgen.cli.{name}"), "command", command)
+    monkeypatch.setattr(importlib.import_module(frame.module_of(name)), "command", command)
 
 
 def test_a_bug_is_said_to_be_one_and_keeps_its_traceback(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:

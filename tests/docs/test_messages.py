@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 import kernelgen
@@ -54,6 +55,10 @@ NO_KEYS = {
     "model_type weight_map": "of Hugging Face models",
     "types": "of an emitter's decorator",
     "off": "no folder",
+    "language": "of an emitter's decorator",
+    "knob.fuse kernelgen.numpy fori_loop replica_groups": "kernelgen.numpy",
+    "mem_space partition_dim reduction_tile tile_op tile_size": "of knobs",
+    "fro x.astype": "NumPy",
     "pack_path": "Python",
 }
 
@@ -103,7 +108,7 @@ def keys(node: object) -> Iterator[str]:
 
 
 def known_options() -> set[str]:
-    commands = [importlib.import_module(f"kernelgen.cli.{name}").command for name in frame.COMMANDS]
+    commands = [importlib.import_module(frame.module_of(name)).command for name in frame.COMMANDS]
     neuronx_cc = {word for word in CompileConfig.make("trn1").flags() if word.startswith("--")}
     return neuronx_cc.union(OF_OTHERS, *map(options, commands))
 
@@ -113,7 +118,8 @@ def known_keys() -> set[str]:
     arguments = {name for op in ggml_ops.OPS.values() for name in (*op.inputs, *(p.name for p in op.params))}
     no_keys = {word for words in NO_KEYS for word in words.split()}
     sizes = {*Call.__dataclass_fields__, *Settings.__dataclass_fields__, *Costs.__dataclass_fields__}
-    return {*keys(json.loads(schema.PATH.read_text())), *ops, *arguments, *sizes, *TARGETS, *no_keys}
+    numpy = {f"np.{name}" for name in dir(np)}
+    return {*numpy, *keys(json.loads(schema.PATH.read_text())), *ops, *arguments, *sizes, *TARGETS, *no_keys}
 
 
 def unknown(pattern: re.Pattern[str], known: set[str], said: list[tuple[str, str]]) -> list[str]:

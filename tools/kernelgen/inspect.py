@@ -14,9 +14,10 @@ from typing import Any
 from kernelgen import gguf_reader, model_files, neff, neff_description
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin
+from kernelgen.canonical import canonical_json
 from kernelgen.compilers.identity import flag
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.filenames import NEFF
+from kernelgen.filenames import NEFF, kernel_of, notes_file
 from kernelgen.hlo.describe import describe as describe_hlo
 from kernelgen.neff import HEADER_SIZE
 
@@ -47,16 +48,38 @@ def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
             return _pack(path, check)
         if _looks_like_neff(head) or path.suffix == NEFF:
             return _neff(path.read_bytes(), str(path))
-        return _hlo(path.read_bytes(), str(path))
+        return _hlo(path.read_bytes(), str(path)) | _notes(path)
     except OSError as error:
         raise KernelgenError(f"{path}: {error.strerror or error}") from None
+
+
+def _notes(hlo: Path) -> dict[str, Any]:
+    """Returns what the emit step noted beside an HLO file, as `notes`; nothing when it noted nothing."""
+    file = hlo.with_name(notes_file(kernel_of(hlo)))
+    try:
+        notes = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise KernelgenError(f"{file}: not the notes of a kernel: {error}") from None
+    return {"notes": notes} if notes else {}
+
+
+def _notes_text(notes: dict[str, Any]) -> list[str]:
+    """Returns notes as lines: a line for each entry of a list, else one for each value."""
+    lines = []
+    for name, value in notes.items():
+        for entry in value if isinstance(value, list) else [value]:
+            shown = entry if isinstance(entry, str) else canonical_json(entry)
+            lines.append(f"  {name.removesuffix('s') if isinstance(value, list) else name:{_WIDTH}} {shown}")
+    return lines
 
 
 def text(what: dict[str, Any]) -> str:
     """Returns what `describe` gave as lines for people."""
     lines = [f"{what['path']}: {_TITLES[what['kind']]}"]
     for name, value in what.items():
-        if name in ("path", "kind", "tensors", "kernels", "members"):
+        if name in ("path", "kind", "tensors", "kernels", "members", "notes"):
             continue
         if isinstance(value, list):
             value = (", " if name == "features" else " ").join(map(str, value))
@@ -70,6 +93,7 @@ def text(what: dict[str, Any]) -> str:
         shared = f", in the memory of {tensor['alias']}" if tensor["alias"] else ""
         label = {"in": "input", "out": "output"}[tensor["usage"]]
         lines.append(f"  {label:{_WIDTH}} {tensor['name']}: {tensor['dtype']}[{dims}], {tensor['size']} bytes{shared}")
+    lines += _notes_text(what.get("notes", {}))
     for name, size in what.get("members", {}).items():
         lines.append(f"  {'member':{_WIDTH}} {name}, {size} bytes")
     for kernel in what.get("kernels", ()):

@@ -35,6 +35,11 @@ from kernelgen.plan import Kernel, Plan
     "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write to."
 )
 @click.option(
+    "--stage",
+    type=click.Choice(["traced", "hlo", "canonical", "optimized"]),
+    help="Write each kernel as text at this step instead: <id>.<stage>.txt.",
+)
+@click.option(
     "--check-determinism", is_flag=True, help="Emit every kernel twice more, in different processes, and compare."
 )
 def command(
@@ -44,11 +49,14 @@ def command(
     only: str | None,
     catalog: Catalog,
     output: Path,
+    stage: str | None,
     check_determinism: bool,
 ) -> None:
     """Write the HLO of kernels to the folder, as <id>.hlo.pb; print the path of each.
 
-    The kernels are those of manifests, or given with --spec. HLO does not depend on the target.
+    The kernels are those of manifests, or given with --spec. HLO does not depend on the target. The steps that --stage shows as
+    text are: what the kernel's language did (traced), HLO as JAX writes it (hlo), what a compiler is given (canonical), and what
+    XLA makes of that for this machine's CPU (optimized).
     """
     if not manifests and not specs:
         raise click.UsageError("give a MANIFEST or --spec")
@@ -65,7 +73,7 @@ def command(
             mistakes.append(differences[id])
             continue
         try:
-            click.echo(str(_emit(wanted[id], catalog, output)))
+            click.echo(str(_stage(wanted[id], catalog, output, stage) if stage else _emit(wanted[id], catalog, output)))
         except KernelgenError as error:
             mistakes += error.diagnostics
     if mistakes:
@@ -106,6 +114,27 @@ def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagn
     with tempfile.TemporaryDirectory() as scratch:
         jobs = len(os.sched_getaffinity(0))
         return determinism.check(kernels, catalog.libraries, Path(scratch), jobs, EMIT_TIMEOUT).differences
+
+
+def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
+    from kernelgen.emitters.loading import load_functions
+    from kernelgen.graph_kernel import GraphSpec
+    from kernelgen.hlo import stages
+    from kernelgen.hlo.graph import lower_graph
+    from kernelgen.hlo.lower import lower
+
+    emitters = catalog.emitters(kernel)
+    path = output / f"{kernel.id}.{stage}.txt"
+    with contextlib.redirect_stdout(sys.stderr):
+        functions = load_functions(emitters)
+        if isinstance(kernel.spec, GraphSpec):
+            ops = (registration.op for _, registration in emitters)
+            lowered = lower_graph(kernel.spec, dict(zip(ops, functions, strict=True)))
+        else:
+            lowered = lower(kernel.spec, functions[0], kernel.language, kernel.targets)
+        text = stages.text(lowered, stage)
+    fileio.write_bytes(path.absolute(), text.encode())
+    return path
 
 
 def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:

@@ -28,6 +28,7 @@ COMMANDS = MappingProxyType(
         "plan": "Print the kernels, compiles and bundles that manifests ask for.",
         "generate": "Write build files for Bazel or CMake.",
         "emit": "Write the HLO of kernels.",
+        "run": "Run a kernel on the CPU, and compare what it computes.",
         "compile": "Compile HLO to NEFF.",
         "bundle": "Put compiled kernels together into a bundle.",
         "build": "Do the whole job, from manifests to bundles.",
@@ -39,10 +40,19 @@ COMMANDS = MappingProxyType(
         "doctor": "Say what is installed, what is missing and how to get it.",
     }
 )
-"""Every command and its one-line description, in the order of a build; the module of a command has its name.
+"""Every command and its one-line description, in the order of a build; the module of a command has its name, or one of `_MODULES`.
 
 The descriptions stand here so that help needs none of the modules; a test holds them against the commands' own.
 """
+
+
+_MODULES = {"run": "run_kernel"}
+"""Where a command is whose name is that of something else in the package."""
+
+
+def module_of(command: str) -> str:
+    """Returns the name of a command's module."""
+    return f"kernelgen.cli.{_MODULES.get(command, command)}"
 
 
 class LazyGroup(click.Group):
@@ -54,7 +64,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"kernelgen.cli.{cmd_name}")
+        module = importlib.import_module(module_of(cmd_name))
         command: click.Command = module.command
         return command
 

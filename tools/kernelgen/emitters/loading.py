@@ -24,6 +24,7 @@ from kernelgen.emitters.foreign import Reads
 from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
+from kernelgen.languages.detect import language_of
 
 
 def load_function(
@@ -79,6 +80,25 @@ def load_functions(
         functions.append(getattr(module, registration.function))
     _LOADED.update(digests)
     return functions
+
+
+def load_file(file: Path, function: str) -> tuple[str, Callable[..., Any]]:
+    """Imports a file that is not a kernel library's and returns its language and one of its functions.
+
+    Raises:
+        KernelgenError: it is not there, or the file raises while it is imported.
+    """
+    try:
+        language = language_of(file.read_bytes(), str(file))
+    except OSError as error:
+        raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
+    made = Registration(
+        function, file.stem, file, function, inputs=(), required=0, params=(), context=(), line=1, language=language
+    )
+    try:
+        return language, load_function(Library(file.parent.name or "kernels", file.parent), made)
+    except AttributeError:
+        raise KernelgenError(Diagnostic(f"there is no '{function}'", Location(str(file), 1, 1))) from None
 
 
 def reads(library: Library) -> Reads:

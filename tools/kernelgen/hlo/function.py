@@ -90,12 +90,13 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
 
     try:
         with emitting(launch.targets) as noted:
-            hlo = traced(kernel, launch.inputs)
+            hlo, operations = traced(kernel, launch.inputs)
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too: a kernel is anybody's code
         raise failure(described(error), error) from error
-    return Lowered(hlo, tuple(f"input{i}" for i in range(len(launch.inputs))), tuple(names), aliases, noted.notes)
+    inputs = tuple(f"input{i}" for i in range(len(launch.inputs)))
+    return Lowered(hlo, inputs, tuple(names), aliases, noted.notes, operations)
 
 
 def _check(results: Sequence[Any], outputs: Sequence[Array], failure: Callable[[str], KernelgenError]) -> None:

@@ -68,7 +68,7 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
         return tuple(made) if len(made) > 1 else made[0]
 
     try:
-        hlo = traced(kernel, [(slot.shape, slot.dtype) for slot in slots])
+        hlo, operations = traced(kernel, [(slot.shape, slot.dtype) for slot in slots])
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -78,6 +78,7 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
         tuple(f"input{i}" for i in range(len(slots))),
         (*(f"output{k}" for k in range(len(results))), *(f"input{i}.updated" for i in written)),
         {len(results) + n: i for n, i in enumerate(written)},
+        traced=operations,
     )
 
 

@@ -39,6 +39,7 @@ class Lowered:
         outputs: `output0` for the result, then `input<i>.updated` for every input that the kernel changes besides.
         aliases: result number → parameter number.
         notes: what the language says of the kernel besides.
+        traced: the traced operations, whose `str()` is JAX's text of them.
     """
 
     hlo: bytes
@@ -46,6 +47,7 @@ class Lowered:
     outputs: tuple[str, ...]
     aliases: dict[int, int]
     notes: Mapping[str, Any] = field(default_factory=dict)
+    traced: Any = None
 
 
 def lower(
@@ -79,7 +81,7 @@ def lower(
 
     try:
         with emitting(targets) as noted:
-            hlo = traced(kernel, [(s.shape, s.dtype) for _, s in present])
+            hlo, operations = traced(kernel, [(s.shape, s.dtype) for _, s in present])
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -91,11 +93,12 @@ def lower(
         ("output0", *(f"input{i}.updated" for i in spec.updates)),
         {n: numbers[i] for n, (i, _) in enumerate(stored) if i is not None},
         noted.notes,
+        operations,
     )
 
 
-def traced(kernel: Callable[..., Any], parameters: Sequence[tuple[tuple[int, ...], str]]) -> bytes:
-    """Returns the serialized `HloModuleProto` of a function of arrays, as XLA writes it.
+def traced(kernel: Callable[..., Any], parameters: Sequence[tuple[tuple[int, ...], str]]) -> tuple[bytes, Any]:
+    """Returns the serialized `HloModuleProto` of a function of arrays, as XLA writes it, and what JAX traced.
 
     Args:
         kernel: the function.
@@ -107,8 +110,9 @@ def traced(kernel: Callable[..., Any], parameters: Sequence[tuple[tuple[int, ...
     try:
         # The process's own settings must not leak into the kernel's bytes.
         with jax.enable_x64(False), jax.default_matmul_precision(None), jax.numpy_dtype_promotion("standard"):
-            lowered = jax.jit(kernel, keep_unused=True).trace(*avals).lower(lowering_platforms=("cpu",))
-            return bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+            made = jax.jit(kernel, keep_unused=True).trace(*avals)
+            hlo = made.lower(lowering_platforms=("cpu",)).compiler_ir("hlo").as_serialized_hlo_module_proto()
+            return hlo, made.jaxpr
     finally:
         _lowered += 1
         if _lowered % CLEAR_EVERY == 0:

@@ -1,0 +1,348 @@
+"""`kernelgen run`: one kernel, executed on the CPU from the HLO that a compiler would be given."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernelgen.cli import options
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import EXIT_FAILED, KernelgenError
+from kernelgen.kernel import KernelSpec
+from kernelgen.languages import LANGUAGES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+@click.command(short_help="Run a kernel on the CPU, and compare what it computes.")
+@click.argument("kernel", metavar="KERNEL|FILE:FUNCTION")
+@click.option(
+    "--manifest",
+    "manifests",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Where KERNEL is named.",
+)
+@click.option("--language", type=click.Choice(LANGUAGES), help="The language of KERNEL's emitter.")
+@click.option(
+    "--inputs",
+    multiple=True,
+    metavar="WHAT",
+    help="An input, in order: a .npy file, or a shape and dtype such as f32[128,512] that is filled with random values.",
+)
+@click.option("--random", "seed", type=int, default=0, show_default=True, metavar="SEED", help="Seed of random values.")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="A static argument of FUNCTION, as JSON.")
+@click.option(
+    "--save", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="Write results as .npy files."
+)
+@click.option(
+    "--compare", metavar="WHAT", help="Compare with KERNEL in another language, or with FILE:FUNCTION in NumPy."
+)
+@click.option("--rtol", type=float, default=1e-5, show_default=True, help="Relative tolerance.")
+@click.option("--atol", type=float, default=1e-5, show_default=True, help="Absolute tolerance.")
+@options.kernels_option
+@options.target_option
+def command(
+    kernel: str,
+    manifests: tuple[Path, ...],
+    language: str | None,
+    inputs: tuple[str, ...],
+    seed: int,
+    params: tuple[str, ...],
+    save: Path | None,
+    compare: str | None,
+    rtol: float,
+    atol: float,
+    catalog: Catalog,
+    targets: tuple[str, ...],
+) -> None:
+    """Run one kernel on the CPU; print its results, or write them with --save.
+
+    KERNEL is the id or op of a kernel that a --manifest names; its inputs are the parameters of its HLO. FILE:FUNCTION is a function
+    in JAX, NumPy or NKI. Without --inputs all inputs are random: floats normal, integers 0 or 1.
+    """
+    with contextlib.redirect_stdout(sys.stderr):  # what a kernel prints is not a result
+        made = (
+            _of_file(kernel, inputs, params, targets, seed)
+            if _is_file(kernel)
+            else _of_manifest(kernel, manifests, catalog, language, targets)
+        )
+        arrays = _arrays(inputs, made.parameters, seed)
+        results = _execute(made, arrays)
+        wanted = None if compare is None else _wanted(compare, made, arrays, catalog, targets, params)
+    for name, array in zip(made.results, results, strict=True):
+        click.echo(f"{name}: {_shown(array)}")
+    if save is not None:
+        _save(save, made.results, results)
+    if wanted is not None:
+        _compare(made.results, results, wanted, rtol, atol)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A kernel to be executed.
+
+    Attributes:
+        hlo: its canonical HLO.
+        parameters: shape and NumPy dtype name of each parameter.
+        results: the results' names.
+        kernel: the plan's kernel, or None for a function of a file.
+    """
+
+    hlo: bytes
+    parameters: tuple[tuple[tuple[int, ...], str], ...]
+    results: tuple[str, ...]
+    kernel: Any = None
+
+
+def _is_file(kernel: str) -> bool:
+    file, colon, function = kernel.rpartition(":")
+    return bool(colon) and file.endswith(".py") and function.isidentifier()
+
+
+def _canonical(lowered: Any, parameters: Sequence[tuple[tuple[int, ...], str]], kernel: Any = None) -> _Made:
+    from kernelgen.hlo.canonicalize import canonicalize
+
+    hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
+    return _Made(hlo, tuple(parameters), lowered.outputs, kernel)
+
+
+def _of_file(kernel: str, inputs: Sequence[str], params: Sequence[str], targets: tuple[str, ...], seed: int) -> _Made:
+    from kernelgen.emitters.loading import load_file
+    from kernelgen.hlo.function import Launch, lower_function
+
+    file, _, name = kernel.rpartition(":")
+    language, function = load_file(Path(file), name)
+    described = [_described(text) for text in inputs]
+    if not described:
+        described = [(tuple(shape), _dtype(dtype)) for shape, dtype in getattr(function, "input_specs", None) or ()]
+    if not described:
+        raise KernelgenError(f"{kernel}: give its inputs: --inputs f32[128,512] for each, or a .npy file")
+    launch = Launch(tuple(described), keywords=_keywords(params), targets=targets)
+    return _canonical(lower_function(language, function, launch, name), described)
+
+
+def _of_manifest(
+    kernel: str, manifests: Sequence[Path], catalog: Catalog, language: str | None, targets: tuple[str, ...]
+) -> _Made:
+    from kernelgen import manifest
+    from kernelgen.plan import Plan
+
+    if not manifests:
+        raise click.UsageError(f"give the --manifest that names '{kernel}', or a FILE:FUNCTION")
+    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
+    found = {k.spec.id: k for k in plan.kernels if kernel in (k.id, k.spec.id, getattr(k.spec, "op", None))}
+    if len(found) != 1:
+        names = ", ".join(sorted(found)[:8])
+        raise KernelgenError(
+            f"'{kernel}' names {len(found)} kernels of the manifest: {names}"
+            if found
+            else f"no kernel '{kernel}' in the manifest; `kernelgen plan` prints their ids"
+        )
+    (chosen,) = found.values()
+    if not isinstance(chosen.spec, KernelSpec):
+        raise KernelgenError(f"'{kernel}' is a graph kernel, which is not run alone")
+    return _emitted(chosen.spec, catalog, language or chosen.language, targets)
+
+
+def _emitted(spec: Any, catalog: Catalog, language: str, targets: tuple[str, ...]) -> _Made:
+    from kernelgen.emitters.loading import load_function
+    from kernelgen.hlo.lower import lower
+    from kernelgen.hlo.storage import storage
+
+    (kernel, *_) = catalog.kernels(spec, (language,), targets or ("trn1",))
+    ((library, registration),) = catalog.emitters(kernel)
+    lowered = lower(spec, load_function(library, registration), kernel.language, kernel.targets)
+    stored = [storage(t) for t in spec.inputs if t is not None]
+    return _canonical(lowered, [(s.shape, s.dtype) for s in stored], kernel)
+
+
+def _keywords(params: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for text in params:
+        name, equals, value = text.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            raise KernelgenError(
+                f'--param {text}: expected NAME=VALUE with a number, true, false, null or "text"'
+            ) from None
+        if not equals or not name.isidentifier():
+            raise KernelgenError(f"--param {text}: expected NAME=VALUE")
+    return found
+
+
+_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "pred": "bool", "f8e4m3": "float8_e4m3"}
+_NAMES |= {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
+_NAMES |= {
+    f"{short}{bits}": f"{long}{bits}"
+    for short, long in (("i", "int"), ("s", "int"), ("u", "uint"))
+    for bits in (8, 16, 32)
+}
+
+
+def _dtype(text: str) -> str:
+    if text not in (*_NAMES, *_NAMES.values()):
+        raise KernelgenError(f"unknown dtype '{text}': it is one of {', '.join(_NAMES)}")
+    return _NAMES.get(text, text)
+
+
+def _described(text: str) -> tuple[tuple[int, ...], str]:
+    """Returns shape and dtype of an input that is a file or a description."""
+    if text.endswith(".npy"):
+        array = _load(text)
+        return array.shape, array.dtype.name
+    dtype, bracket, dims = text.partition("[")
+    sizes = dims.removesuffix("]").split(",") if dims != "]" else []
+    if not bracket or not dims.endswith("]") or not all(d.strip().isdecimal() for d in sizes):
+        raise KernelgenError(f"--inputs {text}: expected a .npy file, or a dtype and shape such as f32[128,512]")
+    return tuple(int(d) for d in sizes), _dtype(dtype.strip())
+
+
+def _load(path: str) -> Array:
+    import numpy as np
+
+    try:
+        found: Array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise KernelgenError(f"--inputs {path}: not a .npy file: {error}") from None
+    narrow = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(found.dtype.name)
+    return found.astype(narrow) if narrow else found
+
+
+def _arrays(inputs: Sequence[str], parameters: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[Array]:
+    if inputs and len(inputs) != len(parameters):
+        raise KernelgenError(f"{len(inputs)} inputs are given, and the kernel has {len(parameters)}")
+    found = []
+    for i, (shape, dtype) in enumerate(parameters):
+        if not inputs or not inputs[i].endswith(".npy"):
+            if inputs and _described(inputs[i]) != (shape, dtype):
+                raise KernelgenError(f"--inputs {inputs[i]}: input {i} is {dtype}{list(shape)}")
+            found.append(_random(shape, dtype, seed + i))
+            continue
+        array = _load(inputs[i])
+        if array.dtype.name != dtype or array.size != _size(shape):
+            raise KernelgenError(
+                f"--inputs {inputs[i]}: {array.dtype}{list(array.shape)}, and input {i} is {dtype}{list(shape)}"
+            )
+        found.append(array.reshape(shape))
+    return found
+
+
+def _size(shape: Sequence[int]) -> int:
+    import math
+
+    return math.prod(shape)
+
+
+def _random(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
+    import ml_dtypes
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    if kind.kind in "iub":
+        return rng.integers(0, 2, shape).astype(kind)
+    return rng.normal(size=shape).astype(kind)
+
+
+def _execute(made: _Made, arrays: Sequence[Array]) -> list[Array]:
+    from kernelgen.hlo import execute
+
+    try:
+        return execute.run(made.hlo, list(arrays))
+    except ValueError as error:
+        raise KernelgenError(str(error), exit_code=EXIT_FAILED) from None
+
+
+def _wanted(
+    compare: str,
+    made: _Made,
+    arrays: Sequence[Array],
+    catalog: Catalog,
+    targets: tuple[str, ...],
+    params: Sequence[str],
+) -> list[Array]:
+    import numpy as np
+
+    if compare in LANGUAGES:
+        if made.kernel is None:
+            raise KernelgenError(f"--compare {compare}: only the kernel of an op has emitters in several languages")
+        return _execute(_emitted(made.kernel.spec, catalog, compare, targets), arrays)
+    if not _is_file(compare):
+        raise KernelgenError(f"--compare {compare}: expected one of {', '.join(LANGUAGES)}, or FILE:FUNCTION")
+    from kernelgen.emitters.loading import load_file
+
+    file, _, name = compare.rpartition(":")
+    _, function = load_file(Path(file), name)
+    try:
+        returned = function(*(a.copy() for a in arrays), **_keywords(params))
+    except Exception as error:
+        raise KernelgenError(f"{compare}: {type(error).__name__}: {error}", exit_code=EXIT_FAILED) from error
+    return [np.asarray(r) for r in (returned if isinstance(returned, tuple | list) else (returned,))]
+
+
+def _compare(names: Sequence[str], results: Sequence[Array], wanted: Sequence[Array], rtol: float, atol: float) -> None:
+    import numpy as np
+
+    if len(results) < len(wanted):
+        raise KernelgenError(f"{len(results)} results, and {len(wanted)} to compare with", exit_code=EXIT_FAILED)
+    wrong = []
+    for name, have, want in zip(names, results, wanted, strict=False):
+        if have.shape != want.shape:
+            wrong.append(f"{name} is {list(have.shape)}, not {list(want.shape)}")
+            continue
+        a, b = have.astype(np.float64), want.astype(np.float64)
+        close = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+        if not close.all():
+            with np.errstate(invalid="ignore"):
+                worst = np.nanmax(np.where(close, 0, np.abs(a - b)))
+            first = tuple(int(i) for i in np.argwhere(~close)[0])
+            wrong.append(
+                f"{name}: {(~close).sum()} of {close.size} differ, by up to {worst:.3g}; first {list(first)}: {a[first]:g}, not {b[first]:g}"
+            )
+        else:
+            click.echo(f"{name}: equal within rtol {rtol:g}, atol {atol:g}")
+    if wrong:
+        raise KernelgenError("\n".join(wrong), exit_code=EXIT_FAILED)
+
+
+def _shown(array: Array) -> str:
+    import numpy as np
+
+    head = f"{array.dtype.name}{list(array.shape)}"
+    if not array.size:
+        return head
+    wide = array.astype(np.float64)
+    values = " ".join(f"{v:g}" for v in wide.reshape(-1)[:6])
+    more = " …" if array.size > 6 else ""
+    return f"{head}, {wide.min():g} to {wide.max():g}, mean {wide.mean():g}: {values}{more}"
+
+
+def _save(folder: Path, names: Sequence[str], results: Sequence[Array]) -> None:
+    import io
+
+    import numpy as np
+
+    from kernelgen import fileio
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in zip(names, results, strict=True):
+        # NumPy's files know nothing of bfloat16 and FP8.
+        plain = array if array.dtype.kind in "fiub" else array.astype(np.float32)
+        data = io.BytesIO()
+        np.save(data, plain)
+        path = folder / f"{name}.npy"
+        fileio.write_bytes(path.absolute(), data.getvalue())
+        click.echo(str(path))
