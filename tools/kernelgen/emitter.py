@@ -14,9 +14,9 @@ keyword `out`, when declared, receives the result's `TensorDesc`, and `inputs` t
 and of the groups in `kernelgen.ggml.types.GROUPS`; `same` is the first input's type. Where the type of one input depends on that
 of another, several such rows are given as a tuple: `types=("f32, f32", "f16, f32 f16")`. An op without inputs has `types=""`.
 
-`language` says what the kernel is written in, when that is not JAX. Of `numpy`, the function is in NumPy; of `nki`, it is in
-JAX and calls an NKI kernel. `targets` names the targets that it is for, when these are not all. Several emitters may compute an op, each in
-a module of its own: a manifest's `languages` chooses (`kernelgen.emitters.catalog`).
+`language` says what the kernel is written in, when that is not JAX. Of `numpy`, the function is in NumPy; of `nki`, it is in JAX
+and calls an NKI kernel. `targets` names the targets that it is for, when these are not all. Several emitters may compute an op,
+each in a module of its own: a manifest's `languages` chooses (`kernelgen.emitters.catalog`).
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def command(
 ) -> None:
     """Run one kernel on the CPU; print its results, or write them with --save.
 
-    KERNEL is the id or op of a kernel that a --manifest names; its inputs are the parameters of its HLO. FILE:FUNCTION is a function
-    in JAX, NumPy or NKI. Without --inputs all inputs are random: floats normal, integers 0 or 1.
+    KERNEL is the id or op of a kernel that a --manifest names; its inputs are the parameters of its HLO. FILE:FUNCTION is a
+    function in JAX, NumPy or NKI. Without --inputs all inputs are random: floats normal, integers 0 or 1.
     """
     with contextlib.redirect_stdout(sys.stderr):  # what a kernel prints is not a result
         made = (
@@ -144,12 +144,9 @@ def _of_manifest(
     plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
     found = {k.spec.id: k for k in plan.kernels if kernel in (k.id, k.spec.id, getattr(k.spec, "op", None))}
     if len(found) != 1:
-        names = ", ".join(sorted(found)[:8])
-        raise KernelgenError(
-            f"'{kernel}' names {len(found)} kernels of the manifest: {names}"
-            if found
-            else f"no kernel '{kernel}' in the manifest; `kernelgen plan` prints their ids"
-        )
+        names = f"names {len(found)} kernels: {', '.join(sorted(found)[:8])}"
+        none = "is no kernel of the manifest; `kernelgen plan` prints their ids"
+        raise KernelgenError(f"'{kernel}' {names if found else none}")
     (chosen,) = found.values()
     if not isinstance(chosen.spec, KernelSpec):
         raise KernelgenError(f"'{kernel}' is a graph kernel, which is not run alone")
@@ -309,9 +306,8 @@ def _compare(names: Sequence[str], results: Sequence[Array], wanted: Sequence[Ar
             with np.errstate(invalid="ignore"):
                 worst = np.nanmax(np.where(close, 0, np.abs(a - b)))
             first = tuple(int(i) for i in np.argwhere(~close)[0])
-            wrong.append(
-                f"{name}: {(~close).sum()} of {close.size} differ, by up to {worst:.3g}; first {list(first)}: {a[first]:g}, not {b[first]:g}"
-            )
+            where = f"first {list(first)}: {a[first]:g}, not {b[first]:g}"
+            wrong.append(f"{name}: {(~close).sum()} of {close.size} differ, by up to {worst:.3g}; {where}")
         else:
             click.echo(f"{name}: equal within rtol {rtol:g}, atol {atol:g}")
     if wrong:

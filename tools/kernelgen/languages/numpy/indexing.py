@@ -1,8 +1,8 @@
 """Elements of a tensor: `x[…]` and `x[…] = v`.
 
-Numbers and slices that are known become static slices. A number that is not known, or a slice between `i * a + b` and `i * a + c` of
-a loop's index `i`, becomes a dynamic slice; arrays of integers become gathers and scatters. A slice is a copy and never writes
-through.
+Numbers and slices that are known become static slices. A number that is not known, or a slice between `i * a + b` and
+`i * a + c` of a loop's index `i`, becomes a dynamic slice; arrays of integers become gathers and scatters. A slice is a copy and
+never writes through.
 """
 
 from __future__ import annotations
