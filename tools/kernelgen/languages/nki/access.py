@@ -1,0 +1,123 @@
+"""How a strided view of memory is read and written with slices, reshapes and transposes: the planning, with numbers alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Dims = tuple[tuple[int, int], ...]
+"""A stride and a size per dimension, in elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What is taken of one axis of the memory.
+
+    Attributes:
+        size: how long the axis is.
+        start: where the first taken element is.
+        parts: (step, count) of the dimensions of the view that lie on this axis, the largest step first; a step is at least what
+            the parts after it span.
+    """
+
+    size: int
+    start: int
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A view as slices of axes.
+
+    Attributes:
+        shape: the shape that the memory is given before slicing.
+        axes: what is taken of each axis.
+        order: for every dimension of the view the number of parts it consists of, and where in the list of all parts they are;
+            none for a dimension that is broadcast.
+        reversed: the dimensions that run backwards.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    order: tuple[tuple[int, ...], ...]
+    reversed: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(count for axis in self.axes for _, count in axis.parts)
+
+
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the row-major strides of a shape, in elements."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def plan(shape: tuple[int, ...], offset: int, dims: Dims) -> Plan | None:
+    """Returns how the elements `offset + Σ i·stride` of row-major memory are taken with slices, None where they can't be."""
+    backwards = tuple(i for i, (stride, size) in enumerate(dims) if stride < 0 and size > 1)
+    offset += sum(dims[i][0] * (dims[i][1] - 1) for i in backwards)
+    forward = tuple((abs(stride) if size > 1 else 0, size) for stride, size in dims)
+    if 0 in shape:
+        return None
+    flat = (math.prod(shape),)
+    for axes in dict.fromkeys((tuple(n for n in shape if n > 1), flat)):
+        found = _planned(axes or (1,), offset, forward)
+        if found is not None:
+            ordered, order = found
+            return Plan(axes or (1,), ordered, order, backwards)
+    return None
+
+
+def _planned(
+    shape: tuple[int, ...], offset: int, dims: Dims
+) -> tuple[tuple[Axis, ...], tuple[tuple[int, ...], ...]] | None:
+    strides = strides_of(shape)
+    starts = []
+    for stride in strides:
+        starts.append(offset // stride)
+        offset %= stride
+    if starts[0] >= shape[0] or starts[0] < 0:
+        return None
+    parts: list[list[tuple[int, int, int, int]]] = [[] for _ in shape]  # step, count, dimension, place in the dimension
+    for number, (stride, size) in enumerate(dims):
+        if not stride:
+            continue
+        place, rest = 0, size
+        while rest > 1:
+            # The outermost axis on which the stride lies: what goes past its end goes on in the axis before it.
+            axis = next((j for j, s in enumerate(strides) if s <= stride and stride % s == 0), None)
+            if axis is None:
+                return None
+            step = stride // strides[axis]
+            fits = (shape[axis] - 1 - starts[axis]) // step + 1
+            if rest <= fits or axis == 0:
+                parts[axis].append((step, rest, number, -place))
+                break
+            inner = shape[axis] // step
+            if shape[axis] % step or starts[axis] >= step or rest % inner:
+                return None
+            parts[axis].append((step, inner, number, -place))
+            stride, rest, place = stride * inner, rest // inner, place + 1
+    axes, where = [], {}
+    for axis, (size, start, its) in enumerate(zip(shape, starts, parts, strict=True)):
+        its.sort(key=lambda part: -part[0])
+        span = 1
+        for step, count, _, _ in reversed(its):
+            if step < span:
+                return None
+            span = step * (count - 1) + span
+        if start + span > size:
+            return None
+        axes.append(Axis(size, start, tuple((step, count) for step, count, _, _ in its)))
+        for step, _, number, place in its:
+            where[number, place] = (axis, step)
+    places = {
+        key: i
+        for i, key in enumerate(
+            (axis, step) for axis, its in enumerate(parts) for step, _, _, _ in its
+        )
+    }
+    order = tuple(
+        tuple(places[where[key]] for key in sorted(k for k in where if k[0] == number)) for number in range(len(dims))
+    )
+    return tuple(axes), order

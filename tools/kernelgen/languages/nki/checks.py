@@ -1,0 +1,197 @@
+"""The limits of the hardware and the rules of NKI, checked while a kernel is recorded.
+
+Sources: AWS's documentation of NKI's errors and of the sizes of SBUF and PSUM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kernelgen.languages.nki.dtypes import float32
+from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
+from kernelgen.languages.nki.program import Recorder, Storage, current
+from kernelgen.languages.nki.tensors import Tensor
+
+PARTITIONS = 128
+PSUM_BANKS = 8
+PSUM_BANK_BYTES = 2048
+STATIONARY_FREE = 128
+MOVING_FREE = 512
+BN_STATS_FREE = 512
+SBUF_BYTES = {"trn1": 180_224, "inf2": 180_224, "trn2": 212_984, "trn3": 245_752}
+"""The usable bytes of SBUF per partition."""
+TRN3_MOVING_FREE = 4096
+
+
+def tile(tensor: Tensor) -> None:
+    """A tile of SBUF or PSUM fits: at most 128 partitions, one bank of PSUM, SBUF's bytes."""
+    recorder = current()
+    if not recorder.check or not tensor.on_chip:
+        return
+    shape = tensor.shape
+    if len(shape) < 2:
+        raise NkiValueError(
+            "err_tensor_rank_too_small", f"a tile in {tensor.buffer} has 2 dimensions at least, not {list(shape)}"
+        )
+    if shape[tensor.partition] > PARTITIONS:
+        raise NkiValueError(
+            "err_num_partition_exceed_arch_limit",
+            f"number of partitions {shape[tensor.partition]} exceeds the hardware limit {PARTITIONS}",
+        )
+    width = math.prod(shape[tensor.partition + 1 :]) * tensor.dtype.itemsize
+    if tensor.buffer.kind == "sbuf" and width > SBUF_BYTES[recorder.target]:
+        raise NkiValueError(
+            "err_sbuf_exceed_arch_limit",
+            f"a tile of {width} bytes per partition exceeds the {SBUF_BYTES[recorder.target]} of {recorder.target}'s SBUF",
+        )
+    if tensor.buffer.kind == "psum" and width > PSUM_BANKS * PSUM_BANK_BYTES:
+        raise NkiValueError(
+            "err_psum_exceed_arch_limit",
+            f"a tile of {width} bytes per partition exceeds the {PSUM_BANKS} banks of {PSUM_BANK_BYTES} bytes of PSUM",
+        )
+
+
+def writable(tensor: Tensor) -> None:
+    if tensor.storage.parameter is not None and not tensor.storage.mutable:
+        raise NkiError(
+            "err_mutable_annotation_needed",
+            f"the kernel writes to its argument '{tensor.name}'; annotate it with nki.typing.mutable_tensor and return it",
+        )
+
+
+def inside(tensor: Tensor) -> None:
+    """Elements outside of the memory are excused by a mask."""
+    if tensor.valid is None:
+        return
+    outside = ~tensor.valid if tensor.mask is None else tensor.mask & ~tensor.valid
+    if outside.any():
+        shape = tensor.storage.shape
+        raise NkiIndexError(
+            "err_access_out_of_bounds",
+            f"an access of shape {tensor.shape} goes past the end of a tensor of {shape}; mask it or shorten it",
+        )
+
+
+def partitions_agree(operands: Sequence[Tensor], shape: tuple[int, ...]) -> None:
+    if not current().check or current().older:
+        return
+    for operand in operands:
+        if operand.ndim == len(shape) and operand.shape[0] != shape[0]:
+            raise NkiValueError(
+                "err_cannot_broadcast_partition",
+                f"{operand.shape[0]} partitions can't be broadcast to {shape[0]}: only free dimensions are; "
+                "use broadcast_to",
+            )
+
+
+def operand_on_chip(tensor: Tensor, what: str) -> None:
+    if current().check and not tensor.on_chip and tensor.storage.initial is None:
+        raise NkiTypeError(
+            "err_unsupported_memory",
+            f"an operand of {what} is in {tensor.buffer}; load it into SBUF first",
+        )
+
+
+def on_chip(tensor: Any, what: str) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
+    operand_on_chip(tensor, what)
+    return tensor
+
+
+def in_hbm(tensor: Any, what: str) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
+    if current().check and tensor.on_chip:
+        raise NkiTypeError("err_hbm_tensor_required", f"{what} has to be in HBM, not in {tensor.buffer}")
+    return tensor
+
+
+def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double: bool = False) -> None:
+    """The sizes and dtypes that the tensor engine takes."""
+    recorder = current()
+    k, m = stationary.shape[0], math.prod(stationary.shape[1:]) // (2 if double else 1)
+    n = math.prod(moving.shape[1:]) // (2 if double else 1)
+    if moving.shape[0] != k:
+        raise NkiValueError(
+            "err_matmul_contraction", f"stationary has {k} partitions and moving {moving.shape[0]}: they are contracted"
+        )
+    if not recorder.check:
+        return
+    if k > PARTITIONS:
+        raise NkiValueError(
+            "err_num_partition_exceed_arch_limit", f"number of partitions {k} exceeds the hardware limit {PARTITIONS}"
+        )
+    if m > STATIONARY_FREE:
+        raise NkiValueError(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"the free size {m} of the stationary tile exceeds the hardware limit {STATIONARY_FREE}",
+        )
+    limit = TRN3_MOVING_FREE if recorder.target == "trn3" else MOVING_FREE
+    if n > limit:
+        raise NkiValueError(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"the free size {n} of the moving tile exceeds the hardware limit {limit}",
+        )
+    if (stationary.dtype == float32) != (moving.dtype == float32):
+        raise NkiTypeError(
+            "err_matmul_dtype", f"one operand of a product is float32, the other not: {stationary.dtype}, {moving.dtype}"
+        )
+    for operand in (stationary, moving):
+        if operand.buffer.kind == "psum":
+            raise NkiTypeError("err_unsupported_memory", "the operands of a product have to be in SBUF, not in PSUM")
+    if target is not None and target.buffer.kind != "psum":
+        raise NkiTypeError("err_unsupported_memory", f"a product goes to PSUM, not to {target.buffer}")
+    if target is not None:
+        psum_bank(target)
+
+
+def psum_bank(target: Tensor) -> None:
+    """What an instruction writes to PSUM is in one bank."""
+    if not current().check or target.gather is not None:
+        return
+    width = sum(abs(s) * (n - 1) for s, n in target.dims[1:]) + 1
+    limit = PSUM_BANK_BYTES * (8 if current().target == "trn3" else 1)
+    if width * target.dtype.itemsize > limit:
+        raise NkiValueError(
+            "err_psum_bank", f"a product of {width * target.dtype.itemsize} bytes per partition exceeds a bank of {limit}"
+        )
+
+
+def vector_operands(name: str, engine: str, operands: Sequence[Tensor]) -> None:
+    """GpSimd can't reach PSUM."""
+    if current().check and engine == "gpsimd":
+        for operand in operands:
+            if operand.buffer.kind == "psum":
+                raise NkiTypeError("err_unsupported_memory", f"{name} on GpSimd can't access PSUM")
+
+
+def per_partition(value: Any, tile: Tensor, what: str) -> None:
+    """A vector operand has one element per partition."""
+    if isinstance(value, Tensor) and current().check:
+        if math.prod(value.shape[1:]) != 1:
+            raise NkiValueError(
+                "err_scalar_or_vector", f"{what} has to be a number or a vector with one element per partition, not {value.shape}"
+            )
+        if value.shape[0] not in (tile.shape[0],):
+            raise NkiValueError(
+                "err_scalar_or_vector", f"{what} has {value.shape[0]} partitions, and the data {tile.shape[0]}"
+            )
+
+
+def results(recorder: Recorder, returned: Sequence[Tensor]) -> None:
+    """What a kernel of the newer generation returns is in shared_hbm."""
+    if not recorder.check or recorder.older:
+        return
+    for tensor in returned:
+        kind = tensor.buffer.kind
+        if kind != "shared_hbm" and tensor.storage.parameter is None:
+            raise NkiError("err_nki_return_not_shared_hbm", f"a kernel returns tensors in shared_hbm, not in {kind}")
+
+
+def sbuf_high_water(storages: Sequence[Storage]) -> int:
+    """Returns the largest tile of SBUF, in bytes per partition."""
+    return max((s.bytes_per_partition for s in storages if s.buffer.kind == "sbuf"), default=0)
+

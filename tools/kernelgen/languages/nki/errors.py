@@ -1,0 +1,47 @@
+"""Errors of NKI kernels: each has the code that AWS's documentation gives to the mistake, and the kernel's file and line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_HERE = str(Path(__file__).parent)
+
+
+class NkiError(Exception):
+    """A kernel breaks a rule of NKI or a limit of the hardware.
+
+    Args:
+        code: AWS's name for the mistake ("err_num_partition_exceed_arch_limit"), or a name in its manner.
+        message: what is wrong and how to mend it.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        self.file, self.line = kernel_location()
+        self.message = message
+        where = f"{self.file}:{self.line}: " if self.file else ""
+        super().__init__(f"{where}{code}: {message}")
+
+
+class NkiIndexError(NkiError, IndexError):
+    """An index is out of range."""
+
+
+class NkiTypeError(NkiError, TypeError):
+    """An argument has a type that the function does not take."""
+
+
+class NkiValueError(NkiError, ValueError):
+    """An argument has a value that the function does not take."""
+
+
+def kernel_location() -> tuple[str, int]:
+    """Returns the file and line of the innermost frame outside of the interpreter, ("", 0) where there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_HERE) and not name.startswith("<frozen"):
+            return name, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return "", 0

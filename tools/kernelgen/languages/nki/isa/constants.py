@@ -1,0 +1,60 @@
+"""The enumerations of nki.isa, of both generations."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+from kernelgen.languages.nki.isa.common import ReduceCmd
+
+
+class engine(Enum):  # noqa: N801
+    tensor = 1
+    vector = 5
+    scalar = 2
+    gpsimd = 3
+    dma = 4
+    sync = 6
+    unknown = 0
+
+
+class oob_mode(Enum):  # noqa: N801
+    error = 0
+    skip = 1
+
+
+class older_dge_mode(Enum):  # noqa: N801
+    none = 0
+    swdge = 1
+    hwdge = 2
+    unknown = 3
+
+
+class newer_dge_mode(Enum):  # noqa: N801
+    unknown = 0
+    swdge = 1
+    hwdge = 2
+    none = 3
+
+
+class matmul_perf_mode(Enum):  # noqa: N801
+    none = "none"
+    double_row = "double_row"
+    double_row_gen3 = "double_row_gen3"
+    double_column = "double_column"
+    double_pixel = "double_pixel"
+
+
+class nc_version(IntEnum):  # noqa: N801
+    gen1 = 1
+    gen2 = 2
+    gen3 = 3
+    gen4 = 4
+
+
+class dma_engine(Enum):  # noqa: N801
+    dma = 1
+    gpsimd_dma = 2
+
+
+reduce_cmd = ReduceCmd
+GENERATIONS = {"trn1": nc_version.gen2, "inf2": nc_version.gen2, "trn2": nc_version.gen3, "trn3": nc_version.gen4}

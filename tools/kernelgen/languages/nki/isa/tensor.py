@@ -1,0 +1,156 @@
+"""The tensor engine: products and transposes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kernelgen.languages.nki import checks
+from kernelgen.languages.nki.dtypes import float32
+from kernelgen.languages.nki.errors import NkiValueError
+from kernelgen.languages.nki.isa.common import destination, fitted
+from kernelgen.languages.nki.lazy import jnp, lax
+from kernelgen.languages.nki.lower import Context, lowering, masked, to_float
+from kernelgen.languages.nki.operators import accumulate, accumulation, emit, result
+from kernelgen.languages.nki.program import PSUM, SBUF, Buffer, Instruction, current
+from kernelgen.languages.nki.tensors import Tensor
+
+
+def product(stationary: Any, moving: Any) -> Any:
+    """Returns `stationary.T @ moving` in float32; float8 and integer operands are widened first, which loses nothing."""
+    a, b = (_widened(v) for v in (stationary, moving))
+    if a.dtype != b.dtype:
+        a, b = to_float(a), to_float(b)
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=np.float32)
+
+
+def _widened(value: Any) -> Any:
+    if value.dtype.itemsize == 1 and jnp.issubdtype(value.dtype, jnp.floating):
+        return value.astype(jnp.bfloat16)
+    return value if jnp.issubdtype(value.dtype, jnp.floating) else to_float(value)
+
+
+@lowering("matmul")
+def _lower_matmul(context: Context, instruction: Instruction) -> None:
+    mode, double = instruction.attributes  # type: ignore[misc]
+    a, b = (masked(context.read(t), t, 0) for t in instruction.reads[:2])
+    if double:
+        a = jnp.moveaxis(a, 1, 0).reshape((-1, math.prod(a.shape[2:])))
+        b = jnp.moveaxis(b, 1, 0).reshape((-1, math.prod(b.shape[2:])))
+    value = product(a.reshape((a.shape[0], -1)), b.reshape((b.shape[0], -1)))
+    target = instruction.writes[0]
+    value = fitted(value, target)
+    if mode != "set":
+        value = accumulate(context.read(target), value, mode)
+    context.write(target, value)
+
+
+def nc_matmul(
+    dst: Tensor | None,
+    stationary: Any,
+    moving: Any,
+    *,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    perf_mode: Any = None,
+    tile_position: Any = (),
+    tile_size: Any = (),
+    mask: Any = None,
+) -> Tensor:
+    """`stationary.T @ moving`, contracted over at most 128 partitions, into PSUM.
+
+    `accumulate` None adds to what was written before and overwrites what was not. In the mode double_row the operands are
+    [K, 2, …] and both rows are contracted.
+    """
+    a, b = checks.on_chip(stationary, "stationary"), checks.on_chip(moving, "moving")
+    double = getattr(perf_mode, "value", perf_mode) in ("double_row", "double_row_gen3", "double_row_swinterleave")
+    if double and (a.shape[1] != 2 or b.shape[1] != 2):
+        raise NkiValueError("err_double_row", f"double_row takes [K, 2, …], not {a.shape} and {b.shape}")
+    if bool(tile_position) != bool(tile_size):
+        raise NkiValueError("err_tile_position_and_size", "tile_position and tile_size are given both or not at all")
+    checks.matmul(a, b, dst, double=double)
+    extra = 2 if double else 1
+    shape = (math.prod(a.shape[1:]) // extra, math.prod(b.shape[1:]) // extra)
+    if dst is None:
+        target = result(shape, a.dtype if is_transpose else float32, [], None, PSUM)
+        rows = _rows(mask, a, b, shape)
+        if rows is not None:
+            target = target.with_mask(rows)
+    else:
+        target = destination(dst, shape, float32, [], mask)
+    source_a, source_b = a, b
+    if mask is not None and dst is None:
+        source_a, source_b = _masked_operand(a, mask), _masked_operand(b, mask)
+    mode = accumulation(target, accumulate)
+    emit("matmul", [source_a, source_b, *([] if mode == "set" else [target])], [target], (mode, double))
+    return target
+
+
+def _masked_operand(operand: Tensor, mask: Any) -> Tensor:
+    try:
+        return operand.with_mask(mask)
+    except NkiValueError:
+        return operand
+
+
+def _rows(mask: Any, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Any:
+    """Returns what of a product a mask shows that fits the product or one of its operands."""
+    if mask is None:
+        return None
+    shown = np.asarray(mask, np.bool_)
+    for wanted, rows in ((a.shape, True), (b.shape, False)):
+        if shown.ndim == len(wanted) and np.broadcast_shapes(shown.shape, wanted) == tuple(wanted):
+            full = np.broadcast_to(shown, wanted).any(axis=0).reshape(-1)
+            return full[:, None] if rows else full[None, :]
+    return np.broadcast_to(shown, shape)
+
+
+@lowering("transpose")
+def _lower_transpose(context: Context, instruction: Instruction) -> None:
+    value = context.read(instruction.reads[0])
+    order = instruction.attributes
+    target = instruction.writes[0]
+    if order is None:
+        value = lax.transpose(value.reshape((value.shape[0], -1)), (1, 0))
+    else:
+        value = lax.transpose(value, order)
+    context.write(target, fitted(value, target))
+
+
+def nc_transpose(
+    dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
+) -> Tensor:
+    """Partitions and flattened free dimensions swapped: at most 128×128 on the tensor engine, 32×32 on the vector engine."""
+    data = checks.on_chip(data, "data")
+    rows, columns = data.shape[0], math.prod(data.shape[1:])
+    name = getattr(engine, "name", "unknown")
+    limit = 32 if name == "vector" else checks.PARTITIONS
+    if current().check and (rows > limit or columns > limit):
+        raise NkiValueError(
+            "err_size_of_dimension_exceed_arch_limit", f"nc_transpose takes {limit}×{limit} elements, not {rows}×{columns}"
+        )
+    buffer: Buffer = SBUF if name == "vector" else PSUM
+    shown = None
+    if mask is not None or data.mask is not None:
+        source = data.with_mask(mask)
+        if source.mask is not None:
+            shown = np.broadcast_to(source.mask, data.shape).reshape(rows, columns).T
+    target = destination(dst, (columns, rows), dtype or data.dtype, [], shown, buffer)
+    emit("transpose", [data], [target], None)
+    return target
+
+
+def transpose_axes(dst: Tensor | None, src: Tensor, axes: tuple[int, ...], dtype: Any, mask: Any) -> Tensor:
+    shape = tuple(src.shape[i] for i in axes)
+    if dst is None:
+        target = result(shape, dtype or src.dtype, [], mask)
+    elif dst.size != src.size:
+        raise NkiValueError("err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {shape}")
+    else:
+        target = dst.with_mask(mask)
+    emit("transpose", [src], [target], tuple(axes))
+    return target
+
+

@@ -1,0 +1,113 @@
+"""Loads kernels from files: imports of NKI resolve to the interpreter while such a file is imported, and only then."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kernelgen.errors import Diagnostic, KernelgenError, Location, described
+from kernelgen.languages.nki.kernel import Kernel
+
+PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
+"""The packages that the interpreter stands for where they are absent."""
+
+
+def absent(package: str) -> bool:
+    """Whether a package is not installed (the public index has empty placeholders, which hold no nki)."""
+    if package in sys.modules:
+        return False
+    try:
+        spec = importlib.util.find_spec(package if package != "neuronxcc" else "neuronxcc.nki")
+    except (ImportError, ValueError):
+        return True
+    return spec is None
+
+
+@contextlib.contextmanager
+def interpreter(packages: tuple[str, ...] = PACKAGES) -> Iterator[None]:
+    """While it is active, imports of the packages that are absent resolve to the interpreter; afterwards none of them is left."""
+    from kernelgen.languages.nki.modules import newer_modules, older_modules
+
+    wanted = {package for package in packages if absent(package)}
+    modules = {
+        name: module
+        for name, module in {**older_modules(), **newer_modules()}.items()
+        if name.split(".")[0] in wanted
+    }
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in [n for n in sys.modules if n.split(".")[0] in wanted]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def load_file(path: Path) -> types.ModuleType:
+    """Imports a file of kernels under a name of its own; modules beside it that it imports are forgotten afterwards.
+
+    Raises:
+        KernelgenError: it can't be imported; where and why.
+    """
+    name = f"_kernelgen_nki_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    before = set(sys.modules)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise KernelgenError(Diagnostic(f"can't import {path}: it is not a Python file"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        with interpreter():
+            spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: the code is anybody's
+        raise KernelgenError(_diagnostic(path, error)) from error
+    finally:
+        sys.dont_write_bytecode = bytecode
+        sys.path.remove(folder)
+        for other in set(sys.modules) - before:
+            file = getattr(sys.modules[other], "__file__", None)
+            if file and Path(file).resolve().parent == Path(folder):
+                del sys.modules[other]
+    return module
+
+
+def load_kernel(path: Path, function: str) -> Any:
+    """Returns a kernel of a file, decorated or not.
+
+    Raises:
+        KernelgenError: the file can't be imported or has no such function.
+    """
+    module = load_file(path)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise KernelgenError(Diagnostic(f"{path} has no function '{function}'"))
+    return found if isinstance(found, Kernel) else Kernel(found, older=is_older(path))
+
+
+def is_older(path: Path) -> bool:
+    """Whether a file is of the generation that imports `neuronxcc.nki`."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return "neuronxcc" in text or "torch_neuronx" in text
+
+
+def _diagnostic(path: Path, error: BaseException) -> Diagnostic:
+    line, trace = 1, error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.lineno:
+        line = error.lineno
+    return Diagnostic(f"can't import the kernels of {path.name}: {described(error)}", Location(str(path), line, 1))

@@ -1,0 +1,266 @@
+"""A recorded kernel: memory, instructions and loops, in the order in which the kernel's Python code ran.
+
+Recording runs the kernel once per program of its grid with concrete indices and without data. What is recorded is lowered later
+(`lower`), after loops whose iterations are alike were rolled (`roll`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelgen.languages.nki.errors import NkiError
+
+if TYPE_CHECKING:
+    from kernelgen.languages.nki.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A kind of memory: sbuf, psum, hbm, private_hbm or shared_hbm. Where in it a tensor is placed has no effect on values."""
+
+    kind: str
+
+    def __repr__(self) -> str:
+        return self.kind
+
+    def __str__(self) -> str:
+        return self.kind
+
+    def alloc(self, *args: Any, **kwargs: Any) -> Buffer:
+        return self
+
+    def mod_alloc(self, *args: Any, **kwargs: Any) -> Buffer:
+        return self
+
+    def auto_alloc(self, *args: Any, **kwargs: Any) -> Buffer:
+        return self
+
+    @property
+    def is_hbm(self) -> bool:
+        return self.kind.endswith("hbm")
+
+
+SBUF, PSUM, HBM, PRIVATE_HBM, SHARED_HBM = map(Buffer, ("sbuf", "psum", "hbm", "private_hbm", "shared_hbm"))
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """A piece of memory.
+
+    Attributes:
+        shape: the number of elements per axis, row-major.
+        dtype: what the kernel declared.
+        held: what the values are held in: float32 for results that the older generation leaves unrounded, else `dtype`.
+        initial: None for memory that was never written (NaN where `held` is a float), or the values it begins with.
+        parameter: the number of the kernel's tensor argument that it is, if it is one.
+        written: which elements of PSUM were written.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    held: np.dtype[Any]
+    buffer: Buffer
+    name: str = ""
+    initial: np.ndarray[Any, Any] | None = None
+    parameter: int | None = None
+    written: np.ndarray[Any, Any] | None = None
+    mutable: bool = True
+    stored: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes_per_partition(self) -> int:
+        """What it takes of each of its partitions, in bytes; its first axis is the partitions'."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+@dataclass(eq=False, slots=True)
+class Instruction:
+    """One step of a program.
+
+    Attributes:
+        op: the name of its lowering (`lower.LOWERINGS`).
+        reads, writes: the tensors it reads and writes.
+        attributes: what else decides what it computes; equal attributes mean the same computation.
+        integers: numbers that may differ from one iteration of a loop to the next by a constant.
+        file, line: where the kernel called it.
+    """
+
+    op: str
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+    attributes: Hashable = ()
+    integers: tuple[Any, ...] = ()
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    items: list[Instruction | Loop | Exchange] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Loop:
+    """A loop as it ran: one block per iteration."""
+
+    kind: str
+    iterations: list[Block] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Exchange:
+    """A point at which the programs of a grid wait for each other, and may exchange data.
+
+    Attributes:
+        kind: "barrier" or "sendrecv".
+        source, destination: what is sent and where what is received goes.
+        send_to, receive_from: numbers of programs.
+    """
+
+    kind: str
+    source: Tensor | None = None
+    destination: Tensor | None = None
+    send_to: int = 0
+    receive_from: int = 0
+
+
+class Recorder:
+    """Records one kernel.
+
+    Args:
+        older: whether the kernel is of the generation that imports `neuronxcc.nki`.
+        target: for which target its limits are checked ("trn1", "trn2", …).
+        grid: the number of programs per axis.
+        check: whether the limits of the hardware are checked.
+    """
+
+    def __init__(
+        self, *, older: bool = False, target: str = "trn2", grid: tuple[int, ...] = (), check: bool = True
+    ) -> None:
+        self.older = older
+        self.target = target
+        self.grid = grid
+        self.check = check
+        self.program: tuple[int, ...] = ()
+        self.storages: list[Storage] = []
+        self.root = Block()
+        self.block = self.root
+        self.notes: list[str] = []
+        self.registers: dict[str, Any] = {}
+        self._shared: list[Storage] = []
+        self._shared_next = 0
+        self._constants: dict[tuple[Any, ...], Storage] = {}
+        self.seed = 0
+        self.reduced: dict[tuple[Any, ...], Any] = {}
+
+    def storage(
+        self,
+        shape: Iterable[int],
+        dtype: np.dtype[Any],
+        buffer: Buffer,
+        *,
+        held: np.dtype[Any] | None = None,
+        name: str = "",
+        initial: np.ndarray[Any, Any] | None = None,
+        parameter: int | None = None,
+        mutable: bool = True,
+    ) -> Storage:
+        """Returns new memory; in a grid, what is in shared_hbm is the same for all programs, told by the order of its creation."""
+        shape = tuple(int(n) for n in shape)
+        if buffer is SHARED_HBM and parameter is None and math.prod(self.grid) > 1:
+            place = self._shared_next
+            self._shared_next += 1
+            if place < len(self._shared):
+                known = self._shared[place]
+                if known.shape != shape or known.dtype != dtype:
+                    raise NkiError(
+                        "err_shared_hbm_differs",
+                        f"the {place + 1}. tensor in shared_hbm is {shape} {dtype} here and {known.shape} {known.dtype} "
+                        "in another program of the grid; all programs create the same ones in the same order",
+                    )
+                return known
+        made = Storage(
+            len(self.storages), shape, dtype, held or dtype, buffer, name, initial, parameter, mutable=mutable
+        )
+        if buffer.kind == "psum":
+            made.written = np.zeros(made.size, np.bool_)
+        self.storages.append(made)
+        if buffer is SHARED_HBM and parameter is None:
+            self._shared.append(made)
+        return made
+
+    def constant(self, values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Storage:
+        """Returns memory that holds constants; equal ones share it."""
+        key = (values.shape, str(dtype), values.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self.storage(values.shape, dtype, HBM, initial=values, mutable=False)
+        return self._constants[key]
+
+    def record(self, instruction: Instruction) -> None:
+        self.block.items.append(instruction)
+
+    def exchange(self, exchange: Exchange) -> None:
+        self.block.items.append(exchange)
+
+    def iterate(self, kind: str, values: Iterable[int]) -> Iterator[int]:
+        """Yields the values and records what happens between two of them as an iteration of a loop."""
+        outer = self.block
+        loop = Loop(kind)
+        outer.items.append(loop)
+        try:
+            for value in values:
+                self.block = Block()
+                loop.iterations.append(self.block)
+                yield value
+        finally:
+            self.block = outer
+
+    @contextlib.contextmanager
+    def one_program(self, program: tuple[int, ...]) -> Iterator[Block]:
+        """Records what one program of the grid does into a block of its own."""
+        self.program = program
+        self._shared_next = 0
+        self.registers = {}
+        self.block = block = Block()
+        try:
+            yield block
+        finally:
+            self.block = self.root
+
+
+_CURRENT: list[Recorder] = []
+
+
+def current() -> Recorder:
+    """Returns the recorder of the kernel that is being recorded.
+
+    Raises:
+        NkiError: no kernel is being recorded.
+    """
+    if not _CURRENT:
+        raise NkiError("err_outside_kernel", "this function of NKI works inside a kernel only")
+    return _CURRENT[-1]
+
+
+def recording() -> bool:
+    return bool(_CURRENT)
+
+
+@contextlib.contextmanager
+def recorded_by(recorder: Recorder) -> Iterator[Recorder]:
+    _CURRENT.append(recorder)
+    try:
+        yield recorder
+    finally:
+        _CURRENT.pop()

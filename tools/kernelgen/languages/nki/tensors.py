@@ -1,0 +1,730 @@
+"""Tensors of a kernel: views of memory, and what indexing makes of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernelgen.languages.nki import indices
+from kernelgen.languages.nki.access import strides_of
+from kernelgen.languages.nki.dtypes import dtype_of
+from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
+from kernelgen.languages.nki.indices import Array, DynamicSlice
+from kernelgen.languages.nki.program import Buffer, Storage, current
+
+Strided = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dynamic:
+    """An index that is known at run time.
+
+    Attributes:
+        index: the tensor of indices; its size-1 dimensions are broadcast.
+        shape: the shape it is given before it is broadcast against the view.
+        stride: how many elements of the memory one step is.
+        limit: how many steps there are; what is beyond is out of range.
+    """
+
+    index: Tensor
+    shape: tuple[int, ...]
+    stride: int
+    limit: int
+
+
+@dataclass(eq=False, slots=True)  # not frozen: that makes thousands of views slow to create; nothing changes them
+class Tensor:
+    """A view of memory, row-major.
+
+    Attributes:
+        storage: the memory.
+        offset: where the first element is.
+        dims: stride and size per dimension, in elements of `cast` where that is given.
+        dtype: the dtype of the elements.
+        partition: which dimension is the partitions' (those before it are block dimensions).
+        cast: the dtype as which the memory is read, None for its own.
+        gather: for indices that are not affine, the number of every element; None otherwise.
+        dynamic: the indices that are known at run time.
+        valid: which elements are inside of the memory, None where all are.
+        mask: which elements hold values, None where all do.
+    """
+
+    storage: Storage
+    offset: int
+    dims: Strided
+    dtype: np.dtype[Any]
+    partition: int = 0
+    cast: np.dtype[Any] | None = None
+    gather: Array | None = None
+    dynamic: tuple[Dynamic, ...] = ()
+    valid: Array | None = None
+    mask: Array | None = None
+    varying: tuple[Any, ...] = ()
+    """What a rolled loop adds to the offset: (loop, coefficient) pairs; set by `roll` alone."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple([size for _, size in self.dims])
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(stride for stride, _ in self.dims)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.dims)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.storage.buffer
+
+    @property
+    def name(self) -> str:
+        return self.storage.name
+
+    @property
+    def on_chip(self) -> bool:
+        return self.storage.buffer.kind in ("sbuf", "psum")
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"tensor({list(self.shape)}, {self.dtype}, {self.buffer})"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __iter__(self) -> Any:
+        raise NkiTypeError("err_tensor_not_iterable", "a tensor can't be iterated over; index it in a loop")
+
+    def get_pattern(self) -> list[list[int]]:
+        return [[stride, size] for stride, size in self.dims]
+
+    def is_contiguous(self) -> bool:
+        return self.gather is None and all(
+            s == e or n == 1 for (s, n), e in zip(self.dims, strides_of(self.shape), strict=True)
+        )
+
+    def is_indirect(self) -> bool:
+        return bool(self.dynamic)
+
+    # Views
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return _indexed(self, key if isinstance(key, tuple) else (key,))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        from kernelgen.languages.nki import operators
+
+        operators.assign(self[key], value)
+
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> Tensor:
+        return self._axis(dim, slice(start, end, step))
+
+    def select(self, dim: int, index: Any) -> Tensor:
+        return self._axis(dim, index)
+
+    def vector_select(self, dim: int, vector_offset: Tensor) -> Tensor:
+        return self._axis(dim, vector_offset)
+
+    def _axis(self, dim: int, key: Any) -> Tensor:
+        return self[(slice(None),) * (dim % self.ndim) + (key,)]
+
+    def permute(self, dims: tuple[int, ...], *more: int) -> Tensor:
+        order = tuple(dims) if not isinstance(dims, int) else (dims, *more)
+        if sorted(order) != list(range(self.ndim)):
+            raise NkiValueError("err_invalid_permutation", f"{order} is not a permutation of {self.ndim} dimensions")
+        self._plain("permute")
+        mask = None if self.mask is None else np.transpose(np.broadcast_to(self.mask, self.shape), order)
+        return self.replaced(dims=tuple(self.dims[i] for i in order), mask=mask, partition=0)
+
+    def broadcast(self, dim: int, size: int) -> Tensor:
+        self._plain("broadcast")
+        if self.shape[dim] != 1:
+            raise NkiValueError("err_invalid_broadcast", f"dimension {dim} has {self.shape[dim]} elements, not 1")
+        dims = list(self.dims)
+        dims[dim] = (0, size)
+        return self.replaced(dims=tuple(dims))
+
+    def broadcast_to(self, shape: Any, *more: int) -> Tensor:
+        shape = (shape, *more) if isinstance(shape, int) else tuple(shape)
+        self._plain("broadcast_to")
+        dims = ((0, 1),) * (len(shape) - self.ndim) + self.dims
+        for (_, n), wanted in zip(dims, shape, strict=True):
+            if n not in (1, wanted):
+                raise NkiValueError("err_cannot_broadcast", f"shape {self.shape} can't be broadcast to {shape}")
+        return self.replaced(
+            dims=tuple((s if n == w else 0, w) for (s, n), w in zip(dims, shape, strict=True))
+        )
+
+    def expand_dim(self, dim: int) -> Tensor:
+        dim = dim % (self.ndim + 1)
+        return self[(slice(None),) * dim + (None,)]
+
+    expand_dims = expand_dim
+
+    def squeeze_dim(self, dim: int) -> Tensor:
+        dim = dim % self.ndim
+        if self.shape[dim] != 1:
+            raise NkiValueError("err_invalid_squeeze", f"dimension {dim} has {self.shape[dim]} elements, not 1")
+        self._plain("squeeze_dim")
+        return self.replaced(dims=self.dims[:dim] + self.dims[dim + 1 :])
+
+    def reshape_dim(self, dim: int, shape: tuple[int, ...]) -> Tensor:
+        dim = dim % self.ndim
+        return self.reshape(self.shape[:dim] + tuple(shape) + self.shape[dim + 1 :])
+
+    def flatten_dims(self, start_dim: int, end_dim: int) -> Tensor:
+        a, b = start_dim % self.ndim, end_dim % self.ndim
+        return self.reshape(self.shape[:a] + (math.prod(self.shape[a : b + 1]),) + self.shape[b + 1 :])
+
+    def reshape(self, shape: Any, *more: int) -> Tensor:
+        wanted = [int(n) for n in ((shape, *more) if isinstance(shape, int | np.integer) else tuple(shape))]
+        if -1 in wanted:
+            rest = -math.prod(wanted)
+            wanted[wanted.index(-1)] = self.size // rest if rest else 0
+        if math.prod(wanted) != self.size:
+            raise NkiValueError("err_reshape_size_mismatch", f"shape {self.shape} can't be reshaped to {tuple(wanted)}")
+        self._plain("reshape")
+        dims = reshaped(self.dims, tuple(wanted))
+        if dims is None:
+            raise NkiValueError(
+                "err_reshape_not_contiguous", f"a view with the pattern {self.get_pattern()} can't be {tuple(wanted)}"
+            )
+        mask = None if self.mask is None else np.broadcast_to(self.mask, self.shape).reshape(wanted)
+        return self.replaced(dims=dims, mask=mask)
+
+    def rearrange(self, src_pattern: Any, dst_pattern: Any, fixed_sizes: dict[str, int] | None = None) -> Tensor:
+        """Names the dimensions, in groups where one is split, and orders the names anew."""
+        known = dict(fixed_sizes or {})
+        names: list[str] = []
+        split: list[int] = []
+        for group, size in zip(src_pattern, self.shape, strict=True):
+            parts = (group,) if isinstance(group, str) else tuple(group)
+            free = [part for part in parts if part not in known]
+            if len(free) > 1:
+                raise NkiValueError("err_invalid_rearrange", f"fixed_sizes has to give all but one size of {parts}")
+            for part in free:
+                known[part] = size // math.prod(known[p] for p in parts if p != part)
+            names += parts
+            split += [known[part] for part in parts]
+        order = [part for group in dst_pattern for part in ((group,) if isinstance(group, str) else group)]
+        shape = [
+            known[group] if isinstance(group, str) else math.prod(known[part] for part in group)
+            for group in dst_pattern
+        ]
+        return self.reshape(split).permute(tuple(names.index(name) for name in order)).reshape(shape)
+
+    def view(self, dtype: Any) -> Tensor:
+        wanted = dtype_of(dtype)
+        self._plain("view")
+        old, new = self.dtype.itemsize, wanted.itemsize
+        if old == new:
+            return self.replaced(dtype=wanted, cast=wanted)
+        *dims, (stride, size) = self.dims
+        if stride != 1 and size > 1:
+            raise NkiValueError("err_invalid_view", "the last dimension has to be contiguous to change the dtype's size")
+        if (size * old) % new or (self.offset * old) % new or any((s * old) % new for s, _ in dims):
+            raise NkiValueError("err_invalid_view", f"{self!r} can't be read as {wanted}: its rows don't hold whole elements")
+        return self.replaced(
+            dims=(*((s * old // new, n) for s, n in dims), (1, size * old // new)),
+            offset=self.offset * old // new,
+            dtype=wanted,
+            cast=wanted,
+        )
+
+    reinterpret_cast = view
+
+    def astype(self, dtype: Any) -> Tensor:
+        from kernelgen.languages.nki import operators
+
+        return operators.copied(self, dtype_of(dtype))
+
+    def ap(
+        self,
+        pattern: Any,
+        offset: int | None = None,
+        scalar_offset: Tensor | None = None,
+        vector_offset: Tensor | None = None,
+        indirect_dim: int = 0,
+        dtype: Any = None,
+    ) -> Tensor:
+        """Returns the elements of the storage that an access pattern names: [stride, count] per dimension, in elements.
+
+        The offset adds to the view's. `scalar_offset` (one element) counts in steps of the base's dimension `indirect_dim`,
+        `vector_offset` gives the places on dimension 0 of the pattern.
+        """
+        self._plain("ap")
+        base = self if dtype is None else self.whole().view(dtype)
+        dims = tuple((int(stride), int(size)) for stride, size in pattern)
+        found = base.replaced(
+            offset=self.offset + int(offset or 0), dims=dims, valid=None, mask=None, partition=0
+        )
+        found._inside()
+        shape = self.storage.shape
+        step = math.prod(shape[indirect_dim + 1 :])
+        if scalar_offset is not None:
+            index = scalar_offset if isinstance(scalar_offset, Tensor) else _register(scalar_offset)
+            found = found.replaced(
+                dynamic=(Dynamic(index, (1,) * len(dims), step, shape[indirect_dim]),)
+            )
+        if vector_offset is not None:
+            if indirect_dim:
+                raise NkiValueError("err_indirect_dim", f"vector_offset works on dimension 0 only, not {indirect_dim}")
+            first = (0, dims[0][1])
+            index_shape = (dims[0][1],) + (1,) * (len(dims) - 1)
+            found = found.replaced(
+                dims=(first, *dims[1:]), dynamic=(Dynamic(vector_offset, index_shape, step, shape[0]),)
+            )
+        return found
+
+    def indirect(self, index: Tensor, num_elem: int | None = None) -> Tensor:
+        return self[index]
+
+    def whole(self) -> Tensor:
+        """Returns the memory that this is a view of, with its own shape."""
+        return whole(self.storage)
+
+    def with_mask(self, mask: Any) -> Tensor:
+        """Returns the view with only those elements that a mask shows."""
+        if mask is None:
+            return self
+        shown = np.asarray(mask, np.bool_)
+        try:
+            np.broadcast_to(shown, self.shape)
+        except ValueError:
+            raise NkiValueError(
+                "err_mask_shape", f"a mask of shape {shown.shape} can't be broadcast to {self.shape}"
+            ) from None
+        if shown.all():
+            return self
+        return self.replaced(mask=shown if self.mask is None else self.mask & shown)
+
+    def replaced(self, **changes: Any) -> Tensor:
+        made = Tensor(
+            self.storage, self.offset, self.dims, self.dtype, self.partition, self.cast, self.gather, self.dynamic,
+            self.valid, self.mask, self.varying,
+        )  # fmt: skip
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+    def _plain(self, what: str) -> None:
+        if self.gather is not None or self.dynamic:
+            raise NkiError("err_indirect_view", f"{what} of a tensor that is indexed by a tile or an index array")
+
+    def _inside(self) -> None:
+        first = self.offset + sum(s * (n - 1) for s, n in self.dims if s < 0)
+        last = self.offset + sum(s * (n - 1) for s, n in self.dims if s > 0)
+        size = self.storage.size * self.storage.dtype.itemsize // self.dtype.itemsize
+        if self.size and (first < 0 or last >= size):
+            raise NkiIndexError(
+                "err_access_out_of_bounds", f"the pattern reaches from element {first} to {last} of memory of {size}"
+            )
+
+    # Operators
+
+    def _binary(self, name: str, other: Any, swapped: bool = False) -> Any:
+        from kernelgen.languages.nki import operators
+
+        if not isinstance(other, Tensor | int | float | np.generic | np.ndarray):
+            return NotImplemented
+        return operators.binary(name, *((other, self) if swapped else (self, other)))
+
+    def __add__(self, other: Any) -> Any:
+        return self._binary("add", other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._binary("add", other, True)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._binary("subtract", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._binary("subtract", other, True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._binary("multiply", other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._binary("multiply", other, True)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._binary("divide", other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._binary("divide", other, True)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._binary("mod", other)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._binary("power", other)
+
+    def __and__(self, other: Any) -> Any:
+        return self._binary("bitwise_and", other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._binary("bitwise_or", other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._binary("bitwise_xor", other)
+
+    def __lshift__(self, other: Any) -> Any:
+        return self._binary("left_shift", other)
+
+    def __rshift__(self, other: Any) -> Any:
+        return self._binary("right_shift", other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._binary("less", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._binary("less_equal", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._binary("greater", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._binary("greater_equal", other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._binary("equal", other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._binary("not_equal", other)
+
+    def __neg__(self) -> Any:
+        return self._binary("multiply", -1)
+
+    def __invert__(self) -> Any:
+        from kernelgen.languages.nki import operators
+
+        return operators.unary("invert", self)
+
+    def __iadd__(self, other: Any) -> Any:
+        from kernelgen.languages.nki import operators
+
+        return operators.accumulated(self, other)
+
+
+def whole(storage: Storage, partition: int = 0) -> Tensor:
+    """Returns a tensor of all of a storage."""
+    dims = tuple(zip(strides_of(storage.shape), storage.shape, strict=True))
+    return Tensor(storage, 0, dims, storage.dtype, partition)
+
+
+def reshaped(dims: Strided, shape: tuple[int, ...]) -> Strided | None:
+    """Returns the strides of a view in another shape of as many elements, None where no strides give that."""
+    old = [(s, n) for s, n in dims if n != 1]
+    result: list[tuple[int, int]] = []
+    place = 0
+    pending: list[tuple[int, int]] = []  # what is left of the old dimensions, the innermost last
+    for number in range(len(shape) - 1, -1, -1):
+        size = shape[number]
+        if size == 1:
+            result.append((result[-1][0] * result[-1][1] if result else 1, 1))
+            continue
+        if not pending:
+            if place == len(old):
+                return None
+            place += 1
+            pending = [old[-place]]
+        stride, left = pending.pop()
+        base, have = stride, left
+        while have < size:
+            if place == len(old):
+                return None
+            place += 1
+            outer_stride, outer = old[-place]
+            if outer_stride != base * have:
+                return None
+            have *= outer
+        if have % size:
+            return None
+        result.append((base, size))
+        if have > size:
+            pending = [(base * size, have // size)]
+    return tuple(reversed(result))
+
+
+def _register(value: Any) -> Tensor:
+    from kernelgen.languages.nki import operators
+
+    return operators.scalar_tensor(value)
+
+
+def _is_array(item: Any) -> bool:
+    return isinstance(item, np.ndarray) and item.ndim > 0
+
+
+def _expanded(tensor: Tensor, key: tuple[Any, ...]) -> list[Any]:
+    items = [_number(item) for item in key]
+    if sum(1 for item in items if item is Ellipsis) > 1:
+        raise NkiIndexError("err_invalid_index", "an index has at most one ellipsis")
+    used = sum(1 for item in items if item is not None and item is not Ellipsis)
+    if used > tensor.ndim:
+        raise NkiIndexError("err_tensor_access_rank", f"{used} indices for a tensor of {tensor.ndim} dimensions")
+    fill = [slice(None)] * (tensor.ndim - used)
+    for place, item in enumerate(items):
+        if item is Ellipsis:
+            return items[:place] + fill + items[place + 1 :]
+    return items + fill
+
+
+def _number(item: Any) -> Any:
+    if isinstance(item, np.ndarray) and item.ndim == 0:
+        return int(item)
+    if isinstance(item, bool | np.bool_ | float):
+        raise NkiIndexError("err_invalid_index", f"{item!r} is not an index")
+    if isinstance(item, np.integer):
+        return int(item)
+    if isinstance(item, list):
+        return np.asarray(item)
+    if isinstance(item, int | slice | Tensor | np.ndarray | DynamicSlice) or item is None or item is Ellipsis:
+        return item
+    if hasattr(item, "register_tensor"):
+        return item.register_tensor()
+    raise NkiIndexError("err_invalid_index", f"{type(item).__name__} is not an index")
+
+
+def _indexed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
+    items = _expanded(tensor, key)
+    if all(isinstance(item, slice) and item == slice(None) for item in items):
+        return tensor
+    if tensor.gather is not None or tensor.dynamic:
+        raise NkiError("err_nested_indirect", "a tensor that is indexed by a tile or an index array can't be indexed again")
+    arrays = [item for item in items if _is_array(item) or isinstance(item, Tensor)]
+    if not arrays:
+        return _sliced(tensor, items)
+    if tensor.on_chip and any(_is_array(a) and a.ndim == 1 for a in arrays) and len(arrays) == 1 and tensor.ndim > 1:
+        others = [item for item in items if not _is_array(item)]
+        if any(isinstance(item, int) for item in others) and tensor.ndim == 2:
+            raise NkiIndexError(
+                "err_1d_arange_not_supported",
+                "indexing a tensor with 1d arange is not supported; add an axis, nl.arange(n)[:, None], or use a slice",
+            )
+    return _fancy(tensor, items)
+
+
+def _sliced(tensor: Tensor, items: list[Any]) -> Tensor:
+    """Integers, slices and new axes."""
+    offset, dims, dynamic = tensor.offset, [], []
+    valid: list[tuple[int, Array]] = []
+    keep: list[Any] = []
+    partition, place = tensor.partition, 0
+    new_partition: int | None = None
+    for item in items:
+        if item is None:
+            dims.append((0, 1))
+            keep.append(None)
+            continue
+        stride, size = tensor.dims[place]
+        if place == partition:
+            new_partition = len(dims)
+        if isinstance(item, int):
+            where = item + size if item < 0 else item
+            if not 0 <= where < size:
+                raise NkiIndexError(
+                    "err_index_out_of_bounds", f"index {item} is out of bounds for axis {place} with size {size}"
+                )
+            offset += stride * where
+            keep.append(where)
+            if place == partition and tensor.on_chip:
+                dims.append((stride, 1))
+                keep[-1] = slice(where, where + 1)
+        elif isinstance(item, DynamicSlice) and not isinstance(item.start, int | np.integer):
+            index = item.start if isinstance(item.start, Tensor) else _register(item.start)
+            dims.append((stride, int(item.size)))
+            dynamic.append((index, stride, size))
+            keep.append(slice(0, int(item.size)))
+        else:
+            if isinstance(item, DynamicSlice):
+                item = slice(int(item.start), int(item.start) + int(item.size))
+            start, count, step = _bounds(item, size)
+            offset += stride * start
+            if start + step * (count - 1) >= size and count:
+                ok = start + step * np.arange(count) < size
+                valid.append((len(dims), ok))
+            dims.append((stride * step, count))
+            keep.append(slice(start, start + step * count if step > 0 else None, step))
+        place += 1
+    if tensor.on_chip and len(dims) == 1:
+        dims.append((1, 1))
+        keep.append(None)
+    rank = len(dims)
+    shown: Array | None = None
+    for number, ok in valid:
+        part = ok.reshape([-1 if i == number else 1 for i in range(rank)])
+        shown = part if shown is None else shown & part
+    mask = None
+    if tensor.mask is not None or tensor.valid is not None:
+        mask, old = (None if m is None else np.broadcast_to(m, tensor.shape)[tuple(keep)] for m in (tensor.mask, tensor.valid))
+        if old is not None:
+            shown = old if shown is None else shown & old
+    return tensor.replaced(
+        offset=offset,
+        dims=tuple(dims),
+        partition=min(new_partition or 0, max(0, rank - 1)),
+        valid=shown,
+        mask=mask,
+        dynamic=tuple(Dynamic(index, (1,) * rank, stride, limit) for index, stride, limit in dynamic),
+    )
+
+
+def _bounds(item: slice, size: int) -> tuple[int, int, int]:
+    """Returns start, count and step of a slice; one that goes past the end keeps its length."""
+    for part in (item.start, item.stop, item.step):
+        if isinstance(part, Tensor) or (part is not None and not isinstance(part, int | np.integer | np.ndarray)):
+            raise NkiIndexError("err_dynamic_slice", "a slice's bounds are numbers; for a start known at run time use nl.ds")
+    step = int(item.step) if item.step is not None else 1
+    if step < 0:
+        start, stop, step = item.indices(size)
+        return start, len(range(start, stop, step)), step
+    start = 0 if item.start is None else int(item.start)
+    stop = size if item.stop is None else int(item.stop)
+    start, stop = (start + size if start < 0 else start), (stop + size if stop < 0 else stop)
+    return start, max(0, -(-(stop - start) // step)), step
+
+
+def _fancy(tensor: Tensor, items: list[Any]) -> Tensor:
+    """Index arrays and tiles of indices beside integers and slices, as NumPy places their dimensions."""
+    shapes = []
+    for item in items:
+        if _is_array(item) or isinstance(item, Tensor):
+            shapes.append(tuple(item.shape))
+    try:
+        common = np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise NkiIndexError("err_index_shapes", f"index shapes {shapes} can't be broadcast together") from None
+    advanced = [i for i, item in enumerate(items) if _is_array(item) or isinstance(item, Tensor | int)]
+    adjacent = advanced == list(range(advanced[0], advanced[-1] + 1))
+    before = [i for i in range(len(items)) if i not in advanced and (adjacent and i < advanced[0])]
+    after = [i for i in range(len(items)) if i not in advanced and i not in before]
+    rank = len(before) + len(common) + len(after)
+    axis_of, place = {}, 0
+    for number, item in enumerate(items):
+        if item is not None:
+            axis_of[number] = place
+            place += 1
+    offset = tensor.offset
+    steps = [0] * len(common)
+    irregular: Array | None = None
+    valid: Array | None = None
+    mask_key: list[Any] = [slice(None)] * tensor.ndim
+    dynamic = []
+
+    def placed(array: Array) -> Array:
+        """Gives an array of the index arrays' dimensions the dimensions of the result."""
+        full = array.reshape((1,) * (len(common) - array.ndim) + array.shape)
+        return full.reshape((1,) * len(before) + full.shape + (1,) * len(after))
+
+    def also(ok: Array) -> None:
+        nonlocal valid
+        if not ok.all():
+            valid = ok if valid is None else valid & ok
+
+    for number in advanced:
+        item = items[number]
+        stride, size = tensor.dims[axis_of[number]]
+        if isinstance(item, int):
+            where = item + size if item < 0 else item
+            if not 0 <= where < size:
+                raise NkiIndexError(
+                    "err_index_out_of_bounds", f"index {item} is out of bounds for axis {axis_of[number]} with size {size}"
+                )
+            offset += where * stride
+            mask_key[axis_of[number]] = where
+        elif isinstance(item, Tensor):
+            dynamic.append((item, tuple(item.shape), stride, size))
+        else:
+            if item.dtype == np.bool_:
+                raise NkiIndexError("err_invalid_index", "a tensor can't be indexed with a mask; pass it as mask=")
+            array = np.asarray(item, np.int64)
+            mask_key[axis_of[number]] = np.clip(array, 0, size - 1)
+            also(placed((array >= 0) & (array < size)))
+            found = indices.affine(array)
+            if found is None:
+                part = placed(array * stride)
+                irregular = part if irregular is None else irregular + part
+            else:
+                offset += found[0] * stride
+                for axis, step in enumerate(found[1]):
+                    steps[len(common) - array.ndim + axis] += step * stride
+    dims: list[tuple[int, int]] = []
+    partition = None
+    for number in [*before, None, *after]:
+        if number is None:
+            dims += list(zip(steps, common, strict=True))
+            continue
+        item = items[number]
+        if item is None:
+            dims.append((0, 1))
+            continue
+        stride, size = tensor.dims[axis_of[number]]
+        if isinstance(item, DynamicSlice):
+            item = slice(int(item.start), int(item.start) + int(item.size))
+        start, count, step = _bounds(item, size)
+        mask_key[axis_of[number]] = slice(start, start + step * count, step)
+        offset += stride * start
+        if start + step * (count - 1) >= size and count:
+            also((start + step * np.arange(count) < size).reshape([-1 if i == len(dims) else 1 for i in range(rank)]))
+        if axis_of[number] == tensor.partition:
+            partition = len(dims)
+        dims.append((stride * step, count))
+    gather = None
+    if irregular is not None:
+        total: Array = irregular + offset
+        for axis, (stride, size) in enumerate(dims):
+            total = total + (np.arange(size) * stride).reshape([-1 if i == axis else 1 for i in range(rank)])
+        gather = np.asarray(np.broadcast_to(total, tuple(n for _, n in dims)))
+    if tensor.on_chip and len(dims) == 1:
+        dims.append((1, 1))
+        rank = 2
+        gather = None if gather is None else gather[:, None]
+        valid = None if valid is None else valid[:, None]
+    mask = None
+    if tensor.mask is not None and not dynamic and None not in items:
+        mask = np.broadcast_to(tensor.mask, tensor.shape)[tuple(mask_key)]
+        mask = np.broadcast_to(mask.reshape((*mask.shape, *(1,) * (rank - mask.ndim))), tuple(n for _, n in dims))
+    if tensor.valid is not None:
+        raise NkiError("err_nested_index", "a slice that goes past the end can't be indexed by arrays again")
+    return tensor.replaced(
+        offset=offset,
+        dims=tuple(dims),
+        partition=partition or 0,
+        gather=gather,
+        valid=valid,
+        mask=mask,
+        dynamic=tuple(
+            Dynamic(index, (1,) * len(before) + (1,) * (len(common) - len(shape)) + shape + (1,) * (rank - len(before) - len(common)), s, n)
+            for index, shape, s, n in dynamic
+        ),
+    )
+
+
+def new(
+    shape: Any,
+    dtype: Any,
+    buffer: Buffer,
+    *,
+    held: np.dtype[Any] | None = None,
+    name: str = "",
+    partition: int = 0,
+    initial: Array | None = None,
+) -> Tensor:
+    """Returns new memory as a tensor."""
+    storage = current().storage(shape, dtype_of(dtype), buffer, held=held, name=name, initial=initial)
+    return whole(storage, partition)
