@@ -4,3 +4,121 @@
 hardware, `isa` the instructions by engine, `language` the rest of what kernels import, `roll` makes loops of what was recorded,
 `access` plans how views become slices, and `lower` and `memory` turn the record into JAX operations. Only these two need JAX.
 """
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelgen.languages.nki.kernel import Recorded
+    from kernelgen.languages.protocol import Call, Language, Returned
+
+
+class _Nki:
+    name = "nki"
+
+    @contextlib.contextmanager
+    def loading(self, file: Path, env: Mapping[str, str]) -> Iterator[None]:
+        """Lets imports of NKI resolve to the interpreter where the real packages are absent, and sets `env`."""
+        from kernelgen.languages.nki.loading import interpreter
+
+        before = dict(os.environ)
+        os.environ.update(env)
+        try:
+            with interpreter():
+                yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def call(self, function: Callable[..., Any], call: Call) -> Returned:
+        """Records the kernel for the shapes of its arguments, and lowers it.
+
+        Raises:
+            KernelgenError: the kernel breaks a rule of NKI or a limit of a target, or its lowering is not available.
+        """
+        from kernelgen.errors import KernelgenError
+        from kernelgen.languages.protocol import Returned
+
+        if call.lowering != "interpreted":
+            raise KernelgenError(
+                f"the lowering '{call.lowering}' of an NKI kernel is not available; use 'lowering: interpreted'"
+            )
+        recorded = _recorded(function, call.arguments, call.keywords, call.grid, call.targets, call.results)
+        values = _lowered(recorded, [a for a in call.arguments if a is not None])
+        place = [i for i, a in enumerate(call.arguments) if a is not None]
+        results = []
+        updated = {}
+        for value, alias in zip(values, recorded.aliases, strict=True):
+            if alias is None:
+                results.append(value)
+            else:
+                updated[place[alias]] = value
+        return Returned(tuple(results), updated, {"nki": list(recorded.notes)})
+
+
+def inline(
+    kernel: Any, *arrays: Any, grid: Sequence[int] = (), targets: Sequence[str] = (), **static: Any
+) -> tuple[Any, ...]:
+    """Returns the results of an NKI kernel for JAX arrays, from code that JAX traces.
+
+    Args:
+        kernel: a function, decorated or not.
+        arrays: its tensor arguments, in order; None for one that is absent.
+        grid: the number of programs per axis.
+        targets: whose limits are checked; those of the kernel that is being emitted if none are given.
+        static: its other arguments.
+
+    Raises:
+        KernelgenError: the kernel breaks a rule of NKI or a limit of a target.
+    """
+    from kernelgen.languages import emitting
+
+    recorded = _recorded(kernel, arrays, static, tuple(grid), tuple(targets) or emitting.targets(), None)
+    emitting.add_notes({"nki": list(recorded.notes)})
+    return tuple(_lowered(recorded, [a for a in arrays if a is not None]))
+
+
+def _recorded(
+    function: Any,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    grid: tuple[int, ...],
+    targets: tuple[str, ...],
+    results: Any,
+) -> Recorded:
+    from kernelgen.errors import Diagnostic, KernelgenError, Location
+    from kernelgen.languages.nki import kernel
+    from kernelgen.languages.nki.errors import NkiError
+
+    made = (
+        function
+        if isinstance(function, kernel.Kernel)
+        else kernel.Kernel(function, older=kernel.imports_older(function))
+    )
+    try:
+        args = [*arguments, *kernel.blank_outputs(made, results)]
+        return kernel.record(
+            made.function, args, keywords, older=made.older, grid=tuple(grid) or made.grid, targets=targets
+        )
+    except NkiError as error:
+        where = Location(error.file, error.line, 1) if error.file else None
+        raise KernelgenError(Diagnostic(f"{error.code}: {error.message}", where)) from error
+
+
+def _lowered(recorded: Recorded, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    from kernelgen.errors import Diagnostic, KernelgenError, Location
+    from kernelgen.languages.nki.errors import NkiError
+
+    try:
+        return recorded(*arrays)
+    except NkiError as error:
+        where = Location(error.file, error.line, 1) if error.file else None
+        raise KernelgenError(Diagnostic(f"{error.code}: {error.message}", where)) from error
+
+
+LANGUAGE: Language = _Nki()

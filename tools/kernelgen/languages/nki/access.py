@@ -111,12 +111,7 @@ def _planned(
         axes.append(Axis(size, start, tuple((step, count) for step, count, _, _ in its)))
         for step, _, number, place in its:
             where[number, place] = (axis, step)
-    places = {
-        key: i
-        for i, key in enumerate(
-            (axis, step) for axis, its in enumerate(parts) for step, _, _, _ in its
-        )
-    }
+    places = {key: i for i, key in enumerate((axis, step) for axis, its in enumerate(parts) for step, _, _, _ in its)}
     order = tuple(
         tuple(places[where[key]] for key in sorted(k for k in where if k[0] == number)) for number in range(len(dims))
     )

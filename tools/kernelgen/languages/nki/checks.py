@@ -25,6 +25,15 @@ SBUF_BYTES = {"trn1": 180_224, "inf2": 180_224, "trn2": 212_984, "trn3": 245_752
 TRN3_MOVING_FREE = 4096
 
 
+def sbuf_bytes() -> int:
+    """Returns the usable bytes of SBUF per partition that all targets of the kernel have."""
+    return min(SBUF_BYTES.get(target, min(SBUF_BYTES.values())) for target in current().targets)
+
+
+def _only_trn3() -> bool:
+    return all(target == "trn3" for target in current().targets)
+
+
 def tile(tensor: Tensor) -> None:
     """A tile of SBUF or PSUM fits: at most 128 partitions, one bank of PSUM, SBUF's bytes."""
     recorder = current()
@@ -41,10 +50,11 @@ def tile(tensor: Tensor) -> None:
             f"number of partitions {shape[tensor.partition]} exceeds the hardware limit {PARTITIONS}",
         )
     width = math.prod(shape[tensor.partition + 1 :]) * tensor.dtype.itemsize
-    if tensor.buffer.kind == "sbuf" and width > SBUF_BYTES[recorder.target]:
+    smallest = min(recorder.targets, key=lambda t: SBUF_BYTES.get(t, 0))
+    if tensor.buffer.kind == "sbuf" and width > sbuf_bytes():
         raise NkiValueError(
             "err_sbuf_exceed_arch_limit",
-            f"a tile of {width} bytes per partition exceeds the {SBUF_BYTES[recorder.target]} of {recorder.target}'s SBUF",
+            f"a tile of {width} bytes per partition exceeds the {sbuf_bytes()} of {smallest}'s SBUF",
         )
     if tensor.buffer.kind == "psum" and width > PSUM_BANKS * PSUM_BANK_BYTES:
         raise NkiValueError(
@@ -129,7 +139,7 @@ def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double:
             "err_size_of_dimension_exceed_arch_limit",
             f"the free size {m} of the stationary tile exceeds the hardware limit {STATIONARY_FREE}",
         )
-    limit = TRN3_MOVING_FREE if recorder.target == "trn3" else MOVING_FREE
+    limit = TRN3_MOVING_FREE if _only_trn3() else MOVING_FREE
     if n > limit:
         raise NkiValueError(
             "err_size_of_dimension_exceed_arch_limit",
@@ -137,7 +147,8 @@ def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double:
         )
     if (stationary.dtype == float32) != (moving.dtype == float32):
         raise NkiTypeError(
-            "err_matmul_dtype", f"one operand of a product is float32, the other not: {stationary.dtype}, {moving.dtype}"
+            "err_matmul_dtype",
+            f"one operand of a product is float32, the other not: {stationary.dtype}, {moving.dtype}",
         )
     for operand in (stationary, moving):
         if operand.buffer.kind == "psum":
@@ -153,10 +164,11 @@ def psum_bank(target: Tensor) -> None:
     if not current().check or target.gather is not None:
         return
     width = sum(abs(s) * (n - 1) for s, n in target.dims[1:]) + 1
-    limit = PSUM_BANK_BYTES * (8 if current().target == "trn3" else 1)
+    limit = PSUM_BANK_BYTES * (8 if _only_trn3() else 1)
     if width * target.dtype.itemsize > limit:
         raise NkiValueError(
-            "err_psum_bank", f"a product of {width * target.dtype.itemsize} bytes per partition exceeds a bank of {limit}"
+            "err_psum_bank",
+            f"a product of {width * target.dtype.itemsize} bytes per partition exceeds a bank of {limit}",
         )
 
 
@@ -173,7 +185,8 @@ def per_partition(value: Any, tile: Tensor, what: str) -> None:
     if isinstance(value, Tensor) and current().check:
         if math.prod(value.shape[1:]) != 1:
             raise NkiValueError(
-                "err_scalar_or_vector", f"{what} has to be a number or a vector with one element per partition, not {value.shape}"
+                "err_scalar_or_vector",
+                f"{what} has to be a number or a vector with one element per partition, not {value.shape}",
             )
         if value.shape[0] not in (tile.shape[0],):
             raise NkiValueError(
@@ -194,4 +207,3 @@ def results(recorder: Recorder, returned: Sequence[Tensor]) -> None:
 def sbuf_high_water(storages: Sequence[Storage]) -> int:
     """Returns the largest tile of SBUF, in bytes per partition."""
     return max((s.bytes_per_partition for s in storages if s.buffer.kind == "sbuf"), default=0)
-

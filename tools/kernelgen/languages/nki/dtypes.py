@@ -58,10 +58,11 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     if value is bool:
         return boolean
     try:
-        found = np.dtype(value)
+        found: np.dtype[Any] | None = np.dtype(value)
     except TypeError:
         found = None
-    found = _NARROWED.get(found, found) if found is not None else None
+    if found is not None:
+        found = _NARROWED.get(found, found)
     if found is None or (found not in FLOATS and found not in INTS and found != boolean):
         raise NkiTypeError("err_unsupported_dtype", f"{value!r} is not a dtype of NKI; it has {', '.join(_NAMED)}")
     return found
@@ -98,5 +99,5 @@ def _promoted(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
         return float32 if a.itemsize == 2 else bfloat16
     if boolean in (a, b):
         return b if a == boolean else a
-    common = np.promote_types(a, b)
+    common: np.dtype[Any] = np.promote_types(a, b)
     return common if common in INTS else float32

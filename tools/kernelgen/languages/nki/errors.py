@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 
 _HERE = str(Path(__file__).parent)
@@ -38,10 +39,10 @@ class NkiValueError(NkiError, ValueError):
 
 def kernel_location() -> tuple[str, int]:
     """Returns the file and line of the innermost frame outside of the interpreter, ("", 0) where there is none."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_HERE) and not name.startswith("<frozen"):
             return name, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "", 0

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,19 @@ import numpy as np
 
 from kernelgen.languages.nki import checks, tensors
 from kernelgen.languages.nki.dtypes import dtype_of
-from kernelgen.languages.nki.errors import NkiError, NkiTypeError, NkiValueError
+from kernelgen.languages.nki.errors import NkiError, NkiTypeError
 from kernelgen.languages.nki.operators import assign
-from kernelgen.languages.nki.program import SHARED_HBM, Block, Exchange, Loop, Recorder, Storage, recorded_by, recording
+from kernelgen.languages.nki.program import (
+    HBM,
+    SHARED_HBM,
+    Block,
+    Exchange,
+    Loop,
+    Recorder,
+    Storage,
+    recorded_by,
+    recording,
+)
 from kernelgen.languages.nki.roll import BOUND, Roller
 from kernelgen.languages.nki.tensors import Tensor
 
@@ -34,7 +43,7 @@ class Recorded:
         aliases: per result the number of the parameter that it is, None for new memory.
         structure: what the kernel returns, with numbers of results for tensors.
         notes: what is to be known about the lowering ("a loop of 32 iterations is rolled").
-        constants: arrays that are closed over.
+        storages: all memory that the kernel uses.
     """
 
     block: Block
@@ -66,26 +75,29 @@ def record(
     *,
     older: bool,
     grid: tuple[int, ...] = (),
-    target: str = "trn2",
+    targets: tuple[str, ...] = (),
     check: bool = True,
     bound: int = BOUND,
+    keep_checked: bool = False,
 ) -> Recorded:
     """Runs a kernel's Python code and records what it does.
 
     Args:
         function: the kernel.
-        args, kwargs: its arguments: arrays (or anything with shape and dtype) become tensors in HBM; lists, tuples, dictionaries and
+        args: its arguments: arrays (or anything with shape and dtype) become tensors in HBM; lists, tuples, dictionaries and
             dataclasses are searched for them; anything else is passed on.
+        kwargs: its arguments by name.
         older: whether it imports `neuronxcc.nki`.
         grid: the number of programs per axis.
-        target: whose limits are checked.
+        targets: whose limits are checked, those of all targets if none are given.
         check: whether the limits of the hardware are checked.
         bound: how many instructions a loop may have to stay unrolled.
+        keep_checked: whether loops stay unrolled whose indices are to be checked when the kernel runs.
 
     Raises:
         NkiError: the kernel breaks a rule.
     """
-    recorder = Recorder(older=older, target=target, grid=grid, check=check)
+    recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
     parameters: list[Storage] = []
     names: list[str] = []
     with recorded_by(recorder):
@@ -94,6 +106,8 @@ def record(
         outputs_given = older and not _returns(function)
 
         def tensor(value: Any, name: str) -> Tensor:
+            if isinstance(value, Blank):
+                return tensors.new(value.shape, value.dtype, HBM, name=name)
             can_write = not older or outputs_given or name in mutable
             # The newer generation has no annotation of its own for this: what is written is a result.
             storage = recorder.storage(
@@ -117,14 +131,15 @@ def record(
         structure = _structure(returned, flat)
         checks.results(recorder, flat)
         if not flat:
-            flat = [tensors.whole(s) for s in parameters if s.stored]
+            blank = [t for t in arguments.values() if isinstance(t, Tensor) and t.storage.parameter is None]
+            flat = [t for t in blank if t.storage.stored] + [tensors.whole(s) for s in parameters if s.stored]
             structure = None
         elif any(s.stored and all(t.storage is not s for t in flat) for s in parameters):
             flat += [tensors.whole(s) for s in parameters if s.stored and all(t.storage is not s for t in flat)]
         if not flat:
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
         block = _scheduled(blocks, grid)
-    roller = Roller(bound)
+    roller = Roller(bound, keep_checked=keep_checked)
     keep = frozenset(s.number for s in (*parameters, *(t.storage for t in flat)))
     rolled = roller.roll(block, keep)
     return Recorded(
@@ -137,6 +152,27 @@ def record(
         tuple(dict.fromkeys([*recorder.notes, *roller.notes])),
         tuple(recorder.storages),
     )
+
+
+@dataclass(frozen=True)
+class Blank:
+    """An output that a kernel takes as an argument: memory that was never written."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def blank_outputs(kernel: Kernel, results: Any) -> list[Blank]:
+    """Returns the outputs that a kernel of the first generation takes as arguments after its inputs."""
+    if results is None or not kernel.older or _returns(kernel.function):
+        return []
+    return [Blank(tuple(shape), dtype_of(dtype)) for shape, dtype in results]
+
+
+def imports_older(function: Callable[..., Any]) -> bool:
+    """Whether an undecorated function is of a module that imports `neuronxcc.nki`."""
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return any(str(getattr(value, "__name__", "")).startswith("neuronxcc.nki") for value in names.values())
 
 
 def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -230,8 +266,10 @@ def _holds_arrays(value: Any) -> bool:
         return any(_holds_arrays(v) for v in value)
     if isinstance(value, dict):
         return any(_holds_arrays(v) for v in value.values())
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and any(
-        _holds_arrays(getattr(value, f.name)) for f in dataclasses.fields(value)
+    return (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and any(_holds_arrays(getattr(value, f.name)) for f in dataclasses.fields(value))
     )
 
 
@@ -264,9 +302,11 @@ def _filled(structure: Any, values: Sequence[Any]) -> Any:
 def _scheduled(blocks: list[Block], grid: tuple[int, ...]) -> Block:
     """Returns one block for all programs: in turn, or in lockstep between the points at which they exchange data."""
     if len(blocks) == 1:
-        return Block([item for item in _flattened(blocks[0].items) if not isinstance(item, Exchange)]) if _exchanges(
-            blocks[0].items
-        ) else blocks[0]
+        return (
+            Block([item for item in _flattened(blocks[0].items) if not isinstance(item, Exchange)])
+            if _exchanges(blocks[0].items)
+            else blocks[0]
+        )
     if not any(_exchanges(block.items) for block in blocks):
         return Block([Loop("grid", blocks)])
     lists = [_flattened(block.items) for block in blocks]
@@ -276,7 +316,7 @@ def _scheduled(blocks: list[Block], grid: tuple[int, ...]) -> Block:
         for items in lists:
             while items and not isinstance(items[0], Exchange):
                 result.items.append(items.pop(0))
-            waiting.append(items.pop(0) if items else None)  # type: ignore[arg-type]
+            waiting.append(items.pop(0) if items else None)
         _exchanged(waiting, result)
     return result
 
@@ -301,7 +341,7 @@ def _flattened(items: Sequence[Any]) -> list[Any]:
 
 def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
     kinds = {e.kind for e in waiting if e is not None}
-    if len(kinds) > 1 or None in waiting and kinds:
+    if len(kinds) > 1 or (None in waiting and kinds):
         raise NkiError("err_exchange_mismatch", "the programs of the grid don't reach the same barriers and exchanges")
     if kinds != {"sendrecv"}:
         return
@@ -332,7 +372,9 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
 class Kernel:
     """What `nki.jit` returns: a kernel that runs when it is called with arrays, and is inlined when another kernel calls it."""
 
-    def __init__(self, function: Callable[..., Any], *, older: bool, grid: tuple[int, ...] = (), **options: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, older: bool, grid: tuple[int, ...] = (), **options: Any
+    ) -> None:
         self.function = getattr(function, "function", function)
         self.older = older
         self.grid = grid
@@ -363,10 +405,12 @@ class Kernel:
         return given if given in checks.SBUF_BYTES else "trn2"
 
 
-def record_kernel(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, older: bool | None = None, **options: Any) -> Recorded:
+def record_kernel(
+    kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, older: bool | None = None, **options: Any
+) -> Recorded:
     """Records a kernel object or a plain function (see `record`)."""
     if isinstance(kernel, Kernel):
-        options.setdefault("target", kernel.target)
+        options.setdefault("targets", (kernel.target,))
         return record(
             kernel.function, args, kwargs, older=kernel.older if older is None else older, grid=kernel.grid, **options
         )
@@ -381,7 +425,7 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     """
     import jax
 
-    recorded = record_kernel(kernel, args, kwargs, older=kwargs.pop("_older", None))
+    recorded = record_kernel(kernel, args, kwargs, keep_checked=True)
     arrays = [np.asarray(a) for a in _arrays(kernel, args, kwargs)]
     arrays = [a.astype(s.dtype) for a, s in zip(arrays, recorded.parameters, strict=True)]
     where: list[tuple[int, str]] = []
@@ -391,12 +435,15 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         where[:] = [(size, place) for _, size, place in found]
         return results, [worst for worst, _, _ in found]
 
-    compiled = jax.jit(run).lower(*arrays).compile(compiler_options={"xla_backend_optimization_level": 0})
+    options: Any = {"xla_backend_optimization_level": 0}  # compiling takes longer than running
+    compiled = jax.jit(run).lower(*arrays).compile(compiler_options=options)
     values, bad = compiled(*arrays)
     for worst, (size, place) in zip(bad, where, strict=True):
         if int(worst) != -(2**31) + 1:
-            raise IndexError(f"index {int(worst)} is out of bounds for axis 0 with size {size} ({place})")
-    outputs = [np.asarray(value) for value in values]
+            error = IndexError(f"index {int(worst)} is out of bounds for axis 0 with size {size}")
+            error.add_note(f"{place}: a tile of indices names an element that is not there")
+            raise error
+    outputs = [np.array(value) for value in values]
     originals = list(_arrays(kernel, args, kwargs))
     for output, alias in zip(outputs, recorded.aliases, strict=True):
         if alias is not None and isinstance(originals[alias], np.ndarray) and originals[alias].flags.writeable:
@@ -427,6 +474,3 @@ def decorator(older: bool) -> Callable[..., Any]:
         return Kernel(function, older=older, **options)
 
     return jit
-
-
-__all__ = ["Kernel", "NkiValueError", "Recorded", "decorator", "math", "record", "simulate"]

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from kernelgen.languages.nki import checks, operators, tensors
-from kernelgen.languages.nki.dtypes import boolean, dtype_of, float32, is_float
+from kernelgen.languages.nki.dtypes import boolean, dtype_of, float32, is_float, promoted
 from kernelgen.languages.nki.elementwise import BINARY, UNARY, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
 from kernelgen.languages.nki.indices import DynamicSlice, IndexArray, MGrid, arange, index_array
@@ -32,7 +32,7 @@ class _Limits:
     """The smallest and largest number of a dtype."""
 
     def __init__(self, dtype: Any) -> None:
-        info = ml_dtypes.finfo(dtype) if is_float(np.dtype(dtype)) else np.iinfo(dtype)
+        info: Any = ml_dtypes.finfo(dtype) if is_float(np.dtype(dtype)) else np.iinfo(dtype)
         self.dtype = np.dtype(dtype)
         self.min = float(info.min)
         self.max = float(info.max)
@@ -64,7 +64,7 @@ class _TileSize:
 
     @property
     def total_available_sbuf_size(self) -> int:
-        return checks.SBUF_BYTES[current().target if recording() else "trn2"]
+        return checks.sbuf_bytes() if recording() else checks.SBUF_BYTES["trn2"]
 
     sbuf_size_bytes = sbuf_fmax_bytes = total_available_sbuf_size
 
@@ -339,7 +339,9 @@ def all(x: Any, axis: Any, dtype: Any = bool, mask: Any = None, **_: Any) -> Ten
 all.nki_op = "logical_and"  # type: ignore[attr-defined]
 
 
-def softmax(x: Any, axis: Any = -1, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, **_: Any) -> Tensor:
+def softmax(
+    x: Any, axis: Any = -1, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, **_: Any
+) -> Tensor:
     top = operators.reduction("maximum", x, axis, dtype=float32, mask=mask, keepdims=True)
     powers = operators.unary("exp", operators.binary("subtract", x, top, dtype=float32), mask=mask)
     total = operators.reduction("add", powers, axis, keepdims=True, mask=mask)
@@ -354,7 +356,9 @@ def rms_norm(
     squares = operators.unary("square", x, dtype=float32, mask=mask)
     total = operators.reduction("add", squares, axis, keepdims=True, mask=mask)
     scale = operators.unary("rsqrt", operators.binary("add", operators.binary("multiply", total, 1.0 / n), epsilon))
-    made: Tensor = operators.binary("multiply", operators.binary("multiply", x, scale, dtype=float32), w, dtype=dtype or x.dtype)
+    made: Tensor = operators.binary(
+        "multiply", operators.binary("multiply", x, scale, dtype=float32), w, dtype=dtype or x.dtype
+    )
     return made
 
 
@@ -367,7 +371,7 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
     kinds = [v.dtype if isinstance(v, Tensor) else operators.scalar_dtype(v) for v in (x, y)]
     fixed = [operators.number(v) for v in (x, y)]
     values = [v.dtype for v in (x, y) if isinstance(v, Tensor)]
-    out = dtype or (operators.promoted(*(values or kinds)) if len(values) != 1 else values[0])
+    out = dtype or (promoted(*(values or kinds)) if len(values) != 1 else values[0])
     condition = condition if isinstance(condition, Tensor) else shared_constant(np.asarray(condition))
     made = operators.result(shape, out, tiles, mask)
     given = [v.broadcast_to(shape) for v in (x, y) if isinstance(v, Tensor)]
@@ -380,7 +384,7 @@ def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = 
 
 
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
-    """`b = loop_reduce(a, op, indices)` in a loop: b becomes `op(b, a)`, from a in the first iteration."""
+    """Reduces over the iterations of loops: what it returns becomes `op(that, x)`, from x in the first iteration."""
     recorder = current()
     import sys
 
@@ -458,5 +462,16 @@ def names() -> dict[str, Any]:
 
 
 rsqrt.nki_op = "rsqrt"  # type: ignore[attr-defined]
-_HIDDEN = {"annotations", "builtins_all", "names", "checks", "operators", "tensors", "dma", "gpsimd", "vector", "float32_"}
+_HIDDEN = {
+    "annotations",
+    "builtins_all",
+    "names",
+    "checks",
+    "operators",
+    "tensors",
+    "dma",
+    "gpsimd",
+    "vector",
+    "float32_",
+}
 __all__ = ["IndexArray", "arange", "boolean", "index_array"]

@@ -36,9 +36,7 @@ def interpreter(packages: tuple[str, ...] = PACKAGES) -> Iterator[None]:
 
     wanted = {package for package in packages if absent(package)}
     modules = {
-        name: module
-        for name, module in {**older_modules(), **newer_modules()}.items()
-        if name.split(".")[0] in wanted
+        name: module for name, module in {**older_modules(), **newer_modules()}.items() if name.split(".")[0] in wanted
     }
     before = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)

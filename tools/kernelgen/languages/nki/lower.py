@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernelgen.languages.nki import indices, memory
+from kernelgen.languages.nki.access import plan
 from kernelgen.languages.nki.dtypes import boolean, float32, is_float, is_int
 from kernelgen.languages.nki.errors import NkiError
 from kernelgen.languages.nki.lazy import jnp, lax
@@ -129,10 +130,10 @@ class Context:
         return value
 
     def _starts(self, tensor: Tensor, held: Any) -> list[Any] | None:
-        offset, moved = self.offset(tensor)
+        _offset, moved = self.offset(tensor)
         if moved is None:
             return None
-        found = memory.plan(held.shape, tensor.offset, tensor.dims)
+        found = plan(held.shape, tensor.offset, tensor.dims)
         if found is None:
             return None
         return [axis.start + by for axis, by in zip(found.axes, moved, strict=True)]
@@ -278,7 +279,7 @@ class Context:
                 raise AssertionError("exchanges are resolved before lowering")
 
     def _run_rolled(self, loop: Rolled) -> None:
-        carried = [storage for storage in loop.carried]
+        carried = list(loop.carried)
         initial = tuple(self.memory(storage) for storage in carried)
         for storage in loop.read:
             self.memory(storage)

@@ -1,4 +1,4 @@
-"""Reads and writes views of memory with JAX: static slices, reshapes and transposes where they do, gathers and scatters elsewhere."""
+"""Reads and writes views of memory with JAX: static slices, reshapes and transposes where possible, else gathers and scatters."""
 
 from __future__ import annotations
 

@@ -95,18 +95,18 @@ def _typing() -> dict[str, Any]:
     return {"tensor": _Described(), "mutable_tensor": _TensorType("mutable_tensor"), "scalar": _TensorType("scalar")}
 
 
+_DECORATORS = """
+    skip_middle_end_transformations enable_stack_allocator force_auto_alloc no_reorder multi_buffer allocate
+    psum_stack_allocator sbuf_stack_allocator
+""".split()
+
+
 def _compiler() -> dict[str, Any]:
     return {
         "sbuf": SBUF,
         "psum": PSUM,
-        **{
-            name: _no_effect
-            for name in (
-                "skip_middle_end_transformations", "enable_stack_allocator", "force_auto_alloc", "no_reorder",
-                "multi_buffer", "allocate", "psum_stack_allocator", "sbuf_stack_allocator",
-            )
-        },
-    }  # fmt: skip
+        **dict.fromkeys(_DECORATORS, _no_effect),
+    }
 
 
 def older_modules() -> dict[str, types.ModuleType]:

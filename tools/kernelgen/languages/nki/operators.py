@@ -13,7 +13,7 @@ from kernelgen.languages.nki.dtypes import boolean, dtype_of, float32, int32, is
 from kernelgen.languages.nki.elementwise import BINARY, BITWISE, COMPARISONS, REDUCTIONS, UNARY, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError, kernel_location
 from kernelgen.languages.nki.lazy import jnp, lax
-from kernelgen.languages.nki.lower import Context, computes, converted, lowering, masked, to_float
+from kernelgen.languages.nki.lower import Context, computes, lowering, masked, to_float
 from kernelgen.languages.nki.program import PSUM, SBUF, Buffer, Instruction, current
 from kernelgen.languages.nki.tensors import Tensor
 
@@ -58,9 +58,12 @@ def mark_written(tensor: Tensor) -> None:
         return
     if tensor.gather is not None:
         written[np.clip(tensor.gather, 0, written.size - 1)] = True
-    elif tensor.mask is None and tensor.size == written.size and not tensor.dynamic:
-        written[:] = True
-    elif tensor.dynamic or tensor.valid is not None or tensor.cast is not None:
+    elif (
+        (tensor.mask is None and tensor.size == written.size and not tensor.dynamic)
+        or tensor.dynamic
+        or tensor.valid is not None
+        or tensor.cast is not None
+    ):
         written[:] = True
     elif tensor.mask is not None:
         flags(tensor)[np.broadcast_to(tensor.mask, tensor.shape)] = True
@@ -128,16 +131,18 @@ def apply_binary(name: str, a: Any, b: Any) -> Any:
     """Computes an operation as the engines do: bitwise on integers, everything else in float32 (int32 where both are integers)."""
     if name in BITWISE:
         return BINARY[name](*_same_ints(a, b))
-    if not any(jnp.issubdtype(v.dtype, jnp.floating) for v in (a, b)) and name not in ("divide", "power", "rsqrt", "average"):
+    if not any(jnp.issubdtype(v.dtype, jnp.floating) for v in (a, b)) and name not in (
+        "divide",
+        "power",
+        "rsqrt",
+        "average",
+    ):
         return BINARY[name](*_same_ints(a, b))
     return BINARY[name](to_float(a), to_float(b))
 
 
 def _same_ints(a: Any, b: Any) -> tuple[Any, Any]:
-    if a.dtype == b.dtype and a.dtype != np.bool_:
-        wide = a.dtype if a.dtype.itemsize == 4 else None
-    else:
-        wide = None
+    wide = (a.dtype if a.dtype.itemsize == 4 else None) if a.dtype == b.dtype and a.dtype != np.bool_ else None
     if wide is None:
         unsigned = a.dtype == np.uint32 or b.dtype == np.uint32
         wide = np.dtype(np.uint32) if unsigned else np.dtype(np.int32)
@@ -160,7 +165,7 @@ def immediate(value: float | int) -> Any:
 
 @lowering("binary")
 def _lower_binary(context: Context, instruction: Instruction) -> None:
-    name, left, right = instruction.attributes  # type: ignore[misc]
+    name, left, right = instruction.attributes
     values = iter(instruction.reads)
     a = context.read(next(values)) if left is None else immediate(left)
     b = context.read(next(values)) if right is None else immediate(right)
@@ -435,7 +440,7 @@ def neutral_of(name: str, dtype: Any) -> Any:
 
 @lowering("reduce")
 def _lower_reduce(context: Context, instruction: Instruction) -> None:
-    name, axes, negate, mean = instruction.attributes  # type: ignore[misc]
+    name, axes, negate, mean = instruction.attributes
     (source,) = instruction.reads
     value = context.read(source)
     value = masked(value, source, neutral_of(name, value.dtype))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ class Instruction:
     op: str
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
-    attributes: Hashable = ()
+    attributes: Any = ()
     integers: tuple[Any, ...] = ()
     file: str = ""
     line: int = 0
@@ -107,7 +107,8 @@ class Instruction:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    items: list[Instruction | Loop | Exchange] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
+    """Instructions, loops and exchanges in order; after `roll` rolled loops as well."""
 
 
 @dataclass(eq=False, slots=True)
@@ -140,16 +141,16 @@ class Recorder:
 
     Args:
         older: whether the kernel is of the generation that imports `neuronxcc.nki`.
-        target: for which target its limits are checked ("trn1", "trn2", …).
+        targets: the targets whose limits are checked ("trn1", "trn2", …), all of them if none are given.
         grid: the number of programs per axis.
         check: whether the limits of the hardware are checked.
     """
 
     def __init__(
-        self, *, older: bool = False, target: str = "trn2", grid: tuple[int, ...] = (), check: bool = True
+        self, *, older: bool = False, targets: tuple[str, ...] = (), grid: tuple[int, ...] = (), check: bool = True
     ) -> None:
         self.older = older
-        self.target = target
+        self.targets = targets or ("trn1", "inf2", "trn2", "trn3")
         self.grid = grid
         self.check = check
         self.program: tuple[int, ...] = ()

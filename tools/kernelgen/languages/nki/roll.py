@@ -44,10 +44,12 @@ class Roller:
 
     Attributes:
         bound: how many instructions a loop may have to stay unrolled.
+        keep_checked: whether loops stay unrolled in which indices are checked at run time.
         notes: what was rolled, for the kernel's record.
     """
 
     bound: int = BOUND
+    keep_checked: bool = False
     notes: list[str] = field(default_factory=list)
     _homes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
@@ -89,6 +91,8 @@ class Roller:
         turns = [self._items(iteration, (*path, turn)) for turn, iteration in enumerate(loop.iterations)]
         flat = [item for turn in turns for item in turn]
         if len(turns) < 3 or _weight(flat) <= self.bound or any(isinstance(item, Exchange) for item in flat):
+            return flat
+        if self.keep_checked and any(_checks_indices(item) for item in flat):
             return flat
         for peeled in (0, 1):
             rest = turns[peeled:]
@@ -140,6 +144,12 @@ class Roller:
         carried = tuple(s for n, s in sorted(written.items()) if n not in local)
         outer = tuple(s for n, s in sorted(read.items()) if n not in local and n not in written)
         return Rolled(loop, count, Block(body), carried, outer)
+
+
+def _checks_indices(item: Any) -> bool:
+    if isinstance(item, Rolled):
+        return any(_checks_indices(inner) for inner in item.body.items)
+    return item.op in ("assign", "rmw") and any(t.dynamic for t in (*item.reads, *item.writes))
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -301,7 +311,9 @@ def _with_step(tensor: Tensor, step: int, loop: int, count: int) -> Tensor | Non
         if first is None or last is None or first.shape != last.shape or first.order != last.order:
             return None
         by = [b.start - a.start for a, b in zip(first.axes, last.axes, strict=True)]
-        if any(d % (count - 1) for d in by) or any(a.parts != b.parts for a, b in zip(first.axes, last.axes, strict=True)):
+        if any(d % (count - 1) for d in by) or any(
+            a.parts != b.parts for a, b in zip(first.axes, last.axes, strict=True)
+        ):
             return None
         # An axis with several parts is cut at its first element; with a start that a loop changes it can't be padded.
         for axis in (*first.axes, *last.axes):

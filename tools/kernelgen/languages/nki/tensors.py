@@ -142,8 +142,8 @@ class Tensor:
     def _axis(self, dim: int, key: Any) -> Tensor:
         return self[(slice(None),) * (dim % self.ndim) + (key,)]
 
-    def permute(self, dims: tuple[int, ...], *more: int) -> Tensor:
-        order = tuple(dims) if not isinstance(dims, int) else (dims, *more)
+    def permute(self, dims: Any, *more: int) -> Tensor:
+        order: tuple[int, ...] = (dims, *more) if isinstance(dims, int) else tuple(dims)
         if sorted(order) != list(range(self.ndim)):
             raise NkiValueError("err_invalid_permutation", f"{order} is not a permutation of {self.ndim} dimensions")
         self._plain("permute")
@@ -165,9 +165,7 @@ class Tensor:
         for (_, n), wanted in zip(dims, shape, strict=True):
             if n not in (1, wanted):
                 raise NkiValueError("err_cannot_broadcast", f"shape {self.shape} can't be broadcast to {shape}")
-        return self.replaced(
-            dims=tuple((s if n == w else 0, w) for (s, n), w in zip(dims, shape, strict=True))
-        )
+        return self.replaced(dims=tuple((s if n == w else 0, w) for (s, n), w in zip(dims, shape, strict=True)))
 
     def expand_dim(self, dim: int) -> Tensor:
         dim = dim % (self.ndim + 1)
@@ -188,7 +186,7 @@ class Tensor:
 
     def flatten_dims(self, start_dim: int, end_dim: int) -> Tensor:
         a, b = start_dim % self.ndim, end_dim % self.ndim
-        return self.reshape(self.shape[:a] + (math.prod(self.shape[a : b + 1]),) + self.shape[b + 1 :])
+        return self.reshape((*self.shape[:a], math.prod(self.shape[a : b + 1]), *self.shape[b + 1 :]))
 
     def reshape(self, shape: Any, *more: int) -> Tensor:
         wanted = [int(n) for n in ((shape, *more) if isinstance(shape, int | np.integer) else tuple(shape))]
@@ -235,9 +233,13 @@ class Tensor:
             return self.replaced(dtype=wanted, cast=wanted)
         *dims, (stride, size) = self.dims
         if stride != 1 and size > 1:
-            raise NkiValueError("err_invalid_view", "the last dimension has to be contiguous to change the dtype's size")
+            raise NkiValueError(
+                "err_invalid_view", "the last dimension has to be contiguous to change the dtype's size"
+            )
         if (size * old) % new or (self.offset * old) % new or any((s * old) % new for s, _ in dims):
-            raise NkiValueError("err_invalid_view", f"{self!r} can't be read as {wanted}: its rows don't hold whole elements")
+            raise NkiValueError(
+                "err_invalid_view", f"{self!r} can't be read as {wanted}: its rows don't hold whole elements"
+            )
         return self.replaced(
             dims=(*((s * old // new, n) for s, n in dims), (1, size * old // new)),
             offset=self.offset * old // new,
@@ -269,17 +271,13 @@ class Tensor:
         self._plain("ap")
         base = self if dtype is None else self.whole().view(dtype)
         dims = tuple((int(stride), int(size)) for stride, size in pattern)
-        found = base.replaced(
-            offset=self.offset + int(offset or 0), dims=dims, valid=None, mask=None, partition=0
-        )
+        found = base.replaced(offset=self.offset + int(offset or 0), dims=dims, valid=None, mask=None, partition=0)
         found._inside()
         shape = self.storage.shape
         step = math.prod(shape[indirect_dim + 1 :])
         if scalar_offset is not None:
             index = scalar_offset if isinstance(scalar_offset, Tensor) else _register(scalar_offset)
-            found = found.replaced(
-                dynamic=(Dynamic(index, (1,) * len(dims), step, shape[indirect_dim]),)
-            )
+            found = found.replaced(dynamic=(Dynamic(index, (1,) * len(dims), step, shape[indirect_dim]),))
         if vector_offset is not None:
             if indirect_dim:
                 raise NkiValueError("err_indirect_dim", f"vector_offset works on dimension 0 only, not {indirect_dim}")
@@ -505,7 +503,9 @@ def _indexed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
     if all(isinstance(item, slice) and item == slice(None) for item in items):
         return tensor
     if tensor.gather is not None or tensor.dynamic:
-        raise NkiError("err_nested_indirect", "a tensor that is indexed by a tile or an index array can't be indexed again")
+        raise NkiError(
+            "err_nested_indirect", "a tensor that is indexed by a tile or an index array can't be indexed again"
+        )
     arrays = [item for item in items if _is_array(item) or isinstance(item, Tensor)]
     if not arrays:
         return _sliced(tensor, items)
@@ -571,7 +571,9 @@ def _sliced(tensor: Tensor, items: list[Any]) -> Tensor:
         shown = part if shown is None else shown & part
     mask = None
     if tensor.mask is not None or tensor.valid is not None:
-        mask, old = (None if m is None else np.broadcast_to(m, tensor.shape)[tuple(keep)] for m in (tensor.mask, tensor.valid))
+        mask, old = (
+            None if m is None else np.broadcast_to(m, tensor.shape)[tuple(keep)] for m in (tensor.mask, tensor.valid)
+        )
         if old is not None:
             shown = old if shown is None else shown & old
     return tensor.replaced(
@@ -588,7 +590,9 @@ def _bounds(item: slice, size: int) -> tuple[int, int, int]:
     """Returns start, count and step of a slice; one that goes past the end keeps its length."""
     for part in (item.start, item.stop, item.step):
         if isinstance(part, Tensor) or (part is not None and not isinstance(part, int | np.integer | np.ndarray)):
-            raise NkiIndexError("err_dynamic_slice", "a slice's bounds are numbers; for a start known at run time use nl.ds")
+            raise NkiIndexError(
+                "err_dynamic_slice", "a slice's bounds are numbers; for a start known at run time use nl.ds"
+            )
     step = int(item.step) if item.step is not None else 1
     if step < 0:
         start, stop, step = item.indices(size)
@@ -643,7 +647,8 @@ def _fancy(tensor: Tensor, items: list[Any]) -> Tensor:
             where = item + size if item < 0 else item
             if not 0 <= where < size:
                 raise NkiIndexError(
-                    "err_index_out_of_bounds", f"index {item} is out of bounds for axis {axis_of[number]} with size {size}"
+                    "err_index_out_of_bounds",
+                    f"index {item} is out of bounds for axis {axis_of[number]} with size {size}",
                 )
             offset += where * stride
             mask_key[axis_of[number]] = where
@@ -665,10 +670,11 @@ def _fancy(tensor: Tensor, items: list[Any]) -> Tensor:
                     steps[len(common) - array.ndim + axis] += step * stride
     dims: list[tuple[int, int]] = []
     partition = None
-    for number in [*before, None, *after]:
-        if number is None:
+    for place_ in [*before, None, *after]:
+        if place_ is None:
             dims += list(zip(steps, common, strict=True))
             continue
+        number = place_
         item = items[number]
         if item is None:
             dims.append((0, 1))
@@ -709,7 +715,15 @@ def _fancy(tensor: Tensor, items: list[Any]) -> Tensor:
         valid=valid,
         mask=mask,
         dynamic=tuple(
-            Dynamic(index, (1,) * len(before) + (1,) * (len(common) - len(shape)) + shape + (1,) * (rank - len(before) - len(common)), s, n)
+            Dynamic(
+                index,
+                (1,) * len(before)
+                + (1,) * (len(common) - len(shape))
+                + shape
+                + (1,) * (rank - len(before) - len(common)),
+                s,
+                n,
+            )
             for index, shape, s, n in dynamic
         ),
     )

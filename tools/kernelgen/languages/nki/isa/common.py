@@ -41,7 +41,9 @@ def destination(
         return result(shape, dtype, like, mask, buffer)
     checks.on_chip(dst, "the destination")
     if dst.size != int(np.prod(shape)):
-        raise NkiValueError("err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {tuple(shape)}")
+        raise NkiValueError(
+            "err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {tuple(shape)}"
+        )
     return dst.with_mask(mask)
 
 
@@ -95,7 +97,9 @@ class Reduction:
         initial: what "load_reduce" begins with.
     """
 
-    def __init__(self, engine: str, tile: Tensor, command: Any, op: Any, res: Tensor | None, initial: Any = None) -> None:
+    def __init__(
+        self, engine: str, tile: Tensor, command: Any, op: Any, res: Tensor | None, initial: Any = None
+    ) -> None:
         self.command = ReduceCmd(int(command))
         self.name = op_name(op) if op is not None else "add"
         if self.name not in REDUCTIONS:
@@ -121,7 +125,7 @@ class Reduction:
 
 
 def reduced(attributes: Any, values: list[Any], data: Any, source: Tensor) -> list[Any]:
-    """Returns what goes to the registers and to reduce_res: `data` reduced over its free dimensions and combined with the registers."""
+    """Returns what goes to the registers and to reduce_res: `data` reduced over its free dimensions and combined with them."""
     command, name, initial, _, has_result = attributes
     tile = flat(to_float(data))
     if source.mask is not None and source.shape == data.shape:

@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 from kernelgen.languages.nki.isa.common import ReduceCmd
 
 
-class engine(Enum):  # noqa: N801
+class engine(Enum):
     tensor = 1
     vector = 5
     scalar = 2
@@ -17,26 +17,26 @@ class engine(Enum):  # noqa: N801
     unknown = 0
 
 
-class oob_mode(Enum):  # noqa: N801
+class oob_mode(Enum):
     error = 0
     skip = 1
 
 
-class older_dge_mode(Enum):  # noqa: N801
+class older_dge_mode(Enum):
     none = 0
     swdge = 1
     hwdge = 2
     unknown = 3
 
 
-class newer_dge_mode(Enum):  # noqa: N801
+class newer_dge_mode(Enum):
     unknown = 0
     swdge = 1
     hwdge = 2
     none = 3
 
 
-class matmul_perf_mode(Enum):  # noqa: N801
+class matmul_perf_mode(Enum):
     none = "none"
     double_row = "double_row"
     double_row_gen3 = "double_row_gen3"
@@ -44,14 +44,14 @@ class matmul_perf_mode(Enum):  # noqa: N801
     double_pixel = "double_pixel"
 
 
-class nc_version(IntEnum):  # noqa: N801
+class nc_version(IntEnum):
     gen1 = 1
     gen2 = 2
     gen3 = 3
     gen4 = 4
 
 
-class dma_engine(Enum):  # noqa: N801
+class dma_engine(Enum):
     dma = 1
     gpsimd_dma = 2
 

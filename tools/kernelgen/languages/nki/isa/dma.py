@@ -37,13 +37,14 @@ def _lower_rmw(context: Context, instruction: Instruction) -> None:
     context.write(target, value, ok)
 
 
-def dma_copy(
-    dst: Any, src: Any, *, mask: Any = None, dst_rmw_op: Any = None, oob_mode: Any = None
-) -> Tensor:
+def dma_copy(dst: Tensor, src: Tensor, *, mask: Any = None, dst_rmw_op: Any = None, oob_mode: Any = None) -> Tensor:
     """Copies elements in order; only their number has to agree. `oob_mode` skip leaves alone what an index out of range names."""
-    dst, src = _tensor(dst, "dst"), _tensor(src, "src")
+    dst = _tensor(dst, "dst")
+    src = _tensor(src, "src")
     if dst.size != src.size:
-        raise NkiValueError("err_dma_size_mismatch", f"dst has shape {dst.shape} and src {src.shape}: the numbers of elements differ")
+        raise NkiValueError(
+            "err_dma_size_mismatch", f"dst has shape {dst.shape} and src {src.shape}: the numbers of elements differ"
+        )
     if current().check and not current().older and "psum" in (dst.buffer.kind, src.buffer.kind):
         raise NkiTypeError("err_unsupported_memory", "dma_copy can't access PSUM; use tensor_copy")
     if dst_rmw_op is not None:
@@ -64,13 +65,15 @@ def dma_transpose(dst: Tensor | None, src: Any, axes: Any = None, *, dtype: Any 
     wanted = _AXES.get(src.ndim)
     order = wanted if axes is None else tuple(int(a) for a in axes)
     if wanted is None or (order != wanted and current().check):
-        raise NkiValueError("err_dma_transpose_axes", f"dma_transpose of {src.ndim} dimensions has the axes {wanted}, not {order}")
+        raise NkiValueError(
+            "err_dma_transpose_axes", f"dma_transpose of {src.ndim} dimensions has the axes {wanted}, not {order}"
+        )
     return transpose_axes(dst, src, order or wanted, dtype, mask)
 
 
 @lowering("dma_compute")
 def _lower_dma_compute(context: Context, instruction: Instruction) -> None:
-    name, scales = instruction.attributes  # type: ignore[misc]
+    name, scales = instruction.attributes
     (target,) = instruction.writes
     total = None
     ok = None
@@ -84,7 +87,7 @@ def _lower_dma_compute(context: Context, instruction: Instruction) -> None:
     context.write(target, total, ok)
 
 
-def dma_compute(dst: Any, srcs: Any, reduce_op: Any, scales: Any = None) -> Tensor:
+def dma_compute(dst: Tensor, srcs: Any, reduce_op: Any, scales: Any = None) -> Tensor:
     """`reduce_op` over `srcs[i] · scales[i]`."""
     dst = _tensor(dst, "dst")
     sources = [_tensor(s, "a source") for s in srcs]
@@ -127,5 +130,3 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor
         tile = tile.with_mask(np.broadcast_to(shown, src.shape).T)
     emit("transpose", [source], [tile], (1, 0))
     return tile
-
-

@@ -31,7 +31,7 @@ def counted(shape: tuple[int, ...], steps: tuple[int, ...], offset: Any) -> Any:
 
 @lowering("iota")
 def _lower_iota(context: Context, instruction: Instruction) -> None:
-    shape, steps = instruction.attributes  # type: ignore[misc]
+    shape, steps = instruction.attributes
     (target,) = instruction.writes
     context.write(target, fitted(counted(shape, steps, context.integer(instruction.integers[0])), target))
 
@@ -41,7 +41,9 @@ def iota(dst: Tensor, pattern: Any, offset: int = 0, channel_multiplier: int = 0
     checks.on_chip(dst, "dst")
     shape = (dst.shape[0], *(int(n) for _, n in pattern))
     if math.prod(shape) != dst.size:
-        raise NkiValueError("err_shape_mismatch", f"the pattern gives {shape[1:]} elements per partition, dst has {dst.shape}")
+        raise NkiValueError(
+            "err_shape_mismatch", f"the pattern gives {shape[1:]} elements per partition, dst has {dst.shape}"
+        )
     steps = (int(channel_multiplier), *(int(step) for step, _ in pattern))
     emit("iota", [], [dst], (shape, steps), (int(offset),))
     return dst
@@ -51,7 +53,9 @@ def iota_expression(expr: Any, dtype: Any, mask: Any = None) -> Tensor:
     """Returns a tile of the values of an index expression."""
     values = np.asarray(whole_array(expr), np.int64)
     if values.ndim < 2:
-        raise NkiValueError("err_1d_arange_not_supported", "an index expression of one dimension; add an axis: nl.arange(n)[:, None]")
+        raise NkiValueError(
+            "err_1d_arange_not_supported", "an index expression of one dimension; add an axis: nl.arange(n)[:, None]"
+        )
     tile = result(values.shape, dtype or int32, [], mask)
     found = affine(values)
     if found is None:
@@ -64,7 +68,7 @@ def iota_expression(expr: Any, dtype: Any, mask: Any = None) -> Tensor:
 
 @lowering("affine_select")
 def _lower_affine_select(context: Context, instruction: Instruction) -> None:
-    shape, steps, op, otherwise = instruction.attributes  # type: ignore[misc]
+    shape, steps, op, otherwise = instruction.attributes
     value = context.read(instruction.reads[0])
     index = counted(shape, steps, context.integer(instruction.integers[0]))
     shown = apply_binary(op, index, jnp.zeros((), np.int32)).reshape(value.shape)
@@ -86,7 +90,9 @@ def affine_select(
     data = checks.on_chip(on_true_tile, "on_true_tile")
     shape = (data.shape[0], *(int(n) for _, n in pattern))
     if math.prod(shape) != data.size:
-        raise NkiValueError("err_shape_mismatch", f"the pattern gives {shape[1:]} elements per partition, the tile has {data.shape}")
+        raise NkiValueError(
+            "err_shape_mismatch", f"the pattern gives {shape[1:]} elements per partition, the tile has {data.shape}"
+        )
     steps = (int(channel_multiplier), *(int(step) for step, _ in pattern))
     target = destination(dst, data.shape, data.dtype, [data], None)
     fixed = number(on_false_value)
@@ -127,7 +133,7 @@ def gather_flattened(dst: Tensor | None, data: Any, indices: Any, *, dtype: Any 
 
 @lowering("local_gather")
 def _lower_local_gather(context: Context, instruction: Instruction) -> None:
-    count, valid = instruction.attributes  # type: ignore[misc]
+    count, valid = instruction.attributes
     data, index = (flat(context.read(t)) for t in instruction.reads)
     cores = data.shape[0] // 16
     # Per group of 16 partitions one list of indices, the partition first.
@@ -140,17 +146,29 @@ def _lower_local_gather(context: Context, instruction: Instruction) -> None:
 
 
 def local_gather(
-    dst: Tensor | None, src_buffer: Any, index: Any, num_elem_per_idx: int = 1, num_valid_indices: int | None = None, *, mask: Any = None
+    dst: Tensor | None,
+    src_buffer: Any,
+    index: Any,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+    *,
+    mask: Any = None,
 ) -> Tensor:
     """Gathers per 16 partitions with the indices of those partitions, flattened partition first."""
     data, index = checks.on_chip(src_buffer, "src_buffer"), checks.on_chip(index, "index")
     if data.shape[0] != index.shape[0] or data.shape[0] % 16:
-        raise NkiValueError("err_local_gather_partitions", f"{data.shape[0]} partitions are not a multiple of 16, or index has others")
+        raise NkiValueError(
+            "err_local_gather_partitions", f"{data.shape[0]} partitions are not a multiple of 16, or index has others"
+        )
     if num_elem_per_idx not in (1, 2, 4, 8, 16, 32):
-        raise NkiValueError("err_local_gather_elements", f"num_elem_per_idx is 1, 2, 4, 8, 16 or 32, not {num_elem_per_idx}")
+        raise NkiValueError(
+            "err_local_gather_elements", f"num_elem_per_idx is 1, 2, 4, 8, 16 or 32, not {num_elem_per_idx}"
+        )
     total = math.prod(index.shape[1:]) * 16
     valid = total if num_valid_indices is None else int(num_valid_indices)
-    shape: tuple[int, ...] = (data.shape[0], valid, num_elem_per_idx) if num_elem_per_idx > 1 else (data.shape[0], valid)
+    shape: tuple[int, ...] = (
+        (data.shape[0], valid, num_elem_per_idx) if num_elem_per_idx > 1 else (data.shape[0], valid)
+    )
     target = destination(dst, shape, data.dtype, [], mask)
     emit("local_gather", [data, index], [target], (int(num_elem_per_idx), valid))
     return target
@@ -170,7 +188,7 @@ def _lower_shuffle(context: Context, instruction: Instruction) -> None:
     context.write(target, taken)
 
 
-def nc_stream_shuffle(src: Any, dst: Any, shuffle_mask: Any, *, mask: Any = None) -> Tensor:
+def nc_stream_shuffle(src: Tensor, dst: Tensor, shuffle_mask: Any, *, mask: Any = None) -> Tensor:
     """Within every 32 partitions, partition i of `dst` gets partition `shuffle_mask[i]` of `src`; 255 keeps what is there."""
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     order = [int(i) for i in shuffle_mask]
@@ -191,7 +209,7 @@ def nc_stream_shuffle(src: Any, dst: Any, shuffle_mask: Any, *, mask: Any = None
 
 @lowering("nonzero_with_count")
 def _lower_nonzero(context: Context, instruction: Instruction) -> None:
-    offset, padding = instruction.attributes  # type: ignore[misc]
+    offset, padding = instruction.attributes
     source, target = instruction.reads[0], instruction.writes[0]
     data = flat(context.read(source)) != 0
     n = data.shape[1]
@@ -204,18 +222,20 @@ def _lower_nonzero(context: Context, instruction: Instruction) -> None:
     context.write(target, jnp.where(rows, value, flat(context.read(target))).reshape(target.shape))
 
 
-def nonzero_with_count(dst: Any, src: Any, index_offset: int = 0, padding_val: int = -1) -> Tensor:
+def nonzero_with_count(dst: Tensor, src: Tensor, index_offset: int = 0, padding_val: int = -1) -> Tensor:
     """On partitions 0, 16, 32, …: the places of what is not 0, padding, and how many there are."""
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     if math.prod(dst.shape[1:]) != math.prod(src.shape[1:]) + 1:
-        raise NkiValueError("err_shape_mismatch", f"dst has one element more per partition than src, not {dst.shape}, {src.shape}")
+        raise NkiValueError(
+            "err_shape_mismatch", f"dst has one element more per partition than src, not {dst.shape}, {src.shape}"
+        )
     emit("nonzero_with_count", [src, dst], [dst], (int(index_offset), int(padding_val)))
     return dst
 
 
 @lowering("topk")
 def _lower_topk(context: Context, instruction: Instruction) -> None:
-    n = int(instruction.attributes)  # type: ignore[call-overload]
+    n = int(instruction.attributes)
     data = flat(to_float(context.read(instruction.reads[0])))
     place = lax.broadcasted_iota(np.int32, data.shape, 1)
     values, places = lax.sort((-data, place), dimension=1, num_keys=1)
@@ -228,5 +248,3 @@ def topk(val_dst: Any, idx_dst: Any, src: Any, n: int) -> None:
     """The n largest elements per partition, the largest first, and where they are."""
     src = checks.on_chip(src, "src")
     emit("topk", [src], [checks.on_chip(val_dst, "val_dst"), checks.on_chip(idx_dst, "idx_dst")], int(n))
-
-

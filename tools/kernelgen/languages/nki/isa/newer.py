@@ -9,7 +9,7 @@ import numpy as np
 from kernelgen.languages.nki.dtypes import int32
 from kernelgen.languages.nki.errors import NkiError
 from kernelgen.languages.nki.isa import constants, dma, gpsimd, scalar, tensor, vector
-from kernelgen.languages.nki.isa.constants import GENERATIONS, dma_engine, engine, nc_version, oob_mode
+from kernelgen.languages.nki.isa.constants import GENERATIONS, engine, nc_version, oob_mode
 from kernelgen.languages.nki.isa.constants import reduce_cmd as _command
 from kernelgen.languages.nki.operators import assign, number
 from kernelgen.languages.nki.program import SBUF, Exchange, current, recording
@@ -38,7 +38,8 @@ class VirtualRegister:
 
 
 def get_nc_version() -> nc_version:
-    return GENERATIONS[current().target if recording() else "trn2"]
+    """Returns the oldest generation that the kernel is for."""
+    return min(GENERATIONS[t] for t in current().targets) if recording() else nc_version.gen3
 
 
 def get_nc_sub_version() -> int:
@@ -65,8 +66,17 @@ def register_store(dst: Tensor, src: Any) -> None:
     assign(dst, src.register_tensor() if isinstance(src, VirtualRegister) else src)
 
 
-def dma_copy(dst: Any, src: Any, priority: Any = None, oob_mode: Any = oob_mode.error, dge_mode: Any = None,
-             engine: Any = None, name: Any = None, dst_rmw_op: Any = None, **_: Any) -> None:
+def dma_copy(
+    dst: Any,
+    src: Any,
+    priority: Any = None,
+    oob_mode: Any = oob_mode.error,
+    dge_mode: Any = None,
+    engine: Any = None,
+    name: Any = None,
+    dst_rmw_op: Any = None,
+    **_: Any,
+) -> None:
     dma.dma_copy(dst, src, oob_mode=oob_mode, dst_rmw_op=dst_rmw_op)
 
 
@@ -82,12 +92,28 @@ def tensor_copy_predicated(dst: Any, src: Any, predicate: Any, reverse_pred: boo
     vector.tensor_copy_predicated(dst, src, predicate, reverse_pred)
 
 
-def nc_matmul(dst: Any, stationary: Any, moving: Any, is_stationary_onezero: bool = False,
-              is_moving_onezero: bool = False, is_transpose: bool = False, accumulate: bool | None = None,
-              tile_position: Any = (), tile_size: Any = (), perf_mode: Any = None, name: Any = None) -> None:
+def nc_matmul(
+    dst: Any,
+    stationary: Any,
+    moving: Any,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: Any = (),
+    tile_size: Any = (),
+    perf_mode: Any = None,
+    name: Any = None,
+) -> None:
     tensor.nc_matmul(
-        dst, stationary, moving, is_transpose=is_transpose, accumulate=accumulate, perf_mode=perf_mode,
-        tile_position=tile_position, tile_size=tile_size,
+        dst,
+        stationary,
+        moving,
+        is_transpose=is_transpose,
+        accumulate=accumulate,
+        perf_mode=perf_mode,
+        tile_position=tile_position,
+        tile_size=tile_size,
     )
 
 
@@ -95,8 +121,15 @@ def nc_transpose(dst: Any, data: Any, engine: Any = None, name: Any = None) -> N
     tensor.nc_transpose(dst, data, engine=engine)
 
 
-def dma_transpose(dst: Any, src: Any, axes: Any = None, priority: Any = None, dge_mode: Any = None,
-                  oob_mode: Any = None, name: Any = None) -> None:
+def dma_transpose(
+    dst: Any,
+    src: Any,
+    axes: Any = None,
+    priority: Any = None,
+    dge_mode: Any = None,
+    oob_mode: Any = None,
+    name: Any = None,
+) -> None:
     dma.dma_transpose(dst, src, axes)
 
 
@@ -104,13 +137,24 @@ def tensor_tensor(dst: Any, data1: Any, data2: Any, op: Any, engine: Any = None,
     vector.tensor_tensor(dst, data1, data2, op, engine=engine)
 
 
-def tensor_scalar(dst: Any, data: Any, op0: Any, operand0: Any, reverse0: bool = False, op1: Any = None,
-                  operand1: Any = None, reverse1: bool = False, engine: Any = None, name: Any = None) -> None:
+def tensor_scalar(
+    dst: Any,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Any = None,
+    reverse1: bool = False,
+    engine: Any = None,
+    name: Any = None,
+) -> None:
     vector.tensor_scalar(dst, data, op0, operand0, reverse0, op1, operand1, reverse1)
 
 
-def tensor_reduce(dst: Any, op: Any, data: Any, axis: Any, negate: bool = False, keepdims: bool = False,
-                  name: Any = None) -> None:
+def tensor_reduce(
+    dst: Any, op: Any, data: Any, axis: Any, negate: bool = False, keepdims: bool = False, name: Any = None
+) -> None:
     vector.tensor_reduce(dst, op, data, axis, negate, keepdims)
 
 
@@ -118,31 +162,69 @@ def tensor_partition_reduce(dst: Any, op: Any, data: Any, name: Any = None) -> N
     vector.tensor_partition_reduce(dst, op, data)
 
 
-def tensor_scalar_cumulative(dst: Any, src: Any, op0: Any, op1: Any, imm0: Any, imm1: Any = None,
-                             reduce_cmd: Any = _command.reset_reduce, name: Any = None) -> None:
+def tensor_scalar_cumulative(
+    dst: Any,
+    src: Any,
+    op0: Any,
+    op1: Any,
+    imm0: Any,
+    imm1: Any = None,
+    reduce_cmd: Any = _command.reset_reduce,
+    name: Any = None,
+) -> None:
     vector.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
 
 
-def activation(dst: Any, op: Any, data: Any, bias: Any = None, scale: Any = 1.0, reduce_op: Any = None,
-               reduce_res: Any = None, reduce_cmd: Any = _command.idle, name: Any = None) -> None:
+def activation(
+    dst: Any,
+    op: Any,
+    data: Any,
+    bias: Any = None,
+    scale: Any = 1.0,
+    reduce_op: Any = None,
+    reduce_res: Any = None,
+    reduce_cmd: Any = _command.idle,
+    name: Any = None,
+) -> None:
     scalar.activation(dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
-def activation_reduce(dst: Any, op: Any, data: Any, reduce_op: Any, reduce_res: Any, bias: Any = None,
-                      scale: Any = 1.0, name: Any = None) -> None:
+def activation_reduce(
+    dst: Any, op: Any, data: Any, reduce_op: Any, reduce_res: Any, bias: Any = None, scale: Any = 1.0, name: Any = None
+) -> None:
     scalar.activation(dst, op, data, bias, scale, reduce_op, reduce_res, _command.reset_reduce)
 
 
-def activate2(dst: Any, op: Any, data: Any, imm0: Any, imm1: Any, op0: Any, op1: Any, relu_param: Any = 0.0,
-              reverse0: bool = False, reverse1: bool = False, reduce_op: Any = None, reduce_res: Any = None,
-              reduce_cmd: Any = _command.idle, name: Any = None) -> None:
+def activate2(
+    dst: Any,
+    op: Any,
+    data: Any,
+    imm0: Any,
+    imm1: Any,
+    op0: Any,
+    op1: Any,
+    relu_param: Any = 0.0,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    reduce_op: Any = None,
+    reduce_res: Any = None,
+    reduce_cmd: Any = _command.idle,
+    name: Any = None,
+) -> None:
     scalar.activate2(
         dst, op, data, imm0, imm1, op0, op1, relu_param, reverse0, reverse1, reduce_op, reduce_res, reduce_cmd
     )
 
 
-def exponential(dst: Any, src: Any, max_value: Any = 0.0, reduce_res: Any = None, reduce_cmd: Any = _command.idle,
-                reduce_init: Any = 0.0, name: Any = None) -> None:
+def exponential(
+    dst: Any,
+    src: Any,
+    max_value: Any = 0.0,
+    reduce_res: Any = None,
+    reduce_cmd: Any = _command.idle,
+    reduce_init: Any = 0.0,
+    name: Any = None,
+) -> None:
     scalar.exponential(dst, src, max_value, reduce_res, reduce_cmd, reduce_init)
 
 
@@ -154,13 +236,27 @@ def iota(dst: Any, pattern: Any, offset: int = 0, channel_multiplier: int = 0, n
     gpsimd.iota(dst, pattern, offset, channel_multiplier)
 
 
-def affine_select(dst: Any, pattern: Any, channel_multiplier: int, on_true_tile: Any, on_false_value: Any,
-                  cmp_op: Any = "equal", offset: int = 0, name: Any = None) -> None:
+def affine_select(
+    dst: Any,
+    pattern: Any,
+    channel_multiplier: int,
+    on_true_tile: Any,
+    on_false_value: Any,
+    cmp_op: Any = "equal",
+    offset: int = 0,
+    name: Any = None,
+) -> None:
     gpsimd.affine_select(dst, pattern, channel_multiplier, on_true_tile, on_false_value, cmp_op, offset)
 
 
-def local_gather(dst: Any, src_buffer: Any, index: Any, num_elem_per_idx: int = 1,
-                 num_valid_indices: int | None = None, name: Any = None) -> None:
+def local_gather(
+    dst: Any,
+    src_buffer: Any,
+    index: Any,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+    name: Any = None,
+) -> None:
     gpsimd.local_gather(dst, src_buffer, index, num_elem_per_idx, num_valid_indices)
 
 
@@ -176,8 +272,17 @@ def bn_aggr(dst: Any, data: Any, name: Any = None) -> None:
     vector.bn_aggr(dst, data)
 
 
-def tensor_tensor_scan(dst: Any, data0: Any, data1: Any, initial: Any, op0: Any, op1: Any, reverse0: bool = False,
-                       reverse1: bool = False, name: Any = None) -> None:
+def tensor_tensor_scan(
+    dst: Any,
+    data0: Any,
+    data1: Any,
+    initial: Any,
+    op0: Any,
+    op1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: Any = None,
+) -> None:
     vector.tensor_tensor_scan(dst, data0, data1, initial, op0, op1, reverse0, reverse1)
 
 
@@ -213,36 +318,90 @@ def sequence_bounds(dst: Any, segment_ids: Any, name: Any = None) -> None:
     vector.sequence_bounds(dst, segment_ids)
 
 
-def scalar_tensor_tensor(dst: Any, data: Any, op0: Any, operand0: Any, op1: Any, operand1: Any,
-                         reverse0: bool = False, reverse1: bool = False, name: Any = None) -> None:
+def scalar_tensor_tensor(
+    dst: Any,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: Any = None,
+) -> None:
     vector.scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0, reverse1)
 
 
-def tensor_scalar_reduce(dst: Any, data: Any, op0: Any, operand0: Any, reduce_op: Any, reduce_res: Any = None,
-                         reverse0: bool = False, reduce_cmd: Any = _command.reset_reduce, reduce_init: Any = None,
-                         reduce_res_negate: bool = False, name: Any = None) -> None:
+def tensor_scalar_reduce(
+    dst: Any,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reduce_op: Any,
+    reduce_res: Any = None,
+    reverse0: bool = False,
+    reduce_cmd: Any = _command.reset_reduce,
+    reduce_init: Any = None,
+    reduce_res_negate: bool = False,
+    name: Any = None,
+) -> None:
     vector.tensor_scalar_reduce(dst, data, op0, operand0, reduce_op, reduce_res, reverse0, reduce_cmd, reduce_init)
     if reduce_res_negate:
         vector.tensor_scalar(reduce_res, reduce_res, np.multiply, -1.0)
 
 
-def dma_compute(dst: Any, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True,
-                oob_mode: Any = None, name: Any = None) -> None:
+def dma_compute(
+    dst: Any,
+    srcs: Any,
+    reduce_op: Any,
+    scales: Any = None,
+    unique_indices: bool = True,
+    oob_mode: Any = None,
+    name: Any = None,
+) -> None:
     dma.dma_compute(dst, srcs, reduce_op, scales)
 
 
-def range_select(dst: Any, on_true_tile: Any, comp_op0: Any, comp_op1: Any, bound0: Any, bound1: Any,
-                 reduce_cmd: Any = _command.reset_reduce, reduce_res: Any = None, reduce_op: Any = np.maximum,
-                 range_start: Any = 0, on_false_value: Any = None, name: Any = None) -> None:
+def range_select(
+    dst: Any,
+    on_true_tile: Any,
+    comp_op0: Any,
+    comp_op1: Any,
+    bound0: Any,
+    bound1: Any,
+    reduce_cmd: Any = _command.reset_reduce,
+    reduce_res: Any = None,
+    reduce_op: Any = np.maximum,
+    range_start: Any = 0,
+    on_false_value: Any = None,
+    name: Any = None,
+) -> None:
     vector.range_select(
-        dst, on_true_tile, comp_op0, comp_op1, bound0, bound1, reduce_cmd, reduce_res, reduce_op, range_start,
+        dst,
+        on_true_tile,
+        comp_op0,
+        comp_op1,
+        bound0,
+        bound1,
+        reduce_cmd,
+        reduce_res,
+        reduce_op,
+        range_start,
         None if on_false_value is ... else on_false_value,
     )
 
 
-def select_reduce(dst: Any, predicate: Any, on_true: Any, on_false: Any, reduce_res: Any = None,
-                  reduce_cmd: Any = _command.idle, reduce_op: Any = np.maximum, reverse_pred: bool = False,
-                  name: Any = None) -> None:
+def select_reduce(
+    dst: Any,
+    predicate: Any,
+    on_true: Any,
+    on_false: Any,
+    reduce_res: Any = None,
+    reduce_cmd: Any = _command.idle,
+    reduce_op: Any = np.maximum,
+    reverse_pred: bool = False,
+    name: Any = None,
+) -> None:
     vector.select_reduce(dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred)
 
 
@@ -266,8 +425,14 @@ def core_barrier(data: Any = None, cores: Any = None, engine: Any = None, name: 
     current().exchange(Exchange("barrier"))
 
 
-def sendrecv(src: Any, dst: Any, send_to_rank: int, recv_from_rank: int, pipe_id: Any = 0, dma_engine: Any = None,
-             name: Any = None, **_: Any) -> None:
+def sendrecv(
+    src: Any,
+    dst: Any,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: Any = 0,
+    dma_engine: Any = None,
+    name: Any = None,
+    **_: Any,
+) -> None:
     current().exchange(Exchange("sendrecv", src, dst, int(send_to_rank), int(recv_from_rank)))
-
-

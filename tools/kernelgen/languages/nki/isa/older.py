@@ -20,22 +20,45 @@ _FP32_MIN = float(np.finfo(np.float32).min)
 
 
 def get_nc_version() -> nc_version:
-    return GENERATIONS[current().target if recording() else "trn2"]
+    """Returns the oldest generation that the kernel is for."""
+    return min(GENERATIONS[t] for t in current().targets) if recording() else nc_version.gen3
 
 
-def activation(op: Any, data: Any, *, bias: Any = None, scale: Any = 1.0, reduce_op: Any = None, reduce_res: Any = None,
-               reduce_cmd: Any = reduce_cmd.idle, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def activation(
+    op: Any,
+    data: Any,
+    *,
+    bias: Any = None,
+    scale: Any = 1.0,
+    reduce_op: Any = None,
+    reduce_res: Any = None,
+    reduce_cmd: Any = reduce_cmd.idle,
+    mask: Any = None,
+    dtype: Any = None,
+    **_: Any,
+) -> Tensor:
     return scalar.activation(None, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd, dtype=dtype, mask=mask)
 
 
-def activation_reduce(op: Any, data: Any, *, reduce_op: Any, reduce_res: Any, bias: Any = None, scale: Any = 1.0,
-                      mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def activation_reduce(
+    op: Any,
+    data: Any,
+    *,
+    reduce_op: Any,
+    reduce_res: Any,
+    bias: Any = None,
+    scale: Any = 1.0,
+    mask: Any = None,
+    dtype: Any = None,
+    **_: Any,
+) -> Tensor:
     command = constants.reduce_cmd.reset_reduce
     return scalar.activation(None, op, data, bias, scale, reduce_op, reduce_res, command, dtype=dtype, mask=mask)
 
 
-def affine_select(pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None,
-                  **_: Any) -> Tensor:
+def affine_select(
+    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None, **_: Any
+) -> Tensor:
     return gpsimd.affine_select_predicate(pred, on_true_tile, on_false_value, dtype, mask)
 
 
@@ -47,8 +70,16 @@ def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Ten
     return vector.bn_stats(None, data, dtype=dtype, mask=mask)
 
 
-def dma_copy(*, dst: Any, src: Any, mask: Any = None, dst_rmw_op: Any = None, oob_mode: Any = oob_mode.error,
-             dge_mode: Any = None, **_: Any) -> None:
+def dma_copy(
+    *,
+    dst: Any,
+    src: Any,
+    mask: Any = None,
+    dst_rmw_op: Any = None,
+    oob_mode: Any = oob_mode.error,
+    dge_mode: Any = None,
+    **_: Any,
+) -> None:
     dma.dma_copy(dst, src, mask=mask, dst_rmw_op=dst_rmw_op, oob_mode=oob_mode)
 
 
@@ -64,8 +95,15 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None, **_: Any) -> Tensor:
     return gpsimd.iota_expression(expr, dtype, mask)
 
 
-def local_gather(src_buffer: Any, index: Any, num_elem_per_idx: int = 1, num_valid_indices: int | None = None, *,
-                 mask: Any = None, **_: Any) -> Tensor:
+def local_gather(
+    src_buffer: Any,
+    index: Any,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+    *,
+    mask: Any = None,
+    **_: Any,
+) -> Tensor:
     return gpsimd.local_gather(None, src_buffer, index, num_elem_per_idx, num_valid_indices, mask=mask)
 
 
@@ -81,17 +119,35 @@ def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None,
     return vector.nc_find_index8(None, data, vals, dtype=dtype, mask=mask)
 
 
-def nc_match_replace8(*, data: Any, vals: Any, imm: Any, dst_idx: Any = None, mask: Any = None, dtype: Any = None,
-                      **_: Any) -> Tensor:
+def nc_match_replace8(
+    *, data: Any, vals: Any, imm: Any, dst_idx: Any = None, mask: Any = None, dtype: Any = None, **_: Any
+) -> Tensor:
     return vector.nc_match_replace8(None, data, vals, imm, dst_idx, dtype=dtype, mask=mask)
 
 
-def nc_matmul(stationary: Any, moving: Any, *, is_stationary_onezero: bool = False, is_moving_onezero: bool = False,
-              is_transpose: bool = False, tile_position: Any = (), tile_size: Any = (), mask: Any = None,
-              perf_mode: Any = None, **_: Any) -> Tensor:
+def nc_matmul(
+    stationary: Any,
+    moving: Any,
+    *,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    tile_position: Any = (),
+    tile_size: Any = (),
+    mask: Any = None,
+    perf_mode: Any = None,
+    **_: Any,
+) -> Tensor:
     return tensor.nc_matmul(
-        None, stationary, moving, is_transpose=is_transpose, accumulate=False, perf_mode=perf_mode,
-        tile_position=tile_position, tile_size=tile_size, mask=mask,
+        None,
+        stationary,
+        moving,
+        is_transpose=is_transpose,
+        accumulate=False,
+        perf_mode=perf_mode,
+        tile_position=tile_position,
+        tile_size=tile_size,
+        mask=mask,
     )
 
 
@@ -103,13 +159,36 @@ def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any 
     return tensor.nc_transpose(None, data, dtype=dtype, mask=mask, engine=engine)
 
 
-def range_select(*, on_true_tile: Any, comp_op0: Any, comp_op1: Any, bound0: Any, bound1: Any,
-                 reduce_cmd: Any = reduce_cmd.idle, reduce_res: Any = None, reduce_op: Any = np.amax,
-                 range_start: Any = 0, on_false_value: Any = _FP32_MIN, mask: Any = None, dtype: Any = None,
-                 **_: Any) -> Tensor:
+def range_select(
+    *,
+    on_true_tile: Any,
+    comp_op0: Any,
+    comp_op1: Any,
+    bound0: Any,
+    bound1: Any,
+    reduce_cmd: Any = reduce_cmd.idle,
+    reduce_res: Any = None,
+    reduce_op: Any = np.amax,
+    range_start: Any = 0,
+    on_false_value: Any = _FP32_MIN,
+    mask: Any = None,
+    dtype: Any = None,
+    **_: Any,
+) -> Tensor:
     return vector.range_select(
-        None, on_true_tile, comp_op0, comp_op1, bound0, bound1, reduce_cmd, reduce_res, reduce_op, range_start,
-        on_false_value, dtype=dtype, mask=mask,
+        None,
+        on_true_tile,
+        comp_op0,
+        comp_op1,
+        bound0,
+        bound1,
+        reduce_cmd,
+        reduce_res,
+        reduce_op,
+        range_start,
+        on_false_value,
+        dtype=dtype,
+        mask=mask,
     )
 
 
@@ -117,19 +196,39 @@ def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> T
     return scalar.activation(None, "reciprocal", data, dtype=dtype, mask=mask)
 
 
-def scalar_tensor_tensor(*, data: Any, op0: Any, operand0: Any, op1: Any, operand1: Any, reverse0: bool = False,
-                         reverse1: bool = False, dtype: Any = None, mask: Any = None, **_: Any) -> Tensor:
+def scalar_tensor_tensor(
+    *,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+    **_: Any,
+) -> Tensor:
     return vector.scalar_tensor_tensor(
         None, data, op0, operand0, op1, operand1, reverse0, reverse1, dtype=dtype, mask=mask
     )
 
 
-def select_reduce(*, dst: Any, predicate: Any, on_true: Any, on_false: Any, reduce_res: Any = None,
-                  reduce_cmd: Any = reduce_cmd.idle, reduce_op: Any = np.amax, reverse_pred: bool = False,
-                  mask: Any = None, dtype: Any = None, **_: Any) -> None:
-    vector.select_reduce(
-        dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred, mask=mask
-    )
+def select_reduce(
+    *,
+    dst: Any,
+    predicate: Any,
+    on_true: Any,
+    on_false: Any,
+    reduce_res: Any = None,
+    reduce_cmd: Any = reduce_cmd.idle,
+    reduce_op: Any = np.amax,
+    reverse_pred: bool = False,
+    mask: Any = None,
+    dtype: Any = None,
+    **_: Any,
+) -> None:
+    vector.select_reduce(dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred, mask=mask)
 
 
 def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> Tensor:
@@ -144,13 +243,15 @@ def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, en
     return vector.tensor_copy(None, src, dtype=dtype, mask=mask)
 
 
-def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, dtype: Any = None, engine: Any = None,
-                            **_: Any) -> None:
+def tensor_copy_dynamic_dst(
+    *, dst: Any, src: Any, mask: Any = None, dtype: Any = None, engine: Any = None, **_: Any
+) -> None:
     vector.tensor_copy(dst, src, mask=mask)
 
 
-def tensor_copy_predicated(*, src: Any, dst: Any, predicate: Any, reverse_pred: bool = False, mask: Any = None,
-                           dtype: Any = None, **_: Any) -> None:
+def tensor_copy_predicated(
+    *, src: Any, dst: Any, predicate: Any, reverse_pred: bool = False, mask: Any = None, dtype: Any = None, **_: Any
+) -> None:
     vector.tensor_copy_predicated(dst, src, predicate, reverse_pred, mask=mask)
 
 
@@ -158,36 +259,85 @@ def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any 
     return vector.tensor_partition_reduce(None, op, data, dtype=dtype, mask=mask)
 
 
-def tensor_reduce(op: Any, data: Any, axis: Any, *, mask: Any = None, dtype: Any = None, negate: bool = False,
-                  keepdims: bool = False, **_: Any) -> Tensor:
+def tensor_reduce(
+    op: Any,
+    data: Any,
+    axis: Any,
+    *,
+    mask: Any = None,
+    dtype: Any = None,
+    negate: bool = False,
+    keepdims: bool = False,
+    **_: Any,
+) -> Tensor:
     return vector.tensor_reduce(None, op, data, axis, negate, keepdims, dtype=dtype, mask=mask)
 
 
-def tensor_scalar(data: Any, op0: Any, operand0: Any, reverse0: bool = False, op1: Any = None, operand1: Any = None,
-                  reverse1: bool = False, *, dtype: Any = None, mask: Any = None, engine: Any = None,
-                  **_: Any) -> Tensor:
+def tensor_scalar(
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Any = None,
+    reverse1: bool = False,
+    *,
+    dtype: Any = None,
+    mask: Any = None,
+    engine: Any = None,
+    **_: Any,
+) -> Tensor:
     return vector.tensor_scalar(None, data, op0, operand0, reverse0, op1, operand1, reverse1, dtype=dtype, mask=mask)
 
 
-def tensor_scalar_cumulative(*, src: Any, dst: Any, op0: Any, op1: Any, imm0: Any, imm1: Any = None,
-                             reduce_cmd: Any = reduce_cmd.reset_reduce, **_: Any) -> None:
+def tensor_scalar_cumulative(
+    *,
+    src: Any,
+    dst: Any,
+    op0: Any,
+    op1: Any,
+    imm0: Any,
+    imm1: Any = None,
+    reduce_cmd: Any = reduce_cmd.reset_reduce,
+    **_: Any,
+) -> None:
     vector.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
 
 
-def tensor_scalar_reduce(*, data: Any, op0: Any, operand0: Any, reduce_op: Any, reduce_res: Any,
-                         reverse0: bool = False, dtype: Any = None, mask: Any = None, **_: Any) -> Tensor:
+def tensor_scalar_reduce(
+    *,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reduce_op: Any,
+    reduce_res: Any,
+    reverse0: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+    **_: Any,
+) -> Tensor:
     return vector.tensor_scalar_reduce(
         None, data, op0, operand0, reduce_op, reduce_res, reverse0, dtype=dtype, mask=mask
     )
 
 
-def tensor_tensor(data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None,
-                  **_: Any) -> Tensor:
+def tensor_tensor(
+    data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None, **_: Any
+) -> Tensor:
     return vector.tensor_tensor(None, data1, data2, op, dtype=dtype, mask=mask, engine=engine)
 
 
-def tensor_tensor_scan(data0: Any, data1: Any, initial: Any, op0: Any, op1: Any, reverse0: bool = False,
-                       reverse1: bool = False, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tensor:
-    return vector.tensor_tensor_scan(
-        None, data0, data1, initial, op0, op1, reverse0, reverse1, dtype=dtype, mask=mask
-    )
+def tensor_tensor_scan(
+    data0: Any,
+    data1: Any,
+    initial: Any,
+    op0: Any,
+    op1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    *,
+    dtype: Any = None,
+    mask: Any = None,
+    **_: Any,
+) -> Tensor:
+    return vector.tensor_tensor_scan(None, data0, data1, initial, op0, op1, reverse0, reverse1, dtype=dtype, mask=mask)

@@ -29,7 +29,7 @@ from kernelgen.languages.nki.tensors import Tensor
 
 @lowering("activation")
 def _lower_activation(context: Context, instruction: Instruction) -> None:
-    name, steps, reduction = instruction.attributes  # type: ignore[misc]
+    name, steps, reduction = instruction.attributes
     reads = list(instruction.reads)
     source = reads.pop(0)
     value = to_float(context.read(source))
@@ -62,7 +62,9 @@ def activation(
     name = check_op(op_name(op), UNARY, "activation")
     check = current().check
     if check and isinstance(bias, Tensor) and bias.dtype not in (float32, *_BIAS):
-        raise NkiTypeError("err_activation_bias_invalid_type", f"bias is float32, float16 or bfloat16, not {bias.dtype}")
+        raise NkiTypeError(
+            "err_activation_bias_invalid_type", f"bias is float32, float16 or bfloat16, not {bias.dtype}"
+        )
     if check and isinstance(scale, Tensor) and scale.dtype != float32:
         raise NkiTypeError("err_activation_scale_invalid_type", f"a scale per partition is float32, not {scale.dtype}")
     steps = []
@@ -143,5 +145,10 @@ def exponential(
     reduction = Reduction("vector", data, reduce_cmd, "add", reduce_res, reduce_init)
     target = destination(dst, data.shape, dst.dtype, [data], None)
     steps = (("subtract", None if fixed is None else float(fixed), False),)
-    emit("activation", [data, *reads, *reduction.reads], [target, *reduction.writes], ("exp", steps, reduction.attributes))
+    emit(
+        "activation",
+        [data, *reads, *reduction.reads],
+        [target, *reduction.writes],
+        ("exp", steps, reduction.attributes),
+    )
     return target

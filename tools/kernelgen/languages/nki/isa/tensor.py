@@ -34,7 +34,7 @@ def _widened(value: Any) -> Any:
 
 @lowering("matmul")
 def _lower_matmul(context: Context, instruction: Instruction) -> None:
-    mode, double = instruction.attributes  # type: ignore[misc]
+    mode, double = instruction.attributes
     a, b = (masked(context.read(t), t, 0) for t in instruction.reads[:2])
     if double:
         a = jnp.moveaxis(a, 1, 0).reshape((-1, math.prod(a.shape[2:])))
@@ -112,16 +112,11 @@ def _lower_transpose(context: Context, instruction: Instruction) -> None:
     value = context.read(instruction.reads[0])
     order = instruction.attributes
     target = instruction.writes[0]
-    if order is None:
-        value = lax.transpose(value.reshape((value.shape[0], -1)), (1, 0))
-    else:
-        value = lax.transpose(value, order)
+    value = lax.transpose(value.reshape((value.shape[0], -1)), (1, 0)) if order is None else lax.transpose(value, order)
     context.write(target, fitted(value, target))
 
 
-def nc_transpose(
-    dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> Tensor:
+def nc_transpose(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
     """Partitions and flattened free dimensions swapped: at most 128×128 on the tensor engine, 32×32 on the vector engine."""
     data = checks.on_chip(data, "data")
     rows, columns = data.shape[0], math.prod(data.shape[1:])
@@ -129,7 +124,8 @@ def nc_transpose(
     limit = 32 if name == "vector" else checks.PARTITIONS
     if current().check and (rows > limit or columns > limit):
         raise NkiValueError(
-            "err_size_of_dimension_exceed_arch_limit", f"nc_transpose takes {limit}×{limit} elements, not {rows}×{columns}"
+            "err_size_of_dimension_exceed_arch_limit",
+            f"nc_transpose takes {limit}×{limit} elements, not {rows}×{columns}",
         )
     buffer: Buffer = SBUF if name == "vector" else PSUM
     shown = None
@@ -152,5 +148,3 @@ def transpose_axes(dst: Tensor | None, src: Tensor, axes: tuple[int, ...], dtype
         target = dst.with_mask(mask)
     emit("transpose", [src], [target], tuple(axes))
     return target
-
-

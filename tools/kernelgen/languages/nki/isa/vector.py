@@ -66,7 +66,9 @@ def tensor_tensor(
     name = check_op(op_name(op), BINARY, "tensor_tensor")
     a, b = checks.on_chip(data1, "data1"), checks.on_chip(data2, "data2")
     if a.size != b.size or a.shape[0] != b.shape[0]:
-        raise NkiValueError("err_shape_mismatch", f"data1 has shape {a.shape} and data2 {b.shape}; they have to be equal")
+        raise NkiValueError(
+            "err_shape_mismatch", f"data1 has shape {a.shape} and data2 {b.shape}; they have to be equal"
+        )
     if name in BITWISE and (is_float(a.dtype) or is_float(b.dtype)):
         raise NkiTypeError("err_bitwise_on_float", f"'{name}' takes integers, not {a.dtype} and {b.dtype}")
     checks.vector_operands("tensor_tensor", getattr(engine, "name", ""), [a, b])
@@ -80,7 +82,7 @@ def tensor_tensor(
 
 @lowering("tensor_scalar")
 def _lower_tensor_scalar(context: Context, instruction: Instruction) -> None:
-    steps, reduction = instruction.attributes  # type: ignore[misc]
+    steps, reduction = instruction.attributes
     reads = list(instruction.reads)
     source = reads.pop(0)
     value = context.read(source)
@@ -101,7 +103,8 @@ def _lower_tensor_scalar(context: Context, instruction: Instruction) -> None:
 
 
 def _steps(data: Tensor, steps: list[tuple[Any, Any, bool, bool]]) -> tuple[list[Any], list[Tensor]]:
-    described, reads = [], []
+    described: list[Any] = []
+    reads: list[Tensor] = []
     for number_, (op, value, swapped, tile) in enumerate(steps):
         if op is None:
             continue
@@ -109,7 +112,9 @@ def _steps(data: Tensor, steps: list[tuple[Any, Any, bool, bool]]) -> tuple[list
         if tile:
             other = checks.on_chip(value, f"operand{number_}")
             if other.size != data.size:
-                raise NkiValueError("err_shape_mismatch", f"operand{number_} has shape {other.shape}, data {data.shape}")
+                raise NkiValueError(
+                    "err_shape_mismatch", f"operand{number_} has shape {other.shape}, data {data.shape}"
+                )
             described.append((name, None, bool(swapped), True))
             reads.append(other)
             continue
@@ -213,7 +218,7 @@ def tensor_copy(dst: Tensor | None, src: Any, *, dtype: Any = None, mask: Any = 
 
 @lowering("select")
 def _lower_select(context: Context, instruction: Instruction) -> None:
-    fixed_true, fixed_false, swapped, reduction = instruction.attributes  # type: ignore[misc]
+    fixed_true, fixed_false, swapped, reduction = instruction.attributes
     reads = list(instruction.reads)
     predicate = reads.pop(0)
     target, *rest = instruction.writes
@@ -256,7 +261,9 @@ def _select(
     emit("select", reads, writes, (fixed[0], fixed[1], swapped, attributes))
 
 
-def tensor_copy_predicated(dst: Tensor, src: Any, predicate: Any, reverse_pred: bool = False, *, mask: Any = None) -> Tensor:
+def tensor_copy_predicated(
+    dst: Tensor, src: Any, predicate: Any, reverse_pred: bool = False, *, mask: Any = None
+) -> Tensor:
     """Copies `src` to `dst` where `predicate` is not 0; `dst` keeps the rest."""
     predicate = checks.on_chip(predicate, "predicate")
     target = dst.with_mask(mask)
@@ -286,7 +293,7 @@ def select_reduce(
 
 @lowering("range_select")
 def _lower_range_select(context: Context, instruction: Instruction) -> None:
-    first, second, start, otherwise, reduction = instruction.attributes  # type: ignore[misc]
+    first, second, start, otherwise, reduction = instruction.attributes
     reads = list(instruction.reads)
     data = to_float(context.read(reads[0]))
     index = lax.broadcasted_iota(np.float32, (data.shape[0], data.size // data.shape[0]), 1) + np.float32(start)
@@ -321,7 +328,9 @@ def range_select(
     for bound in (bound0, bound1):
         checks.per_partition(checks.on_chip(bound, "a bound"), data, "a bound")
         if bound.dtype != float32:
-            raise NkiTypeError("err_range_select_bound_dtype", f"the bounds of range_select are float32, not {bound.dtype}")
+            raise NkiTypeError(
+                "err_range_select_bound_dtype", f"the bounds of range_select are float32, not {bound.dtype}"
+            )
     reduction = Reduction("vector", data, reduce_cmd, reduce_op, reduce_res)
     target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
     otherwise = float(np.finfo(np.float32).min) if on_false_value is None else float(on_false_value)
@@ -429,7 +438,7 @@ def scan(step: Any, first: Any, columns: list[Any]) -> Any:
 
 @lowering("scan")
 def _lower_scan(context: Context, instruction: Instruction) -> None:
-    op0, op1, reverse0, reverse1, fixed = instruction.attributes  # type: ignore[misc]
+    op0, op1, reverse0, reverse1, fixed = instruction.attributes
     reads = list(instruction.reads)
     a, b = (flat(to_float(context.read(t))) for t in reads[:2])
     initial = immediate(fixed).astype(np.float32) if fixed is not None else flat(to_float(context.read(reads[2])))[:, 0]
@@ -471,7 +480,7 @@ def tensor_tensor_scan(
 
 @lowering("cumulative")
 def _lower_cumulative(context: Context, instruction: Instruction) -> None:
-    op0, op1, reverse0, fixed, command, initial = instruction.attributes  # type: ignore[misc]
+    op0, op1, reverse0, fixed, command, initial = instruction.attributes
     reads = list(instruction.reads)
     data = flat(to_float(context.read(reads.pop(0))))
     other = immediate(fixed) if fixed is not None else full(context.read(reads.pop(0)), None, data)
@@ -546,7 +555,7 @@ def bn_stats(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = No
     if source.shape[0] != data.shape[0]:
         target = target[0 : source.shape[0]]
     emit("bn_stats", [source], [target])
-    return target if dst is not None or source.shape[0] == data.shape[0] else target
+    return target
 
 
 def trimmed(data: Tensor, mask: Any) -> Tensor:
@@ -652,7 +661,7 @@ def nc_find_index8(dst: Tensor | None, data: Any, vals: Any, *, dtype: Any = Non
 
 @lowering("match_replace8")
 def _lower_match_replace8(context: Context, instruction: Instruction) -> None:
-    imm, backwards = instruction.attributes  # type: ignore[misc]
+    imm, backwards = instruction.attributes
     source, vals = instruction.reads
     own = flat(context.read(source))
     data = to_float(own)
@@ -730,7 +739,7 @@ def sequence_bounds(dst: Tensor | None, segment_ids: Any, *, dtype: Any = None) 
 def _lower_random(context: Context, instruction: Instruction) -> None:
     import jax
 
-    (seed,) = instruction.attributes  # type: ignore[misc]
+    (seed,) = instruction.attributes
     target = instruction.writes[0]
     values = jax.random.uniform(jax.random.key(seed), target.shape, np.float32)
     if instruction.reads:
@@ -761,5 +770,3 @@ def dropout(dst: Tensor | None, data: Any, prob: Any, *, dtype: Any = None, mask
     recorder.seed += 1
     emit("random", [data, tensors[0]], [target], (recorder.seed,))
     return target
-
-

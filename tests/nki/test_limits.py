@@ -1,0 +1,189 @@
+"""Each limit of the hardware and rule of NKI is refused, with its code and the kernel's file and line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelgen.languages.nki import kernel, loading
+from kernelgen.languages.nki.errors import NkiError
+
+with loading.interpreter():
+    import neuronxcc.nki as older_nki
+    import neuronxcc.nki.language as older_nl
+    import nki.isa as nisa
+    import nki.language as nl
+
+X = np.zeros((128, 512), np.float32)
+
+
+def sbuf(*shape, dtype=np.float32):
+    return nl.ndarray(shape, dtype, buffer=nl.sbuf)
+
+
+def psum(*shape, dtype=np.float32):
+    return nl.ndarray(shape, dtype, buffer=nl.psum)
+
+
+def matmul(k=128, m=128, n=512, a=np.float32, b=np.float32, **options):
+    nisa.nc_matmul(dst=psum(m, n), stationary=sbuf(k, m, dtype=a), moving=sbuf(k, n, dtype=b), **options)
+
+
+REFUSED = {
+    "partitions": (lambda x: sbuf(129, 4), "err_num_partition_exceed_arch_limit"),
+    "sbuf bytes": (lambda x: sbuf(128, 50_000), "err_sbuf_exceed_arch_limit"),
+    "psum bytes": (lambda x: psum(128, 8192), "err_psum_exceed_arch_limit"),
+    "psum bank": (
+        lambda x: nisa.nc_matmul(dst=psum(128, 2, 2, 256)[:, :, :, 0:128], stationary=sbuf(1, 128), moving=sbuf(1, 512)),
+        "err_psum_bank",
+    ),
+    "one dimension": (lambda x: sbuf(128), "err_tensor_rank_too_small"),
+    "dtype": (lambda x: sbuf(4, 4, dtype="complex64"), "err_unsupported_dtype"),
+    "stationary": (lambda x: matmul(m=129), "err_num_partition_exceed_arch_limit"),
+    "stationary free": (
+        lambda x: nisa.nc_matmul(dst=psum(128, 2, 8), stationary=sbuf(8, 256), moving=sbuf(8, 8)),
+        "err_size_of_dimension_exceed_arch_limit",
+    ),
+    "moving free": (lambda x: matmul(n=513), "err_size_of_dimension_exceed_arch_limit"),
+    "contraction": (
+        lambda x: nisa.nc_matmul(dst=psum(8, 8), stationary=sbuf(8, 8), moving=sbuf(9, 8)),
+        "err_matmul_contraction",
+    ),
+    "matmul dtypes": (lambda x: matmul(b=np.float16), "err_matmul_dtype"),
+    "matmul result": (
+        lambda x: nisa.nc_matmul(dst=sbuf(8, 8), stationary=sbuf(8, 8), moving=sbuf(8, 8)),
+        "err_unsupported_memory",
+    ),
+    "matmul operand": (
+        lambda x: nisa.nc_matmul(dst=psum(8, 8), stationary=psum(8, 8), moving=sbuf(8, 8)),
+        "err_unsupported_memory",
+    ),
+    "tile position": (lambda x: matmul(tile_position=(0, 0)), "err_tile_position_and_size"),
+    "operand in hbm": (
+        lambda x: nisa.tensor_tensor(dst=sbuf(128, 512), data1=x, data2=sbuf(128, 512), op=nl.add),
+        "err_unsupported_memory",
+    ),
+    "gpsimd and psum": (
+        lambda x: nisa.tensor_tensor(sbuf(8, 8), psum(8, 8), sbuf(8, 8), nl.add, engine=nisa.engine.gpsimd),
+        "err_unsupported_memory",
+    ),
+    "dma and psum": (lambda x: nisa.dma_copy(dst=psum(128, 512), src=x), "err_unsupported_memory"),
+    "shapes": (
+        lambda x: nisa.tensor_tensor(sbuf(8, 8), sbuf(8, 8), sbuf(8, 9), nl.add),
+        "err_shape_mismatch",
+    ),
+    "dma sizes": (lambda x: nisa.dma_copy(dst=sbuf(128, 511), src=x), "err_dma_size_mismatch"),
+    "bitwise on floats": (
+        lambda x: nisa.tensor_tensor(sbuf(8, 8), sbuf(8, 8), sbuf(8, 8), nl.bitwise_and),
+        "err_bitwise_on_float",
+    ),
+    "bitwise mixed": (
+        lambda x: nisa.tensor_scalar(
+            sbuf(8, 8, dtype=np.int32), sbuf(8, 8, dtype=np.int32), nl.bitwise_and, 1, op1=nl.add, operand1=1
+        ),
+        "err_mixed_bitwise",
+    ),
+    "vector operand": (
+        lambda x: nisa.tensor_scalar(sbuf(8, 8), sbuf(8, 8), nl.add, sbuf(8, 2)),
+        "err_scalar_or_vector",
+    ),
+    "bias dtype": (
+        lambda x: nisa.activation(sbuf(8, 8), nl.exp, sbuf(8, 8), bias=sbuf(8, 1, dtype=np.int8)),
+        "err_activation_bias_invalid_type",
+    ),
+    "scale dtype": (
+        lambda x: nisa.activation(sbuf(8, 8), nl.exp, sbuf(8, 8), scale=sbuf(8, 1, dtype=np.float16)),
+        "err_activation_scale_invalid_type",
+    ),
+    "bn_stats": (lambda x: nisa.bn_stats(sbuf(8, 6), sbuf(8, 513)), "err_size_of_dimension_exceed_arch_limit"),
+    "max8": (lambda x: nisa.max8(sbuf(8, 8), sbuf(8, 7)), "err_size_of_dimension_exceed_arch_limit"),
+    "local_gather": (
+        lambda x: nisa.local_gather(sbuf(8, 16), sbuf(8, 8), sbuf(8, 1, dtype=np.uint16)),
+        "err_local_gather_partitions",
+    ),
+    "transpose": (
+        lambda x: nisa.nc_transpose(sbuf(33, 8), sbuf(8, 33), engine=nisa.engine.vector),
+        "err_size_of_dimension_exceed_arch_limit",
+    ),
+    "partition axis": (lambda x: nisa.tensor_reduce(sbuf(8, 1), nl.add, sbuf(8, 8), 0), "err_unsupported_reduce_axis"),
+    "index": (lambda x: x[128, 0], "err_index_out_of_bounds"),
+    "slice": (lambda x: nisa.dma_copy(dst=sbuf(128, 8), src=x[:, 508:516]), "err_access_out_of_bounds"),
+    "pattern": (lambda x: x.ap([[512, 128], [1, 513]]), "err_access_out_of_bounds"),
+    "indirect dimension": (
+        lambda x: x.ap([[512, 8], [1, 8]], vector_offset=sbuf(8, 1, dtype=np.int32), indirect_dim=1),
+        "err_indirect_dim",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    act, code = REFUSED[name]
+
+    def function(x):
+        act(x)
+        raise AssertionError("nothing was refused")
+
+    with pytest.raises(NkiError) as caught:
+        kernel.record(function, [X], {}, older=False)
+    assert caught.value.code == code
+    assert caught.value.file == __file__
+    assert str(caught.value).startswith(f"{__file__}:{caught.value.line}: {code}: ")
+
+
+
+
+def test_a_result_has_to_be_in_shared_hbm():
+    def function(x):
+        return nl.ndarray((8, 8), np.float32, buffer=nl.private_hbm)
+
+    with pytest.raises(NkiError, match="err_nki_return_not_shared_hbm"):
+        kernel.record(function, [X], {}, older=False)
+
+
+def test_an_argument_is_written_only_where_it_is_declared_mutable():
+    def function(x):
+        older_nl.store(x, older_nl.load(x))
+        return x
+
+    with pytest.raises(NkiError, match="err_mutable_annotation_needed"):
+        kernel.record(function, [X], {}, older=True)
+
+
+def test_the_partitions_of_operands_are_not_broadcast():
+    def function(x):
+        nl.add(sbuf(1, 8), sbuf(8, 8))
+
+    with pytest.raises(NkiError, match="err_cannot_broadcast_partition"):
+        kernel.record(function, [X], {}, older=False)
+
+
+def test_a_limit_holds_for_every_target():
+    def function(x):
+        r = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        sbuf(128, 50_000)
+        nisa.dma_copy(dst=r, src=x)
+        return r
+
+    kernel.record(function, [X], {}, older=False, targets=("trn2",))
+    with pytest.raises(NkiError, match="180224 of trn1's SBUF"):
+        kernel.record(function, [X], {}, older=False, targets=("trn1", "trn2"))
+
+
+def test_indices_known_at_run_time_are_checked_when_a_kernel_runs():
+    @older_nki.jit
+    def function(x, rows):
+        result = older_nl.ndarray((8, 8), x.dtype, buffer=older_nl.shared_hbm)
+        older_nl.store(result, older_nl.load(x[older_nl.load(rows), older_nl.arange(8)[None, :]]))
+        return result
+
+    rows = np.arange(8, dtype=np.int32)[:, None]
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    np.testing.assert_array_equal(function(x, rows), x)
+    with pytest.raises(IndexError, match="index 64 is out of bounds for axis 0 with size 64"):
+        function(x, rows + 1)
+
+
+def test_functions_work_inside_a_kernel_only():
+    with pytest.raises(NkiError, match="err_outside_kernel"):
+        sbuf(8, 8)

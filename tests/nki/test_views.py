@@ -1,0 +1,165 @@
+"""Views and masks: what is read and written through them is what NumPy reads and writes, with slices where indices allow."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelgen.languages.nki import access, kernel, loading, memory
+from kernelgen.languages.nki.indices import box
+
+with loading.interpreter():
+    import neuronxcc.nki.language as older_nl
+    import nki.isa as nisa
+    import nki.language as nl
+
+
+@st.composite
+def views(draw):
+    """A shape, and a view of it as NumPy makes it from slices, flips, transposes and splits."""
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=4)))
+    array = np.arange(np.prod(shape)).reshape(shape)
+    index = tuple(
+        draw(st.integers(0, n - 1).flatmap(lambda a: st.sampled_from([a, slice(a, None), slice(a, None, 2)]))) for n in shape
+    )
+    view = array[(*index, ...)]
+    if view.ndim and draw(st.booleans()):
+        view = np.flip(view, draw(st.integers(0, view.ndim - 1)))
+    view = np.transpose(view, draw(st.permutations(range(view.ndim))))
+    return array, view
+
+
+def pattern(array, view):
+    offset = (view.__array_interface__["data"][0] - array.__array_interface__["data"][0]) // 8
+    return tuple((s // 8, n) for s, n in zip(view.strides, view.shape, strict=True)), offset
+
+
+@settings(max_examples=150, deadline=None)
+@given(views())
+def test_a_view_of_slices_is_planned_without_gathers(case):
+    array, view = case
+    dims, offset = pattern(array, view)
+    assert access.plan(array.shape, offset, dims) is not None
+
+
+@settings(max_examples=15, deadline=None)
+@given(views())
+def test_a_view_is_read_and_written_as_by_numpy(case):
+    array, view = case
+    dims, offset = pattern(array, view)
+    np.testing.assert_array_equal(memory.read(jnp.asarray(array), dims, offset), view)
+    expected = array.copy()
+    values = -1 - np.arange(view.size).reshape(view.shape)
+    np.lib.stride_tricks.as_strided(expected.reshape(-1)[offset:], view.shape, view.strides)[...] = values
+    np.testing.assert_array_equal(memory.write(jnp.asarray(array), dims, offset, jnp.asarray(values)), expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=3))
+def test_a_box_is_found_in_a_mask(bounds):
+    mask = np.zeros((4,) * len(bounds), np.bool_)
+    mask[tuple(slice(a, b) for a, b in bounds)] = True
+    found = box(mask)
+    assert found is not None
+    again = np.zeros_like(mask)
+    again[tuple(slice(a, b) for a, b in found)] = True
+    np.testing.assert_array_equal(again, mask)
+
+
+def hlo(function, *shapes, older=False):
+    inputs = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    recorded = kernel.record(function, inputs, {}, older=older)
+    return jax.jit(recorded).lower(*inputs).compiler_ir("hlo").as_hlo_text()
+
+
+def test_slices_patterns_and_arange_make_no_gather_and_no_scatter():
+    def function(x):
+        i, j = older_nl.arange(16)[:, None], older_nl.arange(8)[None, :]
+        result = older_nl.ndarray((16, 32), x.dtype, buffer=older_nl.shared_hbm)
+        older_nl.store(result[i, 4 * j + 1], older_nl.load(x[i + 2, 2 * j]))
+        older_nl.store(result[i, 16 + j], older_nl.load(x[i, j], mask=(i < 3) & (j < 5)))
+        return result
+
+    text = hlo(function, (18, 16), older=True)
+    assert "gather" not in text
+    assert "scatter" not in text
+
+
+def test_masked_elements_keep_what_is_there():
+    @given(st.integers(0, 9), st.integers(0, 9), st.booleans())
+    @settings(max_examples=10, deadline=None)
+    def check(rows, columns, triangle):
+        x = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+        def function(a):
+            i, j = older_nl.mgrid[0:8, 0:8]
+            shown = (j <= i) if triangle else (i < rows) & (j < columns)
+            result = older_nl.ndarray((8, 8), a.dtype, buffer=older_nl.shared_hbm)
+            older_nl.store(result, older_nl.zeros((8, 8), a.dtype))
+            older_nl.store(result[i, j], older_nl.load(a[i, j]), mask=shown)
+            return result
+
+        i, j = np.ogrid[0:8, 0:8]
+        shown = (j <= i) if triangle else (i < rows) & (j < columns)
+        (found,) = kernel.record(function, [x], {}, older=True)(x)
+        np.testing.assert_array_equal(found, np.where(shown, x, 0))
+
+    check()
+
+
+def matmul(a, b, tiles=nl.affine_range):
+    """`a.T @ b` in tiles of 8."""
+    result = nl.ndarray((a.shape[1], b.shape[1]), a.dtype, buffer=nl.shared_hbm)
+    for m in tiles(a.shape[1] // 8):
+        for n in tiles(b.shape[1] // 8):
+            sums = nl.ndarray((8, 8), nl.float32, buffer=nl.psum)
+            for k in tiles(a.shape[0] // 8):
+                left, right = (nl.ndarray((8, 8), a.dtype, buffer=nl.sbuf) for _ in range(2))
+                nisa.dma_copy(dst=left, src=a[nl.ds(8 * k, 8), 8 * m : 8 * m + 8])
+                nisa.dma_copy(dst=right, src=b[nl.ds(8 * k, 8), 8 * n : 8 * n + 8])
+                nisa.nc_matmul(dst=sums, stationary=left, moving=right)
+            done = nl.ndarray((8, 8), a.dtype, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=done, src=sums)
+            nisa.dma_copy(dst=result[8 * m : 8 * m + 8, 8 * n : 8 * n + 8], src=done)
+    return result
+
+
+@pytest.mark.parametrize("bound", [0, 1 << 20])
+def test_a_loop_gives_the_same_rolled_and_unrolled(bound):
+    a, b = (np.random.default_rng(i).uniform(-1, 1, (40, 24 + 8 * i)).astype(np.float32) for i in range(2))
+    recorded = kernel.record(matmul, [a, b], {}, older=False, bound=bound)
+    assert any("rolled, its first iteration beside it" in note for note in recorded.notes) == (bound == 0)
+    np.testing.assert_allclose(jax.jit(recorded)(a, b)[0], a.T @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_the_size_of_the_hlo_does_not_grow_with_the_loops():
+    assert len(hlo(matmul, (512, 512), (512, 512)).splitlines()) < 1000
+
+
+def test_a_loop_whose_iterations_differ_is_not_rolled():
+    def function(x):
+        result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        carried = nl.ndarray((8, 8), x.dtype, buffer=nl.sbuf)
+        nisa.memset(carried, 0.0)
+        for i in nl.sequential_range(8):
+            tile = nl.ndarray((8, 8), x.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=tile, src=x[8 * i : 8 * i + 8])
+            if i * i % 3 == 1:
+                nisa.tensor_tensor(tile, tile, carried, nl.add)
+            carried = tile
+            nisa.dma_copy(dst=result[8 * i : 8 * i + 8], src=tile)
+        return result
+
+    x = np.random.default_rng(0).uniform(-1, 1, (64, 8)).astype(np.float32)
+    expected, last = x.copy(), np.zeros((8, 8), np.float32)
+    for i in range(8):
+        part = expected[8 * i : 8 * i + 8]
+        part += last if i * i % 3 == 1 else 0
+        last = part
+    recorded = kernel.record(function, [x], {}, older=False, bound=0)
+    assert any("unrolled: its iterations differ" in note for note in recorded.notes)
+    np.testing.assert_allclose(jax.jit(recorded)(x)[0], expected, rtol=1e-6)
