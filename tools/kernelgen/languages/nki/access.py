@@ -94,7 +94,7 @@ def _planned(
                 parts[axis].append((step, rest, number, -place))
                 break
             inner = shape[axis] // step
-            if shape[axis] % step or starts[axis] >= step or rest % inner:
+            if inner < 2 or shape[axis] % step or starts[axis] >= step or rest % inner:
                 return None
             parts[axis].append((step, inner, number, -place))
             stride, rest, place = stride * inner, rest // inner, place + 1

@@ -1,0 +1,143 @@
+"""Kernels are loaded from their files, and called through the protocol of languages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from kernelgen import languages
+from kernelgen.errors import KernelgenError
+from kernelgen.languages.nki import inline, loading
+from kernelgen.languages.protocol import Call
+
+FIRST = """
+import neuronxcc.nki.language as nl
+
+def double(x, result):
+    nl.store(result, nl.load(x) * 2)
+"""
+GRID = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+@nki.jit
+def programs(x, factor):
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    rows = nl.ds(nl.program_id(0) * 4, 4)
+    tile = nl.ndarray((4, x.shape[1]), x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[rows])
+    nisa.tensor_scalar(tile, tile, nl.multiply, factor, op1=nl.add, operand1=float(nl.program_id(0)))
+    nisa.dma_copy(dst=result[rows], src=tile)
+    return result
+
+@nki.jit
+def swaps(x):
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id(0)
+    mine, other = (nl.ndarray((4, x.shape[1]), x.dtype, buffer=nl.sbuf) for _ in range(2))
+    nisa.dma_copy(dst=mine, src=x[nl.ds(4 * me, 4)])
+    nisa.sendrecv(mine, other, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+    nisa.dma_copy(dst=result[nl.ds(4 * me, 4)], src=other)
+    return result
+
+def updates(x):
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+    nisa.dma_copy(dst=x, src=tile)
+
+def too_wide(x):
+    return nl.ndarray((129, 8), x.dtype, buffer=nl.sbuf)
+"""
+X = np.arange(64, dtype=np.float32).reshape(8, 8)
+NKI = languages.get("nki")
+
+
+def load(tmp_path: Path, text: str, name: str):
+    file = tmp_path / "kernels.py"
+    file.write_text(text)
+    return getattr(loading.load_file(file), name)
+
+
+def call(function, *arrays, **options):
+    notes = {}
+
+    def run(*traced):
+        returned = NKI.call(function, Call(traced, **options))
+        notes.update(returned.notes)
+        return returned.results, returned.updated
+
+    results, updated = jax.jit(run)(*arrays)
+    return results, updated
+
+
+def test_nothing_is_left_after_loading(tmp_path):
+    before = set(sys.modules)
+    load(tmp_path, GRID, "programs")
+    load(tmp_path, FIRST, "double")
+    assert not {n for n in sys.modules if n.split(".")[0] in loading.PACKAGES}
+    assert {n.split(".")[0] for n in set(sys.modules) - before} <= {"kernelgen"} | {
+        n.split(".")[0] for n in sys.modules if n.startswith("_kernelgen_nki_")
+    }
+    with pytest.raises(ImportError):
+        __import__("nki.language")
+
+
+def test_the_language_sets_the_environment_while_a_file_is_imported(tmp_path):
+    import os
+
+    with NKI.loading(tmp_path / "kernels.py", {"NKI_TEST_SWITCH": "1"}):
+        assert os.environ["NKI_TEST_SWITCH"] == "1"
+        assert __import__("nki.language").language.tile_size.pmax == 128
+    assert "NKI_TEST_SWITCH" not in os.environ
+
+
+def test_an_error_in_a_file_has_its_line(tmp_path):
+    with pytest.raises(KernelgenError, match=r"kernels\.py:3:1: error: can't import the kernels of kernels\.py"):
+        load(tmp_path, "import nki\n\nimport no_such_module_anywhere\n", "x")
+
+
+def test_a_kernel_of_the_first_generation_writes_its_parameters(tmp_path):
+    double = load(tmp_path, FIRST, "double")
+    results, updated = call(double, X, results=(((8, 8), "float32"),))
+    np.testing.assert_array_equal(results[0], X * 2)
+    assert not updated
+
+
+def test_the_programs_of_a_grid_write_one_result(tmp_path):
+    programs = load(tmp_path, GRID, "programs")
+    (result,), _ = call(programs, X, keywords={"factor": 3.0}, grid=(2,))
+    np.testing.assert_array_equal(result, X * 3 + np.arange(8)[:, None] // 4)
+
+
+def test_programs_exchange_tiles(tmp_path):
+    (result,), _ = call(load(tmp_path, GRID, "swaps"), X, grid=(2,))
+    np.testing.assert_array_equal(result, np.roll(X, 4, 0))
+
+
+def test_an_argument_that_is_written_is_updated(tmp_path):
+    results, updated = call(load(tmp_path, GRID, "updates"), X)
+    assert not results
+    np.testing.assert_array_equal(updated[0], X + 1)
+
+
+def test_a_broken_rule_is_located_in_the_kernels_file(tmp_path):
+    function = load(tmp_path, GRID, "too_wide")
+    with pytest.raises(KernelgenError, match=r"kernels\.py:33:1: error: err_num_partition_exceed_arch_limit"):
+        call(function, X)
+
+
+def test_a_kernel_is_called_from_jax(tmp_path):
+    programs = load(tmp_path, GRID, "programs")
+    found = jax.jit(lambda x: inline(programs, x + 1, grid=(2,), factor=1.0)[0] * 2)(X)
+    np.testing.assert_array_equal(found, (X + 1 + np.arange(8)[:, None] // 4) * 2)
+
+
+def test_the_native_lowering_is_refused(tmp_path):
+    with pytest.raises(KernelgenError, match="the lowering 'native' of an NKI kernel is not available"):
+        call(load(tmp_path, GRID, "updates"), X, lowering="native")
