@@ -2,11 +2,11 @@
 
 import math
 
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 
 import nki
-import nki.isa as nisa
-import nki.language as nl
 
 CASES = {}
 
@@ -27,7 +27,7 @@ def random(*shape, seed=0, low=-2.0, high=2.0, dtype=np.float32):
 
 X, Y, V = random(32, 24), random(32, 24, seed=1), random(32, 1, seed=2)
 B = random(32, 6, 4, seed=3)
-I = np.random.default_rng(4).integers(0, 100, (32, 24)).astype(np.int32)
+N = np.random.default_rng(4).integers(0, 100, (32, 24)).astype(np.int32)
 
 
 def tile(source):
@@ -74,7 +74,7 @@ def scalar_tensor_tensor(x, y):
     return out(r)
 
 
-@case(lambda i: ((i >> 2) & 7), I)
+@case(lambda i: (i >> 2) & 7, N)
 def tensor_scalar_bits(i):
     r = like(i)
     nisa.tensor_scalar(r, tile(i), nl.right_shift, 2, op1=nl.bitwise_and, operand1=7)
@@ -308,7 +308,7 @@ def nc_stream_shuffle(x):
     return out(r)
 
 
-@case(lambda x, i: np.take_along_axis(x, i % 24, 1), X, I)
+@case(lambda x, i: np.take_along_axis(x, i % 24, 1), X, N)
 def nc_n_gather(x, i):
     r, places = like(x), like(x, dtype=nl.uint32)
     nisa.tensor_scalar(places, tile(i), nl.mod, 24)
@@ -338,7 +338,7 @@ def _found(i):
     return r
 
 
-@case(_found, I)
+@case(_found, N)
 def nonzero_with_count(i):
     r, rest = like(i, (32, 25)), like(i)
     nisa.memset(r, 0)
@@ -378,7 +378,7 @@ def dropout(x):
     return out(gone, kept)
 
 
-@case(lambda i, x: x[i[:, 0] % 32], I, X)
+@case(lambda i, x: x[i[:, 0] % 32], N, X)
 def dma_copy_gathers_rows(i, x):
     places, r = like(i, (32, 1)), like(x)
     nisa.tensor_scalar(places, tile(i)[:, 0:1], nl.mod, 32)

@@ -1,10 +1,9 @@
 """Kernels of the generation that imports neuronxcc.nki, one per function, and what NumPy says they compute."""
 
-import numpy as np
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+import numpy as np
 from neuronxcc.nki.language import par_dim
 
 CASES = {}
@@ -27,7 +26,7 @@ def random(*shape, seed=0, low=-2.0, high=2.0, dtype=np.float32):
 X, Y, V = random(32, 24), random(32, 24, seed=1), random(32, 1, seed=2)
 P = random(32, 24, seed=5, low=0.5)
 B = random(32, 6, 4, seed=3)
-I = np.random.default_rng(4).integers(0, 100, (32, 24)).astype(np.int32)
+N = np.random.default_rng(4).integers(0, 100, (32, 24)).astype(np.int32)
 
 
 def out(*tiles):
@@ -73,14 +72,14 @@ unary("mish", lambda x: x * np.tanh(np.log1p(np.exp(x))))
 unary("gelu_apprx_tanh", lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
 unary("gelu_apprx_sigmoid", lambda x: x * _sigmoid(1.702 * x))
 unary("erf_dx", lambda x: 2 / np.sqrt(np.pi) * np.exp(-x * x))
-unary("invert", np.invert, I)
-unary("logical_not", lambda i: i == 0, I % 3)
+unary("invert", np.invert, N)
+unary("logical_not", lambda i: i == 0, N % 3)
 for name in "add subtract multiply divide maximum minimum".split():
     binary(name, getattr(np, name))
 for name in "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor".split():
-    binary(name, getattr(np, name), I % 3, I[::-1] % 3)
+    binary(name, getattr(np, name), N % 3, N[::-1] % 3)
 for name in "bitwise_and bitwise_or bitwise_xor left_shift right_shift".split():
-    binary(name, getattr(np, name), I, I[::-1] % 5)
+    binary(name, getattr(np, name), N, N[::-1] % 5)
 binary("power", np.power, P)
 binary("fmod", np.fmod, X, P)
 binary("mod", np.mod, X, P)
@@ -132,7 +131,7 @@ def load_transpose2d(x):
     return out(nl.load_transpose2d(x))
 
 
-@case(lambda x, i: np.take_along_axis(x, i % 24, 1), X, I)
+@case(lambda x, i: np.take_along_axis(x, i % 24, 1), X, N)
 def gather_flattened(x, i):
     return out(nl.gather_flattened(nl.load(x), nl.mod(nl.load(i), 24, dtype=nl.uint32)))
 
@@ -189,7 +188,7 @@ def scattered_stores(x):
     return out(both)
 
 
-@case(lambda x, i: x[i[:, 0] % 32], X, I)
+@case(lambda x, i: x[i[:, 0] % 32], X, N)
 def indirect_load(x, i):
     rows = nl.mod(nl.load(i)[:, 0], 32, dtype=nl.int32)
     return out(nl.load(x[rows, nl.arange(24)[None, :]]))
@@ -205,7 +204,6 @@ def indirect_store(x):
 
 @case(lambda x, y: x.T @ y, X, Y)
 def psum_accumulates(x, y):
-    a, b = nl.load(x), nl.load(y)
     sums = nl.zeros((24, 24), nl.float32, buffer=nl.psum)
     for k in nl.affine_range(4):
         rows = nl.ds(8 * k, 8)

@@ -49,9 +49,11 @@ def test_older(name):
 def check(generation: str, name: str) -> None:
     made, inputs, reference = cases(generation)[name]
     kernel.record_kernel(made, inputs, {})
-    expected = reference(*(a.astype(np.float64) if a.dtype == np.float32 else a for a in inputs)) if (
-        "view" not in name
-    ) else reference(*inputs)
+    expected = (
+        reference(*(a.astype(np.float64) if a.dtype == np.float32 else a for a in inputs))
+        if ("view" not in name)
+        else reference(*inputs)
+    )
     expected = expected if isinstance(expected, tuple) else (expected,)
     found = computed(generation)[name]
     assert len(found) == len(expected)

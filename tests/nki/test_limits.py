@@ -34,7 +34,9 @@ REFUSED = {
     "sbuf bytes": (lambda x: sbuf(128, 50_000), "err_sbuf_exceed_arch_limit"),
     "psum bytes": (lambda x: psum(128, 8192), "err_psum_exceed_arch_limit"),
     "psum bank": (
-        lambda x: nisa.nc_matmul(dst=psum(128, 2, 2, 256)[:, :, :, 0:128], stationary=sbuf(1, 128), moving=sbuf(1, 512)),
+        lambda x: nisa.nc_matmul(
+            dst=psum(128, 2, 2, 256)[:, :, :, 0:128], stationary=sbuf(1, 128), moving=sbuf(1, 512)
+        ),
         "err_psum_bank",
     ),
     "one dimension": (lambda x: sbuf(128), "err_tensor_rank_too_small"),
@@ -129,8 +131,6 @@ def test_refused(name):
     assert caught.value.code == code
     assert caught.value.file == __file__
     assert str(caught.value).startswith(f"{__file__}:{caught.value.line}: {code}: ")
-
-
 
 
 def test_a_result_has_to_be_in_shared_hbm():

@@ -24,7 +24,8 @@ def views(draw):
     shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=4)))
     array = np.arange(np.prod(shape)).reshape(shape)
     index = tuple(
-        draw(st.integers(0, n - 1).flatmap(lambda a: st.sampled_from([a, slice(a, None), slice(a, None, 2)]))) for n in shape
+        draw(st.integers(0, n - 1).flatmap(lambda a: st.sampled_from([a, slice(a, None), slice(a, None, 2)])))
+        for n in shape
     )
     view = array[(*index, ...)]
     if view.ndim and draw(st.booleans()):

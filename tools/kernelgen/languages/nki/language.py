@@ -32,7 +32,8 @@ class _Limits:
     """The smallest and largest number of a dtype."""
 
     def __init__(self, dtype: Any) -> None:
-        info: Any = ml_dtypes.finfo(dtype) if is_float(np.dtype(dtype)) else np.iinfo(dtype)
+        limits: Any = ml_dtypes.finfo if is_float(np.dtype(dtype)) else np.iinfo
+        info = limits(dtype)
         self.dtype = np.dtype(dtype)
         self.min = float(info.min)
         self.max = float(info.max)
