@@ -358,7 +358,6 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
         # All read before any writes.
         from kernelgen.languages.nki.program import SBUF
 
-        recorder.storages = [None] * 10**6  # type: ignore[list-item]
         held = []
         for number, (destination, source) in enumerate(copies):
             storage = Storage(-1 - number - len(result.items) * 64, source.shape, source.dtype, source.dtype, SBUF)
