@@ -29,7 +29,7 @@ CATALOG = Catalog([builtin_library()])
 def emit(spec: KernelSpec | GraphSpec) -> bytes:
     """Returns the HLO of a kernel of either kind."""
     if isinstance(spec, GraphSpec):
-        return hlo.emit_graph(spec, {op: load_function(*CATALOG.find(op)) for op in spec.ops})
+        return hlo.emit_graph(spec, {op: load_function(*CATALOG.find(op)) for op in spec.ops}).hlo
     return hlo.emit(spec, load_function(*CATALOG.find(spec.op)))
 
 

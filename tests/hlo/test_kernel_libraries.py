@@ -13,11 +13,12 @@ import kernelgen
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.emitters.library import Library, builtin_library, emitters_of
 from kernelgen.emitters.loading import load_function
 from kernelgen.emitters.scan import registration
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
 from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Plan, Request
 
@@ -377,3 +378,19 @@ def test_a_plan_has_a_kernel_in_each_language_that_is_asked_for(tmp_path: Path) 
     twice = (*catalog.kernels(relu("f32"), (), both), *catalog.kernels(relu("f32"), ("numpy",), both))
     with pytest.raises(KernelgenError, match=r"asks for the kernel relu-8-f32-\w+ in jax and in numpy"):
         Plan.merge([Request("both", twice, configs)])
+
+
+def test_a_graph_kernel_is_composed_of_emitters_in_jax_for_all_targets(tmp_path: Path) -> None:
+    tensor = TensorDesc.parse("(8,1,1,1)/f16")
+    node = LooseNode("relu", (Loose("x", 0, tensor),), tensor, {}, None, True)
+    spec = GraphSpec.make([node])
+    mine = library(tmp_path, **IN_LANGUAGES)
+    kernel = Catalog([mine]).kernel(spec)
+    assert (kernel.emitters, kernel.language, kernel.id) == ((("mine", "in_jax"),), "jax", spec.id)
+    others = [(mine, mine.file(module)) for module in ("in_nki", "in_jax", "in_numpy")]
+    assert [made.module for _, made in emitters_of(spec, others)] == ["in_jax"]
+    with pytest.raises(KernelgenError, match="composed of emitters in jax that name no targets; that of 'relu' is not"):
+        emitters_of(spec, [(mine, mine.file("in_numpy"))])
+    mine.file("in_jax").write_text(HEADER + "@emitter('relu', targets='trn2')\ndef f(x): ...\n")
+    with pytest.raises(KernelgenError, match="no emitter computes op 'relu' in jax for all targets"):
+        Catalog([Library("mine", tmp_path)]).kernel(spec)

@@ -124,7 +124,11 @@ def test_a_dense_permutation_is_not_flattened() -> None:
             lambda x: x,
             "returned float32[1, 1, 1, 4] where the result (4,1,1,1)/f16 is float16",
         ),
-        (spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"), lambda x: (x, x), "the emitter returned tuple, not one array"),
+        (
+            spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"),
+            lambda x: (x, x),
+            "the emitter returned a tuple of 2, not the result",
+        ),
         (spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"), lambda x: None, "the emitter returned NoneType, not one array"),
         (spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"), lambda x: x + "a", "TypeError: "),
         (spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"), lambda: None, "TypeError: "),

@@ -33,7 +33,7 @@ class Kernel:
         emitter: the emitter's module inside its library (`rope` for rope.py).
         library: the kernel library's name; `kernelgen` is this project's own.
         more: (library, module) of the other ops of a group. An op is computed by the first of all modules that has it.
-        language: what the emitter is written in.
+        language: what the emitter is written in; a group's are in JAX.
         targets: the targets that it is chosen for, or, in a plan, built for; empty for all, and in a plan for a language whose
             emitters know nothing of targets.
     """

@@ -79,7 +79,7 @@ def emit_batch(arguments: Arguments) -> None:
     from kernelgen.emitters.emission import unfollowed
     from kernelgen.emitters.library import emitters_of
     from kernelgen.filenames import hlo_file, notes_file
-    from kernelgen.graph_kernel import GraphSpec, spec_from_json
+    from kernelgen.graph_kernel import spec_from_json
     from kernelgen.languages import DEFAULT, built_id
 
     check_jax(arguments)
@@ -92,8 +92,7 @@ def emit_batch(arguments: Arguments) -> None:
         output = notes = folder / hlo_file(spec.id)
         try:
             emitters = emitters_of(spec, modules)
-            # A group's language is what its HLO is called by, and that is none of its emitters'.
-            language = DEFAULT if isinstance(spec, GraphSpec) else emitters[0][1].language
+            language = emitters[0][1].language  # a group's are in one
             id = built_id(spec.id, language)
             output, notes = folder / hlo_file(id), folder / notes_file(id)
             made = run_emitter(emitters, spec, timeout=_timeout(arguments), targets=tuple(arguments["target"]))

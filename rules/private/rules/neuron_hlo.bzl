@@ -4,13 +4,15 @@ load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
-def _emit(ctx, spec, emitters):
+def _emit(ctx, spec, emitters, language = "jax", targets = []):
     """Registers the action that emits one kernel.
 
     Args:
         ctx: the rule's context.
         spec: the kernel as JSON.
         emitters: (name of the library, module) of each emitter.
+        language: what they are written in.
+        targets: the targets that the kernel is for, where its language asks.
 
     Returns:
         the rule's providers.
@@ -29,9 +31,9 @@ def _emit(ctx, spec, emitters):
     # A worker that is not sandboxed sees every file: what is not declared is refused, as it would not be there in a sandbox.
     args.add("--undeclared=refuse")
     args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
-    args.add_all(ctx.attr.targets, format_each = "--target=%s")
+    args.add_all(targets, format_each = "--target=%s")
     outputs = [hlo]
-    if ctx.attr.language != "jax":
+    if language != "jax":
         notes = ctx.actions.declare_file(kernel + ".notes.json")
         outputs.append(notes)
         args.add(notes, format = "--notes=%s")
@@ -58,7 +60,7 @@ def _neuron_hlo_impl(ctx):
         "output": ctx.attr.output,
         "params": ctx.attr.params,
     })
-    return _emit(ctx, spec, [(ctx.attr.library, ctx.file.emitter)])
+    return _emit(ctx, spec, [(ctx.attr.library, ctx.file.emitter)], ctx.attr.language, ctx.attr.targets)
 
 def _neuron_graph_hlo_impl(ctx):
     modules = [(library, target[DefaultInfo].files.to_list()) for target, library in ctx.attr.emitters.items()]

@@ -19,7 +19,7 @@ from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.filenames import hlo_file, notes_file
-from kernelgen.graph_kernel import Spec, spec_from_json
+from kernelgen.graph_kernel import GraphSpec, Spec, spec_from_json, spec_ops
 from kernelgen.plan import Kernel, Plan
 
 
@@ -118,18 +118,15 @@ def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagn
 
 def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
     from kernelgen.emitters.loading import load_functions
-    from kernelgen.graph_kernel import GraphSpec
     from kernelgen.hlo import stages
     from kernelgen.hlo.graph import lower_graph
     from kernelgen.hlo.lower import lower
 
-    emitters = catalog.emitters(kernel)
     path = output / f"{kernel.id}.{stage}.txt"
     with contextlib.redirect_stdout(sys.stderr):
-        functions = load_functions(emitters)
+        functions = load_functions(catalog.emitters(kernel))
         if isinstance(kernel.spec, GraphSpec):
-            ops = (registration.op for _, registration in emitters)
-            lowered = lower_graph(kernel.spec, dict(zip(ops, functions, strict=True)))
+            lowered = lower_graph(kernel.spec, dict(zip(spec_ops(kernel.spec), functions, strict=True)))
         else:
             lowered = lower(kernel.spec, functions[0], kernel.language, kernel.targets)
         text = stages.text(lowered, stage)

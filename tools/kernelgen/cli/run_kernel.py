@@ -15,7 +15,7 @@ import click
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, KernelgenError
-from kernelgen.kernel import KernelSpec
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.languages import LANGUAGES
 
 if TYPE_CHECKING:
@@ -142,14 +142,14 @@ def _of_manifest(
     if not manifests:
         raise click.UsageError(f"give the --manifest that names '{kernel}', or a FILE:FUNCTION")
     plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
-    found = {k.spec.id: k for k in plan.kernels if kernel in (k.id, k.spec.id, getattr(k.spec, "op", None))}
+    found = {k.spec.id: k for k in plan.kernels if kernel in (k.id, k.spec.id, k.spec.op)}
     if len(found) != 1:
         names = f"names {len(found)} kernels: {', '.join(sorted(found)[:8])}"
         none = "is no kernel of the manifest; `kernelgen plan` prints their ids"
         raise KernelgenError(f"'{kernel}' {names if found else none}")
     (chosen,) = found.values()
-    if not isinstance(chosen.spec, KernelSpec):
-        raise KernelgenError(f"'{kernel}' is a graph kernel, which is not run alone")
+    if isinstance(chosen.spec, GraphSpec):
+        raise KernelgenError(f"'{kernel}' is a graph kernel: `kernelgen run` runs kernels of one op")
     return _emitted(chosen.spec, catalog, language or chosen.language, targets)
 
 

@@ -15,7 +15,7 @@ from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import Op, Param
-from kernelgen.graph_kernel import Spec, spec_ops
+from kernelgen.graph_kernel import GraphSpec, Spec, spec_ops
 from kernelgen.kernel import KernelSpec
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel
@@ -130,12 +130,30 @@ class Catalog:
         Raises:
             KernelgenError: nothing does.
         """
+        if not isinstance(spec, GraphSpec):
+            library, chosen = self.find(spec.op)
+            return Kernel(spec, chosen.module, library.name, language=chosen.language)
         order = {library.name: i for i, library in enumerate(self.libraries)}
-        found = [self.find(op) for op in spec_ops(spec)]
-        chosen = {(library.name, made.module) for library, made in found}
-        (library, module), *more = sorted(chosen, key=lambda one: (order[one[0]], one[1]))
-        language = found[0][1].language if isinstance(spec, KernelSpec) else DEFAULT
-        return Kernel(spec, module, library, tuple(more), language)
+        found = {(library.name, made.module) for library, made in map(self._of_group, spec_ops(spec))}
+        (name, module), *more = sorted(found, key=lambda one: (order[one[0]], one[1]))
+        return Kernel(spec, module, name, tuple(more))
+
+    def _of_group(self, op: str) -> tuple[Library, Registration]:
+        """Returns what computes an op inside a graph kernel.
+
+        Raises:
+            KernelgenError: nothing does.
+        """
+        for library, made in self._all.get(op, ()):
+            if made.in_groups:
+                return library, made
+        self.find(op)
+        raise KernelgenError(
+            Diagnostic(
+                f"no emitter computes op '{op}' in {DEFAULT} for all targets",
+                hint=f"a graph kernel is composed of emitters in {DEFAULT} that name no targets",
+            )
+        )
 
     def emitters(self, kernel: Kernel) -> list[tuple[Library, Registration]]:
         """Returns the library and the registration of each op of a plan's kernel, in the order of `spec_ops`.

@@ -69,7 +69,7 @@ def emit(
             known = [path for library in libraries for path in reads(library).files if _is_in(path, allowed)]
         with limited(timeout):
             functions = load_functions(emitters, known)
-            made = _emitted(spec, emitters, functions, targets)
+            made = _hlo(spec, emitters, functions, targets)
     except TookTooLong as error:
         place = Location(str(emitters[0][1].file), emitters[0][1].line, 1)
         raise KernelgenError(Diagnostic(f"kernel {spec.id}: {error}", place, HINT), exit_code=EXIT_FAILED) from None
@@ -91,7 +91,7 @@ def emit(
     return Emission(made.hlo, files, made.notes, tuple(item for one in found for item in one.unknown.items()))
 
 
-def _emitted(
+def _hlo(
     spec: Spec,
     emitters: Sequence[tuple[Library, Registration]],
     functions: Sequence[Callable[..., Any]],
@@ -102,7 +102,7 @@ def _emitted(
         with foreign.running(reads(library)):
             return hlo.emit_in(registration.language, spec, functions[0], targets)
     found = {r.op: _noted(library, function) for (library, r), function in zip(emitters, functions, strict=True)}
-    return hlo.Emitted(hlo.emit_graph(spec, found), {})
+    return hlo.emit_graph(spec, found)
 
 
 def _noted(library: Library, function: Callable[..., Any]) -> Callable[..., Any]:

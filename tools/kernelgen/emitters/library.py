@@ -13,7 +13,7 @@ from pathlib import Path
 from kernelgen.emitters import scan
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError, Location
-from kernelgen.graph_kernel import Spec, spec_ops
+from kernelgen.graph_kernel import GraphSpec, Spec, spec_ops
 from kernelgen.languages import DEFAULT
 
 BUILTIN = "kernelgen"
@@ -120,9 +120,19 @@ def emitters_of(spec: Spec, modules: Sequence[tuple[Library, Path]]) -> list[tup
     Raises:
         KernelgenError: no module has an op, or one is wrong.
     """
+    group = isinstance(spec, GraphSpec)
     found = []
     for op in spec_ops(spec):
-        having = [(library, file) for library, file in modules if any(r.op == op for r in scan.scan(file)[0])]
+        having = [
+            (library, file)
+            for library, file in modules
+            if any(r.op == op and (r.in_groups or not group) for r in scan.scan(file)[0])
+        ]
         library, file = (having or modules)[0]
-        found.append((library, scan.registration(file, op)))
+        registration = scan.registration(file, op)
+        if group and not registration.in_groups:
+            where = Location(str(file), registration.line, 1)
+            message = f"kernel {spec.id}: a graph kernel is composed of emitters in {DEFAULT} that name no targets"
+            raise KernelgenError(Diagnostic(f"{message}; that of '{op}' is not", where))
+        found.append((library, registration))
     return found

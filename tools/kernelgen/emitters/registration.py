@@ -59,6 +59,11 @@ class Registration:
     language: str = DEFAULT
     targets: tuple[str, ...] = ()
 
+    @property
+    def in_groups(self) -> bool:
+        """Whether graph kernels are composed of it: it is in JAX, and the same for all targets."""
+        return self.language == DEFAULT and not self.targets
+
     def is_for(self, target: str) -> bool:
         """Returns whether it computes the op on a target."""
         return not self.targets or target in self.targets

@@ -50,12 +50,11 @@ def emit_in(language: str, spec: KernelSpec, function: Callable[..., Any], targe
     # Imported here: other steps read HLO, and must not be redone when lowering changes.
     from kernelgen.hlo.lower import lower, place
 
-    lowered = lower(spec, function, language, targets)
-    return Emitted(_canonical(spec.id, lowered, place(function)), lowered.notes)
+    return _canonical(spec.id, lower(spec, function, language, targets), place(function))
 
 
-def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> bytes:
-    """Returns the canonical serialized `HloModuleProto` of a graph kernel.
+def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> Emitted:
+    """Returns the canonical HLO of a graph kernel, and what is noted beside it; its emitters are in JAX.
 
     Args:
         spec: the kernel.
@@ -69,7 +68,7 @@ def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> 
     return _canonical(spec.id, lower_graph(spec, functions), None)
 
 
-def _canonical(id: str, lowered: Lowered, place: Location | None) -> bytes:
+def _canonical(id: str, lowered: Lowered, place: Location | None) -> Emitted:
     from kernelgen.errors import Diagnostic, KernelgenError
     from kernelgen.hlo.canonicalize import canonicalize
     from kernelgen.hlo.lint import errors, lint
@@ -78,4 +77,4 @@ def _canonical(id: str, lowered: Lowered, place: Location | None) -> bytes:
     findings = errors(lint(hlo))
     if findings:
         raise KernelgenError([Diagnostic(f"kernel {id}: {f}", place, f.hint) for f in findings], exit_code=1)
-    return hlo
+    return Emitted(hlo, lowered.notes)

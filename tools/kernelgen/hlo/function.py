@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelgen import languages
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, described
-from kernelgen.hlo.lower import Lowered, place, traced
+from kernelgen.hlo.lower import Lowered, place, traced_hlo
 from kernelgen.languages.emitting import add_notes, emitting
 from kernelgen.languages.protocol import Call
 
@@ -90,13 +90,13 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
 
     try:
         with emitting(launch.targets) as noted:
-            hlo, operations = traced(kernel, launch.inputs)
+            hlo, traced = traced_hlo(kernel, launch.inputs)
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too: a kernel is anybody's code
         raise failure(described(error), error) from error
     inputs = tuple(f"input{i}" for i in range(len(launch.inputs)))
-    return Lowered(hlo, inputs, tuple(names), aliases, noted.notes, operations)
+    return Lowered(hlo, inputs, tuple(names), aliases, noted.notes, traced)
 
 
 def _check(results: Sequence[Any], outputs: Sequence[Array], failure: Callable[[str], KernelgenError]) -> None:

@@ -15,8 +15,9 @@ from kernelgen.errors import Diagnostic, KernelgenError, described
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.graph_kernel import GraphSpec, Operand, Place
-from kernelgen.hlo.lower import Lowered, call, traced
+from kernelgen.hlo.lower import Lowered, call, traced_hlo
 from kernelgen.hlo.storage import Storage, storage, update, view
+from kernelgen.languages.emitting import emitting
 
 MAX_ELEMENTS = 2**31
 """Elements of a slot of which a part is used: positions in it are 32-bit integers."""
@@ -68,7 +69,8 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
         return tuple(made) if len(made) > 1 else made[0]
 
     try:
-        hlo, operations = traced(kernel, [(slot.shape, slot.dtype) for slot in slots])
+        with emitting(()) as noted:
+            hlo, traced = traced_hlo(kernel, [(slot.shape, slot.dtype) for slot in slots])
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -78,7 +80,8 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
         tuple(f"input{i}" for i in range(len(slots))),
         (*(f"output{k}" for k in range(len(results))), *(f"input{i}.updated" for i in written)),
         {len(results) + n: i for n, i in enumerate(written)},
-        traced=operations,
+        noted.notes,
+        traced,
     )
 
 

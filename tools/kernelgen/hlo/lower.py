@@ -81,7 +81,7 @@ def lower(
 
     try:
         with emitting(targets) as noted:
-            hlo, operations = traced(kernel, [(s.shape, s.dtype) for _, s in present])
+            hlo, traced = traced_hlo(kernel, [(s.shape, s.dtype) for _, s in present])
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -93,26 +93,26 @@ def lower(
         ("output0", *(f"input{i}.updated" for i in spec.updates)),
         {n: numbers[i] for n, (i, _) in enumerate(stored) if i is not None},
         noted.notes,
-        operations,
+        traced,
     )
 
 
-def traced(kernel: Callable[..., Any], parameters: Sequence[tuple[tuple[int, ...], str]]) -> tuple[bytes, Any]:
-    """Returns the serialized `HloModuleProto` of a function of arrays, as XLA writes it, and what JAX traced.
+def traced_hlo(kernel: Callable[..., Any], arguments: Sequence[tuple[tuple[int, ...], str]]) -> tuple[bytes, Any]:
+    """Returns a JAX function's serialized `HloModuleProto` as XLA writes it, and what JAX traced.
 
     Args:
         kernel: the function.
-        parameters: (shape, NumPy dtype name) of each array.
+        arguments: shape and dtype name of each of its arguments.
     """
     global _lowered
     jax = import_jax()
-    avals = [jax.ShapeDtypeStruct(shape, _dtype(dtype)) for shape, dtype in parameters]
+    avals = [jax.ShapeDtypeStruct(shape, _dtype(dtype)) for shape, dtype in arguments]
     try:
         # The process's own settings must not leak into the kernel's bytes.
         with jax.enable_x64(False), jax.default_matmul_precision(None), jax.numpy_dtype_promotion("standard"):
-            made = jax.jit(kernel, keep_unused=True).trace(*avals)
-            hlo = made.lower(lowering_platforms=("cpu",)).compiler_ir("hlo").as_serialized_hlo_module_proto()
-            return hlo, made.jaxpr
+            traced = jax.jit(kernel, keep_unused=True).trace(*avals)
+            hlo = traced.lower(lowering_platforms=("cpu",)).compiler_ir("hlo").as_serialized_hlo_module_proto()
+            return hlo, traced.jaxpr
     finally:
         _lowered += 1
         if _lowered % CLEAR_EVERY == 0:
@@ -132,7 +132,7 @@ def call(
         spec: the kernel.
         function: its emitter.
         views: the logical array of each input, shape `Storage.view_shape`; None for one that is absent.
-        language: what it is written in.
+        language: what the emitter is written in.
         targets: the targets that the kernel is for.
 
     Raises:
@@ -148,8 +148,8 @@ def call(
     ]
     keywords = _keywords(spec, function)
     updated = _updated(spec, function)
+    called_as = languages.get(DEFAULT if language in languages.EMITTERS_IN_JAX else language)
     try:
-        called_as = languages.get(DEFAULT if language in languages.EMITTERS_IN_JAX else language)
         returned = called_as.call(function, Call(tuple(given), keywords, targets=targets))
     except (KernelgenError, KeyboardInterrupt):
         raise

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import did_you_mean
+from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.ggml.ops import Op
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.languages import DEFAULT
 from kernelgen.manifest import kernels
 from kernelgen.manifest.document import Node, short
-from kernelgen.manifest.kernels import KernelEntry, explain_tensor
+from kernelgen.manifest.kernels import Choice, KernelEntry, explain_tensor
 from kernelgen.manifest.schema import Report
-from kernelgen.manifest.sizes import NO_SIZES, Sizes
+from kernelgen.manifest.sizes import Sizes
 from kernelgen.manifest.template import Value
 from kernelgen.plan import Kernel
 
@@ -23,7 +24,7 @@ _NAME = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)")
 _REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([^()\s]*)\s*)?(\(.*)?", re.DOTALL)
 
 
-def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES) -> list[Kernel]:
+def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> list[Kernel]:
     """Returns the graph kernels of one entry and, unless it says `fallback: false`, the op kernels of their nodes.
 
     Mistakes go to `report`, and an entry with one gives no kernel.
@@ -33,8 +34,9 @@ def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZE
         catalog: what can be computed, and by which emitter.
         report: where mistakes are noted; nodes in `report.wrong` are not looked at.
         sizes: the variables that it shares with the other entries.
+        choice: what else decides which emitters compute them.
     """
-    return _GraphEntry(entry, catalog, report, sizes).expand_graph()
+    return _GraphEntry(entry, catalog, report, sizes, choice).expand_graph()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class _Member(KernelEntry):
     """A node of a group: its op, parameters and number of inputs are those of a kernel's entry."""
 
     def __init__(self, graph: _GraphEntry, node: Node) -> None:
-        super().__init__(node, graph.catalog, graph.report, graph.sizes)
+        super().__init__(node, graph.catalog, graph.report, graph.sizes, graph.choice)
         self.graph = graph
         self.templates = graph.templates
 
@@ -68,8 +70,8 @@ class _Member(KernelEntry):
 
 
 class _GraphEntry(KernelEntry):
-    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes) -> None:
-        super().__init__(entry, catalog, report, sizes)
+    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
+        super().__init__(entry, catalog, report, sizes, choice)
         self.members: list[_Member] = []
         self.names: dict[str, Node] = {}
 
@@ -89,10 +91,28 @@ class _GraphEntry(KernelEntry):
         for values in self._combinations():
             spec = self._group(values)
             if spec is not None:
-                found.append(self.catalog.kernel(spec))
+                found += self._of_group(spec)
                 if fallback is None or fallback.value:
-                    found += map(self.catalog.kernel, dict.fromkeys(node.kernel for node in spec.nodes))
+                    found += [k for one in dict.fromkeys(node.kernel for node in spec.nodes) for k in self._chosen(one)]
         return list(dict.fromkeys(found)) if self.good else []
+
+    def _of_group(self, spec: GraphSpec) -> list[Kernel]:
+        """Returns the kernel of a group with its emitters, which are in JAX."""
+        languages = self._asked_languages()
+        if languages is None:
+            return []
+        if languages and DEFAULT not in languages:
+            hint = f"add {DEFAULT} to languages"
+            self.fail(
+                self.entry, f"a graph kernel is composed of emitters in {DEFAULT}, which `languages` leaves out", hint
+            )
+            return []
+        try:
+            return [self.catalog.kernel(spec)]
+        except KernelgenError as error:
+            (found,) = error.diagnostics
+            self.fail(self.entry, found.message, found.hint)
+            return []
 
     def _texts(self) -> Iterator[Node]:
         for item in self._need("inputs").value.values():

@@ -70,12 +70,12 @@ def expand(
 class KernelEntry:
     """An entry while it is read."""
 
-    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice = Choice()) -> None:
+    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
         self.entry = entry
         self.catalog = catalog
         self.report = report
         self.sizes = sizes
-        self.targets = choice.targets
+        self.choice = choice
         self.languages = entry.get("languages") or choice.languages if entry.kind == "map" else None
         self.good = id(entry) not in report.wrong
         self.op: Op | None = None
@@ -145,13 +145,19 @@ class KernelEntry:
                         f"write ${{{short(name)}}} in a shape or parameter, or remove it",
                     )
 
+    def _asked_languages(self) -> list[str] | None:
+        """Returns the languages that are asked for, none for no wish; None when they have a mistake."""
+        if self.languages is None:
+            return []
+        return [node.text for node in self.languages.value] if self.usable(self.languages) else None
+
     def _chosen(self, spec: KernelSpec) -> list[Kernel]:
         """Returns the kernel with its emitter, several times when targets have emitters of their own."""
-        if self.languages is not None and not self.usable(self.languages):
+        languages = self._asked_languages()
+        if languages is None:
             return []
-        languages = [node.text for node in self.languages.value] if self.languages is not None else []
         try:
-            return self.catalog.kernels(spec, languages, self.targets)
+            return self.catalog.kernels(spec, languages, self.choice.targets)
         except KernelgenError as error:
             (found,) = error.diagnostics
             own = self.entry.get("languages")

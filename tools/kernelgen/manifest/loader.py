@@ -95,7 +95,7 @@ def _entries(root: Node, catalog: Catalog, report: Report, choice: kernels.Choic
     named: dict[str, kernels.Named] = {}
     shared = sizes.read(root, report)
     for entry in _items(root, "graphs"):
-        found += graphs.expand(entry, catalog, report, shared)
+        found += graphs.expand(entry, catalog, report, shared, choice)
         if len(found) > kernels.MAX_KERNELS:
             report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")
             break
