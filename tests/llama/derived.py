@@ -110,7 +110,7 @@ def save(programs: harness.Programs, pattern: str, folder: Path) -> list[tuple[s
 def compare(programs: harness.Programs, name: str, model: Path, folder: Path) -> Compared:
     """Derives a model's manifest, runs the model, and compares."""
     said, output = io.StringIO(), folder / "derived.yaml"
-    arguments = ["model", model, "-o", output, "--n-ctx", N_CTX, "--n-ubatch", PROMPT]
+    arguments = ["model", model, "-o", output, "--n-ctx", N_CTX, "--n-ubatch", PROMPT, "--flash-attn", "both"]
     arguments += [
         "--n-tokens",
         ",".join(map(str, N_TOKENS)),
