@@ -20,7 +20,7 @@ from kernelgen.hlo.lint import errors, lint
 from kernelgen.neff import tensors_of
 from kernelgen.targets import TARGETS
 
-from . import groups
+from . import group_kernels as groups
 
 VECTORS = {
     vector["about"]: GraphSpec.from_json(vector["spec"])

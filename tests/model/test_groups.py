@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import group_kernels as one_kernel
 import headers
 import pytest
 
-import groups as one_kernel
 from conftest import run_model
 from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
