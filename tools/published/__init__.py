@@ -275,8 +275,9 @@ def manifest_name(model: str, ftype: str) -> str:
 
 _FEWER_TARGETS = tuple(part for target in ("trn1", "inf2", "trn2") for part in ("--target", target))
 
-# With flash attention and without it.
-_BOTH = ("--n-ctx", "4096", "--n-tokens", "1,512", "--flash-attn", "both")
+# With flash attention and without it, and each length of the cache by itself.
+_LENGTHS = ",".join(map(str, range(256, 4097, 256)))
+_BOTH = ("--n-ctx", "4096", "--n-tokens", "1,512", "--n-kv", _LENGTHS, "--flash-attn", "both")
 
 MANIFESTS = (
     # What README.md builds first.
