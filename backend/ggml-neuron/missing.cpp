@@ -1,5 +1,6 @@
 #include "missing.h"
 
+#include "../bundle/src/key.h"
 #include "log.h"
 #include "record.h"
 
@@ -85,6 +86,7 @@ static void canonicalize(neuron_signature & s) {
 
 std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & kernels) {
     neuron_signature wanted = neuron_signature_of(op);
+    wanted.op_hash          = nk::hash_op(wanted.op);
     canonicalize(wanted);
     std::string              nearest;
     std::vector<std::string> how;
@@ -121,14 +123,16 @@ void neuron_missing_ops::add(const ggml_tensor * op) {
 
 // Returns the lines about one op.
 static std::string lines_of(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
-    const char *      reason  = nullptr;
-    const std::string line    = neuron_manifest_line(op, &reason);
-    const std::string nearest = neuron_nearest(op, kernels);
+    const char *      reason    = nullptr;
+    const std::string line      = neuron_manifest_line(op, &reason);
+    const std::string nearest   = neuron_nearest(op, kernels);
+    neuron_signature  signature = neuron_signature_of(op);
+    signature.op_hash           = nk::hash_op(signature.op);
     const std::string whole =
         !kernels.serve_in_chain(op).empty()
             ? "they compute all nodes of attention together, and here one of them has no kernel, or "
               "others read its result"
-            : neuron_why_not_cut(neuron_signature_of(op));
+            : neuron_why_not_cut(signature);
     const std::string start = "ggml-neuron:     ";
     std::string       text  = "ggml-neuron: no kernel for " + neuron_describe(op) + ": the CPU computes it, " +
                               std::to_string(count) + (count == 1 ? " node" : " nodes") + " of this graph\n";

@@ -73,6 +73,6 @@ def test_each_layer_is_one_launch(programs: Programs, model: Path) -> None:
     assert all(row["status"] == "ok" and row["unfused"] == "0" and float(row["nmse"]) <= 1e-6 for row in rows), said
     assert result.returncode == 0, said
     # the layers and the head, in each of two modes
-    assert sum(expected.values()) == 2 * (random_llama.N_LAYER + 1)
+    assert sum(expected.values()) == 2 * (random_llama.Size().n_layer + 1)
     assert "ops were in no group" not in said
     assert "0 ops ran on the CPU in a NeuronCore's stead" in said
