@@ -67,7 +67,7 @@ WAYS = (
 @dataclass(frozen=True)
 class Ran:
     """What a run came to: milliseconds of the fastest prompt; the device's splits of the graph with most of them, and its nodes
-    on the CPU for want of a kernel.
+    on the CPU because no kernel computes them.
     """
 
     ms: float
@@ -149,7 +149,7 @@ def measure(programs: harness.Programs, *, quick: bool) -> Iterator[figures.Figu
     )
     for way, limit in ((few, figures.Limit("value", at_most=0)), (fallback, None)):
         yield figures.Figure(
-            f"nodes on the CPU for want of a kernel: {way.name} ({kernels[way]} kernels)",
+            f"nodes on the CPU because no kernel computes them: {way.name} ({kernels[way]} kernels)",
             ran[way][0].lacking,
             "nodes",
             peer=figures.Peer(f"{exact.name} ({kernels[exact]} kernels)", ran[exact][0].lacking),

@@ -175,9 +175,9 @@ std::string neuron_census::summary() {
     return std::to_string(worst.device) + " of the " + std::to_string(worst.ops) +
            " ops of a graph ran on the device, in " + std::to_string(worst.splits) +
            (worst.splits == 1 ? " split, " : " splits, ") + std::to_string(worst.lacking) +
-           " on the CPU for want of a kernel" + (elsewhere ? ", " + std::to_string(elsewhere) + " elsewhere" : "") +
-           "; " + std::to_string(n_lacking) + " of " + std::to_string(n_graphs) +
-           " graphs lacked kernels: " + first_of(worst.reasons);
+           " on the CPU because no kernel computes them" +
+           (elsewhere ? ", " + std::to_string(elsewhere) + " elsewhere" : "") + "; " + std::to_string(n_lacking) +
+           " of " + std::to_string(n_graphs) + " graphs lacked kernels: " + first_of(worst.reasons);
 }
 
 //

@@ -85,7 +85,7 @@ static struct ggml_backend_neuron_counts {
             NEURON_LOG("%llu ops ran on %s%s%s\n", (unsigned long long) total, where, total ? ":" : "", ops.c_str());
         };
         print("NeuronCores", device);
-        print("the CPU in a NeuronCore's stead", cpu);
+        print("the CPU instead of a NeuronCore", cpu);
         print_groups();
         if (pieces) {
             NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",

@@ -139,7 +139,7 @@ static std::string lines_of(const ggml_tensor * op, size_t count, const neuron_k
     if (!whole.empty()) {
         text += start + "kernels for other numbers of tokens can't: " + whole + "\n";
     }
-    text += start + (nearest.empty() ? "there is no kernel of this op" : "nearest is " + nearest) + "\n";
+    text += start + (nearest.empty() ? "no bundle has a kernel of this op" : "nearest is " + nearest) + "\n";
     if (!reason) {
         text += start + "a manifest's kernels would have it by this line: " + line + "\n";
     }

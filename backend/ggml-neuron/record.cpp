@@ -228,7 +228,7 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
     return nullptr;
 }
 
-// How often a kernel was asked for, and how often a node that wanted it was computed by the CPU in its stead.
+// How often a kernel was asked for, and how often the CPU computed a node that needs it.
 struct counts {
     uint64_t asked    = 0;
     uint64_t executed = 0;

@@ -15,10 +15,9 @@
 #include "ggml-impl.h"
 #include "ggml.h"
 #include "nrt_api.h"
-#include "tests/pack_builder.h"
+#include "scratch_pack.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -76,8 +75,8 @@ static test::kernel group_of_ops() {
     return key.done();
 }
 
-// A pack with the four ops that the graph has, among others that differ in their shapes, and with the group.
-static void write_pack(const std::string & path) {
+// The four ops that the graph has, among others that differ in their shapes, and the group.
+static std::vector<test::kernel> pack_contents() {
     std::vector<test::kernel> kernels = { group_of_ops() };
     for (size_t i = 0; i < N_KERNELS; i++) {
         const int64_t rows = 1 + (int64_t) (i / 4);
@@ -87,8 +86,7 @@ static void write_pack(const std::string & path) {
             test::dense(GGML_TYPE_F32, NE, rows)
         });
     }
-    const std::string bytes = test::make_pack(kernels).bytes();
-    std::ofstream(path, std::ios::binary).write(bytes.data(), (std::streamsize) bytes.size());
+    return kernels;
 }
 
 // What one call of nrt_execute takes, called as the backend does.
@@ -312,17 +310,11 @@ int main(int argc, char ** argv) {
         write_text(json, "w", "{\"figures\": [\n");
         setenv("DISPATCH_FIGURES", json.c_str(), 1);
     }
-    char folder[] = "/tmp/dispatch-XXXXXX";
-    if (!mkdtemp(folder)) {
-        perror("dispatch");
-        return 1;
-    }
-    const std::string pack = std::string(folder) + "/dispatch.kernels.gguf";
-    write_pack(pack);
-    const std::string bytes   = std::to_string(NE * sizeof(float));
-    const std::string tensors = "input0=" + bytes + ",input1=" + bytes + ",output0=" + bytes;
+    const scratch_pack pack(pack_contents());
+    const std::string  bytes   = std::to_string(NE * sizeof(float));
+    const std::string  tensors = "input0=" + bytes + ",input1=" + bytes + ",output0=" + bytes;
     setenv("GGML_NEURON_LIBNRT", argv[2], 1);
-    setenv("GGML_NEURON_KERNEL_DIR", pack.c_str(), 1);
+    setenv("GGML_NEURON_KERNEL_DIR", pack.path().c_str(), 1);
     setenv("NOOP_NRT_TENSORS", tensors.c_str(), 1);
     int result = 0;
     for (const std::string what : { "device", "host", "groups" }) {
@@ -330,8 +322,6 @@ int main(int argc, char ** argv) {
         const std::string command = std::string("'") + argv[0] + "' '" + argv[1] + "' '" + argv[2] + "' " + what;
         result |= system(command.c_str()) != 0;
     }
-    unlink(pack.c_str());
-    rmdir(folder);
     if (!json.empty()) {
         write_text(json, "a", "\n]}\n");
     }

@@ -10,9 +10,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "kernels.h"
-#include "tests/pack_builder.h"
-
-#include <unistd.h>
+#include "scratch_pack.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -109,11 +107,6 @@ static test::kernel kernel_of(const ggml_tensor * node) {
     return k;
 }
 
-static void write_pack(const std::string & path, const std::vector<test::kernel> & kernels) {
-    const std::string bytes = test::make_pack(kernels).bytes();
-    std::ofstream(path, std::ios::binary).write(bytes.data(), (std::streamsize) bytes.size());
-}
-
 // CPU time of this thread: others on the machine add less to it.
 static double now_ns() {
     timespec now;
@@ -191,22 +184,14 @@ int main(int argc, char ** argv) {
         }
     }
 
-    char folder[] = "/tmp/pieces-XXXXXX";
-    if (!mkdtemp(folder)) {
-        perror("pieces");
-        return 1;
-    }
-    const std::string pack = std::string(folder) + "/pieces.kernels.gguf";
-    write_pack(pack, kernels);
-    setenv("GGML_NEURON_KERNEL_DIR", pack.c_str(), 1);
+    const scratch_pack pack(kernels);
+    setenv("GGML_NEURON_KERNEL_DIR", pack.path().c_str(), 1);
     unsetenv("GGML_NEURON_EXACT");
     neuron_nrt nrt;
     nrt.simulator = true;
     nrt.target    = "trn1";
     neuron_kernel_store store;
     store.open(nrt, {});
-    unlink(pack.c_str());
-    rmdir(folder);
     if (store.n_kernels() != kernels.size()) {
         fprintf(stderr, "pieces: the bundle was not opened\n");
         return 1;

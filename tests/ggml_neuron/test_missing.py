@@ -16,7 +16,7 @@ from kernelgen.manifest.coverage import GraphOp
 SAID = re.compile(
     r"^ggml-neuron: no kernel for (?P<op>\w+) of (?P<inputs>.*): the CPU computes it, (?P<count>\d+) nodes? of this graph\n"
     r"(?:ggml-neuron:     kernels for other numbers of tokens can't: (?P<whole>.*)\n)?"
-    r"ggml-neuron:     (?:there is no kernel of this op|nearest is (?P<nearest>\S+): (?P<how>.*))\n"
+    r"ggml-neuron:     (?:no bundle has a kernel of this op|nearest is (?P<nearest>\S+): (?P<how>.*))\n"
     r"(?:ggml-neuron:     a manifest's kernels would have it by this line: (?P<line>- .*)\n)?",
     re.MULTILINE,
 )
@@ -35,7 +35,7 @@ def mended(log: str, folder: Path) -> Path:
 def test_ops_without_a_kernel_are_said_with_what_mends_them(
     run: Run, kernels: Path, tmp_path: Path, buffers: str
 ) -> None:
-    """Those that the scheduler gave to the CPU, and the one that the CPU computes in the device's stead."""
+    """Those that the scheduler gave to the CPU, and the one that the CPU computes though its memory is the device's."""
     result = run("shared-out", "shared-out", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
     first, second = SAID.finditer(result.log)
     assert (first["op"], first["inputs"], first["count"], first["how"]) == ("sigmoid", "(64,4,1,1)/f32", "2", None)

@@ -102,7 +102,7 @@ def test_derive_build_and_run(programs: Programs, exporter: Path, tmp_path: Path
     assert re.search(r"\d+ built .* 0 failed", build)
     assert re.search(r"\bpp512 \|", run) and re.search(r"\btg512 \|", run)
     assert re.search(r"[1-9]\d* ops ran on NeuronCores", run)
-    assert "ggml-neuron: 0 ops ran on the CPU in a NeuronCore's stead" in run, run[-3000:]
+    assert "ggml-neuron: 0 ops ran on the CPU instead of a NeuronCore" in run, run[-3000:]
     assert list((tmp_path / "cache").rglob("simulator/*/*.xla"))
 
 

@@ -225,7 +225,7 @@ def run(
     """Makes the calls that scripts say, each in a thread when there are several; returns what became of them, and the log.
 
     Raises:
-        RuntimeError: the program failed, or an op ran on the CPU in the device's stead.
+        RuntimeError: the program failed, or the CPU computed an op that is the device's.
     """
     text = folder / "text"
     text.write_text(TEXT)
@@ -482,7 +482,7 @@ class Sweep:
         """Makes calls with the few kernels.
 
         Raises:
-            RuntimeError: an op ran on the CPU in the device's stead.
+            RuntimeError: the CPU computed an op that is the device's.
         """
         environment = self.environment | variables
         calls, log = run(self.programs, self.file, self.folder, scripts, environment, say=say)

@@ -46,7 +46,9 @@ N_CTX = 256
 
 PAGE = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "default-kernels.md"
 
-_LACKING = re.compile(r"of the (?P<ops>\d+) ops of a graph ran .*?, (?P<lacking>\d+) on the CPU for want of a kernel")
+_LACKING = re.compile(
+    r"of the (?P<ops>\d+) ops of a graph ran .*?, (?P<lacking>\d+) on the CPU because no kernel computes them"
+)
 _LAUNCHED = re.compile(r"other numbers of tokens were launched (\d+) times, with (\d+) rows of padding")
 
 
@@ -59,7 +61,7 @@ class Model:
         kernels: that were derived.
         launches: of kernels for other numbers of tokens than a node has.
         ops: of the graph that lacks the most kernels; 0 when none lacks any.
-        lacking: of these, those that the CPU computed for want of a kernel.
+        lacking: of these, those that the CPU computed because no kernel does.
         reasons: why, with the number of different nodes.
         failure: what went wrong beside the rows.
         seconds: how long it took.
@@ -207,22 +209,7 @@ def run_all(
     say: harness.Say = print,
 ) -> dict[str, Model]:
     """Does architectures side by side, and returns what became of each; the arguments are those of `models.run_all`."""
-    found: dict[str, Model] = {}
-
-    def done(name: str, answer: dict[str, Any]) -> None:
-        found[name] = Model.from_json(answer)
-        say(f"{len(found)}/{len(names)} {line(name, found[name])}")
-
-    lane.share_out(
-        Path(__file__),
-        {"work": str(work)},
-        programs,
-        names,
-        jobs or len(os.sched_getaffinity(0)),
-        stage=lambda name, stage, count: None,
-        done=done,
-    )
-    return {name: found[name] for name in names}
+    return lane.answers(Path(__file__), {"work": str(work)}, programs, names, jobs, Model.from_json, line, say)
 
 
 def line(name: str, model: Model) -> str:
@@ -258,7 +245,7 @@ Which architectures of llama.cpp's `test-llama-archs` run wholly on the device w
     ./bazelw run //tests/llama:default_kernels -- --write-page
 
 Of {all} architectures {passed} pass, with the test's limits, and {whole} of these run wholly on the device: but for the embedding of the input tokens, which
-llama.cpp keeps in host memory. *On the CPU* are the nodes for want of a kernel in the graph that has the most, of as many as it has. *Launches* are
+llama.cpp keeps in host memory. *On the CPU* says how many nodes no kernel computes, of all nodes, in the graph that has most of them. *Launches* are
 those of kernels for other numbers of tokens in the whole test. *Not cut along tokens* are ops that run along the tokens, as those of recurrent models do, and those of which
 it is not stated how they are cut; *these tensors* are several matrices or streams, or positions of several dimensions; and where there is *no
 kernel for other numbers*, the tokens are not the outermost axis. Such a model runs wholly on the device with kernels for the numbers of tokens of its calls (`--n-tokens`).

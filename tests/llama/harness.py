@@ -328,7 +328,7 @@ def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
 
 
 def ran(log: str) -> dict[str, Counter[str]]:
-    """Returns how many nodes of each op ran on the device, and on the CPU in its stead, as the backend's log says at its end."""
+    """Returns how many nodes of each op ran on the device, and on the CPU instead, as the backend's log says at its end."""
     found: dict[str, Counter[str]] = {"device": Counter(), "cpu": Counter()}
     for total, where, ops in re.findall(r"(\d+) ops ran on (NeuronCores|the CPU)[^:\n]*(?::([^\n]*))?", log):
         counts = Counter({op: int(count) for count, op in re.findall(r"(\d+) (\w+)", ops)})

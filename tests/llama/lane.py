@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -505,6 +505,50 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+Answer = TypeVar("Answer")
+
+
+def answers(
+    script: Path,
+    setup: dict[str, Any],
+    programs: harness.Programs,
+    names: Sequence[str],
+    jobs: int | None,
+    read: Callable[[dict[str, Any]], Answer],
+    line: Callable[[str, Answer], str],
+    say: harness.Say,
+) -> dict[str, Answer]:
+    """Returns what `share_out` answers to each name, in their order, and says a line for each as it comes.
+
+    Args:
+        script, setup, programs: as of `share_out`.
+        names: the requests.
+        jobs: processes; None for one per CPU.
+        read: makes an answer of its JSON.
+        line: describes it.
+        say: is told the line.
+
+    Raises:
+        RuntimeError: a request has no answer.
+    """
+    found: dict[str, Answer] = {}
+
+    def done(name: str, answer: dict[str, Any]) -> None:
+        found[name] = read(answer)
+        say(f"{len(found)}/{len(names)} {line(name, found[name])}")
+
+    share_out(
+        script,
+        setup,
+        programs,
+        names,
+        jobs or len(os.sched_getaffinity(0)),
+        stage=lambda name, stage, count: None,
+        done=done,
+    )
+    return {name: found[name] for name in names}
 
 
 def share_out(

@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -326,22 +325,7 @@ def run_all(
         jobs: how many at once; one per CPU by default.
         say: is told of each.
     """
-    found: dict[str, Model] = {}
-
-    def done(name: str, answer: dict[str, Any]) -> None:
-        model = found[name] = Model.from_json(answer)
-        say(f"{len(found)}/{len(names)} {_line(name, model)}")
-
-    lane.share_out(
-        Path(__file__),
-        {"work": str(work)},
-        programs,
-        names,
-        jobs or len(os.sched_getaffinity(0)),
-        stage=lambda name, stage, count: None,
-        done=done,
-    )
-    return {name: found[name] for name in names}
+    return lane.answers(Path(__file__), {"work": str(work)}, programs, names, jobs, Model.from_json, _line, say)
 
 
 def _line(name: str, model: Model) -> str:

@@ -85,9 +85,9 @@ def test_a_group_knows_what_each_case_asks_for() -> None:
 
 
 def test_ops_that_ran_are_counted_over_all_processes() -> None:
-    log = "ggml-neuron: 3 ops ran on NeuronCores: 1 ADD, 2 MUL_MAT\nggml-neuron: 0 ops ran on the CPU in a NeuronCore's stead\n"
+    log = "ggml-neuron: 3 ops ran on NeuronCores: 1 ADD, 2 MUL_MAT\nggml-neuron: 0 ops ran on the CPU instead of a NeuronCore\n"
     assert harness.ran(log + log) == {"device": Counter(ADD=2, MUL_MAT=4), "cpu": Counter()}
-    lost = "ggml-neuron: 1 ops ran on the CPU in a NeuronCore's stead: 1 CPY\n"
+    lost = "ggml-neuron: 1 ops ran on the CPU instead of a NeuronCore: 1 CPY\n"
     assert harness.ran(lost)["cpu"] == Counter(CPY=1)
 
 

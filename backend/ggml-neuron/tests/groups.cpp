@@ -17,6 +17,7 @@
 #include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
+#include "values.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -34,16 +35,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-[[noreturn]] static void fail(const std::string & message) {
-    throw std::runtime_error(message);
-}
-
-static void check(bool condition, const std::string & message) {
-    if (!condition) {
-        fail(message);
-    }
-}
 
 //
 // graphs
@@ -596,18 +587,6 @@ static void fill(ggml_tensor * t, float seed) {
         }
         ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
     }
-}
-
-static std::vector<float> read(const ggml_tensor * t) {
-    std::vector<float> values((size_t) ggml_nelements(t));
-    if (t->type == GGML_TYPE_F32) {
-        ggml_backend_tensor_get(t, values.data(), 0, ggml_nbytes(t));
-    } else {
-        std::vector<ggml_fp16_t> halves(values.size());
-        ggml_backend_tensor_get(t, halves.data(), 0, ggml_nbytes(t));
-        ggml_fp16_to_fp32_row(halves.data(), values.data(), (int64_t) halves.size());
-    }
-    return values;
 }
 
 static double nmse(const std::vector<float> & got, const std::vector<float> & wanted) {

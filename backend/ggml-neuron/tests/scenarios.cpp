@@ -15,6 +15,7 @@
 #include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
+#include "values.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -41,16 +42,6 @@
 static ggml_backend_reg_t neurons;  // all NeuronCores
 static ggml_backend_dev_t neuron;   // the first
 static ggml_backend_dev_t cpu;
-
-[[noreturn]] static void fail(const std::string & message) {
-    throw std::runtime_error(message);
-}
-
-static void check(bool condition, const std::string & message) {
-    if (!condition) {
-        fail(message);
-    }
-}
 
 // Numbers that are the same everywhere.
 static std::vector<float> numbers(size_t n, float seed) {
@@ -98,18 +89,6 @@ static void fill(ggml_tensor * t, float seed) {
     } else {
         fail("no values for such a tensor");
     }
-}
-
-static std::vector<float> read(const ggml_tensor * t) {
-    std::vector<float> values((size_t) ggml_nelements(t));
-    if (t->type == GGML_TYPE_F32) {
-        ggml_backend_tensor_get(t, values.data(), 0, ggml_nbytes(t));
-    } else {
-        std::vector<ggml_fp16_t> halves(values.size());
-        ggml_backend_tensor_get(t, halves.data(), 0, ggml_nbytes(t));
-        ggml_fp16_to_fp32_row(halves.data(), values.data(), (int64_t) halves.size());
-    }
-    return values;
 }
 
 static void compare(const std::vector<float> & got, const std::vector<float> & wanted) {

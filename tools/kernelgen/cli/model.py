@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -129,6 +130,9 @@ def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
 
 
 _MODELS = (Kind.MODEL, Kind.CHECKPOINT)
+_HEADER_WIDTH = 150
+"""Characters of a line of the command that a manifest begins with."""
+
 _OF_LISTS = ("paths", "output", "name", "targets", "catalog")
 """Parameters that mean something for kernels that are listed."""
 
@@ -216,7 +220,16 @@ def _made_by(settings: Settings, path: Path, fuse: str) -> list[str]:
     if fuse != "none":
         parts += ["--fuse", fuse]
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
-    return ["Written by", f"  {shlex.join(parts)}"]
+    # A shell reads the lines as one.
+    *lines, last = textwrap.wrap(
+        shlex.join(parts),
+        _HEADER_WIDTH,
+        initial_indent="  ",
+        subsequent_indent="      ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return ["Written by", *(f"{line} \\" for line in lines), last]
 
 
 def _joined(values: tuple[int, ...]) -> str:

@@ -23,31 +23,12 @@ from kernelgen.model import sizes as model_sizes
 from kernelgen.model.formulas import Fitter
 from kernelgen.model.graphs import Graph, Node
 from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
-from kernelgen.model.kernel_formulas import KernelFormula, Point, constant, fit
+from kernelgen.model.kernel_formulas import Asked, KernelFormula, Point, constant, fit
 from kernelgen.model.sizes import NAMES, Call, Settings
 
 
-@dataclass
-class Entry:
-    """A kernel with the calls that ask for it.
-
-    Attributes:
-        kernel: with its formulas.
-        points: the sizes at which it is asked for.
-        name: what llama.cpp calls the first node.
-        reason: why it can't be built; None when it can.
-    """
-
-    kernel: KernelFormula
-    points: list[Point]
-    name: str
-    reason: str | None = None
-
-    @property
-    def values(self) -> dict[tuple[int, ...], Point]:
-        """The points by the values of those sizes that the kernel depends on."""
-        names = self.kernel.names
-        return {tuple(point[name] for name in names): point for point in self.points}
+class Entry(Asked[KernelFormula]):
+    """A kernel of one op with the calls that ask for it; its name is what llama.cpp calls the first node."""
 
     def specs(self) -> set[KernelSpec]:
         """The kernels that it stands for; none where a tensor has no elements."""

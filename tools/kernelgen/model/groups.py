@@ -13,7 +13,7 @@ from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
 from kernelgen.model import repeats
 from kernelgen.model.formulas import Fitter, Formula
 from kernelgen.model.graphs import At, Graph, Shape
-from kernelgen.model.kernel_formulas import KernelFormula, Point, TensorFormula, fit_tensor
+from kernelgen.model.kernel_formulas import Asked, KernelFormula, Point, TensorFormula, fit_tensor
 from kernelgen.model.repeats import Segment
 from kernelgen.model.sizes import NAMES
 
@@ -209,27 +209,8 @@ class GraphFormula:
                     yield from reference.tensor.formulas
 
 
-@dataclass
-class GraphEntry:
-    """A graph kernel with the calls that ask for it.
-
-    Attributes:
-        kernel: with its formulas.
-        points: the sizes at which it is asked for.
-        name: what it computes, for readers.
-        reason: why it can't be built; None when it can.
-    """
-
-    kernel: GraphFormula
-    points: list[Point]
-    name: str
-    reason: str | None = None
-
-    @property
-    def values(self) -> dict[tuple[int, ...], Point]:
-        """The points by the values of those sizes that the kernel depends on."""
-        names = self.kernel.names
-        return {tuple(point[name] for name in names): point for point in self.points}
+class GraphEntry(Asked[GraphFormula]):
+    """A graph kernel with the calls that ask for it; its name says what it computes, for readers."""
 
     def specs(self) -> set[GraphSpec]:
         """The graph kernels that it stands for."""

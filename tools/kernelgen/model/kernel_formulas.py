@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
@@ -16,6 +17,40 @@ from kernelgen.model.sizes import NAMES
 
 Point = Mapping[str, int]
 """The sizes of a call by name."""
+
+
+class Sized(Protocol):
+    """What has formulas of sizes."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sizes that it depends on."""
+
+
+F = TypeVar("F", bound=Sized)
+
+
+@dataclass
+class Asked(Generic[F]):
+    """A kernel with the calls that ask for it.
+
+    Attributes:
+        kernel: with its formulas.
+        points: the sizes at which it is asked for.
+        name: for readers.
+        reason: why it can't be built; None when it can.
+    """
+
+    kernel: F
+    points: list[Point]
+    name: str
+    reason: str | None = None
+
+    @property
+    def values(self) -> dict[tuple[int, ...], Point]:
+        """The points by the values of those sizes that the kernel depends on."""
+        names = self.kernel.names
+        return {tuple(point[name] for name in names): point for point in self.points}
 
 
 @dataclass(frozen=True, slots=True)
