@@ -125,6 +125,17 @@ def test_groups_in_memory_that_ggml_gives_out(compute: Compute, kernels: Path) -
     expect_ok(compute(kernels, *names), *names)
 
 
+def test_the_scheduler_keeps_what_a_group_reads(compute: Compute, kernels: Path) -> None:
+    """So results lie where they are read; without it they are copied from where they are kept apart."""
+    copied = "copies kept results apart from inputs"
+    result = compute(kernels, "scheduled:kept")
+    expect_ok(result, "scheduled:kept")
+    assert copied not in result.stderr
+    result = compute(kernels, "reused:kept")
+    expect_ok(result, "reused:kept")
+    assert copied in result.stderr
+
+
 def test_what_differs_in_anything_is_not_the_group(compute: Compute, kernels: Path) -> None:
     result = compute(kernels, *MUTATED)
     expect_ok(result, *MUTATED)
