@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(CHECKOUT / "benchmarks"), str(CHECKOUT / "tools")]
+# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
+ROOT = Path(__file__).absolute().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import figures  # noqa: E402
 from derive import Programs  # noqa: E402
