@@ -1,6 +1,5 @@
 #include "chains.h"
 
-#include "../bundle/src/key.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
@@ -161,9 +160,8 @@ bool chain_maker::add_soft_max(neuron_chain_node & n) {
 
 bool chain_maker::add(const ggml_tensor * node) {
     neuron_chain_node n;
-    n.node              = node;
-    n.signature         = neuron_signature_of(node);
-    n.signature.op_hash = nk::hash_op(n.signature.op);
+    n.node      = node;
+    n.signature = neuron_signature_of(node);
     std::fill(std::begin(n.sources), std::end(n.sources), (int8_t) -2);
     std::fill(std::begin(n.tokens), std::end(n.tokens), (int8_t) -1);
     std::fill(std::begin(n.cells), std::end(n.cells), (int8_t) -1);

@@ -95,7 +95,8 @@ neuron_kernels_tensor neuron_tensor_of(const ggml_tensor * t) {
     return d;
 }
 
-neuron_signature neuron_signature_of(const ggml_tensor * op) {
+// Returns a signature without the op's hash, which a search for the kernel of a node as it is does not need.
+static neuron_signature unhashed_signature_of(const ggml_tensor * op) {
     neuron_signature s;
     s.op        = ggml_op_desc(op);
     s.op_params = op->op_params;
@@ -107,6 +108,12 @@ neuron_signature neuron_signature_of(const ggml_tensor * op) {
         s.tensors[i] = neuron_tensor_of(op->src[i]);
     }
     s.tensors[s.n_src] = neuron_tensor_of(op);
+    return s;
+}
+
+neuron_signature neuron_signature_of(const ggml_tensor * op) {
+    neuron_signature s = unhashed_signature_of(op);
+    s.op_hash          = nk::hash_op(s.op);
     return s;
 }
 
@@ -233,7 +240,7 @@ neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t 
 }
 
 neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
-    return bundles.empty() ? neuron_kernel{} : find(neuron_signature_of(op), neuron_updates_of(op));
+    return bundles.empty() ? neuron_kernel{} : find(unhashed_signature_of(op), neuron_updates_of(op));
 }
 
 neuron_kernel neuron_kernel_store::find_graph(const std::vector<uint64_t> & words) const {
@@ -377,7 +384,7 @@ neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
     if (bundles.empty()) {
         return service;
     }
-    neuron_signature node = neuron_signature_of(op);
+    neuron_signature node = unhashed_signature_of(op);
     if (const neuron_kernel exact = find(node, neuron_updates_of(op))) {
         service.pieces.push_back({ exact, {} });
         return service;

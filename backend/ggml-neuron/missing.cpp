@@ -65,28 +65,18 @@ static size_t figures(const neuron_signature & wanted, const neuron_signature & 
     return n;
 }
 
-// Gives strides of dimensions with one element the values that density gives them, as kernels' keys have them.
+// Gives strides the values that kernels' keys have.
 static void canonicalize(neuron_signature & s) {
     for (int i = 0; i <= s.n_src; i++) {
         neuron_kernels_tensor & t = s.tensors[i];
-        if (t.type == NEURON_KERNELS_ABSENT) {
-            continue;
-        }
-        const auto type = (ggml_type) t.type;
-        if (t.ne[0] <= ggml_blck_size(type)) {
-            t.nb[0] = ggml_type_size(type);
-        }
-        for (int d = 1; d < GGML_MAX_DIMS; d++) {
-            if (t.ne[d] == 1) {
-                t.nb[d] = t.nb[d - 1] * (uint64_t) (t.ne[d - 1] / (d == 1 ? ggml_blck_size(type) : 1));
-            }
+        if (const nk::type_traits * type = nk::find_type(t.type)) {
+            nk::canonicalize(*type, t.ne, t.nb);
         }
     }
 }
 
 std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & kernels) {
     neuron_signature wanted = neuron_signature_of(op);
-    wanted.op_hash          = nk::hash_op(wanted.op);
     canonicalize(wanted);
     std::string              nearest;
     std::vector<std::string> how;
@@ -123,16 +113,14 @@ void neuron_missing_ops::add(const ggml_tensor * op) {
 
 // Returns the lines about one op.
 static std::string lines_of(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
-    const char *      reason    = nullptr;
-    const std::string line      = neuron_manifest_line(op, &reason);
-    const std::string nearest   = neuron_nearest(op, kernels);
-    neuron_signature  signature = neuron_signature_of(op);
-    signature.op_hash           = nk::hash_op(signature.op);
+    const char *      reason  = nullptr;
+    const std::string line    = neuron_manifest_line(op, &reason);
+    const std::string nearest = neuron_nearest(op, kernels);
     const std::string whole =
         !kernels.serve_in_chain(op).empty()
             ? "they compute all nodes of attention together, and here one of them has no kernel, or "
               "others read its result"
-            : neuron_why_not_cut(signature);
+            : neuron_why_not_cut(neuron_signature_of(op));
     const std::string start = "ggml-neuron:     ";
     std::string       text  = "ggml-neuron: no kernel for " + neuron_describe(op) + ": the CPU computes it, " +
                               std::to_string(count) + (count == 1 ? " node" : " nodes") + " of this graph\n";

@@ -33,7 +33,7 @@ struct neuron_token_rule {
 // A node's or a kernel's tensors: the sources and then the result.
 struct neuron_signature {
     const char *          op        = nullptr;  // ggml_op_desc; NULL of a kernel
-    uint64_t              op_hash   = 0;        // nk::hash_op; set where nodes are cut
+    uint64_t              op_hash   = 0;        // nk::hash_op
     const int32_t *       op_params = nullptr;
     neuron_kernels_tensor tensors[GGML_MAX_SRC + 1];
     int                   n_src            = 0;

@@ -13,7 +13,6 @@ from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, described
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.types import TYPES
 from kernelgen.graph_kernel import GraphSpec, Operand, Place
 from kernelgen.hlo.lower import Lowered, call, traced_hlo
 from kernelgen.hlo.storage import Storage, storage, update, view
@@ -30,12 +29,10 @@ class Memory:
     Attributes:
         dtype: NumPy name of its element type.
         shape: its shape.
-        unit: bytes of an element.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    unit: int
 
 
 def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> Lowered:
@@ -85,14 +82,12 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
     )
 
 
-def _storage(spec: GraphSpec, what: str, tensor: TensorDesc) -> tuple[Storage, int]:
-    """Returns how a tensor is stored, and the bytes of an element of its array."""
+def _storage(spec: GraphSpec, what: str, tensor: TensorDesc) -> Storage:
+    """Returns how a tensor is stored."""
     try:
-        made = storage(tensor)
+        return storage(tensor)
     except ValueError as error:
         raise _failure(spec, f"{what}: {error}") from None
-    t = TYPES[tensor.dtype]
-    return made, 1 if t.quantized else 4 if tensor.dtype == "i64" else t.size
 
 
 def _slot(spec: GraphSpec, number: int) -> Memory:
@@ -100,21 +95,21 @@ def _slot(spec: GraphSpec, number: int) -> Memory:
     what = f"slot {number}"
     uses = spec.uses(number)
     stored = [_storage(spec, what, use.tensor) for use in uses]
-    unit = stored[0][1]
+    unit = stored[0].unit
     length = spec.slots[number] // unit
-    for use, (made, _) in zip(uses, stored, strict=True):
+    for use, made in zip(uses, stored, strict=True):
         if use.place.offset % unit:
             raise _failure(spec, f"{what}: byte {use.place.offset} is not where an element of {use.tensor} begins")
         if length >= MAX_ELEMENTS and not (made.dense and made.length == length):
             raise _failure(spec, f"{what}: a view of {MAX_ELEMENTS} elements or more is not supported")
-    shape = next((made.shape for made, _ in stored if made.dense and made.length == length), (length,))
-    return Memory(stored[0][0].dtype, shape, unit)
+    shape = next((made.shape for made in stored if made.dense and made.length == length), (length,))
+    return Memory(stored[0].dtype, shape)
 
 
 def _part(spec: GraphSpec, node: int, operand: Operand, size: int) -> tuple[Storage, int]:
     """Returns how an operand is stored, and at which element of its memory, which has `size`, it begins."""
-    s, unit = _storage(spec, f"node {node}, {spec.nodes[node].op}", operand.tensor)
-    start, rest = divmod(operand.place.offset, unit)
+    s = _storage(spec, f"node {node}, {spec.nodes[node].op}", operand.tensor)
+    start, rest = divmod(operand.place.offset, s.unit)
     if rest or start + s.length > size:
         raise _failure(spec, f"node {node}, {spec.nodes[node].op}: {operand} is beyond its memory, or between elements")
     return s, start
@@ -125,7 +120,7 @@ def _read(memory: Mapping[tuple[bool, int], Any], spec: GraphSpec, node: int, op
     from jax import lax
 
     if operand.place == Place(False, node):  # ggml_cast: of what it writes to only the shape counts
-        s, _ = _storage(spec, f"node {node}, {spec.nodes[node].op}", operand.tensor)
+        s = _storage(spec, f"node {node}, {spec.nodes[node].op}", operand.tensor)
         return lax.full(s.view_shape, 0, s.dtype)
     array = memory[operand.place.slot, operand.place.index]
     s, start = _part(spec, node, operand, array.size)

@@ -36,6 +36,7 @@ class Storage:
             quantized type), then what `trailing` adds.
         length: elements of `dtype` in the storage.
         dense: whether the view covers every element once.
+        unit: bytes of an element of `dtype`.
     """
 
     dtype: str
@@ -43,6 +44,7 @@ class Storage:
     dims: tuple[tuple[int, int], ...]
     length: int
     dense: bool
+    unit: int
 
     @property
     def view_shape(self) -> tuple[int, ...]:
@@ -75,14 +77,14 @@ def storage(tensor: TensorDesc) -> Storage:
         raise ValueError(f"Neuron devices have no {tensor.dtype}")
     dims = (*((lengths[k], strides[k] // unit) for k in (3, 2, 1, 0)), *trailing)
     length = tensor.storage_bytes // unit
-    made = Storage(dtype, (length,), dims, length, False)
+    made = Storage(dtype, (length,), dims, length, False, unit)
     expected = 1
     for k in reversed(made.order):
         n, stride = dims[k]
         if n > 1 and stride != expected:
             return made
         expected *= n
-    return Storage(dtype, tuple(dims[k][0] for k in made.order), dims, length, True)
+    return Storage(dtype, tuple(dims[k][0] for k in made.order), dims, length, True, unit)
 
 
 def view(array: Any, s: Storage) -> Any:
