@@ -15,7 +15,10 @@ FACTOR = float(__import__("pathlib").Path(__file__).with_name("factor.txt").read
 @emitter("squared_relu")"""
 
 
-@pytest.mark.parametrize("mode", [[], ["--config=workspace"]], ids=["bzlmod", "workspace"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param([], id="bzlmod"), pytest.param(["--config=workspace"], id="workspace", marks=pytest.mark.long)],
+)
 def test_data_is_declared(mode: list[str], checkouts: scratch.Checkouts) -> None:
     with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
         kernels = "e2e/smoke/my_kernels"

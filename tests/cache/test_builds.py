@@ -140,7 +140,7 @@ def test_cmake_and_the_command_line_share_a_cache(build: Kernelgen, tmp_path: Pa
     assert made.read_bytes() == pack(tmp_path / "out")
 
 
-@pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
+@pytest.mark.parametrize("generator", ["Ninja", pytest.param("Unix Makefiles", marks=pytest.mark.long)])
 def test_a_shared_cache_that_fails_is_said_once_by_cmake(
     build: Kernelgen, tmp_path: Path, store: Store, record: Path, generator: str
 ) -> None:
@@ -380,9 +380,9 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 
 
 def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    # `bazel run //tests:cache_faults` kills 200; these are what fits into 40 seconds.
+    # `bazel run //tests:cache_faults` kills 200; these are what fits into 10 seconds.
     seed = int(time.time())
-    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=12, seed=seed, limit=40) if victim]
+    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=5, seed=seed, limit=10) if victim]
     assert killed, f"seed {seed}: the builds always ended before something could be killed"
 
 

@@ -48,7 +48,7 @@ int main() {
 }
 """.replace("#include <cstdio>\n", "#include <cstdio>\n#include <initializer_list>\n")
 
-GENERATORS = pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
+GENERATORS = pytest.mark.parametrize("generator", ["Ninja", pytest.param("Unix Makefiles", marks=pytest.mark.long)])
 
 
 def kernelgen(*arguments: object) -> None:

@@ -138,6 +138,7 @@ def test_a_model_is_built_by_two_workers(cluster: clusters.Cluster, checkout: sc
     assert built == packs(checkout, target)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
     victim = cluster.worker("victim", SIMULATOR)
     cluster.worker("survivor", SIMULATOR)
@@ -162,6 +163,7 @@ def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster, checko
     assert built == packs(checkout, "//manifests:basic_trn1")
 
 
+@pytest.mark.long
 def test_a_worker_without_the_compiler_is_never_given_a_compile(
     cluster: clusters.Cluster, checkout: scratch.Checkout
 ) -> None:
