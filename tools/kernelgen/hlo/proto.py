@@ -216,6 +216,13 @@ def parameters(computation: Any) -> list[Any]:
     return sorted((i for i in computation.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
 
 
+def result_shapes(module: Any) -> list[Any]:
+    """Returns the shape of each result of a module."""
+    computation = entry(module)
+    root = next(i for i in computation.instructions if i.id == computation.root_id).shape
+    return list(root.tuple_shapes) or [root]
+
+
 def shape_text(shape: Any) -> str:
     """Returns a shape as HLO text writes it, without layouts: `f32[512,4096]`, or `(f32[2], s32[])` for a tuple."""
     name = ELEMENT_TYPES.get(shape.element_type, f"type{shape.element_type}")
