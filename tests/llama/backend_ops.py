@@ -44,7 +44,7 @@ from kernelgen import fileio
 
 SAMPLE = Path(__file__).with_name("sample.txt")
 
-SAMPLE_SIZE = 1650
+SAMPLE_SIZE = 850
 """Cases in the sample, about."""
 
 DEAREST = 1_000_000
