@@ -20,6 +20,7 @@ import numpy as np
 
 from kernelgen import neff
 from kernelgen.hlo import proto
+from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
 from kernelgen.simulator import cache
 
@@ -107,6 +108,7 @@ class Device:
         self._lock = threading.Lock()
         self._number = 0
         self._executables = _Executables()
+        client()  # a machine without jaxlib is told so before it has a model
 
     def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...]]:
         """Returns a new model's number and its tensors, inputs first.
