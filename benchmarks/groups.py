@@ -56,7 +56,7 @@ def token_ms(programs: Programs, model: Path, quick: bool, **variables: str | Pa
 
 def measure(quick: bool) -> Iterator[figures.Figure]:
     programs = Programs.find()
-    plugin = _path("GGML_NEURON_PLUGIN", "backend/ggml-neuron/plugin/libggml-neuron.so")
+    plugin = _path("GGML_NEURON_PLUGIN", "backend/ggml-neuron/test_programs/libggml-neuron.so")
     libnrt = _path("GGML_NEURON_LIBNRT", "backend/simulator/libnrt.so.1")
     with tempfile.TemporaryDirectory() as folder:
         model, manifest, kernels = (Path(folder) / name for name in ("model.gguf", "model.yaml", "kernels"))
