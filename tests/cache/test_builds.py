@@ -216,7 +216,11 @@ def test_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record: Pa
 # --- what the compiler does -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("manners", [{"output": "half"}, {"output": "none"}, {"exit": 1}], ids=str)
+@pytest.mark.parametrize(
+    "manners",
+    [{"output": "half"}, *(pytest.param(m, marks=pytest.mark.long) for m in ({"output": "none"}, {"exit": 1}))],
+    ids=str,
+)
 def test_what_the_compiler_did_not_finish_is_never_stored(
     build: Kernelgen, tmp_path: Path, record: Path, manners: dict[str, object]
 ) -> None:
@@ -347,7 +351,9 @@ def test_a_read_only_cache_is_read(build: Kernelgen, tmp_path: Path, record: Pat
     assert len(entries(tmp_path / "cache")) == 2
 
 
-@pytest.mark.parametrize("how", ["gone", "slow", "errors", "wrong"])
+@pytest.mark.parametrize(
+    "how", ["errors", "wrong", *(pytest.param(how, marks=pytest.mark.long) for how in ("gone", "slow"))]
+)
 def test_a_shared_cache_that_fails_costs_time_only(build: Kernelgen, tmp_path: Path, store: Store, how: str) -> None:
     with Store() as other:
         gone = other.url

@@ -26,7 +26,7 @@ from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 
-BUFFERS = ("device", "host")
+BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
 
 def ran_on(result: Result) -> tuple[int, int]:
@@ -37,7 +37,7 @@ def ran_on(result: Result) -> tuple[int, int]:
     return int(device[1]), int(cpu[1])
 
 
-@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize("buffers", ["device", "host"])
 def test_what_was_recorded_is_found_and_computes_what_the_cpu_does(run: Run, kernels: Path, buffers: str) -> None:
     result = run(
         *SCENARIOS,
@@ -556,7 +556,9 @@ def test_every_function_that_a_libnrt_must_have_is_called() -> None:
     assert [name for name in names if not re.search(rf"\b{name}\(", text)] == []
 
 
-@pytest.mark.parametrize("keep", [0, 100, 5000, -1])
+@pytest.mark.parametrize(
+    "keep", [pytest.param(0, marks=pytest.mark.long), 100, pytest.param(5000, marks=pytest.mark.long), -1]
+)
 def test_a_corrupt_pack_is_left_out_and_others_are_used(run: Run, kernels: Path, tmp_path: Path, keep: int) -> None:
     pack = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
     bad = tmp_path / "bad.kernels.gguf"
@@ -566,7 +568,13 @@ def test_a_corrupt_pack_is_left_out_and_others_are_used(run: Run, kernels: Path,
     assert f"kernels left out: {bad}: " in result.log
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 2}', "[" * 1000, '{"format": 1e400}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", '{"format": 2}', "[" * 1000),
+        *(pytest.param(text, marks=pytest.mark.long) for text in ("{", "[]", '{"format": 1}', '{"format": 1e400}')),
+    ],
+)
 def test_a_corrupt_tree_is_left_out(run: Run, kernels: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
     result = run("chain", GGML_NEURON_KERNEL_DIR=f"{tmp_path}:{kernels}")

@@ -97,6 +97,7 @@ def one_of_each_op(manifest: str) -> tuple[str, int]:
     return json.dumps(content | {"kernels": list(kernels.values()), "sizes": sizes}), len(kernels)
 
 
+@pytest.mark.long
 def test_two_checkouts_share_an_http_cache(
     folder: Path, checkout: scratch.Checkout, checkouts: scratch.Checkouts
 ) -> None:
