@@ -70,10 +70,11 @@ def test_a_product_with_few_rows_is_rewritten_and_gives_the_same(name: str) -> N
     ("a", "b", "dtype"),
     [
         ((257, 128), (products.MAX_ROWS + 1, 128), "float16"),
+        ((33, products.MAX_SUM + 1), (1, products.MAX_SUM + 1), "float16"),
         ((16, 128), (1, 128), "float16"),
         ((257, 128), (1, 128), "int32"),
     ],
-    ids=["many rows", "a small matrix", "integers"],
+    ids=["many rows", "long rows", "a small matrix", "integers"],
 )
 def test_other_products_stay_as_they_are(a: tuple[int, ...], b: tuple[int, ...], dtype: str) -> None:
     def dot(x: Array, y: Array) -> Array:

@@ -8,6 +8,7 @@ Only the simulator's copy of the HLO changes, and results only in the order of t
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 from kernelgen.hlo import proto
@@ -17,6 +18,9 @@ MAX_ROWS = 4
 
 MIN_ELEMENTS = 1 << 14
 """Of the matrix: there is nothing to gain with smaller ones."""
+
+MAX_SUM = 4000
+"""Elements of a row at most: with 16 KiB and more, XLA does not put anything into the loop of a product."""
 
 _F32 = 11
 _FLOATS = {_F32, 10, 16}  # float16, bfloat16
@@ -34,8 +38,17 @@ _Module = proto.module_class(
             int64 limit 2
             int64 stride 3
         """,
+        "PaddingDimension": """
+            int64 edge_padding_low 1
+            int64 edge_padding_high 2
+            int64 interior_padding 3
+        """,
+        "Padding": "*PaddingDimension dimensions 1",
+        # Numbers of a repeated field are together on the wire, as bytes are.
+        "Literal": "bytes f32s 8",
         "Instruction": """
             *int64 dimensions 14
+            Padding padding_config 21
             *SliceDimensions slice_dimensions 17
             Dot dot 30
         """,
@@ -104,14 +117,33 @@ class _Product:
         def floats(x: Any) -> Any:
             return x if x.shape.element_type == _F32 else add("convert", tuple(x.shape.dimensions), x)
 
-        # What makes the rows is not to be computed again for each row of the matrix.
-        rows = add("opt-barrier", (self.n, self.k), add("reshape", (self.n, self.k), floats(self.rows)))
+        def constant(shape: tuple[int, ...], *values: float) -> Any:
+            made = add("constant", shape)
+            _set_shape(made.literal.shape, shape)
+            made.literal.f32s = struct.pack(f"<{len(values)}f", *values)
+            return made
+
+        def computed_once(rows: Any) -> Any:
+            # XLA puts what makes the rows into the loop, too, and computes it for each row of the matrix, but for a product: here
+            # of every element and 0, and 1 and 1.
+            size = self.n * self.k
+            column = add("reshape", (size, 1), rows)
+            pairs = add("pad", (size, 2), column, constant((), 0.0))
+            pairs.padding_config.dimensions.add()
+            pairs.padding_config.dimensions.add(edge_padding_high=1)
+            made = add("dot", (size,), pairs, constant((2,), 1.0, 1.0))
+            made.dot.lhs_contracting.append(1)
+            made.dot.rhs_contracting.append(0)
+            return add("reshape", (self.n, self.k), made)
+
+        rows = computed_once(floats(self.rows))
         matrix = floats(self.matrix)
         if self.last:
             matrix = add("transpose", (self.k, self.m), add("reshape", (self.m, self.k), matrix))
             matrix.dimensions.extend((1, 0))
         else:
             matrix = add("reshape", (self.k, self.m), matrix)
+
         results = []
         for i in range(self.n):
             row = rows
@@ -119,10 +151,10 @@ class _Product:
                 row = add("slice", (1, self.k), rows)
                 row.slice_dimensions.add(start=i, limit=i + 1, stride=1)
                 row.slice_dimensions.add(start=0, limit=self.k, stride=1)
-            made = add("dot", (1, self.m), row, matrix)
-            made.dot.lhs_contracting.append(1)
+            made = add("dot", (self.m,), add("reshape", (self.k,), row), matrix)
+            made.dot.lhs_contracting.append(0)
             made.dot.rhs_contracting.append(0)
-            results.append(made)
+            results.append(add("reshape", (1, self.m), made))
         result = results[0]
         if self.n > 1:
             result = add("concatenate", (self.n, self.m), *results)
@@ -151,7 +183,8 @@ def _product(dot: Any, by_id: dict[int, Any]) -> _Product | None:
         rows, matrix = reversed(sides) if swapped else sides
         if rows is None or matrix is None:
             return None
-        if rows.free <= MAX_ROWS and rows.last and matrix.k * matrix.free >= MIN_ELEMENTS and matrix.free > rows.free:
+        few = rows.free <= MAX_ROWS and rows.free < matrix.free and rows.k <= MAX_SUM and rows.last
+        if few and matrix.k * matrix.free >= MIN_ELEMENTS:
             sizes = (rows.free, matrix.free, matrix.k)
             return _Product(rows.made_by, matrix.made_by, sizes, last=matrix.last, swapped=swapped)
     return None
