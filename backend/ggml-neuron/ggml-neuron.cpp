@@ -607,7 +607,10 @@ static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct 
 
 static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params) {
     auto * device = (ggml_backend_neuron_device_context *) dev->context;
-    auto * ctx    = new ggml_backend_neuron_context{
+    if (!device->core->open()) {
+        return NULL;
+    }
+    auto * ctx = new ggml_backend_neuron_context{
         /* .device  = */ device,
         /* .planner = */
         { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, ggml_backend_neuron_locate },

@@ -22,7 +22,7 @@ from kernelgen import neff
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
-from kernelgen.simulator import cache
+from kernelgen.simulator import cache, products
 
 MAX_EXECUTABLES = 1024
 """Compiled HLO that is kept at most; what was not used for longest is compiled again when it is needed. Each takes about 640 KiB
@@ -241,7 +241,7 @@ def _compile(hlo: bytes) -> Executable:
     # XLA would consume the inputs that results share memory with, and they are the client's.
     module.ClearField("input_output_alias")
     try:
-        executable = cache.compiled(proto.serialize(module), compile_for_cpu)
+        executable = cache.compiled(products.rewrite(proto.serialize(module)), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():
