@@ -136,11 +136,15 @@ def _buffer(given: Any) -> Buffer:
 
 def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> Tensor:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    where = _buffer(buffer)
-    partition = next((i for i, n in enumerate(sizes) if isinstance(n, PartitionDim)), 0)
+    where = buffer if isinstance(buffer, Buffer) else _buffer(buffer)
+    partition = (
+        next((i for i, n in enumerate(sizes) if isinstance(n, PartitionDim)), 0)
+        if PartitionDim in map(type, sizes)
+        else 0
+    )
     declared = dtype_of(dtype)
     initial = None if value is None else np.full(sizes, value).astype(declared)
-    made = tensors.new(tuple(int(n) for n in sizes), declared, where, name=name, partition=partition, initial=initial)
+    made = tensors.new(sizes, declared, where, name=name, partition=partition, initial=initial)
     checks.tile(made)
     if value is not None:
         operators.mark_written(made)
