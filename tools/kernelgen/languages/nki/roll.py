@@ -17,7 +17,7 @@ from kernelgen.languages.nki.access import plan
 from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, Storage
 from kernelgen.languages.nki.tensors import Tensor
 
-BOUND = 256
+BOUND = 32
 """Loops of at most so many instructions stay unrolled."""
 
 
