@@ -92,8 +92,7 @@ def _product(weights, x, target, k):
     """Writes the product of transposed rows and weights to HBM: [rows, width] f32."""
     rows, width = target.shape
     tiles = [
-        (at, min(PARTITIONS, rows - at), psum((min(PARTITIONS, rows - at), width)))
-        for at in range(0, rows, PARTITIONS)
+        (at, min(PARTITIONS, rows - at), psum((min(PARTITIONS, rows - at), width))) for at in range(0, rows, PARTITIONS)
     ]
     for start, p in blocks(k, PARTITIONS):
         moving = weights(start, p)

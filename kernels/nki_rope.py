@@ -13,7 +13,7 @@ from kernelgen.languages.nki import inline
 
 from .common import DTYPES, f32, result
 from .nki_common import PARTITIONS, blocks, hbm, loaded, sbuf
-from .rope import IMROPE, MROPE, NORMAL, VISION, _frequencies, _yarn_ramp
+from .rope import IMROPE, MROPE, NORMAL, VISION, _frequencies, _yarn_ramp, refuse
 
 CHANNELS = 4096
 """Channels of a token that are rotated at once."""
@@ -146,6 +146,7 @@ def rope(
     x: [ne3, n_tokens, n_heads, ne0] f32 or f16; pos: [1, 1, 1, n_tokens] i32, four times as long in the multi-dimensional modes;
     freq_factors: [1, 1, 1, n_dims / 2 or more] f32.
     """
+    refuse(x, pos, n_dims, mode, n_offs)
     n_tokens, ne0 = x.shape[1], x.shape[3]
     pairs = (ne0 if mode == VISION else n_dims) // 2
     tables = [_frequencies(n_dims, pairs, mode, freq_base, (section0, section1, section2, section3))]
@@ -165,7 +166,5 @@ def rope(
     }
     factors = None if freq_factors is None else lax.slice_in_dim(f32(freq_factors)[0, 0], 0, pairs, axis=1)
     positions = lax.reshape(pos, (components, n_tokens, 1))
-    values = inline(
-        _rope, x, positions, np.concatenate(tables), factors, settings=settings, dtype=DTYPES[out.dtype]
-    )
+    values = inline(_rope, x, positions, np.concatenate(tables), factors, settings=settings, dtype=DTYPES[out.dtype])
     return result(values[0], out)
