@@ -142,11 +142,10 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> 
         if PartitionDim in map(type, sizes)
         else 0
     )
-    declared = dtype_of(dtype)
-    initial = None if value is None else np.full(sizes, value).astype(declared)
-    made = tensors.new(sizes, declared, where, name=name, partition=partition, initial=initial)
+    made = tensors.new(sizes, dtype_of(dtype), where, name=name, partition=partition)
     checks.tile(made)
     if value is not None:
+        made.storage.initial = np.full(made.shape, value).astype(made.dtype)
         operators.mark_written(made)
     return made
 

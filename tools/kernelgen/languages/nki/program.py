@@ -47,6 +47,9 @@ class Buffer:
         return self is not SBUF and self is not PSUM
 
 
+MOST_STEPS = 4_000_000
+"""Instructions and iterations that a kernel may have; recording so many takes some minutes and some gigabytes."""
+
 SBUF, PSUM, HBM, PRIVATE_HBM, SHARED_HBM = map(Buffer, ("sbuf", "psum", "hbm", "private_hbm", "shared_hbm"))
 
 
@@ -222,12 +225,20 @@ class Recorder:
         self.block.items.append(instruction)
         self._used(instruction.reads)
         self._used(instruction.writes)
+        self._step()
+
+    def _step(self) -> None:
         self._count += 1
+        if self._count > MOST_STEPS:
+            raise NkiError(
+                "err_too_many_instructions",
+                f"the kernel has more than {MOST_STEPS:,} instructions and iterations of loops; does a loop end?",
+            )
 
     def exchange(self, exchange: Exchange) -> None:
         self.block.items.append(exchange)
         self._used([t for t in (exchange.source, exchange.destination) if t is not None])
-        self._count += 1
+        self._step()
 
     def _used(self, tensors: Iterable[Tensor]) -> None:
         number = self._count
@@ -247,6 +258,7 @@ class Recorder:
         outer.items.append(loop)
         try:
             for value in values:
+                self._step()
                 self.block = block = Block(begin=self._count)
                 loop.iterations.append(block)
                 try:
