@@ -1,7 +1,7 @@
 """Which emitter computes an op: the one place that chooses. A plan's kernels carry its answer, and builds follow the plan.
 
-Of the languages that are asked for, in their order, the first that has an emitter for the op, the inputs' types and the target
-computes it. Without a wish that is JAX, or else what there is.
+Of the languages that are asked for, in their order, the first that has an emitter for the op, the inputs' types, the sizes and the
+target computes it. Without a wish that is JAX, or else what there is.
 """
 
 from __future__ import annotations
@@ -68,11 +68,10 @@ class Catalog:
             if known in there:
                 return known
             return min(there, key=lambda found: found[1].language != DEFAULT, default=None)
-        types = [None if t is None else t.dtype for t in spec.inputs]
         for language in languages:
             of_language = [found for found in there if found[1].language == language]
             # What an emitter does not declare is for it to refuse, when there is no other choice.
-            fitting = [found for found in of_language if found[1].takes(types)] or (
+            fitting = [found for found in of_language if found[1].fits(spec)] or (
                 of_language if language == languages[-1] else []
             )
             if fitting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -40,7 +41,7 @@ def destination(
     if dst is None:
         return result(shape, dtype, like, mask, buffer)
     checks.on_chip(dst, "the destination")
-    if dst.size != int(np.prod(shape)):
+    if dst.size != math.prod(shape):
         raise NkiValueError(
             "err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {tuple(shape)}"
         )
