@@ -20,6 +20,7 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF, kernel_of, notes_file
 from kernelgen.hlo.describe import describe as describe_hlo
 from kernelgen.neff import HEADER_SIZE
+from kernelgen.source_kernel import SourceSpec
 
 
 def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
@@ -116,12 +117,27 @@ def _sharing(kernel: dict[str, Any]) -> str:
 
 
 def _spec_text(spec: dict[str, Any]) -> str:
+    if "source" in spec:
+        return _source_text(spec)
     if "graph" in spec:
         return f"\n{' ' * 6}".join(f"n{i} = {_node_text(node)}" for i, node in enumerate(spec["graph"]))
     inputs = ", ".join("-" if t is None else t for t in spec["inputs"])
     params = "".join(f" {name}={value}" for name, value in spec["params"].items())
     alias = "" if spec["alias"] is None else f" in the memory of input {spec['alias']}"
     return f"{spec['op']}({inputs}) -> {spec['output']}{alias}{params}"
+
+
+def _source_text(spec: dict[str, Any]) -> str:
+    made = SourceSpec.from_json(spec)
+    memory = dict(made.alias)
+    inputs = ", ".join(map(str, made.inputs))
+    more = [f"{name}={canonical_json(value)}" for name, value in made.params]
+    more += [f"grid={list(made.grid)}"] if made.grid else []
+    more += [f"{name}={value}" for name, value in made.env]
+    more += [made.lowering] if made.lowering != "interpreted" else []
+    shared = [f" in the memory of input {memory[k]}" if k in memory else "" for k in range(len(made.outputs))]
+    outputs = ", ".join(f"{a}{where}" for a, where in zip(made.outputs, shared, strict=True))
+    return " ".join([f"{made.source}({inputs}) -> {outputs}", *more])
 
 
 def _node_text(node: dict[str, Any]) -> str:

@@ -154,7 +154,7 @@ def cmake(
         memory_mb=machine_memory_mb(),
         emit_timeout=emit_timeout,
     )
-    _write(output, renderer.generate(plan, catalog.libraries, build))
+    _write(output, renderer.generate(plan, catalog.folders, build))
     # CMake shows it.
     if chosen.note:
         click.echo(chosen.note)

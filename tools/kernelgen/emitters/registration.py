@@ -44,6 +44,7 @@ class Registration:
         types: the types that inputs may have, in rows; empty when not declared.
         language: what the kernel is written in.
         targets: the targets that it is for; empty for all.
+        env: (name, value) of the environment variables that its file sees, which are all; None for those of this process.
     """
 
     op: str
@@ -58,6 +59,7 @@ class Registration:
     types: tuple[Row, ...] = ()
     language: str = DEFAULT
     targets: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] | None = None
 
     @property
     def in_groups(self) -> bool:

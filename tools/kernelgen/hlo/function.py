@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen import languages
@@ -14,6 +14,7 @@ from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, described
 from kernelgen.hlo.lower import Lowered, place, traced_hlo
 from kernelgen.languages.emitting import add_notes, emitting
 from kernelgen.languages.protocol import Call
+from kernelgen.source_kernel import SourceSpec
 
 Array = tuple[tuple[int, ...], str]
 """Shape and NumPy dtype name."""
@@ -38,6 +39,43 @@ class Launch:
     grid: tuple[int, ...] = ()
     targets: tuple[str, ...] = ()
     lowering: str = "interpreted"
+
+
+def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...]) -> Lowered:
+    """Traces the function of a kernel that is named by its source, as `lower_function`; results are aliased as the spec says.
+
+    Args:
+        language: what it is written in.
+        spec: the kernel.
+        function: it.
+        targets: the targets that it is for.
+
+    Raises:
+        KernelgenError: the function fails, or its results are not those declared.
+    """
+    launch = Launch(
+        tuple(a.numpy for a in spec.inputs),
+        tuple(a.numpy for a in spec.outputs),
+        dict(spec.params),
+        spec.grid,
+        targets,
+        spec.lowering,
+    )
+    lowered = lower_function(language, function, launch, spec.id)
+    for result, parameter in spec.alias:
+        other = lowered.aliases.get(result, parameter)
+        taken = next((k for k, i in lowered.aliases.items() if i == parameter and k != result), None)
+        if other != parameter or taken is not None:
+            what = (
+                f"the function writes result {result} to input {other}"
+                if taken is None
+                else f"the function writes result {taken} to input {parameter}"
+            )
+            raise KernelgenError(
+                Diagnostic(f"kernel {spec.id}: {what}, and alias says that result {result} is written to {parameter}"),
+                exit_code=EXIT_FAILED,
+            )
+    return replace(lowered, aliases={**lowered.aliases, **dict(spec.alias)})
 
 
 def lower_function(language: str, function: Callable[..., Any], launch: Launch, name: str) -> Lowered:
