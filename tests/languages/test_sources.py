@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from kernelgen import manifest
 from kernelgen.bundle.key import fnv1a, key
+from kernelgen.cli.frame import run
+from kernelgen.differentiable import operator
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.emission import emit
 from kernelgen.emitters.library import builtin_library
@@ -236,3 +239,100 @@ def test_arrays_are_written_in_one_way() -> None:
     }
     assert {text: str(ArrayDesc.parse(text)) for text in texts} == texts
     assert str(ArrayDesc.parse("(2500,2,150,1)/f32")) == "f32[1,150,2,2500]"
+
+
+FLASH = """\
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+def _tile(x):
+    t = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=t, src=x)
+    return t
+
+
+@nki.jit
+def squares(x, y):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    a, b = _tile(x), _tile(y)
+    nisa.tensor_tensor(dst=a, data1=a, data2=a, op=nl.multiply)
+    nisa.tensor_tensor(dst=a, data1=a, data2=b, op=nl.multiply)
+    nisa.dma_copy(dst=out, src=a)
+    return out
+
+
+@nki.jit
+def squares_back(x, y, dout):
+    dx = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    dy = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    a, b, d = _tile(x), _tile(y), _tile(dout)
+    nisa.tensor_tensor(dst=b, data1=b, data2=a, op=nl.multiply)
+    nisa.tensor_tensor(dst=b, data1=b, data2=d, op=nl.multiply)
+    nisa.tensor_scalar(dst=b, data=b, op0=nl.multiply, operand0=2.0)
+    nisa.dma_copy(dst=dx, src=b)
+    nisa.tensor_tensor(dst=a, data1=a, data2=a, op=nl.multiply)
+    nisa.tensor_tensor(dst=a, data1=a, data2=d, op=nl.multiply)
+    nisa.dma_copy(dst=dy, src=a)
+    return dx, dy
+"""
+
+
+def test_a_backward_kernel_gives_what_differentiating_the_interpreted_kernel_gives(folder: Path) -> None:
+    import jax
+
+    (folder / "k" / "squares.py").write_text(FLASH)
+    arrays = 'inputs: ["f32[128,8]", "f32[128,8]"], outputs: ["f32[128,8]"]'
+    entry = f"  - {{source: k/squares.py:squares, {arrays}"
+    plan(folder, f"{entry}}}\n{entry}, name: own, vjp: k/squares.py:squares_back}}\n")
+    rng = np.random.default_rng(0)
+    x, y, weights = (rng.normal(size=(128, 8)).astype(np.float32) for _ in range(3))
+    grads = []
+    for name in ("squares", "own"):
+        kernel = operator(folder / "m.yaml", name)
+        grads.append(jax.grad(lambda *a: (kernel(*a)[0] * weights).sum(), (0, 1))(x, y))  # noqa: B023
+    for by_itself, by_the_kernel, wanted in zip(*grads, (2 * x * y * weights, x * x * weights), strict=True):
+        np.testing.assert_allclose(by_itself, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(by_the_kernel, by_itself, rtol=1e-5, atol=1e-6)
+    # The gradients of `own` are its backward kernel's.
+    (folder / "k" / "squares.py").write_text(FLASH.replace("operand0=2.0", "operand0=4.0"))
+    wrong = jax.grad(lambda a: (operator(folder / "m.yaml", "own")(a, y)[0] * weights).sum())(x)
+    np.testing.assert_allclose(wrong, 4 * x * y * weights, rtol=1e-5, atol=1e-6)
+    with pytest.raises(KernelgenError, match="has no kernel that is named 'square': did you mean 'squares'"):
+        operator(folder / "m.yaml", "square")
+
+
+def test_check_says_which_kernels_differ_and_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "k" / "refs.py").write_text(
+        "import numpy as np\ndef right(x, y):\n    return y + 1, x + 1\n"
+        "def wrong(x, y):\n    y[0] = 5\n    return y + 1, x + 1\ndef few(x, y):\n    return y\ndef fails(x, y):\n    return x / None\n"
+    )
+    (folder / "k" / "squares.py").write_text(FLASH.replace("operand0=2.0", "operand0=4.0"))
+    arrays = 'inputs: ["u8[4]", "u8[4]"], outputs: ["u8[4]", "u8[4]"]'
+    entries = [
+        f"  - {{source: k/plain.py:swapped, name: {name}, {arrays}, check: {{reference: k/refs.py:{name}}}}}"
+        for name in ("right", "wrong", "few", "fails")
+    ]
+    two = 'inputs: ["f32[128,8]", "f32[128,8]"], outputs: ["f32[128,8]"]'
+    entries.append(f"  - {{source: k/squares.py:squares, {two}, vjp: k/squares.py:squares_back}}")
+    plan(folder, "\n".join(entries))
+    assert run(["check", str(folder / "m.yaml")]) == 1
+    printed = re.sub(r"-4-u8-\w+|-128x8-f32-\w+", "", capsys.readouterr().out)
+    assert re.sub(r"(by up to|first \[0, 0\]:) .*", r"\1 …", printed).splitlines() == [
+        "fails: differs",
+        f"    error: {folder}/k/refs.py:fails: TypeError: unsupported operand type(s) for /: 'int' and 'NoneType'",
+        "few: differs",
+        "    the reference returns 1 results, and the kernel 2",
+        "right: ok",
+        "squares.vjp: differs",
+        "    output0: 1024 of 1024 differ, by up to …",
+        "wrong: differs",
+        "    output0: 1 of 4 differ, by up to …",
+        "1 ok, 4 different, 1 without a reference",
+    ]
+    assert run(["check", str(folder / "m.yaml"), "--only", "right"]) == 0
+    (folder / "m.yaml").write_text(
+        f"format: 1\nname: m\ntargets: [trn1]\nkernels:\n  - {{source: k/plain.py:swapped, {arrays}}}\n"
+    )
+    assert run(["check", str(folder / "m.yaml")]) == 2

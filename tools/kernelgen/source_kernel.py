@@ -75,6 +75,11 @@ class ArrayDesc:
         return ArrayDesc(shape, dtype)
 
     @property
+    def is_float(self) -> bool:
+        """Whether its elements are floating-point numbers."""
+        return "float" in NUMPY_NAMES[self.dtype]
+
+    @property
     def numpy(self) -> tuple[tuple[int, ...], str]:
         """The shape, and the dtype's name in NumPy or ml_dtypes."""
         return self.shape, NUMPY_NAMES[self.dtype]

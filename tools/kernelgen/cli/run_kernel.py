@@ -222,12 +222,14 @@ def _load(path: str) -> Array:
 def _arrays(inputs: Sequence[str], parameters: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[Array]:
     if inputs and len(inputs) != len(parameters):
         raise KernelgenError(f"{len(inputs)} inputs are given, and the kernel has {len(parameters)}")
+    from kernelgen.hlo import judge
+
     found = []
     for i, (shape, dtype) in enumerate(parameters):
         if not inputs or not inputs[i].endswith(".npy"):
             if inputs and _described(inputs[i]) != (shape, dtype):
                 raise KernelgenError(f"--inputs {inputs[i]}: input {i} is {dtype}{list(shape)}")
-            found.append(_random(shape, dtype, seed + i))
+            found.append(judge.random(shape, dtype, seed + i))
             continue
         array = _load(inputs[i])
         if array.dtype.name != dtype or array.size != _size(shape):
@@ -242,17 +244,6 @@ def _size(shape: Sequence[int]) -> int:
     import math
 
     return math.prod(shape)
-
-
-def _random(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    import ml_dtypes
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
-    if kind.kind in "iub":
-        return rng.integers(0, 2, shape).astype(kind)
-    return rng.normal(size=shape).astype(kind)
 
 
 def _execute(made: _Made, arrays: Sequence[Array]) -> list[Array]:
@@ -292,25 +283,17 @@ def _wanted(
 
 
 def _compare(names: Sequence[str], results: Sequence[Array], wanted: Sequence[Array], rtol: float, atol: float) -> None:
-    import numpy as np
+    from kernelgen.hlo import judge
 
     if len(results) < len(wanted):
         raise KernelgenError(f"{len(results)} results, and {len(wanted)} to compare with", exit_code=EXIT_FAILED)
     wrong = []
     for name, have, want in zip(names, results, wanted, strict=False):
-        if have.shape != want.shape:
-            wrong.append(f"{name} is {list(have.shape)}, not {list(want.shape)}")
-            continue
-        a, b = have.astype(np.float64), want.astype(np.float64)
-        close = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
-        if not close.all():
-            with np.errstate(invalid="ignore"):
-                worst = np.nanmax(np.where(close, 0, np.abs(a - b)))
-            first = tuple(int(i) for i in np.argwhere(~close)[0])
-            where = f"first {list(first)}: {a[first]:g}, not {b[first]:g}"
-            wrong.append(f"{name}: {(~close).sum()} of {close.size} differ, by up to {worst:.3g}; {where}")
-        else:
+        found = judge.difference(have, want, rtol, atol)
+        if found is None:
             click.echo(f"{name}: equal within rtol {rtol:g}, atol {atol:g}")
+        else:
+            wrong.append(f"{name}: {found}")
     if wrong:
         raise KernelgenError("\n".join(wrong), exit_code=EXIT_FAILED)
 

@@ -41,6 +41,41 @@ class Launch:
     lowering: str = "interpreted"
 
 
+def launch_of(spec: SourceSpec, targets: tuple[str, ...]) -> Launch:
+    """Returns how the function of a kernel is called that is named by its source."""
+    return Launch(
+        tuple(a.numpy for a in spec.inputs),
+        tuple(a.numpy for a in spec.outputs),
+        dict(spec.params),
+        spec.grid,
+        targets,
+        spec.lowering,
+    )
+
+
+def jax_function(
+    language: str, function: Callable[..., Any], launch: Launch, name: str
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns a function of JAX arrays that computes what a function of any language returns, for JAX to trace.
+
+    Args:
+        language: what it is written in.
+        function: it.
+        launch: how it is called.
+        name: the kernel's name in messages.
+    """
+
+    def called(*arrays: Any) -> tuple[Any, ...]:
+        with emitting(launch.targets):
+            call = Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering)
+            results = list(languages.get(language).call(function, call).results)
+        if launch.outputs is not None:
+            _check(results, launch.outputs, lambda message: KernelgenError(f"kernel {name}: {message}"))
+        return tuple(results)
+
+    return called
+
+
 def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...]) -> Lowered:
     """Traces the function of a kernel that is named by its source, as `lower_function`; results are aliased as the spec says.
 
@@ -53,15 +88,7 @@ def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], 
     Raises:
         KernelgenError: the function fails, or its results are not those declared.
     """
-    launch = Launch(
-        tuple(a.numpy for a in spec.inputs),
-        tuple(a.numpy for a in spec.outputs),
-        dict(spec.params),
-        spec.grid,
-        targets,
-        spec.lowering,
-    )
-    lowered = lower_function(language, function, launch, spec.id)
+    lowered = lower_function(language, function, launch_of(spec, targets), spec.id)
     for result, parameter in spec.alias:
         other = lowered.aliases.get(result, parameter)
         taken = next((k for k, i in lowered.aliases.items() if i == parameter and k != result), None)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,14 +35,16 @@ class Check:
         function: the reference: a function of NumPy arrays.
         rtol, atol: the tolerance, relative and absolute.
         seed: of the random inputs.
+        forward: of a backward kernel, which has no file and function: the kernel whose derivative it is.
     """
 
     kernel: str
-    file: Path
+    file: Path | None
     function: str
     rtol: float = 1e-5
     atol: float = 1e-5
     seed: int = 0
+    forward: str = ""
 
 
 class SourceEntry(KernelEntry):
@@ -60,8 +62,14 @@ class SourceEntry(KernelEntry):
             if spec is None or registration is None:
                 break
             kernels.append(Kernel(spec, registration.module, self._library(spec), language=registration.language))
-            if (check := self._check(spec)) is not None:
+            check = self._check(spec)
+            if check is not None:
                 checks.append(check)
+            backward = self._backward(spec, values)
+            if backward is not None:
+                kernels.append(backward)
+                tolerance = check or Check("", None, "")
+                checks.append(replace(tolerance, kernel=backward.spec.id, file=None, function="", forward=spec.id))
         return (kernels, checks) if self.good else ([], [])
 
     def _only_own_keys(self) -> None:
@@ -74,8 +82,23 @@ class SourceEntry(KernelEntry):
         if self.entry.get("outputs") is None:
             self.fail(self.entry, "key 'outputs' is missing", "outputs: the results, a list of arrays")
 
-    def _registration(self) -> Any:
-        node = self.entry.get("source")
+    def _backward(self, spec: SourceSpec, values: Mapping[str, Value]) -> Kernel | None:
+        """Returns the kernel that computes the gradients of the inputs, from the inputs and the gradients of the results."""
+        node = self.entry.get("vjp")
+        found = self._registration("vjp")
+        if node is None or found is None:
+            return None
+        gradients = tuple(a for a in spec.inputs if a.is_float)
+        if not gradients or not all(a.is_float for a in spec.outputs):
+            self.fail_with(values, node, "only a kernel of floats has a backward kernel")
+            return None
+        source = PurePosixPath(node.text).as_posix()
+        inputs = (*spec.inputs, *spec.outputs)
+        made = replace(spec, name=f"{spec.name}.vjp", source=source, inputs=inputs, outputs=gradients, alias=())
+        return Kernel(made, found.module, self._library(made), language=found.language)
+
+    def _registration(self, key: str = "source") -> Any:
+        node = self.entry.get(key)
         if node is None or not self.usable(node):
             return None
         match = _SOURCE.fullmatch(node.text)
@@ -220,8 +243,8 @@ class SourceEntry(KernelEntry):
             self.fail_with(
                 values,
                 node,
-                f"'{short(str(value))}' is no name that a program can ask for: letters, digits, '_', '-' and '.', "
-                "beginning with a letter or '_', at most 100",
+                f"'{short(str(value))}' is no name that a program can ask for: letters, digits, underscores, hyphens and "
+                "dots, beginning with a letter or an underscore, at most 100",
             )
         return str(value)
 
