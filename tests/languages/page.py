@@ -18,11 +18,16 @@ def write(page: str, folder: Path) -> list[str]:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)
+    program(folder)
+    return sorted(files)
+
+
+def program(folder: Path) -> None:
+    """Writes the program `kernelgen` to a folder, where `run` finds it."""
     program = folder / "bin" / "kernelgen"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m kernelgen "$@"\n')
     program.chmod(0o755)
-    return sorted(files)
 
 
 def run(command: str, folder: Path, status: int = 0) -> str:
