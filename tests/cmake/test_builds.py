@@ -51,7 +51,15 @@ int main() {
 
 NAMED = '  - {source: "own/doubled.py:doubled", inputs: ["f32[3,2,5]"], outputs: ["f32[3,2,5]"]}\n'
 """A kernel that no op names, for the manifest."""
-DOUBLED = "import numpy as np\n\n\ndef doubled(x):\n    return np.add(x, x)\n"
+DOUBLED = """\
+import numpy as np
+
+from kernelgen.numpy import knob
+
+
+def doubled(x):
+    return knob(np.add(x, x), mem_space="Hbm")
+"""
 
 GENERATORS = pytest.mark.parametrize("generator", ["Ninja", pytest.param("Unix Makefiles", marks=pytest.mark.long)])
 
@@ -98,6 +106,7 @@ def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_make
     assert [p.name for p in packs] == ["small_inf2.kernels.gguf", "small_trn1.kernels.gguf"]
     for pack in packs:
         assert pack.read_bytes() == (tmp_path / "direct" / pack.name).read_bytes()
+        assert b'{"knobs":[{"array":"float32[3, 2, 5]","knob":{"mem_space":"Hbm"}' in pack.read_bytes()
     for bundle in ("small_trn1", "small_inf2"):
         trees = packs[0].parent / "tree" / bundle, tmp_path / "direct" / bundle
         contents = [{f.relative_to(t): f.read_bytes() for f in t.rglob("*") if f.is_file()} for t in trees]

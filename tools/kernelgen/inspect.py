@@ -100,6 +100,7 @@ def text(what: dict[str, Any]) -> str:
     for kernel in what.get("kernels", ()):
         lines.append(f"  {kernel['id']}  {kernel['neff_size']} bytes{_sharing(kernel)}")
         lines.append(f"      {_spec_text(kernel['spec'])}")
+        lines += [f"    {line}" for line in _notes_text(kernel.get("notes") or {})]
     return "\n".join(lines)
 
 
@@ -182,6 +183,8 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
         try:
             spec = json.loads(made.specs[number])
             _spec_text(spec)
+            notes = json.loads(made.notes[number]) if made.notes and made.notes[number] else {}
+            _notes_text(notes)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise KernelgenError(f"{path}: damaged kernel pack: the spec of {kernel} cannot be read") from None
         which = made.kernel_neff[number]
@@ -193,6 +196,7 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
                 "neff_sha256": made.neffs[which].sha256,
                 "neff_size": made.neffs[which].size,
                 "same_as": first.get(which),
+                **({"notes": notes} if notes else {}),
             }
         )
         first.setdefault(which, kernel)
@@ -237,6 +241,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
                     mistakes += _judge(data, real, kernel["neff_sha256"], origin, str(file), check, tensors)
         try:
             _spec_text(kernel["spec"])
+            _notes_text(kernel.get("notes") or {})
         except (LookupError, TypeError, AttributeError):
             raise KernelgenError(f"{path / tree.INDEX}: the spec of {kernel['id']} cannot be read") from None
         sha = kernel["neff_sha256"]
@@ -244,6 +249,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
             {
                 **{name: kernel[name] for name in ("id", "spec", "hlo_sha256", "neff_sha256", "neff_size")},
                 "same_as": first.get(sha),
+                **({"notes": kernel["notes"]} if kernel.get("notes") else {}),
             }
         )
         first.setdefault(sha, kernel["id"])

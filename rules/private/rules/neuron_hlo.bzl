@@ -33,6 +33,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = []):
     args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
     args.add_all(targets, format_each = "--target=%s")
     outputs = [hlo]
+    notes = None
     if language != "jax":
         notes = ctx.actions.declare_file(kernel + ".notes.json")
         outputs.append(notes)
@@ -49,7 +50,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = []):
     )
     return [
         DefaultInfo(files = depset(outputs)),
-        NeuronHloInfo(hlo = hlo, id = kernel, spec = spec),
+        NeuronHloInfo(hlo = hlo, id = kernel, notes = notes, spec = spec),
     ]
 
 def _neuron_hlo_impl(ctx):

@@ -86,6 +86,7 @@ class Contents:
         hlos: each kernel's HLO, by number.
         neffs: the distinct NEFFs, in the order in which kernels first use them.
         kernel_neff: for each kernel, the position of its NEFF in `neffs`.
+        notes: what is noted about each kernel, as JSON; a text is empty where there is nothing.
     """
 
     origin: BundleOrigin
@@ -94,6 +95,7 @@ class Contents:
     hlos: tuple[StoredFile, ...]
     neffs: tuple[StoredFile, ...]
     kernel_neff: tuple[int, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def format(self) -> int:
