@@ -79,7 +79,7 @@ def bazel(
     data: tuple[str, ...],
     workspaces: tuple[str, ...],
 ) -> None:
-    """Write the packages of a repository of kernel targets; print the files that manifests name kernels by."""
+    """Write the packages of a repository of kernel targets; print what else they depend on of files that manifests name kernels by."""
     from kernelgen.render import bazel as renderer
 
     labels = {BUILTIN: f"{rules}//kernels"} | dict(_labels("--package", packages, catalog))
@@ -99,8 +99,10 @@ def bazel(
     roots = {Path.cwd(): "@@"}
     for folder, _, repository in (value.rpartition("=") for value in workspaces):
         roots[renderer.absolute(Path(folder))] = repository
-    sources += [renderer.package_of(library, roots) for library in catalog.sources.values()]
-    _write(output, renderer.generate(plan, sources, rules))
+    named = [renderer.package_of(library, roots) for library in catalog.sources.values()]
+    _write(output, renderer.generate(plan, [*sources, *named], rules))
+    for file in (file for source in named for file in renderer.build_files(source)):
+        click.echo(str(file))
     for kernel in plan.kernels:
         if kernel.library in catalog.sources:
             for file in dependencies(catalog.sources[kernel.library], kernel.emitter):

@@ -155,6 +155,13 @@ def package_of(library: Library, workspaces: Mapping[Path, str]) -> BazelLibrary
     )
 
 
+def build_files(source: BazelLibrary) -> list[Path]:
+    """Returns the BUILD files that decide which package a folder is in, those that are not there, too."""
+    folder = source.library.root
+    above = [folder, *folder.parents][: len(Path(source.prefix).parts) + 1]
+    return [package / name for package in above for name in ("BUILD.bazel", "BUILD")]
+
+
 def _label_of(file: Path, sources: Sequence[BazelLibrary]) -> str:
     holding = [source for source in sources if file.is_relative_to(source.library.root)]
     if holding:
