@@ -39,8 +39,8 @@ def test_data_is_declared(mode: list[str], checkouts: scratch.Checkouts) -> None
         checkout.edit(
             "e2e/smoke/WORKSPACE", given, f'data = {{"{build_file}": ["//my_kernels:factor.txt"]}},\n    {given}'
         )
-        # The other kernel may have been compiled beside the one that failed.
-        assert checkout.bazel("build", "//:tiny_trn1.pack").compiles in (1, 2)
+        # The other kernels may have been compiled beside the one that failed.
+        assert checkout.bazel("build", "//:tiny_trn1.pack").compiles in (1, 2, 3)
         (checkout.path / kernels / "factor.txt").write_text("3\n")
         result = checkout.bazel("build", "//:tiny_trn1.pack")
         assert (result.emits, result.compiles) == (1, 1)

@@ -18,5 +18,5 @@ def test_a_repository_that_uses_the_rules_builds_and_its_program_finds_its_kerne
 ) -> None:
     with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
         result = checkout.bazel("test", "//...")
-        assert (result.emits, result.compiles) == (2, 2)
+        assert (result.emits, result.compiles) == (3, 3)
         assert "1 test passes" in result.output

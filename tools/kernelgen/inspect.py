@@ -20,6 +20,7 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF, kernel_of, notes_file
 from kernelgen.hlo.describe import describe as describe_hlo
 from kernelgen.neff import HEADER_SIZE
+from kernelgen.source_kernel import SourceSpec
 
 
 def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
@@ -99,6 +100,7 @@ def text(what: dict[str, Any]) -> str:
     for kernel in what.get("kernels", ()):
         lines.append(f"  {kernel['id']}  {kernel['neff_size']} bytes{_sharing(kernel)}")
         lines.append(f"      {_spec_text(kernel['spec'])}")
+        lines += [f"    {line}" for line in _notes_text(kernel.get("notes") or {})]
     return "\n".join(lines)
 
 
@@ -116,12 +118,27 @@ def _sharing(kernel: dict[str, Any]) -> str:
 
 
 def _spec_text(spec: dict[str, Any]) -> str:
+    if "source" in spec:
+        return _source_text(spec)
     if "graph" in spec:
         return f"\n{' ' * 6}".join(f"n{i} = {_node_text(node)}" for i, node in enumerate(spec["graph"]))
     inputs = ", ".join("-" if t is None else t for t in spec["inputs"])
     params = "".join(f" {name}={value}" for name, value in spec["params"].items())
     alias = "" if spec["alias"] is None else f" in the memory of input {spec['alias']}"
     return f"{spec['op']}({inputs}) -> {spec['output']}{alias}{params}"
+
+
+def _source_text(spec: dict[str, Any]) -> str:
+    made = SourceSpec.from_json(spec)
+    memory = dict(made.alias)
+    inputs = ", ".join(map(str, made.inputs))
+    more = [f"{name}={canonical_json(value)}" for name, value in made.params]
+    more += [f"grid={list(made.grid)}"] if made.grid else []
+    more += [f"{name}={value}" for name, value in made.env]
+    more += [made.lowering] if made.lowering != "interpreted" else []
+    shared = [f" in the memory of input {memory[k]}" if k in memory else "" for k in range(len(made.outputs))]
+    outputs = ", ".join(f"{a}{where}" for a, where in zip(made.outputs, shared, strict=True))
+    return " ".join([f"{made.source}({inputs}) -> {outputs}", *more])
 
 
 def _node_text(node: dict[str, Any]) -> str:
@@ -166,6 +183,8 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
         try:
             spec = json.loads(made.specs[number])
             _spec_text(spec)
+            notes = json.loads(made.notes[number]) if made.notes and made.notes[number] else {}
+            _notes_text(notes)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise KernelgenError(f"{path}: damaged kernel pack: the spec of {kernel} cannot be read") from None
         which = made.kernel_neff[number]
@@ -177,6 +196,7 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
                 "neff_sha256": made.neffs[which].sha256,
                 "neff_size": made.neffs[which].size,
                 "same_as": first.get(which),
+                **({"notes": notes} if notes else {}),
             }
         )
         first.setdefault(which, kernel)
@@ -221,6 +241,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
                     mistakes += _judge(data, real, kernel["neff_sha256"], origin, str(file), check, tensors)
         try:
             _spec_text(kernel["spec"])
+            _notes_text(kernel.get("notes") or {})
         except (LookupError, TypeError, AttributeError):
             raise KernelgenError(f"{path / tree.INDEX}: the spec of {kernel['id']} cannot be read") from None
         sha = kernel["neff_sha256"]
@@ -228,6 +249,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
             {
                 **{name: kernel[name] for name in ("id", "spec", "hlo_sha256", "neff_sha256", "neff_size")},
                 "same_as": first.get(sha),
+                **({"notes": kernel["notes"]} if kernel.get("notes") else {}),
             }
         )
         first.setdefault(sha, kernel["id"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
@@ -112,6 +113,7 @@ class Request:
         kernels: its kernels, duplicates allowed.
         configs: one per target.
         memory_mb, cpus: what one compile needs; None for the target's own figure.
+        checks: what `kernelgen check` compares kernels with (`kernelgen.manifest.sources.Check`).
     """
 
     name: str
@@ -119,6 +121,7 @@ class Request:
     configs: tuple[CompileConfig, ...]
     memory_mb: int | None = None
     cpus: int | None = None
+    checks: tuple[Any, ...] = ()
 
 
 def _only_equal(what: str, id: str, one: object, other: object) -> None:

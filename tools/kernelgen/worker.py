@@ -236,9 +236,8 @@ def _cache(arguments: Arguments) -> Cache | None:
 
 def bundle(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), a `--flag` for each argument that neuronx-cc
-    was given, and an `--entry` a kernel:
-    JSON with its `spec` and the paths `hlo` and `neff`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not
-    given.
+    was given, and an `--entry` a kernel: JSON with its `spec` and the paths `hlo` and `neff`, and of what was noted about it,
+    `notes`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not given.
 
     With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there; compile
     steps print the warnings.
@@ -254,11 +253,13 @@ def bundle(arguments: Arguments) -> None:
 
     check_jax(arguments)
     config = _config(arguments)
-    specs, hlos, neffs, origin_files = {}, {}, {}, {}
+    specs, hlos, neffs, origin_files, notes = {}, {}, {}, {}, {}
     for text in arguments["entry"]:
         entry = json.loads(text)
         spec = spec_from_json(json.loads(entry["spec"]))
         specs[spec.id], hlos[spec.id], neffs[spec.id] = spec, Path(entry["hlo"]), Path(entry["neff"])
+        if "notes" in entry:
+            notes[spec.id] = Path(entry["notes"])
         if "origin" in entry:
             origin_files[spec.id] = Path(entry["origin"])
     if origin_files:
@@ -275,6 +276,7 @@ def bundle(arguments: Arguments) -> None:
         config,
         compiler=maybe(arguments, "compiler"),
         jax_version=version("jax"),
+        notes=notes,
         pack_path=maybe(arguments, "pack"),
         tree_path=maybe(arguments, "tree"),
     )

@@ -17,7 +17,10 @@ def _same_flags(ctx, neffs):
             ))
 
 def _entry(neff):
-    return json.encode({"hlo": neff.kernel.hlo.path, "neff": neff.neff.path, "spec": neff.kernel.spec})
+    entry = {"hlo": neff.kernel.hlo.path, "neff": neff.neff.path, "spec": neff.kernel.spec}
+    if neff.kernel.notes:
+        entry["notes"] = neff.kernel.notes.path
+    return json.encode(entry)
 
 def _bundle(ctx, neffs, output, form, what):
     """Registers the action that writes one form of the bundle."""
@@ -34,7 +37,7 @@ def _bundle(ctx, neffs, output, form, what):
         ctx.attr._tool[KernelgenToolInfo],
         args,
         worker = True,
-        inputs = [n.neff for n in neffs] + [n.kernel.hlo for n in neffs],
+        inputs = [n.neff for n in neffs] + [n.kernel.hlo for n in neffs] + [n.kernel.notes for n in neffs if n.kernel.notes],
         mnemonic = "NeuronBundle",
         outputs = [output],
         progress_message = "{} {}".format(what, ctx.label.name),

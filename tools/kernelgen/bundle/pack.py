@@ -59,6 +59,8 @@ def write(path: str | Path, contents: Contents) -> None:
         add("kernelgen.kernel.specs", [spec_json(spec) for spec in contents.specs], value.ARRAY, value.STRING)
         add("kernelgen.kernel.hlo_sha256", [hlo.sha256 for hlo in contents.hlos], value.ARRAY, value.STRING)
         add("kernelgen.kernel.neff", contents.kernel_neff, value.ARRAY, value.UINT32)
+        if any(contents.notes):
+            add("kernelgen.kernel.notes", list(contents.notes), value.ARRAY, value.STRING)
         add("kernelgen.neff.sha256", [neff.sha256 for neff in contents.neffs], value.ARRAY, value.STRING)
         add("kernelgen.key.words", index.words, value.ARRAY, value.UINT64)
         add("kernelgen.key.offsets", index.offsets, value.ARRAY, value.UINT32)
@@ -108,6 +110,7 @@ class Pack:
         data_offset: from the start of the file to the tensor data.
         size: bytes of the file.
         metadata: every metadata value by name, as stored.
+        notes: what is noted about each kernel, as JSON, by number; none when the pack has no notes.
     """
 
     path: Path
@@ -120,6 +123,7 @@ class Pack:
     data_offset: int
     size: int
     metadata: dict[str, Value] = field(repr=False)
+    notes: tuple[str, ...] = ()
 
     def read_neff(self, number: int, limit: int | None = None) -> bytes:
         """Returns the bytes of NEFF `number`, or the first `limit` of them."""
@@ -218,6 +222,10 @@ def _check(
         lists[name] = get(name, kind, is_array=True)
         if len(lists[name]) != count:
             fail(f"damaged kernel pack: {name} has {len(lists[name])} elements, expected {count}")
+    if "kernelgen.kernel.notes" in metadata:
+        lists["notes"] = get("kernelgen.kernel.notes", STRING, is_array=True)
+        if len(lists["notes"]) != n:
+            fail(f"damaged kernel pack: kernelgen.kernel.notes has {len(lists['notes'])} elements, expected {n}")
     words = get("kernelgen.key.words", U64, is_array=True)
     offsets = lists["kernelgen.key.offsets"]
     slots = get("kernelgen.key.slots", U32, is_array=True)
@@ -267,4 +275,5 @@ def _check(
         data_offset=data_offset,
         size=size,
         metadata=metadata,
+        notes=tuple(lists.get("notes", ())),
     )

@@ -71,6 +71,7 @@ def write(path: str | Path, contents: Contents) -> None:
                         "neff": neff,
                         "neff_sha256": source.sha256,
                         "neff_size": source.size,
+                        **({"notes": json.loads(contents.notes[number])} if contents.notes[number] else {}),
                     }
                 )
             )

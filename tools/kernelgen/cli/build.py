@@ -107,7 +107,7 @@ def command(
         cache=caches,
     )
     if dry_run:
-        preview = job.preview(plan, catalog.libraries, settings)
+        preview = job.preview(plan, catalog.folders, settings)
         _print_plan(plan, whole, preview, output)
         if text := _forecast(preview, settings):
             click.echo(text)
@@ -117,11 +117,11 @@ def command(
         with _reporter(len(plan.neffs)) as reporter:
             reporter.say(chosen.note or f"compiling with {settings.identity}")
             if chosen.name != "simulator" and (
-                ahead := _forecast(job.preview(plan, catalog.libraries, settings), settings)
+                ahead := _forecast(job.preview(plan, catalog.folders, settings), settings)
             ):
                 reporter.say(ahead)
-            checked = job.check_determinism(plan, catalog.libraries, settings) if check_determinism else None
-            result = job.run(plan, catalog.libraries, settings, reporter, checked)
+            checked = job.check_determinism(plan, catalog.folders, settings) if check_determinism else None
+            result = job.run(plan, catalog.folders, settings, reporter, checked)
         failed = [step for step in result.steps if step.failure is not None]
         written = _write_bundles(plan, result, settings, forms) if only is None else []
     _summarize(whole, result, failed, written, only, time.monotonic() - begun)

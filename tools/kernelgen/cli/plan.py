@@ -11,6 +11,7 @@ from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.graph_kernel import GraphSpec, Spec
 from kernelgen.plan import Kernel, Plan
+from kernelgen.source_kernel import SourceSpec
 
 
 @click.command(short_help="Print the kernels, compiles and bundles that manifests ask for.")
@@ -36,6 +37,8 @@ def modules(kernel: Kernel) -> str:
 def _description(spec: Spec) -> str:
     if isinstance(spec, GraphSpec):
         return f"{len(spec.nodes)} nodes, {len(spec.slots)} slots of {sum(spec.slots)} bytes"
+    if isinstance(spec, SourceSpec):
+        return f"{', '.join(map(str, spec.inputs))} -> {', '.join(map(str, spec.outputs))}"
     inputs = ", ".join("-" if t is None else str(t) for t in spec.inputs)
     return f"{inputs} -> {spec.output}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 from kernelgen.emitters.library import Library, emitters_of
 from kernelgen.emitters.registration import Registration
@@ -19,6 +20,7 @@ from kernelgen.graph_kernel import GraphSpec, Spec, spec_ops
 from kernelgen.kernel import KernelSpec
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel
+from kernelgen.source_kernel import SourceSpec
 
 
 class Catalog:
@@ -30,6 +32,15 @@ class Catalog:
 
     def __init__(self, libraries: Sequence[Library]) -> None:
         self.libraries = tuple(libraries)
+        self.sources: dict[str, Library] = {}
+        """The folders of the files that manifests name kernels by, under the names that plans have for them."""
+        self.files: dict[str, Path] = {}
+        """These files, by the kernels' ids."""
+
+    @property
+    def folders(self) -> tuple[Library, ...]:
+        """Every folder that a plan's kernels may be of."""
+        return (*self.libraries, *self.sources.values())
 
     @cached_property
     def by_op(self) -> Mapping[str, tuple[Library, Registration]]:
@@ -129,6 +140,8 @@ class Catalog:
         Raises:
             KernelgenError: nothing does.
         """
+        if isinstance(spec, SourceSpec):
+            raise KernelgenError(f"kernel {spec.id} is named by {spec.source}: give the manifest that names it")
         if not isinstance(spec, GraphSpec):
             library, chosen = self.find(spec.op)
             return Kernel(spec, chosen.module, library.name, language=chosen.language)
@@ -160,7 +173,7 @@ class Catalog:
         Raises:
             KernelgenError: a module that it names is not there any more, or is wrong.
         """
-        libraries = {library.name: library for library in self.libraries}
+        libraries = {library.name: library for library in self.folders}
         return emitters_of(kernel.spec, [(libraries[name], libraries[name].file(m)) for name, m in kernel.emitters])
 
     def op(self, name: str) -> Op | None:

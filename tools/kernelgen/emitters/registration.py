@@ -47,6 +47,7 @@ class Registration:
         language: what the kernel is written in.
         targets: the targets that it is for; empty for all.
         where: what the kernel's sizes and parameters must fulfil, else it is for another emitter.
+        env: (name, value) of the environment variables that its file sees, which are all; None for those of this process.
     """
 
     op: str
@@ -62,6 +63,7 @@ class Registration:
     language: str = DEFAULT
     targets: tuple[str, ...] = ()
     where: tuple[Condition, ...] = ()
+    env: tuple[tuple[str, str], ...] | None = None
 
     @property
     def in_groups(self) -> bool:
