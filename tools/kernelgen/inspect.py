@@ -99,6 +99,8 @@ def text(what: dict[str, Any]) -> str:
     for kernel in what.get("kernels", ()):
         lines.append(f"  {kernel['id']}  {kernel['neff_size']} bytes{_sharing(kernel)}")
         lines.append(f"      {_spec_text(kernel['spec'])}")
+        if "flags" in kernel:
+            lines.append(f"      compiled with {' '.join(kernel['flags'])}")
     return "\n".join(lines)
 
 
@@ -178,6 +180,7 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
                 "neff_size": made.neffs[which].size,
                 "same_as": first.get(which),
             }
+            | ({"flags": list(made.special_flags[kernel])} if kernel in made.special_flags else {})
         )
         first.setdefault(which, kernel)
     if mistakes:
@@ -229,6 +232,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
                 **{name: kernel[name] for name in ("id", "spec", "hlo_sha256", "neff_sha256", "neff_size")},
                 "same_as": first.get(sha),
             }
+            | ({"flags": list(map(str, kernel["flags"]))} if isinstance(kernel.get("flags"), list) else {})
         )
         first.setdefault(sha, kernel["id"])
         sizes[sha] = kernel["neff_size"]

@@ -82,6 +82,7 @@ class Contents:
         hlos: each kernel's HLO, by number.
         neffs: the distinct NEFFs, in the order in which kernels first use them.
         kernel_neff: for each kernel, the position of its NEFF in `neffs`.
+        special_flags: (number, the compiler's flags) of kernels that were compiled with others than the bundle's.
     """
 
     origin: BundleOrigin
@@ -90,6 +91,7 @@ class Contents:
     hlos: tuple[StoredFile, ...]
     neffs: tuple[StoredFile, ...]
     kernel_neff: tuple[int, ...]
+    special_flags: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def format(self) -> int:

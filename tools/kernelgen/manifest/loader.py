@@ -77,12 +77,14 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
     if root.kind != "map":
         return None
     config = settings.read(root, report)
-    choice = kernels.Choice(tuple(c.target for c in config.configs), root.get("languages"))
+    own = settings.KernelSettings(root, config, report)
+    choice = kernels.Choice(tuple(c.target for c in config.configs), root.get("languages"), own)
     found = _entries(root, catalog, report, choice)
+    special = own.special()
     name = root.get("name")
     if name is None or report.diagnostics:
         return None
-    return Request(str(name.value), tuple(found), config.configs, config.memory_mb, config.cpus)
+    return Request(str(name.value), tuple(found), config.configs, config.memory_mb, config.cpus, special)
 
 
 def _items(root: Node, key: str) -> list[Node]:
