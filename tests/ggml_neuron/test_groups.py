@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 from programs import ROOT, Programs, build
 
+from kernelgen import cli
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.graph_kernel import GraphSpec, Place
+from kernelgen.manifest import load
 
 GROUPS = ("hit", "twice", "between", "cache", "attention", "in-place", "views", "several-results", "kept", "square")
 RANDOM = ("random-0", "random-1")
@@ -195,3 +199,46 @@ def test_a_bundle_of_groups_alone(compute: Compute, manifest: Path) -> None:
     result = compute(manifest.parent / "alone", "scheduled:twice")
     expect_ok(result, "scheduled:twice")
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+
+
+# --- recorded graphs ----------------------------------------------------------------------------------------------------------
+
+# Their graphs are one group from the first node to the last.
+WHOLE = ("hit", "cache", "attention", "in-place", "views", "square")
+
+
+def groups_of(path: Path) -> set[GraphSpec]:
+    (request,) = load([path], Catalog([builtin_library()]))
+    return {kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)}
+
+
+def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
+    compute: Compute, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
+    for name in WHOLE:
+        graphs = tmp_path / f"{name}.graphs"
+        for _ in range(2):  # another process adds what the first one did
+            compute(Path(), name, GGML_NEURON_RECORD_GRAPHS=str(graphs), **recording)
+        head, *lines = graphs.read_text().splitlines()
+        assert head.startswith('{"format":"neuron-kernelgen graphs"') and len(lines) == 2 * len(set(lines)), name
+        written, wanted = tmp_path / f"{name}.yaml", tmp_path / f"{name}-group.yaml"
+        assert cli.run(["model", str(graphs), "--fuse", "step", "-o", str(written), "--target", "trn1"]) == 0
+        assert "1 group of nodes as one kernel each" in capsys.readouterr().out
+        command = [programs.find("groups"), "manifest", name]
+        wanted.write_text(
+            subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
+        )
+        assert groups_of(written) == groups_of(wanted), name
+
+
+def test_a_file_that_is_no_recording_is_not_written_to(compute: Compute, tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
+    for text, said in (("[]\n", f"{path} exists and is no recording of graphs"), (None, f"{tmp_path}/no/where can't")):
+        if text is not None:
+            path.write_text(text)
+        file = path if text is not None else tmp_path / "no" / "where"
+        log = compute(Path(), "hit", GGML_NEURON_RECORD_GRAPHS=str(file), **recording).stderr
+        assert log.count(f"ggml-neuron: GGML_NEURON_RECORD_GRAPHS: {said}") == 1, log
+        assert text is None or path.read_text() == text

@@ -118,10 +118,7 @@ def read_export(path: str | Path) -> Export:
         KernelgenError: the file can't be read, holds no op, or has broken lines; each is named.
     """
     file = str(path)
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
+    data = _read(path)
     if data.startswith(b"{"):
         return _graphs(data, file)
     lines = data.decode("utf-8", "replace").splitlines()
@@ -141,6 +138,31 @@ def read_export(path: str | Path) -> Export:
     if not found:
         raise KernelgenError(Diagnostic("no op in the graph export", Location(file, 1, 1)))
     return Export(file, tuple(found), (Step(1, {}, {}, Counter(spec for spec, _, _ in found)),))
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise KernelgenError(f"can't read '{path}': {error.strerror or error}") from None
+
+
+def read_graphs(path: str | Path) -> list[Graph]:
+    """Returns the graphs of an export, each once; none of one that holds the distinct ops of several.
+
+    Raises:
+        KernelgenError: the file can't be read, or a line is broken.
+    """
+    data = _read(path)
+    if not data.startswith(b"{"):
+        return []
+    reader = Reader(data.splitlines(), str(path))
+    reader.model()
+    found: dict[object, Graph] = {}
+    for graph in reader.graphs():
+        roots = tuple((root.shape, root.node, root.output) for root in graph.roots.values())  # names are for readers
+        found.setdefault((graph.nodes, graph.wires, roots), graph)
+    return list(found.values())
 
 
 def _graphs(data: bytes, file: str) -> Export:
