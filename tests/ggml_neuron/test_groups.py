@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.graph_kernel import GraphSpec, Place
 from kernelgen.manifest import load
+from kernelgen.manifest.graph_ops import read_graphs
+from kernelgen.model.grouping import Groups, Outside
 
 GROUPS = ("hit", "twice", "between", "cache", "attention", "in-place", "views", "several-results", "kept", "square")
 RANDOM = ("random-0", "random-1")
@@ -76,6 +80,11 @@ def expect_ok(result: subprocess.CompletedProcess[str], *scenarios: str) -> None
     assert result.stdout.splitlines() == [f"{name}: ok" for name in scenarios], result.stderr
 
 
+def groups_of(path: Path) -> set[GraphSpec]:
+    (request,) = load([path], Catalog([builtin_library()]))
+    return {kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)}
+
+
 # --- what a group is found by -------------------------------------------------------------------------------------------------
 
 
@@ -115,11 +124,18 @@ def test_words_are_the_golden_ones(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize("buffers", ["device", "host"])
-def test_groups_compute_what_their_nodes_do(compute: Compute, kernels: Path, buffers: str) -> None:
-    result = compute(kernels, *GROUPS, *RANDOM, GGML_NEURON_BUFFERS=buffers)
+def test_groups_compute_what_their_nodes_do(
+    compute: Compute, manifest: Path, kernels: Path, buffers: str, tmp_path: Path
+) -> None:
+    graphs = tmp_path / "recorded.graphs"
+    result = compute(kernels, *GROUPS, *RANDOM, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_RECORD_GRAPHS=str(graphs))
     expect_ok(result, *GROUPS, *RANDOM)
     grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches, (\d+\.\d) ops each", result.stderr)
     assert grouped and int(grouped[1]) > 2 * int(grouped[2]), result.stderr
+    # `kernelgen coverage` finds the same; here each graph was computed several times
+    found = [Groups(groups_of(manifest)).find(graph) for graph in read_graphs(graphs)]
+    launches = sum(len(one.groups) for one in found)
+    assert launches and int(grouped[1]) * launches == int(grouped[2]) * sum(one.nodes for one in found)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
@@ -140,17 +156,19 @@ def test_the_scheduler_keeps_what_a_group_reads(compute: Compute, kernels: Path)
     assert copied in result.stderr
 
 
-def test_what_differs_in_anything_is_not_the_group(compute: Compute, kernels: Path) -> None:
-    result = compute(kernels, *MUTATED)
+def test_what_differs_in_anything_is_not_the_group(
+    compute: Compute, manifest: Path, kernels: Path, tmp_path: Path
+) -> None:
+    graphs = tmp_path / "recorded.graphs"
+    result = compute(kernels, *MUTATED, GGML_NEURON_RECORD_GRAPHS=str(graphs))
     expect_ok(result, *MUTATED)
-    for reason in (
-        "no group has such a node",
-        "their groups have other nodes beside them",
-        "their part of the graph ends before the group does",
-        "their group is wired in another way",
-        "another result of their group is used outside of it",
-    ):
-        assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
+    # `kernelgen coverage` finds the same reasons
+    groups = Groups(groups_of(manifest))
+    counts = Counter(why for graph in read_graphs(graphs) for _, why in groups.find(graph).outside)
+    said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in Outside}
+    assert all(said.values()) and counts.keys() == said.keys(), result.stderr
+    times = {Fraction(int(match[1]), counts[why]) for why, match in said.items() if match}
+    assert len(times) == 1, (counts, result.stderr)  # each graph was computed as often
 
 
 def test_a_program_that_looks_at_nodes_sees_what_they_compute(compute: Compute, kernels: Path) -> None:
@@ -205,11 +223,6 @@ def test_a_bundle_of_groups_alone(compute: Compute, manifest: Path) -> None:
 
 # Their graphs are one group from the first node to the last.
 WHOLE = ("hit", "cache", "attention", "in-place", "views", "square")
-
-
-def groups_of(path: Path) -> set[GraphSpec]:
-    (request,) = load([path], Catalog([builtin_library()]))
-    return {kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)}
 
 
 def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
