@@ -125,6 +125,29 @@ def test_bazel_has_a_target_for_every_hlo_neff_and_bundle(plan: Plan) -> None:
         assert [label.removeprefix("//kernels:") in neffs for label in labels] == [True, True]
 
 
+def test_a_bundle_names_the_neffs_of_kernels_with_settings_of_their_own(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "special.yaml"
+    path.write_text(
+        MANIFEST.replace("op: add,", "compiler: {optlevel: 3}, op: add,", 1).replace("name: two", "name: special")
+    )
+    special = Plan.merge(manifest.load([path], Catalog([builtin_library()])))
+    assert Plan.from_json(special.to_json()) == special and len(special.neffs) == len(plan.neffs)
+    assert {bundle.config for bundle in special.bundles} == {bundle.config for bundle in plan.bundles}
+    files = bazel.generate(special, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
+    configs = {config.key: config.flags() for config in special.configs}
+    rules = [a for rule, a in calls(files["bundles/BUILD.bazel"]) if rule == "neuron_kernel_bundle"]
+    text = cmake.generate(special, [builtin_library()], BUILD)["kernels.cmake"]
+    for bundle, attributes in zip(special.bundles, rules, strict=True):
+        assert ast.literal_eval(attributes["flags"]) == configs[bundle.config]
+        neffs = [
+            label.removeprefix("//kernels:").removesuffix(".neff") for label in ast.literal_eval(attributes["neffs"])
+        ]
+        assert set(neffs) <= {neff.id for neff in special.neffs} and len(neffs) == len(bundle.kernels)
+        assert sum(neff.rpartition(".")[2] != bundle.config for neff in neffs) == 1
+        (listed,) = re.findall(rf"^neuron_kernels_bundle\({bundle.id}\n(.*?)\)", text, re.M | re.S)
+        assert listed.split() == neffs
+
+
 def test_a_group_has_the_emitters_of_all_of_its_ops(group: Plan) -> None:
     (kernel,) = (k for k in group.kernels if isinstance(k.spec, GraphSpec))
     assert kernel.emitters == (("kernelgen", "elementwise"), ("kernelgen", "norm"))

@@ -100,6 +100,8 @@ def text(what: dict[str, Any]) -> str:
     for kernel in what.get("kernels", ()):
         lines.append(f"  {kernel['id']}  {kernel['neff_size']} bytes{_sharing(kernel)}")
         lines.append(f"      {_spec_text(kernel['spec'])}")
+        if "flags" in kernel:
+            lines.append(f"      compiled with {' '.join(kernel['flags'])}")
         lines += [f"    {line}" for line in _notes_text(kernel.get("notes") or {})]
     return "\n".join(lines)
 
@@ -198,6 +200,7 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
                 "same_as": first.get(which),
                 **({"notes": notes} if notes else {}),
             }
+            | ({"flags": list(made.special_flags[kernel])} if kernel in made.special_flags else {})
         )
         first.setdefault(which, kernel)
     if mistakes:
@@ -251,6 +254,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
                 "same_as": first.get(sha),
                 **({"notes": kernel["notes"]} if kernel.get("notes") else {}),
             }
+            | ({"flags": list(map(str, kernel["flags"]))} if isinstance(kernel.get("flags"), list) else {})
         )
         first.setdefault(sha, kernel["id"])
         sizes[sha] = kernel["neff_size"]

@@ -92,16 +92,26 @@ class Bundle:
         target: the target.
         config: key of the compile settings.
         kernels: `Kernel.id` of each, sorted.
+        special: (kernel, key of its settings) of those that are compiled with others, sorted.
     """
 
     name: str
     target: str
     config: str
     kernels: tuple[str, ...]
+    special: tuple[tuple[str, str], ...] = ()
 
     @property
     def id(self) -> str:
         return f"{self.name}_{self.target}"
+
+    def configs(self) -> dict[str, str]:
+        """Returns the key of each kernel's settings, by `Kernel.id`."""
+        return dict.fromkeys(self.kernels, self.config) | dict(self.special)
+
+    def neffs(self) -> dict[str, str]:
+        """Returns `Neff.id` of each kernel, by `Kernel.id`."""
+        return {kernel: f"{kernel}.{config}" for kernel, config in self.configs().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,7 @@ class Request:
         configs: one per target.
         memory_mb, cpus: what one compile needs; None for the target's own figure.
         checks: what `kernelgen check` compares kernels with (`kernelgen.manifest.sources.Check`).
+        special: (`Kernel.id`, its settings, one per target) of kernels that are compiled with settings of their own.
     """
 
     name: str
@@ -122,6 +133,11 @@ class Request:
     memory_mb: int | None = None
     cpus: int | None = None
     checks: tuple[Any, ...] = ()
+    special: tuple[tuple[str, tuple[CompileConfig, ...]], ...] = ()
+
+    def special_for(self, target: str) -> dict[str, CompileConfig]:
+        """Returns the settings of a target's kernels that are not compiled as the others, by `Kernel.id`."""
+        return {kernel: config for kernel, several in self.special for config in several if config.target == target}
 
 
 def _only_equal(what: str, id: str, one: object, other: object) -> None:
@@ -188,12 +204,14 @@ class Plan:
                 target = TARGETS[config.target]
                 memory = request.memory_mb or target.memory_per_compile_mb
                 cpus = request.cpus or target.cpus_per_compile
-                key = config.key
                 order = _chosen_for(config.target, request)
-                _only_equal("settings", key, configs.setdefault(key, config), config)
-                bundle = Bundle(request.name, config.target, key, order)
+                own = request.special_for(config.target)
+                for settings in (config, *own.values()):
+                    _only_equal("settings", settings.key, configs.setdefault(settings.key, settings), settings)
+                special = tuple((id, own[id].key) for id in order if id in own and own[id] != config)
+                bundle = Bundle(request.name, config.target, config.key, order, special)
                 bundles[bundle.id] = bundle
-                for id in order:
+                for id, key in bundle.configs().items():
                     built_for.setdefault(id, set()).add(config.target)
                     neff = Neff(id, key, memory, cpus)
                     known = neffs.get(neff.id)
@@ -221,7 +239,10 @@ class Plan:
             for n in self.neffs
         ]
         bundles = [
-            canonical_json({"name": b.name, "target": b.target, "config": b.config, "kernels": b.kernels})
+            canonical_json(
+                {"name": b.name, "target": b.target, "config": b.config, "kernels": b.kernels}
+                | ({"special": b.special} if b.special else {})
+            )
             for b in self.bundles
         ]
         return (
@@ -260,5 +281,14 @@ class Plan:
             ),
             tuple(CompileConfig.from_json(value["configs"][key]) for key in sorted(value["configs"])),
             tuple(Neff(**n) for n in value["neffs"]),
-            tuple(Bundle(b["name"], b["target"], b["config"], tuple(b["kernels"])) for b in value["bundles"]),
+            tuple(
+                Bundle(
+                    b["name"],
+                    b["target"],
+                    b["config"],
+                    tuple(b["kernels"]),
+                    tuple((kernel, config) for kernel, config in b.get("special", ())),
+                )
+                for b in value["bundles"]
+            ),
         )

@@ -236,8 +236,8 @@ def _cache(arguments: Arguments) -> Cache | None:
 
 def bundle(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), a `--flag` for each argument that neuronx-cc
-    was given, and an `--entry` a kernel: JSON with its `spec` and the paths `hlo` and `neff`, and of what was noted about it,
-    `notes`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not given.
+    was given, and an `--entry` a kernel: JSON with its `spec`, the paths `hlo` and `neff`, `flags` where they are others, and the
+    path of what was noted about it, `notes`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not given.
 
     With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there; compile
     steps print the warnings.
@@ -248,18 +248,21 @@ def bundle(arguments: Arguments) -> None:
     from importlib.metadata import version
 
     from kernelgen import bundle as bundles
+    from kernelgen.compilers.settings import CompileConfig
     from kernelgen.graph_kernel import spec_from_json
     from kernelgen.plan import Bundle
 
     check_jax(arguments)
     config = _config(arguments)
-    specs, hlos, neffs, origin_files, notes = {}, {}, {}, {}, {}
+    specs, hlos, neffs, origin_files, own_configs, notes = {}, {}, {}, {}, {}, {}
     for text in arguments["entry"]:
         entry = json.loads(text)
         spec = spec_from_json(json.loads(entry["spec"]))
         specs[spec.id], hlos[spec.id], neffs[spec.id] = spec, Path(entry["hlo"]), Path(entry["neff"])
         if "notes" in entry:
             notes[spec.id] = Path(entry["notes"])
+        if "flags" in entry:
+            own_configs[spec.id] = CompileConfig.from_flags(entry["flags"])
         if "origin" in entry:
             origin_files[spec.id] = Path(entry["origin"])
     if origin_files:
@@ -274,6 +277,7 @@ def bundle(arguments: Arguments) -> None:
         hlos,
         neffs,
         config,
+        own_configs=own_configs,
         compiler=maybe(arguments, "compiler"),
         jax_version=version("jax"),
         notes=notes,

@@ -38,6 +38,7 @@ def build(
     neffs: Mapping[str, Path],
     config: CompileConfig,
     *,
+    own_configs: Mapping[str, CompileConfig] | None = None,
     compiler: str | None = None,
     jax_version: str = "unknown",
     notes: Mapping[str, Path] | None = None,
@@ -55,6 +56,7 @@ def build(
         hlos: each kernel's HLO, by id.
         neffs: each kernel's NEFF, by id.
         config: the settings the NEFFs were compiled with.
+        own_configs: those of kernels that were compiled with others, by id.
         compiler: the compiler's identity; None takes it from the NEFFs.
         jax_version: version of the jax that emitted the HLO.
         notes: what the emit step noted about kernels, by id; not all have it.
@@ -71,7 +73,17 @@ def build(
         KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
         OSError: an output cannot be written.
     """
-    contents = gather(bundle, specs, hlos, neffs, config, compiler=compiler, jax_version=jax_version, notes=notes)
+    contents = gather(
+        bundle,
+        specs,
+        hlos,
+        neffs,
+        config,
+        own_configs=own_configs,
+        compiler=compiler,
+        jax_version=jax_version,
+        notes=notes,
+    )
     if tree_path is not None:
         tree.write(tree_path, contents)
     if pack_path is not None:
@@ -90,6 +102,7 @@ def gather(
     neffs: Mapping[str, Path],
     config: CompileConfig,
     *,
+    own_configs: Mapping[str, CompileConfig] | None = None,
     compiler: str | None = None,
     jax_version: str = "unknown",
     notes: Mapping[str, Path] | None = None,
@@ -102,10 +115,14 @@ def gather(
         KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
     """
     mistakes: list[Diagnostic] = []
+    own = own_configs or {}
     # Files are named after it.
     file_name(bundle.id)
-    if config.target != bundle.target:
-        raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {config.target}")
+    for one in (config, *own.values()):
+        if one.target != bundle.target:
+            raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {one.target}")
+        if one.lnc != config.lnc:
+            raise KernelgenError(f"bundle {bundle.id} is for lnc {config.lnc}, settings of a kernel for {one.lnc}")
     stored_hlos: list[StoredFile] = []
     noted: list[str] = []
     distinct: dict[str, _Neff] = {}
@@ -125,7 +142,7 @@ def gather(
         try:
             hlo = _stored(Path(hlos[kernel]))
             note = _notes((notes or {}).get(kernel))
-            neff = _neff(Path(neffs[kernel]), distinct, config)
+            neff = _neff(Path(neffs[kernel]), distinct, own.get(kernel, config))
             if neff.hlo_sha256 not in (None, hlo.sha256):
                 raise KernelgenError(
                     f"{neffs[kernel]}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})"
@@ -162,7 +179,19 @@ def gather(
         jax_version=jax_version or "unknown",
     )
     files = tuple(neff.file for neff in distinct.values())
-    return Contents(origin, index, tuple(chosen), tuple(stored_hlos), files, tuple(kernel_neff), tuple(noted))
+    flags = tuple(
+        (n, tuple(own[kernel].flags())) for n, kernel in enumerate(kernels) if own.get(kernel, config) != config
+    )
+    return Contents(
+        origin,
+        index,
+        tuple(chosen),
+        tuple(stored_hlos),
+        files,
+        tuple(kernel_neff),
+        notes=tuple(noted),
+        special_flags=flags,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class Contents:
         neffs: the distinct NEFFs, in the order in which kernels first use them.
         kernel_neff: for each kernel, the position of its NEFF in `neffs`.
         notes: what is noted about each kernel, as JSON; a text is empty where there is nothing.
+        special_flags: (number, the compiler's flags) of kernels that were compiled with others than the bundle's.
     """
 
     origin: BundleOrigin
@@ -96,6 +97,7 @@ class Contents:
     neffs: tuple[StoredFile, ...]
     kernel_neff: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    special_flags: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def format(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -51,6 +52,10 @@ def _table(plan: Plan) -> str:
         lines.append(f"{kernel.id:<{width}}  {modules(kernel)}  {_description(spec)}")
     lines.append("")
     for bundle in plan.bundles:
-        lines.append(f"bundle {bundle.id}: {len(bundle.kernels)} kernels, compiled as {bundle.config}")
+        counts = Counter(bundle.configs().values())
+        special = "".join(
+            f", {count} as {config}" for config, count in sorted(counts.items()) if config != bundle.config
+        )
+        lines.append(f"bundle {bundle.id}: {len(bundle.kernels)} kernels, compiled as {bundle.config}{special}")
     lines.append(f"{len(plan.kernels)} kernels, {len(plan.neffs)} compiles, {len(plan.bundles)} bundles")
     return "\n".join(lines) + "\n"

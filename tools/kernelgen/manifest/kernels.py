@@ -20,6 +20,7 @@ from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import sizes as manifest_sizes
 from kernelgen.manifest.document import Node, short
 from kernelgen.manifest.schema import Report, describe
+from kernelgen.manifest.settings import Changes, KernelSettings
 from kernelgen.manifest.sizes import NO_SIZES, Condition, Sizes
 from kernelgen.manifest.template import Template, TemplateError, Value
 from kernelgen.plan import Kernel
@@ -48,11 +49,13 @@ class Choice:
         targets: the manifest's targets.
         languages: its `languages`, or None.
         manifest: its name.
+        settings: where it is noted which kernels are compiled with settings of their own, or None.
     """
 
     targets: tuple[str, ...] = ()
     languages: Node | None = None
     manifest: str = ""
+    settings: KernelSettings | None = None
 
 
 def expand(
@@ -81,6 +84,7 @@ class KernelEntry:
         self.choice = choice
         self.languages = entry.get("languages") or choice.languages if entry.kind == "map" else None
         self.good = id(entry) not in report.wrong
+        self.own = choice.settings.own(entry) if choice.settings is not None and entry.kind == "map" else None
         self.op: Op | None = None
         self.variables: dict[str, list[Value]] = {}
         self.conditions: tuple[Condition, ...] = ()
@@ -128,7 +132,9 @@ class KernelEntry:
             spec = self._spec(self.op, values)
             if spec is None:
                 continue
-            kernels += self._chosen(spec)
+            chosen = self._chosen(spec)
+            self.note_settings(chosen, values, self.own)
+            kernels += chosen
             name = entry.get("name")
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
@@ -186,6 +192,16 @@ class KernelEntry:
             own = self.entry.get("languages")
             self.fail(own or self.entry.get("op") or self.entry, found.message, found.hint)
             return []
+
+    def note_settings(self, chosen: Sequence[Kernel], values: Mapping[str, Value], own: Changes | None) -> None:
+        """Notes how kernels of the entry are compiled; `own` are settings that it names for them."""
+        if self.choice.settings is None:
+            return
+        try:
+            for kernel in chosen:
+                self.choice.settings.note(kernel.id, self.entry, values, own)
+        except TemplateError as error:
+            self.fail_with(values, self.entry, str(error))
 
     def _read_op(self) -> None:
         node = self.entry.get("op")

@@ -77,14 +77,27 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
     if root.kind != "map":
         return None
     config = settings.read(root, report)
+    own = settings.KernelSettings(root, config, report)
     name = root.get("name")
     choice = kernels.Choice(
-        tuple(c.target for c in config.configs), root.get("languages"), "" if name is None else str(name.value)
+        tuple(c.target for c in config.configs),
+        root.get("languages"),
+        manifest="" if name is None else str(name.value),
+        settings=own,
     )
     found, checks = _entries(root, catalog, report, choice)
     if name is None or report.diagnostics:
         return None
-    return Request(str(name.value), tuple(found), config.configs, config.memory_mb, config.cpus, tuple(checks))
+    special = own.special()
+    return Request(
+        str(name.value),
+        tuple(found),
+        config.configs,
+        config.memory_mb,
+        config.cpus,
+        checks=tuple(checks),
+        special=special,
+    )
 
 
 def _items(root: Node, key: str) -> list[Node]:

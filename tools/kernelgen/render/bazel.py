@@ -17,7 +17,7 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, param_text, spec_json
 from kernelgen.languages import DEFAULT
-from kernelgen.plan import Kernel, Plan
+from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
 from kernelgen.source_kernel import SourceSpec
 
@@ -72,7 +72,7 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if isinstance(k.spec, GraphSpec)],
         "sources": [_source_kernel(k) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
         "neffs": plan.neffs,
-        "bundles": plan.bundles,
+        "bundles": [_bundle(plan, bundle) for bundle in plan.bundles],
         "manifests": _targets_by_manifest(plan),
     }
     return {
@@ -81,6 +81,16 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "bundles/BUILD.bazel": render("bazel/bundles.BUILD.j2", values),
         "kernels/BUILD.bazel": render("bazel/kernels.BUILD.j2", values),
         "plan.json": plan.to_json(),
+    }
+
+
+def _bundle(plan: Plan, bundle: Bundle) -> dict[str, Any]:
+    flags = {c.key: c.flags() for c in plan.configs}
+    return {
+        "id": bundle.id,
+        "name": bundle.name,
+        "flags": flags[bundle.config] if bundle.special else None,
+        "neffs": list(bundle.neffs().values()),
     }
 
 

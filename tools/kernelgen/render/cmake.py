@@ -102,16 +102,18 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         *build.cache.arguments(),
         f"--notices={build.folder / 'workers' / 'notices'}",
     )
+    settings = {c.key: c.flags() for c in plan.configs}
     for bundle in plan.bundles:
         entries = [
             {
                 "hlo": str(build.folder / "hlo" / hlo_file(kernel)),
-                "neff": str(build.folder / "neff" / neff_file(kernel, bundle.config)),
-                "origin": str(build.folder / "neff" / origin_file(kernel, bundle.config)),
+                "neff": str(build.folder / "neff" / neff_file(kernel, config)),
+                "origin": str(build.folder / "neff" / origin_file(kernel, config)),
                 "spec": specs[kernel],
                 **({"notes": str(build.folder / "hlo" / notes_file(kernel))} if kernel in noted else {}),
             }
-            for kernel in bundle.kernels
+            | ({"flags": settings[config]} if config != bundle.config else {})
+            for kernel, config in bundle.configs().items()
         ]
         files[f"steps/{bundle.id}.bundle"] = _lines(
             jax,
