@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelgen import gguf_reader, model_files, neff, neff_description
+from kernelgen import costs, gguf_reader, model_files, neff, neff_description
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.canonical import canonical_json
@@ -23,17 +24,26 @@ from kernelgen.neff import HEADER_SIZE
 from kernelgen.source_kernel import SourceSpec
 
 
-def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
+def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> dict[str, Any]:
     """Returns what a file or folder is; `kind` is `tree`, `pack`, `neff` or `hlo`.
 
     Args:
         path: the file, or the folder of a tree.
         check: also read everything that a bundle holds and compare digests; otherwise only its index is read.
+        cost: also tell what the kernel of an HLO file takes by the model of its language, as `cost`.
 
     Raises:
-        KernelgenError: nothing of the kind, or damaged.
+        KernelgenError: nothing of the kind, or damaged; or its cost is not known.
     """
     path = Path(path)
+    if cost:
+        made = describe(path, check=check)
+        noted = _notes(path).get("notes", {}).get("costs") if made["kind"] == "hlo" else None
+        if not noted:
+            raise KernelgenError(
+                f"{path}: no cost is noted; that of kernels in NKI is, beside their HLO (kernelgen emit)"
+            )
+        return made | {"cost": [_cost(each) for each in noted]}
     model = model_files.recognize(path, "bundle, NEFF or HLO file", packs=True)
     if model is not None:
         raise KernelgenError(model)
@@ -49,7 +59,8 @@ def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
             return _pack(path, check)
         if _looks_like_neff(head) or path.suffix == NEFF:
             return _neff(path.read_bytes(), str(path))
-        return _hlo(path.read_bytes(), str(path)) | _notes(path)
+        notes = {name: value for name, value in _notes(path).get("notes", {}).items() if name != "costs"}
+        return _hlo(path.read_bytes(), str(path)) | ({"notes": notes} if notes else {})
     except OSError as error:
         raise KernelgenError(f"{path}: {error.strerror or error}") from None
 
@@ -66,6 +77,30 @@ def _notes(hlo: Path) -> dict[str, Any]:
     return {"notes": notes} if notes else {}
 
 
+CLOCK_GHZ = 1.4
+"""The clock of the engines at which the cost of DMA is set against theirs."""
+
+
+def _cost(noted: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a kernel takes: the figures that its language noted, DMA in cycles too, and what takes longest."""
+    dma = math.ceil(noted["dma_bytes"] / costs.builtin().gb_per_s * CLOCK_GHZ)
+    cycles = {**noted["cycles"], "dma": dma}
+    bottleneck = max(sorted(cycles), key=lambda name: int(cycles[name]))
+    return {"modelled": True, "bottleneck": bottleneck, **noted, "cycles": cycles}
+
+
+def _cost_text(made: dict[str, Any]) -> list[str]:
+    lines = [f"  {'cost':{_WIDTH}} modelled, not measured; the bottleneck is {made['bottleneck']}"]
+    for engine, cycles in made["cycles"].items():
+        moved = f", {made['dma_bytes']:,} bytes" if engine == "dma" else ""
+        lines.append(
+            f"  {'':{_WIDTH}} {engine:7} {made['instructions'][engine]:>9,} instructions {cycles:>12,} cycles{moved}"
+        )
+    sbuf, psum = made["sbuf_bytes_per_partition"], made["psum_bytes_per_partition"]
+    lines.append(f"  {'':{_WIDTH}} at most {sbuf:,} bytes of SBUF and {psum:,} of PSUM per partition at once")
+    return lines
+
+
 def _notes_text(notes: dict[str, Any]) -> list[str]:
     """Returns notes as lines: a line for each entry of a list, else one for each value."""
     lines = []
@@ -80,7 +115,7 @@ def text(what: dict[str, Any]) -> str:
     """Returns what `describe` gave as lines for people."""
     lines = [f"{what['path']}: {_TITLES[what['kind']]}"]
     for name, value in what.items():
-        if name in ("path", "kind", "tensors", "kernels", "members", "notes"):
+        if name in ("path", "kind", "tensors", "kernels", "members", "notes", "cost"):
             continue
         if isinstance(value, list):
             value = (", " if name == "features" else " ").join(map(str, value))
@@ -95,6 +130,7 @@ def text(what: dict[str, Any]) -> str:
         label = {"in": "input", "out": "output"}[tensor["usage"]]
         lines.append(f"  {label:{_WIDTH}} {tensor['name']}: {tensor['dtype']}[{dims}], {tensor['size']} bytes{shared}")
     lines += _notes_text(what.get("notes", {}))
+    lines += [line for made in what.get("cost", ()) for line in _cost_text(made)]
     for name, size in what.get("members", {}).items():
         lines.append(f"  {'member':{_WIDTH}} {name}, {size} bytes")
     for kernel in what.get("kernels", ()):

@@ -268,7 +268,7 @@ def running(reads: Reads) -> Iterator[None]:
     """Adds what the block reads to `reads`, and ends what it does to this process.
 
     The working folder, the environment's variables, the limit of recursion, the mask of new files' modes and the alarm are as
-    before when the block ends, however it does; and so are Python's builtins. A copy of this process that the block makes ends there.
+    before when the block ends, however it does; and so are the builtins. A copy of this process that the block makes ends there.
 
     Raises:
         Forked: inside the block, where it forks.

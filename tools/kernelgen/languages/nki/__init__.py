@@ -58,7 +58,7 @@ class _Nki:
                 results.append(value)
             else:
                 updated[place[alias]] = value
-        return Returned(tuple(results), updated, {"nki": list(recorded.notes)})
+        return Returned(tuple(results), updated, _notes(recorded))
 
 
 def inline(
@@ -79,8 +79,14 @@ def inline(
     from kernelgen.languages import emitting
 
     recorded = _recorded(kernel, arrays, static, tuple(grid), tuple(targets) or emitting.targets(), None)
-    emitting.add_notes({"nki": list(recorded.notes)})
+    emitting.add_notes(_notes(recorded))
     return tuple(_lowered(recorded, [a for a in arrays if a is not None]))
+
+
+def _notes(recorded: Recorded) -> dict[str, Any]:
+    from kernelgen.languages.nki.cost import cost
+
+    return {"nki": list(recorded.notes), "costs": [cost(recorded.block, recorded.storages).to_json()]}
 
 
 def _recorded(

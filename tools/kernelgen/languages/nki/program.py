@@ -44,11 +44,14 @@ class Buffer:
 
     @property
     def is_hbm(self) -> bool:
-        return self is not SBUF and self is not PSUM
+        return self.kind not in ("sbuf", "psum")
 
 
 MOST_STEPS = 4_000_000
 """Instructions and iterations that a kernel may have; recording so many takes some minutes and some gigabytes."""
+
+REGISTERS = Buffer("sbuf")
+"""The registers of engines: instructions use them as tiles of SBUF, and they take nothing of it."""
 
 SBUF, PSUM, HBM, PRIVATE_HBM, SHARED_HBM = map(Buffer, ("sbuf", "psum", "hbm", "private_hbm", "shared_hbm"))
 
