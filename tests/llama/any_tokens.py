@@ -136,9 +136,16 @@ MODELS = (
 
 
 def derive(
-    programs: harness.Programs, model: Model, file: Path, output: Path, *, n_tokens: Sequence[int], n_ctx: Sequence[int]
+    programs: harness.Programs,
+    model: Model,
+    file: Path,
+    output: Path,
+    *,
+    n_tokens: Sequence[int],
+    n_ctx: Sequence[int],
+    more: Sequence[str] = (),
 ) -> harness.Built:
-    """Builds into `output` the kernels that `kernelgen model` derives for a few numbers of tokens.
+    """Builds into `output` the kernels that `kernelgen model`, with `more` arguments, derives for a few numbers of tokens.
 
     Raises:
         RuntimeError: one can't be derived or built.
@@ -148,7 +155,7 @@ def derive(
     arguments = ["model", file, "-o", written, "--n-ctx", ",".join(map(str, n_ctx))]
     arguments += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens)]
     arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.TARGET]
-    arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp]
+    arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp, *more]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = cli.run(list(map(str, arguments)))
