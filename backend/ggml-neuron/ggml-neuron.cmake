@@ -13,6 +13,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fusion.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_index.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_lengths.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/groups.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/kernels.cpp

@@ -371,11 +371,24 @@ static NRT_STATUS ggml_backend_neuron_lengthen_mask(const neuron_long_mask & m) 
 }
 
 // locked
-static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, const neuron_planned_group & group) {
+static NRT_STATUS ggml_backend_neuron_lengthen_masks(const neuron_planned_node & planned) {
     NRT_STATUS status = NRT_SUCCESS;
+    for (size_t i = 0; i < planned.masks.size() && status == NRT_SUCCESS; i++) {
+        status = ggml_backend_neuron_lengthen_mask(planned.masks[i]);
+    }
+    return status;
+}
+
+// locked
+static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, const neuron_planned_node & planned) {
+    const neuron_planned_group & group  = *planned.group;
+    NRT_STATUS                   status = ggml_backend_neuron_lengthen_masks(planned);
     for (size_t i = 0; i < group.uploads.size() && status == NRT_SUCCESS; i++) {
         const neuron_group_transfer & u = group.uploads[i];
         status                          = u.core.memory->write_locked(u.host, u.core.offset, u.core.size);
+    }
+    for (size_t i = 0; i < group.before.size() && status == NRT_SUCCESS; i++) {
+        status = core.copy(group.before[i].from, group.before[i].to);
     }
     if (status == NRT_SUCCESS) {
         status = core.execute(*group.step, group.members.back().node->name);
@@ -395,7 +408,11 @@ static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, co
     }
     g_counts.launches.fetch_add(1, std::memory_order_relaxed);
     g_counts.grouped.fetch_add(group.members.size(), std::memory_order_relaxed);
-    g_counts.moves.fetch_add(group.after.size(), std::memory_order_relaxed);
+    g_counts.moves.fetch_add(group.before.size() + group.after.size(), std::memory_order_relaxed);
+    if (group.longer) {
+        g_counts.pieces.fetch_add(1, std::memory_order_relaxed);
+        g_counts.padding.fetch_add((uint64_t) group.padding, std::memory_order_relaxed);
+    }
     group.launches->fetch_add(1, std::memory_order_relaxed);
     return GGML_STATUS_SUCCESS;
 }
@@ -403,7 +420,7 @@ static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, co
 // locked
 static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_planned_node & planned) {
     if (planned.group) {
-        return ggml_backend_neuron_compute_group(core, *planned.group);
+        return ggml_backend_neuron_compute_group(core, planned);
     }
     if (planned.later) {
         g_counts.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
@@ -413,11 +430,9 @@ static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const ne
         return neuron_is_zero(planned.node) ? ggml_backend_neuron_set_zero(core, planned.node)
                                             : ggml_backend_neuron_compute_on_cpu(core, planned.node);
     }
-    for (const neuron_long_mask & m : planned.masks) {
-        const NRT_STATUS status = ggml_backend_neuron_lengthen_mask(m);
-        if (status != NRT_SUCCESS) {
-            return ggml_backend_neuron_status(status);
-        }
+    const NRT_STATUS masked = ggml_backend_neuron_lengthen_masks(planned);
+    if (masked != NRT_SUCCESS) {
+        return ggml_backend_neuron_status(masked);
     }
     for (const neuron_upload & u : planned.uploads) {
         const NRT_STATUS status = u.to.memory->write_locked(u.from->data, u.to.offset, u.to.size);

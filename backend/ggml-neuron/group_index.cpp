@@ -4,6 +4,7 @@
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
 #include "kernels.h"
+#include "tokens.h"
 
 #include <algorithm>
 #include <cstring>
@@ -29,15 +30,21 @@ static void add_words(nk::word_hash & h, const uint64_t * words, size_t n) {
     }
 }
 
-static uint64_t token_of(const nk::graph_node & node) {
+// Returns how many words of a tensor are in a token: its type alone, or all.
+static size_t n_tensor_words(neuron_token_kind kind) {
+    return kind == neuron_token_kind::WHOLE ? nk::TENSOR_WORDS : 1;
+}
+
+static uint64_t token_of(const nk::graph_node & node, neuron_token_kind kind) {
     nk::word_hash h;
+    const size_t  n = n_tensor_words(kind);
     h.add(node.op);
     h.add(node.n_inputs << 1 | (node.result != 0));
-    add_words(h, node.tensor, nk::TENSOR_WORDS);
+    add_words(h, node.tensor, n);
     const uint64_t * inputs = node.inputs;
     for (uint64_t i = 0; i < node.n_inputs; i++) {
         if (const uint64_t * tensor = nk::next_graph_input(inputs)) {
-            add_words(h, tensor, nk::TENSOR_WORDS);
+            add_words(h, tensor, n);
         } else {
             h.add(nk::ABSENT_WORD);
         }
@@ -59,8 +66,9 @@ bool neuron_tensor_words(const ggml_tensor * t, uint64_t * words) {
     return nk::canonicalize(*type, t->ne, words + 5);
 }
 
-uint64_t neuron_token_of(const ggml_tensor * node) {
+uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind) {
     uint64_t      words[nk::TENSOR_WORDS];
+    const size_t  n = n_tensor_words(kind);
     nk::word_hash h;
     const int     n_src = neuron_n_src(node);
     h.add(nk::hash_op(ggml_op_desc(node)));
@@ -68,7 +76,7 @@ uint64_t neuron_token_of(const ggml_tensor * node) {
     if (!neuron_tensor_words(node, words)) {
         return 0;
     }
-    add_words(h, words, nk::TENSOR_WORDS);
+    add_words(h, words, n);
     for (int i = 0; i < n_src; i++) {
         if (!node->src[i]) {
             h.add(nk::ABSENT_WORD);
@@ -77,7 +85,7 @@ uint64_t neuron_token_of(const ggml_tensor * node) {
         if (!neuron_tensor_words(node->src[i], words)) {
             return 0;
         }
-        add_words(h, words, nk::TENSOR_WORDS);
+        add_words(h, words, n);
     }
     static_assert(sizeof(node->op_params) == nk::PARAM_WORDS * sizeof(uint64_t), "parameters are words of a key");
     uint64_t params[nk::PARAM_WORDS];
@@ -103,28 +111,80 @@ uint64_t neuron_wiring_hash(const uint64_t * key, size_t n_words) {
     return h.value();
 }
 
-void neuron_group_index::add(const uint64_t * key, size_t n_words) {
+static std::vector<uint64_t> tokens_of(const uint64_t * key, size_t n_words, neuron_token_kind kind) {
     std::vector<uint64_t> tokens;
     for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
         const nk::graph_node node = nk::read_graph_node(words);
-        tokens.push_back(token_of(node));
+        tokens.push_back(token_of(node, kind));
         words = node.end;
     }
-    members.insert(tokens.begin(), tokens.end());
-    const neuron_token_hashes           hashes(tokens);
-    std::vector<neuron_group_pattern> & same = patterns[tokens.front()];
-    auto it = std::find_if(same.begin(), same.end(), [&](const neuron_group_pattern & p) {
-        return p.tokens.size() == hashes.size() && p.tokens.part(0, hashes.size()) == hashes.part(0, hashes.size());
+    return tokens;
+}
+
+// Returns the one with these tokens, which is new where there is none, among patterns or families; they are longest first.
+template <typename T> static T & find_or_add(std::vector<T> & all, const neuron_token_hashes & hashes) {
+    const size_t n  = hashes.size();
+    auto         it = std::find_if(all.begin(), all.end(), [&](const T & t) {
+        return t.tokens.size() == n && t.tokens.part(0, n) == hashes.part(0, n);
     });
-    if (it == same.end()) {
-        it = std::find_if(same.begin(), same.end(),
-                          [&](const neuron_group_pattern & p) { return p.tokens.size() < hashes.size(); });
-        it = same.insert(it, { hashes, {} });
+    if (it == all.end()) {
+        it = std::find_if(all.begin(), all.end(), [n](const T & t) { return t.tokens.size() < n; });
+        it = all.insert(it, { hashes, {} });
     }
-    it->wirings.insert(neuron_wiring_hash(key, n_words));
+    return *it;
+}
+
+// Returns the bytes of all tensors of a graph's key.
+static double size_of(const uint64_t * key, size_t n_words) {
+    const auto bytes = [](const uint64_t * tensor) {
+        return (double) neuron_nbytes_of_words(tensor);
+    };
+    double size = 0;
+    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
+        const nk::graph_node node   = nk::read_graph_node(words);
+        const uint64_t *     inputs = node.inputs;
+        size += bytes(node.tensor);
+        for (uint64_t i = 0; i < node.n_inputs; i++) {
+            if (const uint64_t * tensor = nk::next_graph_input(inputs)) {
+                size += bytes(tensor);
+            }
+        }
+        words = node.end;
+    }
+    return size;
+}
+
+static uint64_t beginning(uint64_t token, int64_t n_columns) {
+    nk::word_hash h;
+    h.add(token);
+    h.add((uint64_t) n_columns);
+    return h.value();
+}
+
+void neuron_group_index::add_to_family(const neuron_group_kernel & kernel) {
+    const std::vector<uint64_t> tokens  = tokens_of(kernel.key, kernel.n_words, neuron_token_kind::WITHOUT_EXTENTS);
+    const auto                  columns = (int64_t) nk::read_graph_node(nk::first_graph_node(kernel.key)).tensor[1];
+    auto &     all = find_or_add(families[beginning(tokens.front(), columns)], neuron_token_hashes(tokens)).kernels;
+    const auto at =
+        std::upper_bound(all.begin(), all.end(), kernel,
+                         [](const neuron_group_kernel & a, const neuron_group_kernel & b) { return a.size < b.size; });
+    all.insert(at, kernel);
+}
+
+void neuron_group_index::add(const uint64_t * key, size_t n_words, const neuron_bundle * bundle, int32_t number) {
+    const std::vector<uint64_t> tokens = tokens_of(key, n_words, neuron_token_kind::WHOLE);
+    members.insert(tokens.begin(), tokens.end());
+    find_or_add(patterns[tokens.front()], neuron_token_hashes(tokens)).wirings.insert(neuron_wiring_hash(key, n_words));
+    add_to_family({ key, n_words, bundle, number, size_of(key, n_words) });
 }
 
 const std::vector<neuron_group_pattern> * neuron_group_index::beginning_with(uint64_t token) const {
     const auto found = patterns.find(token);
     return found == patterns.end() ? nullptr : &found->second;
+}
+
+const std::vector<neuron_group_family> * neuron_group_index::families_beginning_with(uint64_t token,
+                                                                                     int64_t  n_columns) const {
+    const auto found = families.find(beginning(token, n_columns));
+    return found == families.end() ? nullptr : &found->second;
 }

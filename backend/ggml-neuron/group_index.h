@@ -2,7 +2,8 @@
 //
 // A node's token is a hash of what it computes, without where its operands are: op, parameters, tensors. Groups are known by
 // their tokens, so that a graph is searched in time proportional to its nodes; that a group is what a kernel computes, its
-// whole key says (groups.h).
+// whole key says (groups.h). Groups of other lengths are known by tokens without extents in them; that a kernel computes
+// such a group, group_lengths.h finds out.
 
 #pragma once
 
@@ -36,10 +37,26 @@ struct neuron_group_pattern {
     std::unordered_set<uint64_t> wirings;  // hashes of their keys without what is seen outside
 };
 
+struct neuron_bundle;
+
+// A graph kernel of groups whose tokens are the same but for extents.
+struct neuron_group_kernel {
+    const uint64_t *      key;
+    size_t                n_words;
+    const neuron_bundle * bundle;
+    int32_t               number;
+    double                size;  // bytes of all tensors, which grow with each length
+};
+
+struct neuron_group_family {
+    neuron_token_hashes              tokens;   // without extents
+    std::vector<neuron_group_kernel> kernels;  // ascending in size
+};
+
 class neuron_group_index {
   public:
-    // Adds a graph kernel by its key.
-    void add(const uint64_t * key, size_t n_words);
+    // Adds a graph kernel by its key, which stays where it is.
+    void add(const uint64_t * key, size_t n_words, const neuron_bundle * bundle, int32_t number);
 
     bool empty() const { return patterns.empty(); }
 
@@ -49,13 +66,22 @@ class neuron_group_index {
     // Returns the patterns that begin with a token, longest first, or NULL.
     const std::vector<neuron_group_pattern> * beginning_with(uint64_t token) const;
 
+    // Returns the families that begin with a token without extents and a number of columns, longest first, or NULL.
+    const std::vector<neuron_group_family> * families_beginning_with(uint64_t token, int64_t n_columns) const;
+
   private:
+    void add_to_family(const neuron_group_kernel & kernel);
+
     std::unordered_map<uint64_t, std::vector<neuron_group_pattern>> patterns;
+    std::unordered_map<uint64_t, std::vector<neuron_group_family>>  families;
     std::unordered_set<uint64_t>                                    members;
 };
 
+// What a node's token has of its tensors.
+enum class neuron_token_kind { WHOLE, WITHOUT_EXTENTS };
+
 // Returns the token of a node; 0 when no kernel computes such a node.
-uint64_t neuron_token_of(const ggml_tensor * node);
+uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind = neuron_token_kind::WHOLE);
 
 // Returns the hash of a graph's key without what is seen outside.
 uint64_t neuron_wiring_hash(const uint64_t * key, size_t n_words);

@@ -7,16 +7,17 @@ bool neuron_group_placement::overlap(const operand & a, const operand & b) {
 }
 
 void neuron_group_placement::take_scratch(operand & o) {
-    o.where = { nullptr, end, o.home.size };
-    end     = GGML_PAD(end + o.home.size, NEURON_ALIGNMENT);
+    o.where = { nullptr, end, o.where.size };
+    end     = GGML_PAD(end + o.where.size, NEURON_ALIGNMENT);
 }
 
-// Adds a stretch of a tensor's memory.
+// Adds a stretch of a tensor's memory, of which the kernel has `in_kernel` bytes: in scratch memory when that is more.
 bool neuron_group_placement::add(const neuron_core & core,
                                  neuron_locate_t     locate,
                                  const ggml_tensor * t,
                                  size_t              offset,
-                                 size_t              size) {
+                                 size_t              size,
+                                 size_t              in_kernel) {
     operand o{};
     if (offset + size > ggml_nbytes(t) || !locate(core, t, o.home)) {
         return false;
@@ -24,11 +25,31 @@ bool neuron_group_placement::add(const neuron_core & core,
     o.begin     = (char *) t->data + offset;
     o.home.size = size;
     o.home.offset += offset;
-    o.where = o.home;
-    if (!o.home.memory) {
+    o.where      = o.home;
+    o.where.size = in_kernel;
+    if (!o.home.memory || in_kernel > size) {
         take_scratch(o);
     }
     operands.push_back(o);
+    return true;
+}
+
+bool neuron_group_placement::add_slot(const neuron_core &       core,
+                                      neuron_locate_t           locate,
+                                      const neuron_group_slot & slot) {
+    const neuron_group_room & room = slot.room;
+    // where the cache goes on, it has what the kernel has
+    const size_t              size = room.kind == neuron_group_room::CELLS ? room.size : slot.size;
+    const size_t              rows = room.kind == neuron_group_room::ROWS ? room.size : size;
+    if (!add(core, locate, slot.root, slot.offset, size, rows)) {
+        return false;
+    }
+    operand & o = operands.back();
+    o.slot      = &slot;
+    o.written   = slot.written;
+    if (room.kind == neuron_group_room::MASK) {
+        o.where = { nullptr, slot.mask_offset, room.size };
+    }
     return true;
 }
 
@@ -72,20 +93,47 @@ bool neuron_group_placement::place(const neuron_core &  core,
     operands.clear();
     end = begin;
     for (const neuron_group_slot & slot : group.slots) {
-        if (!add(core, locate, slot.root, slot.offset, slot.size)) {
+        if (!add_slot(core, locate, slot)) {
             return false;
         }
-        operands.back().written = slot.written;
     }
     if (!check_slots()) {
         return false;
     }
-    for (const ggml_tensor * result : group.results) {
-        if (!add(core, locate, result, 0, ggml_nbytes(result))) {
+    for (size_t i = 0; i < group.results.size(); i++) {
+        const ggml_tensor * result = group.results[i];
+        const size_t        size   = ggml_nbytes(result);
+        if (!add(core, locate, result, 0, size, group.longer ? group.result_sizes[i] : size)) {
             return false;
         }
     }
     return keep_results_apart(group.slots.size());
+}
+
+// Adds the copies around a launch that an operand needs.
+void neuron_group_placement::add_copies(const operand &        o,
+                                        const neuron_operand & bound,
+                                        neuron_planned_group & planned) const {
+    const neuron_operand own = { bound.memory, bound.offset, o.home.size };  // without what the kernel has besides
+    if (o.slot && o.slot->room.kind == neuron_group_room::MASK) {
+        return;                                                              // made for all that have it
+    }
+    if (!o.home.memory && o.slot) {
+        planned.uploads.push_back({ o.begin, own });
+    }
+    if (!o.home.memory && (!o.slot || o.written)) {
+        planned.downloads.push_back({ o.begin, own });
+    }
+    if (o.home.memory && !o.where.memory) {
+        if (o.slot) {
+            planned.before.push_back({ o.home, own });
+        } else {
+            planned.after.push_back({ own, o.home });
+        }
+    }
+    if (o.slot && o.slot->room.kind == neuron_group_room::ROWS) {
+        neuron_repeat_rows(bound, o.home.size, o.slot->room.period, planned.before);
+    }
 }
 
 std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &        core,
@@ -113,23 +161,15 @@ std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &
     if (!step) {
         return nullptr;
     }
-    auto planned  = std::make_shared<neuron_planned_group>();
-    planned->step = step;
+    auto planned     = std::make_shared<neuron_planned_group>();
+    planned->step    = step;
+    planned->longer  = group.longer;
+    planned->padding = group.padding;
     for (const int index : group.nodes) {
         planned->members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });
     }
     for (size_t i = 0; i < operands.size(); i++) {
-        const operand & o      = operands[i];
-        const bool      result = i >= n_slots;
-        if (!o.home.memory && !result) {
-            planned->uploads.push_back({ o.begin, bound[i] });
-        }
-        if (!o.home.memory && (result || o.written)) {
-            planned->downloads.push_back({ o.begin, bound[i] });
-        }
-        if (o.home.memory && !o.where.memory) {
-            planned->after.push_back({ bound[i], o.home });
-        }
+        add_copies(operands[i], bound[i], *planned);
     }
     return planned;
 }

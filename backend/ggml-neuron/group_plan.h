@@ -29,10 +29,14 @@ struct neuron_planned_group {
     neuron_step *           step     = nullptr;
     std::atomic<uint64_t> * launches = nullptr;
 
-    std::vector<neuron_group_member>   members;
+    std::vector<neuron_group_member> members;
+    bool                             longer  = false;  // the kernel is for more tokens, or a longer cache
+    int64_t                          padding = 0;      // rows of it beyond the group's own
+
     std::vector<neuron_group_transfer> uploads;
+    std::vector<neuron_move>           before;  // what the kernel has more rows of
     std::vector<neuron_group_transfer> downloads;
-    std::vector<neuron_move>           after;  // results that must not lie where the kernel reads
+    std::vector<neuron_move>           after;   // results that must not lie where the kernel reads, or of more rows
 };
 
 // Where a group's slots, and then its results, are.
@@ -54,17 +58,26 @@ class neuron_group_placement {
 
   private:
     struct operand {
-        neuron_operand where;  // memory NULL: scratch memory
+        neuron_operand where;  // memory NULL: scratch memory; as large as the kernel has it
         neuron_operand home;   // memory NULL: host memory
         char *         begin;  // addresses, whatever the memory
         bool           written;
+
+        const neuron_group_slot * slot;  // NULL of a result
     };
 
     static bool overlap(const operand & a, const operand & b);
-    bool add(const neuron_core & core, neuron_locate_t locate, const ggml_tensor * t, size_t offset, size_t size);
-    void take_scratch(operand & o);
-    bool check_slots() const;
-    bool keep_results_apart(size_t n_slots);
+    bool        add(const neuron_core & core,
+                    neuron_locate_t     locate,
+                    const ggml_tensor * t,
+                    size_t              offset,
+                    size_t              size,
+                    size_t              in_kernel);
+    bool        add_slot(const neuron_core & core, neuron_locate_t locate, const neuron_group_slot & slot);
+    void        take_scratch(operand & o);
+    void        add_copies(const operand & o, const neuron_operand & bound, neuron_planned_group & planned) const;
+    bool        check_slots() const;
+    bool        keep_results_apart(size_t n_slots);
 
     std::vector<operand> operands;
     size_t               end = 0;

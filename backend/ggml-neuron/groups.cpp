@@ -12,6 +12,7 @@ const char * neuron_ungrouped_name(int reason) {
     static const char * const names[NEURON_UNGROUPED_COUNT] = {
         "no group has such a node",
         "their groups have other nodes beside them",
+        "their group has no kernel for this many tokens and cells, nor for more",
         "their part of the graph ends before the group does",
         "their group is wired in another way",
         "another result of their group is used outside of it",
@@ -250,9 +251,11 @@ class group_search {
             if (neuron_is_work(cgraph->nodes[i])) {
                 work.push_back(i);
                 tokens.push_back(neuron_token_of(cgraph->nodes[i]));
+                loose.push_back(neuron_token_of(cgraph->nodes[i], neuron_token_kind::WITHOUT_EXTENTS));
             }
         }
-        hashes = neuron_token_hashes(tokens);
+        hashes       = neuron_token_hashes(tokens);
+        loose_hashes = neuron_token_hashes(loose);
         for (const uint64_t token : tokens) {
             reasons.push_back(kernels.groups.has_member(token) ? NEURON_UNGROUPED_PLACE : NEURON_UNGROUPED_OP);
         }
@@ -281,24 +284,108 @@ class group_search {
         }
     }
 
+    // Returns whether the nodes from one on have the tokens of a pattern or a family, and notes when only the first of them do.
+    bool begins(size_t first, const neuron_token_hashes & of, const neuron_token_hashes & tokens) {
+        const size_t left = work.size() - first;
+        const size_t some = std::min(tokens.size(), left);
+        if (of.part(first, some) != tokens.part(0, some)) {
+            return false;
+        }
+        if (tokens.size() > left) {
+            note(first, left, NEURON_UNGROUPED_CUT);
+        }
+        return tokens.size() <= left;
+    }
+
+    // Returns the key of n nodes from one on, and makes them the group.
+    std::vector<uint64_t> take(size_t first, size_t n, neuron_group & group) {
+        const auto begin = work.begin() + (std::ptrdiff_t) first;
+        group.nodes.assign(begin, begin + (std::ptrdiff_t) n);
+        return neuron_group_words(cgraph, watched, group);
+    }
+
+    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, or a longer one that a kernel
+    // for other lengths computes.
     bool find_at(size_t first, neuron_group & group) {
+        const bool   exact = find_exact(first, group);
+        neuron_group other;
+        if (!kernels.is_exact_only() && find_longer(first, group.kernel ? group.nodes.size() : 0, other)) {
+            group = std::move(other);
+            return true;
+        }
+        return exact;
+    }
+
+    // Finds a group of more than `least` nodes that a kernel for more tokens, or for a longer cache, computes.
+    bool find_longer(size_t first, size_t least, neuron_group & group) {
+        const ggml_tensor * node     = cgraph->nodes[work[first]];
+        const auto *        families = kernels.groups.families_beginning_with(loose[first], node->ne[0]);
+        if (!families) {
+            return false;
+        }
+        for (const neuron_group_family & family : *families) {
+            const size_t n = family.tokens.size();
+            if (n <= least) {
+                return false;
+            }
+            if (!begins(first, loose_hashes, family.tokens)) {
+                continue;
+            }
+            const std::vector<uint64_t> words = take(first, n, group);
+            if (!words.empty() && choose(family, words, group)) {
+                return true;
+            }
+            note(first, n, NEURON_UNGROUPED_LENGTH);
+        }
+        return false;
+    }
+
+    // Chooses the smallest kernel of a family that computes a group with this key.
+    bool choose(const neuron_group_family & family, const std::vector<uint64_t> & words, neuron_group & group) const {
+        neuron_group_fit fit;
+        for (const neuron_group_kernel & kernel : family.kernels) {
+            if (kernel.n_words != words.size() || !neuron_fit_group(words.data(), kernel.key, words.size(), fit) ||
+                !make_room(fit, group)) {
+                continue;
+            }
+            group.kernel  = { kernel.bundle, kernel.number };
+            group.longer  = true;
+            group.padding = fit.padding;
+            return true;
+        }
+        return false;
+    }
+
+    // Gives a group's slots and results what a kernel has; returns whether the tensors that it reads on in are long enough.
+    bool make_room(const neuron_group_fit & fit, neuron_group & group) const {
+        for (size_t i = 0; i < group.slots.size(); i++) {
+            neuron_group_slot &       slot = group.slots[i];
+            const neuron_group_room & room = fit.slots[i];
+            if (room.kind == neuron_group_room::CELLS && slot.offset + room.size > ggml_nbytes(slot.root)) {
+                return false;
+            }
+            slot.room = room;
+            slot.mask = room.kind == neuron_group_room::MASK ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
+                                                             : nullptr;
+        }
+        group.result_sizes.clear();
+        for (const neuron_group_room & room : fit.results) {
+            group.result_sizes.push_back(room.size);
+        }
+        return true;
+    }
+
+    bool find_exact(size_t first, neuron_group & group) {
         const auto * patterns = kernels.groups.beginning_with(tokens[first]);
         if (!patterns) {
             return false;
         }
-        const size_t left = work.size() - first;
         for (const neuron_group_pattern & pattern : *patterns) {
-            const size_t n    = pattern.tokens.size();
-            const size_t some = std::min(n, left);
-            if (hashes.part(first, some) != pattern.tokens.part(0, some)) {
+            const size_t n = pattern.tokens.size();
+            if (!begins(first, hashes, pattern.tokens)) {
                 continue;
             }
-            if (n > left) {
-                note(first, left, NEURON_UNGROUPED_CUT);
-                continue;
-            }
-            group.nodes.assign(work.begin() + (std::ptrdiff_t) first, work.begin() + (std::ptrdiff_t) (first + n));
-            const std::vector<uint64_t> words = neuron_group_words(cgraph, watched, group);
+            const std::vector<uint64_t> words = take(first, n, group);
             group.kernel                      = kernels.find_graph(words);
             if (group.kernel) {
                 return true;
@@ -315,6 +402,8 @@ class group_search {
     std::vector<int>              work;  // nodes that have to be computed
     std::vector<uint64_t>         tokens;
     neuron_token_hashes           hashes;
+    std::vector<uint64_t>         loose;  // tokens without extents
+    neuron_token_hashes           loose_hashes;
     std::vector<neuron_ungrouped> reasons;
 };
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ggml-impl.h"
+#include "group_lengths.h"
 #include "kernels.h"
 
 #include <cstddef>
@@ -18,6 +19,7 @@
 enum neuron_ungrouped : uint8_t {
     NEURON_UNGROUPED_OP,      // no group has such a node
     NEURON_UNGROUPED_PLACE,   // groups have it, but among other nodes
+    NEURON_UNGROUPED_LENGTH,  // its group has kernels for other lengths, none of which computes this one
     NEURON_UNGROUPED_CUT,     // its part of the graph ends before the group does
     NEURON_UNGROUPED_WIRING,  // its group's nodes use each other, or memory, in another way
     NEURON_UNGROUPED_RESULT,  // another result of its group is used outside of it, or is an output, or is looked at
@@ -35,6 +37,10 @@ struct neuron_group_slot {
     size_t        offset  = 0;  // in the root, of what the group uses of it
     size_t        size    = 0;  // bytes
     bool          written = false;
+
+    neuron_group_room   room;                   // that its kernel has
+    const ggml_tensor * mask        = nullptr;  // where columns are added to it
+    size_t              mask_offset = 0;        // where it is then, in scratch memory
 };
 
 // Nodes that one kernel computes.
@@ -43,6 +49,9 @@ struct neuron_group {
     std::vector<int>               nodes;             // in cgraph->nodes
     std::vector<neuron_group_slot> slots;
     std::vector<ggml_tensor *>     results;           // that are seen outside, in the order of the nodes
+    std::vector<size_t>            result_sizes;      // bytes of them that the kernel has
+    bool                           longer   = false;  // the kernel is for more tokens, or a longer cache
+    int64_t                        padding  = 0;      // rows of it beyond the group's own
     bool                           unusable = false;  // its kernel could not be bound
 
     int first() const { return nodes.front(); }

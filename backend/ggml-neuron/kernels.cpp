@@ -159,7 +159,7 @@ void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
 }
 
 // A graph kernel shows that its nodes' ops can be computed, beside others.
-void neuron_kernel_store::read_graph(neuron_bundle & bundle, const uint64_t * key, size_t n_words) {
+void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words) {
     for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
         const nk::graph_node node = nk::read_graph_node(words);
         nk::word_hash        signature;
@@ -173,7 +173,7 @@ void neuron_kernel_store::read_graph(neuron_bundle & bundle, const uint64_t * ke
         bundle.signatures.insert(signature.value());
         words = node.end;
     }
-    groups.add(key, n_words);
+    groups.add(key, n_words, &bundle, number);
 }
 
 void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
@@ -188,7 +188,7 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         }
         if (key[0] == nk::hash_op(nk::GRAPH)) {
             bundle.graphs.push_back((int32_t) k);
-            read_graph(bundle, key, n_words);
+            read_graph(bundle, (int32_t) k, key, n_words);
             continue;
         }
         const uint32_t n_inputs = (uint32_t) words[1];
@@ -394,7 +394,7 @@ neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
     if (!sizes) {
         return service;
     }
-    int64_t last = -1;
+    int64_t last = -2;                       // no length
     for (const neuron_sizes & s : *sizes) {  // ascending in n_more
         if (s.n_more < service.cut.n_more || s.n_more == last) {
             continue;

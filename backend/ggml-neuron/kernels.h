@@ -128,6 +128,9 @@ class neuron_kernel_store {
     // between products) and the write to the KV cache (SET_ROWS or CPY).
     bool covers_transformer() const;
 
+    // Returns whether only kernels of a node's own shapes are to be found (GGML_NEURON_EXACT).
+    bool is_exact_only() const { return exact_only; }
+
     size_t n_bundles() const { return bundles.size(); }
 
     size_t n_kernels() const;
@@ -144,7 +147,7 @@ class neuron_kernel_store {
 
     void read_signatures(neuron_bundle & bundle);
     void add_heads(const neuron_signature & kernel);
-    void read_graph(neuron_bundle & bundle, const uint64_t * key, size_t n_words);
+    void read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words);
 
     neuron_token_index tokens;
     bool               exact_only = false;  // GGML_NEURON_EXACT

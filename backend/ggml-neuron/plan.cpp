@@ -232,19 +232,24 @@ static void place(const neuron_core &            core,
 // binding kernels
 //
 
+// Each copy has what all before have made.
+void neuron_repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves) {
+    const size_t gap = period - own;  // behind the last row
+    for (size_t done = period; done < operand.size; done *= 2) {
+        const size_t size = std::min(done - gap, operand.size - done);
+        moves.push_back({
+            { operand.memory, operand.offset,        size },
+            { operand.memory, operand.offset + done, size }
+        });
+    }
+}
+
 // Fills an operand's rows beyond the node's own with copies of these: every row of a kernel's input is one that ggml made.
 static void fill_rows(const candidate & c, int i, const neuron_operand & operand, std::vector<neuron_move> & moves) {
     const neuron_kernels_tensor & t    = c.signature.tensors[i];
     const int                     axis = c.service.cut.axis[i];
-    const size_t                  row  = neuron_nbytes(c.service.cut.piece(c.signature, i, 1, c.service.n_more));
-    for (int64_t done = c.service.cut.n; done < c.service.rows(); done += c.service.cut.n) {
-        const int64_t n    = std::min(c.service.cut.n, c.service.rows() - done);
-        const size_t  size = (size_t) (n - 1) * t.nb[axis] + row;
-        moves.push_back({
-            { operand.memory, operand.offset,                              size },
-            { operand.memory, operand.offset + (size_t) done * t.nb[axis], size }
-        });
-    }
+    const size_t own = neuron_nbytes(c.service.cut.piece(c.signature, i, c.service.cut.n, c.service.n_more));
+    neuron_repeat_rows(operand, own, (size_t) c.service.cut.n * t.nb[axis], moves);
 }
 
 // Adds the copies around a node's kernels, whose operands are bound.
@@ -400,6 +405,7 @@ static neuron_planned_node bind_node(neuron_core &     core,
 
 // locked. Binds a group, or marks it as one that can't be.
 static neuron_planned_node bind_group(neuron_core &       core,
+                                      neuron_locate_t     locate,
                                       neuron_memory *     scratch,
                                       const ggml_cgraph * cgraph,
                                       neuron_fusion &     fusion,
@@ -420,6 +426,16 @@ static neuron_planned_node bind_group(neuron_core &       core,
         return planned;
     }
     planned.group->launches = fusion.launches_of(c.group->kernel);
+    for (const neuron_group_slot & slot : c.group->slots) {
+        if (slot.mask) {
+            neuron_operand from;
+            locate(core, slot.mask, from);  // as when it was placed
+            planned.masks.push_back({
+                slot.mask, from, { scratch, slot.mask_offset, slot.room.size },
+                  slot.room.columns, slot.room.rows
+            });
+        }
+    }
     return planned;
 }
 
@@ -441,6 +457,7 @@ static void share_masks(neuron_plan & plan) {
 
 // locked
 static enum ggml_status bind_all(neuron_core &                  core,
+                                 neuron_locate_t                locate,
                                  neuron_memory *                scratch,
                                  const ggml_cgraph *            cgraph,
                                  neuron_fusion &                fusion,
@@ -455,7 +472,7 @@ static enum ggml_status bind_all(neuron_core &                  core,
         plan.nodes.reserve(candidates.size());
         for (const candidate & c : candidates) {
             if (c.group) {
-                plan.nodes.push_back(bind_group(core, scratch, cgraph, fusion, c, plan.whole));
+                plan.nodes.push_back(bind_group(core, locate, scratch, cgraph, fusion, c, plan.whole));
                 continue;
             }
             plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c, plan.whole));
@@ -475,24 +492,35 @@ static enum ggml_status bind_all(neuron_core &                  core,
     return GGML_STATUS_FAILED;
 }
 
-// Gives the masks that nodes need longer their places in scratch memory, from its beginning; returns how much they take.
+// Gives the masks that nodes and groups need longer their places in scratch memory, from its beginning; returns how much they
+// take.
 static size_t place_masks(const ggml_cgraph *            cgraph,
                           const std::vector<candidate> & candidates,
                           std::vector<long_mask> &       masks) {
-    size_t size = 0;
+    size_t     size  = 0;
+    const auto place = [&](const ggml_tensor * mask, int64_t n_more, int64_t rows, size_t bytes) {
+        const auto have = std::find_if(masks.begin(), masks.end(), [&](const long_mask & m) {
+            return m.mask == mask && m.n_more == n_more && m.rows == rows;
+        });
+        if (have != masks.end()) {
+            return have->offset;
+        }
+        masks.push_back({ mask, n_more, rows, size, bytes });
+        size = GGML_PAD(size + bytes, NEURON_ALIGNMENT);
+        return masks.back().offset;
+    };
     for (const candidate & c : candidates) {
+        for (size_t i = 0; c.group && i < c.group->slots.size(); i++) {
+            neuron_group_slot & slot = c.group->slots[i];
+            if (slot.mask) {
+                slot.mask_offset = place(slot.mask, slot.room.columns, slot.room.rows, slot.room.size);
+            }
+        }
         const int src = c.service.cut.rule ? c.service.cut.rule->mask : -1;
         if (!c.service || src < 0 || !c.service.pads(src)) {
             continue;
         }
-        const ggml_tensor * mask = node_of(cgraph, c)->src[src];
-        const bool          have = std::any_of(masks.begin(), masks.end(), [&](const long_mask & m) {
-            return m.mask == mask && m.n_more == c.service.n_more && m.rows == c.service.rows();
-        });
-        if (!have) {
-            masks.push_back({ mask, c.service.n_more, c.service.rows(), size, neuron_nbytes(whole_of(c, src)) });
-            size = GGML_PAD(size + masks.back().size, NEURON_ALIGNMENT);
-        }
+        place(node_of(cgraph, c)->src[src], c.service.n_more, c.service.rows(), neuron_nbytes(whole_of(c, src)));
     }
     return size;
 }
@@ -666,7 +694,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_groups 
             return GGML_STATUS_ALLOC_FAILED;
         }
     }
-    return bind_all(core, scratch, cgraph, fusion, candidates, plan);
+    return bind_all(core, locate, scratch, cgraph, fusion, candidates, plan);
 }
 
 //

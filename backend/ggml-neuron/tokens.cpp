@@ -18,8 +18,7 @@ static constexpr int64_t MAX_PIECES = 16;
 // cutting
 //
 
-// Returns the rules of an op: they stand side by side.
-static std::pair<const neuron_token_rule *, const neuron_token_rule *> rules_of(uint64_t op) {
+std::pair<const neuron_token_rule *, const neuron_token_rule *> neuron_token_rules(uint64_t op_hash) {
     using range             = std::pair<const neuron_token_rule *, const neuron_token_rule *>;
     static const auto table = [] {
         std::unordered_map<uint64_t, range> found;
@@ -29,7 +28,7 @@ static std::pair<const neuron_token_rule *, const neuron_token_rule *> rules_of(
         }
         return found;
     }();
-    const auto found = table.find(op);
+    const auto found = table.find(op_hash);
     return found == table.end() ? range{} : found->second;
 }
 
@@ -74,7 +73,10 @@ static bool cut_outermost(const neuron_signature & node, int axis, uint32_t whol
 // Cuts along the axes that the rule names.
 static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
     const neuron_token_rule & rule = *cut.rule;
-    const auto                set  = [&](int64_t & n, int64_t ne) {
+    if (rule.mask >= 0 && (rule.mask >= node.n_src || is_absent(node.tensors[rule.mask]))) {
+        cut.n_more = -1;  // nothing hides what is beyond
+    }
+    const auto set = [&](int64_t & n, int64_t ne) {
         const bool fits = n == 0 || n == ne;
         n               = ne;
         return fits;
@@ -89,9 +91,6 @@ static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
         const bool                    named = i < NEURON_TOKEN_SOURCES;
         cut.axis[i]                         = named ? rule.sources[i] : (int8_t) -1;
         if (is_absent(t)) {
-            if (i == rule.mask) {
-                cut.n_more = -1;  // nothing hides what is beyond
-            }
             cut.axis[i] = -1;
             continue;
         }
@@ -154,6 +153,16 @@ size_t neuron_nbytes(const neuron_kernels_tensor & t) {
     return n;
 }
 
+size_t neuron_nbytes_of_words(const uint64_t * words) {
+    neuron_kernels_tensor t{};
+    t.type = (int32_t) words[0];
+    for (int i = 0; i < 4; i++) {
+        t.ne[i] = (int64_t) words[1 + i];
+        t.nb[i] = words[5 + i];
+    }
+    return neuron_nbytes(t);
+}
+
 //
 // the index
 //
@@ -190,7 +199,7 @@ static uint64_t family(const neuron_signature & s, const neuron_cut & cut) {
 // Calls `use` for each way in which a signature can be cut, until it returns true: first along an axis of several elements. One token
 // leaves open which axis is the tokens', and whether a source with one row is whole.
 template <typename F> static void for_each_cut(const neuron_signature & s, F use) {
-    const auto rules = rules_of(s.op_hash);
+    const auto rules = neuron_token_rules(s.op_hash);
     for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
         neuron_cut cut;
         cut.rule = rule;
@@ -257,7 +266,7 @@ static int64_t n_streams(const neuron_signature & node) {
 }
 
 std::string neuron_why_not_cut(const neuron_signature & node) {
-    const auto rules = rules_of(node.op_hash);
+    const auto rules = neuron_token_rules(node.op_hash);
     if (rules.first == rules.second) {
         const bool recurrent = std::any_of(std::begin(RECURRENT), std::end(RECURRENT),
                                            [&](const char * op) { return nk::hash_op(op) == node.op_hash; });

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 constexpr int NEURON_TOKEN_SOURCES = 5;  // as many as rules name
@@ -29,6 +30,9 @@ struct neuron_token_rule {
     int8_t       more[NEURON_TOKEN_SOURCES];
     int8_t       mask;
 };
+
+// Returns the first rule of an op and the one behind its last: they stand side by side.
+std::pair<const neuron_token_rule *, const neuron_token_rule *> neuron_token_rules(uint64_t op_hash);
 
 // A node's or a kernel's tensors: the sources and then the result.
 struct neuron_signature {
@@ -85,6 +89,9 @@ std::string neuron_why_not_cut(const neuron_signature & node);
 
 // Returns the bytes from a tensor's first element to its last, as ggml_nbytes does.
 size_t neuron_nbytes(const neuron_kernels_tensor & t);
+
+// Returns the same for a tensor's words in a key.
+size_t neuron_nbytes_of_words(const uint64_t * words);
 
 // A piece of a node: its first token, and for how many its kernel is.
 struct neuron_range {

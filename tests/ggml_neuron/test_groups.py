@@ -23,7 +23,21 @@ from kernelgen.manifest import load
 from kernelgen.manifest.graph_ops import read_graphs
 from kernelgen.model.grouping import Groups, Outside
 
-GROUPS = ("hit", "twice", "between", "cache", "attention", "in-place", "views", "several-results", "kept", "square")
+GROUPS = (
+    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading"),
+    *("in-place", "views", "several-results", "kept", "square"),
+)
+SHORTER = tuple(
+    f"shorter-{name}"
+    for name in (
+        *("twice", "twice-1", "several-results", "cache", "unmasked", "reading"),
+        *("attention-1x32", "attention-1x64", "attention-2x32"),
+    )
+)
+REFUSED = tuple(
+    f"refused-{name}"
+    for name in ("in-place", "scores", "columns", "unmasked-cells", "cache-of-its-own", "end-of-cache")
+)
 RANDOM = ("random-0", "random-1")
 MUTATED = (
     *(
@@ -137,6 +151,28 @@ def test_groups_compute_what_their_nodes_do(
     launches = sum(len(one.groups) for one in found)
     assert launches and int(grouped[1]) * launches == int(grouped[2]) * sum(one.nodes for one in found)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+
+
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_groups_of_fewer_tokens_and_cells_than_their_kernels(compute: Compute, kernels: Path, buffers: str) -> None:
+    """By kernels for more; the caches that they write have the same content."""
+    names = (*SHORTER, "scheduled:shorter-twice", "scheduled:shorter-attention-1x32", "reused:shorter-attention-1x32")
+    result = compute(kernels, *names, GGML_NEURON_BUFFERS=buffers)
+    expect_ok(result, *names)
+    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    assert re.search(r"kernels for other numbers of tokens were launched \d+ times", result.stderr), result.stderr
+
+
+def test_groups_that_no_longer_kernel_computes(compute: Compute, kernels: Path) -> None:
+    result = compute(kernels, *REFUSED)
+    expect_ok(result, *REFUSED)
+    reason = "their group has no kernel for this many tokens and cells, nor for more"
+    assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
+
+
+def test_exact_kernels_alone(compute: Compute, kernels: Path) -> None:
+    result = compute(kernels, "shorter-twice", GGML_NEURON_EXACT="1")
+    assert result.stdout.splitlines() == ["shorter-twice: 0 groups were launched, not 6"]
 
 
 def test_groups_in_memory_that_ggml_gives_out(compute: Compute, kernels: Path) -> None:

@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -93,11 +93,13 @@ class Model:
         name: of the architecture.
         cache: type of the cache.
         window: whether a window slides over the cache, which forgets what is out of it.
+        layers: that it has, where it is not one of test-llama-archs.
     """
 
     name: str
     cache: str = "f16"
     window: bool = False
+    layers: int = 2
 
     def __str__(self) -> str:
         return f"{self.name}, {self.cache} cache"
@@ -118,9 +120,10 @@ class Model:
         """Writes the model's file and returns where it is."""
         path = folder / f"{self.name}.gguf"
         if self.name == "llama":
-            random_llama.write(path, size=SMALL)
+            random_llama.write(path, size=replace(SMALL, n_layer=self.layers))
         elif self.name == "qwen3":
-            random_llama.write(path, size=WIDER, architecture="qwen3", tied=True)
+            size = replace(WIDER, n_layer=self.layers)
+            random_llama.write(path, size=size, architecture="qwen3", tied=True)
         else:  # one of those that test-llama-archs makes
             ((_, made),) = derived.save(programs, f"^{self.name}$", folder)
             made.rename(path)
@@ -143,9 +146,10 @@ def derive(
     *,
     n_tokens: Sequence[int],
     n_ctx: Sequence[int],
+    fuse: str = "none",
     more: Sequence[str] = (),
 ) -> harness.Built:
-    """Builds into `output` the kernels that `kernelgen model`, with `more` arguments, derives for a few numbers of tokens.
+    """Builds into `output` the kernels that `kernelgen model`, with `--fuse` and `more` arguments, derives for a few numbers of tokens.
 
     Raises:
         RuntimeError: one can't be derived or built.
@@ -155,6 +159,7 @@ def derive(
     arguments = ["model", file, "-o", written, "--n-ctx", ",".join(map(str, n_ctx))]
     arguments += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens)]
     arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.TARGET]
+    arguments += ["--fuse", fuse]
     arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp, *more]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -463,6 +468,7 @@ class Sweep:
         n_tokens: numbers of tokens for which there are kernels.
         n_ctx: cells of the cache.
         less_ctx: cells of a smaller one, in a context beside.
+        fuse: what is one kernel: `layer`, `step` or `none`.
     """
 
     def __init__(
@@ -474,12 +480,13 @@ class Sweep:
         n_tokens: Sequence[int] = N_TOKENS,
         n_ctx: int = N_CTX,
         less_ctx: int = LESS_CTX,
+        fuse: str = "none",
     ) -> None:
         self.programs, self.model, self.folder, self.n_ctx = programs, model, folder, n_ctx
         self.sizes = (less_ctx, n_ctx)
         folder.mkdir(parents=True, exist_ok=True)
         self.file = model.write(programs, folder)
-        self.built = derive(programs, model, self.file, folder / "few", n_tokens=n_tokens, n_ctx=self.sizes)
+        self.built = derive(programs, model, self.file, folder / "few", n_tokens=n_tokens, n_ctx=self.sizes, fuse=fuse)
         self.environment = programs.environment(kernels=folder / "few")
         self.n_ubatch = max(n_tokens)
 

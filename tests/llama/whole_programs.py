@@ -363,7 +363,8 @@ def check_all(
                 folders[-1],
                 n_tokens=N_TOKENS,
                 n_ctx=N_CTX,
-                more=("--fuse", "layer", "--flash-attn", flash),
+                fuse="layer",
+                more=("--flash-attn", flash),
             )
         device = programs.environment(log=True) | {"GGML_NEURON_KERNEL_DIR": ":".join(map(str, folders))}
         cpu = {key: value for key, value in device.items() if not key.startswith(("GGML_", "NEURON_"))}

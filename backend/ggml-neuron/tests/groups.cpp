@@ -141,9 +141,13 @@ static void hit(graph & g) {
 }
 
 // The same twice, with other weights: one kernel.
-static void twice(graph & g) {
-    ggml_tensor * t = product(g, norm(g, nullptr));
+static void twice_of(graph & g, int64_t n) {
+    ggml_tensor * t = product(g, norm(g, nullptr, { n }));
     g.end(product(g, norm(g, t)), 0, { 3, 3 });
+}
+
+static void twice(graph & g) {
+    twice_of(g, 4);
 }
 
 // Nothing of it is a group: what is between two groups is computed by itself.
@@ -156,45 +160,71 @@ static void between(graph & g) {
 }
 
 // A cache is written, and read through its own tensor and at an offset.
-static void cache(graph & g) {
+static void cache_of(graph & g, int64_t n, int64_t n_seen) {
     ggml_tensor * cells = g.input(GGML_TYPE_F16, 32, 16);
-    ggml_tensor * rows  = g.input(GGML_TYPE_I64, 3);
-    ggml_tensor * fresh = g.input(GGML_TYPE_F32, 32, 3);
+    ggml_tensor * rows  = g.input(GGML_TYPE_I64, n);
+    ggml_tensor * fresh = g.input(GGML_TYPE_F32, 32, n);
     ggml_tensor * q     = g.input(GGML_TYPE_F32, 32, 2);
     ggml_tensor * s     = g.add(ggml_scale(g.get(), fresh, 0.5f));
     g.add(ggml_set_rows(g.get(), cells, s, rows));
-    ggml_tensor * seen = ggml_view_2d(g.get(), cells, 32, 8, cells->nb[1], cells->nb[1]);
+    ggml_tensor * seen = ggml_view_2d(g.get(), cells, 32, n_seen, cells->nb[1], cells->nb[1]);
     g.written          = { cells };
     g.end(ggml_mul_mat(g.get(), seen, q), 0, { 3 });
 }
 
+static void cache(graph & g) {
+    cache_of(g, 3, 8);
+}
+
+struct attention_options {
+    int64_t n      = 2;
+    int64_t n_seen = 64;    // cells
+    int64_t n_cell = 96;    // of the cache
+    bool    masked = true;
+    bool    writes = true;  // to the cache
+};
+
 // A layer's attention: the KV cache is written and read.
-static void attention(graph & g) {
-    ggml_tensor * x    = g.input(GGML_TYPE_F32, 64, 2);
-    ggml_tensor * rows = g.input(GGML_TYPE_I64, 2);
-    ggml_tensor * mask = g.input(GGML_TYPE_F16, 64, 2);
-    ggml_tensor * k    = g.input(GGML_TYPE_F16, 64, 96);
-    ggml_tensor * v    = g.input(GGML_TYPE_F16, 64, 96);
+static void attention_of(graph & g, const attention_options & o) {
+    ggml_tensor * x    = g.input(GGML_TYPE_F32, 64, o.n);
+    ggml_tensor * rows = g.input(GGML_TYPE_I64, o.n);
+    ggml_tensor * mask = g.input(GGML_TYPE_F16, o.n_seen, o.n);
+    ggml_tensor * k    = g.input(GGML_TYPE_F16, 64, o.n_cell);
+    ggml_tensor * v    = g.input(GGML_TYPE_F16, 64, o.n_cell);
     const auto    head = [&](ggml_tensor * t) {
-        return ggml_view_3d(g.get(), t, 32, 64, 2, t->nb[1], t->nb[1] / 2, 0);
+        return ggml_view_3d(g.get(), t, 32, o.n_seen, 2, t->nb[1], t->nb[1] / 2, 0);
     };
     ggml_tensor * t = norm(g, x);
     ggml_tensor * q = product(g, t);
-    g.add(ggml_set_rows(g.get(), k, product(g, t), rows));
-    g.add(ggml_set_rows(g.get(), v, product(g, t), rows));
-    q         = ggml_permute(g.get(), ggml_reshape_3d(g.get(), q, 32, 2, 2), 0, 2, 1, 3);
-    t         = g.add(ggml_flash_attn_ext(g.get(), q, head(k), head(v), mask, 0.1f, 0.0f, 0.0f));
-    t         = product(g, ggml_reshape_2d(g.get(), t, 64, 2));
-    g.written = { k, v };
-    g.end(ggml_add(g.get(), t, x), 0, { 10 });
+    if (o.writes) {
+        g.add(ggml_set_rows(g.get(), k, product(g, t), rows));
+        g.add(ggml_set_rows(g.get(), v, product(g, t), rows));
+        g.written = { k, v };
+    }
+    q = ggml_permute(g.get(), ggml_reshape_3d(g.get(), q, 32, 2, o.n), 0, 2, 1, 3);
+    t = g.add(ggml_flash_attn_ext(g.get(), q, head(k), head(v), o.masked ? mask : nullptr, 0.1f, 0.0f, 0.0f));
+    t = product(g, ggml_reshape_2d(g.get(), t, 64, o.n));
+    g.end(ggml_add(g.get(), t, x), 0, { o.writes ? 10 : 6 });
+}
+
+static void attention(graph & g) {
+    attention_of(g, {});
+}
+
+static attention_options unmasked(int64_t n, int64_t n_seen) {
+    return { n, n_seen, 96, false, true };
+}
+
+static attention_options reading(int64_t n_seen, int64_t n_cell) {
+    return { 2, n_seen, n_cell, true, false };
 }
 
 // Results in the memory of earlier nodes, of a slot, and of a part of one.
-static void in_place(graph & g) {
-    ggml_tensor * a    = g.input(GGML_TYPE_F32, 64, 4);
-    ggml_tensor * b    = g.input(GGML_TYPE_F32, 64, 4);
+static void in_place_of(graph & g, int64_t n) {
+    ggml_tensor * a    = g.input(GGML_TYPE_F32, 64, n);
+    ggml_tensor * b    = g.input(GGML_TYPE_F32, 64, n);
     ggml_tensor * to   = g.input(GGML_TYPE_F32, 64, 9);
-    ggml_tensor * part = ggml_view_2d(g.get(), to, 64, 4, to->nb[1], 3 * to->nb[1]);
+    ggml_tensor * part = ggml_view_2d(g.get(), to, 64, n, to->nb[1], 3 * to->nb[1]);
     ggml_tensor * t    = g.add(ggml_add(g.get(), a, b));
     t                  = g.add(ggml_scale_inplace(g.get(), t, 2.0f));
     g.add(ggml_add_inplace(g.get(), b, t));
@@ -203,19 +233,27 @@ static void in_place(graph & g) {
     g.end(ggml_sub(g.get(), t, b), 0, { 5 });
 }
 
+static void in_place(graph & g) {
+    in_place_of(g, 4);
+}
+
 // Halves of rows, as a GLU has them, and a transposed product.
-static void views(graph & g) {
-    ggml_tensor * x    = g.input(GGML_TYPE_F32, 64, 3);
+static void views_of(graph & g, int64_t n) {
+    ggml_tensor * x    = g.input(GGML_TYPE_F32, 64, n);
     ggml_tensor * t    = product(g, x);
-    ggml_tensor * up   = ggml_view_2d(g.get(), t, 32, 3, t->nb[1], 0);
-    ggml_tensor * gate = ggml_view_2d(g.get(), t, 32, 3, t->nb[1], 32 * sizeof(float));
+    ggml_tensor * up   = ggml_view_2d(g.get(), t, 32, n, t->nb[1], 0);
+    ggml_tensor * gate = ggml_view_2d(g.get(), t, 32, n, t->nb[1], 32 * sizeof(float));
     t                  = g.add(ggml_mul(g.get(), ggml_cont(g.get(), up), ggml_cont(g.get(), gate)));
     g.end(ggml_cont(g.get(), ggml_transpose(g.get(), t)), 0, { 5 });
 }
 
+static void views(graph & g) {
+    views_of(g, 3);
+}
+
 // Three results are seen outside: one is read after the group, one is an output, one the last.
-static void several_results(graph & g) {
-    ggml_tensor * a = g.input(GGML_TYPE_F32, 64, 4);
+static void several_results_of(graph & g, int64_t n) {
+    ggml_tensor * a = g.input(GGML_TYPE_F32, 64, n);
     ggml_tensor * t = g.add(ggml_scale(g.get(), a, 0.5f));
     ggml_tensor * u = g.add(ggml_sqr(g.get(), t));
     ggml_tensor * v = g.add(ggml_add(g.get(), u, a));
@@ -223,6 +261,10 @@ static void several_results(graph & g) {
     ggml_set_output(v);
     ggml_tensor * x = g.add(ggml_mul(g.get(), w, u));
     g.end(ggml_add(g.get(), x, v), 0, { 4 });
+}
+
+static void several_results(graph & g) {
+    several_results_of(g, 4);
 }
 
 // Temporary results become the group's inputs, each read by one node of it: without care the allocator gives their memory to
@@ -238,6 +280,56 @@ static void kept(graph & g) {
     ggml_tensor * third  = g.add(ggml_sub(g.get(), second, t[3]));
     ggml_tensor * all    = g.add(ggml_add(g.get(), g.add(ggml_silu(g.get(), first)), g.add(ggml_sqr(g.get(), second))));
     g.end(ggml_add(g.get(), all, third), 4, { 3 });
+}
+
+//
+// groups of fewer tokens, or of a shorter cache, than there are kernels for
+//
+
+static void shorter(std::map<std::string, builder> & b) {
+    b["shorter-twice"] = [](graph & g) {
+        twice_of(g, 3);
+    };
+    b["shorter-twice-1"] = [](graph & g) {
+        twice_of(g, 1);
+    };
+    b["shorter-several-results"] = [](graph & g) {
+        several_results_of(g, 1);
+    };
+    // rows of padding write what the group writes, and nothing else
+    b["shorter-cache"] = [](graph & g) {
+        cache_of(g, 2, 8);
+    };
+    for (const int64_t n : { 1, 2 }) {
+        for (const int64_t n_seen : { 32, 64 }) {
+            b["shorter-attention-" + std::to_string(n) + "x" + std::to_string(n_seen)] = [n, n_seen](graph & g) {
+                attention_of(g, { n, n_seen });
+            };
+        }
+    }
+    b["shorter-unmasked"] = [](graph & g) {
+        attention_of(g, unmasked(1, 64));
+    };
+    b["shorter-reading"] = [](graph & g) {
+        attention_of(g, reading(40, 80));
+    };
+    // and those that no such kernel computes
+    const std::map<std::string, builder> refused = {
+        { "in-place",         [](graph & g) { in_place_of(g, 3); }                }, // would write beyond
+        { "scores",           [](graph & g) { cache_of(g, 3, 7); }                }, // a result of other columns
+        { "columns",          [](graph & g) { views_of(g, 2); }                   }, // the same, transposed
+        { "unmasked-cells",   [](graph & g) { attention_of(g, unmasked(2, 32)); } }, // nothing hides what is beyond
+        { "cache-of-its-own", [](graph & g) { attention_of(g, { 2, 32, 80 }); }   }, // it writes to another cache
+        { "end-of-cache",     [](graph & g) { attention_of(g, reading(40, 48)); } }, // which goes on nowhere
+    };
+    for (const auto & r : refused) {
+        const int norms         = r.first == "end-of-cache";  // groups of its first nodes
+        b["refused-" + r.first] = [build = r.second, norms](graph & g) {
+            build(g);
+            g.groups.clear();
+            g.launches = norms;
+        };
+    }
 }
 
 //
@@ -768,21 +860,24 @@ static void run_watched(const builder & build, const std::string & wanted, int e
 static const std::map<std::string, builder> & builders() {
     static const std::map<std::string, builder> all = [] {
         std::map<std::string, builder> b = {
-            { "hit",              hit              },
-            { "twice",            twice            },
-            { "between",          between          },
-            { "cache",            cache            },
-            { "attention",        attention        },
-            { "in-place",         in_place         },
-            { "views",            views            },
-            { "several-results",  several_results  },
-            { "kept",             kept             },
-            { "square",           square_group     },
-            { "escapes",          escapes          },
-            { "part-escapes",     part_escapes     },
-            { "middle-is-output", middle_is_output },
-            { "ends-early",       ends_early       },
+            { "hit",              hit                                                 },
+            { "twice",            twice                                               },
+            { "between",          between                                             },
+            { "cache",            cache                                               },
+            { "attention",        attention                                           },
+            { "unmasked",         [](graph & g) { attention_of(g, unmasked(2, 64)); } },
+            { "reading",          [](graph & g) { attention_of(g, reading(64, 96)); } },
+            { "in-place",         in_place                                            },
+            { "views",            views                                               },
+            { "several-results",  several_results                                     },
+            { "kept",             kept                                                },
+            { "square",           square_group                                        },
+            { "escapes",          escapes                                             },
+            { "part-escapes",     part_escapes                                        },
+            { "middle-is-output", middle_is_output                                    },
+            { "ends-early",       ends_early                                          },
         };
+        shorter(b);
         for (const auto & m : mutations()) {
             b["mutated-" + m.first] = [&m](graph & g) {
                 mutated(g, m.second);

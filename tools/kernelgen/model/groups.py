@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.ggml import ops as ggml_ops
@@ -91,6 +91,12 @@ def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int]) -> _Cut:
         # What nobody reads is what the graph is computed for.
         escapes.append(own and (root.output or read is None or read >= segment.end))
     return _Cut(tuple(inputs), tuple(into), tuple(escapes), tuple(numbers))
+
+
+def _content(graph: Graph, segment: Segment, cut: _Cut) -> Hashable:
+    """Returns what a segment is without its place in the graph: equal segments are the same graph kernel."""
+    shapes = tuple(graph.roots[slot].shape for slot in cut.slots)
+    return cut.inputs, cut.into, cut.escapes, shapes, tuple(graph.nodes[segment.start : segment.end])
 
 
 def segment_spec(graph: Graph, segment: Segment, readers: Mapping[int, int] | None = None) -> GraphSpec:
@@ -239,9 +245,15 @@ def fit(
     complete = all(cut(graph) == segments for graph in graphs[1:])
     if not complete:
         return [], False
+    met = set()
     for segment in segments:
         own = kernels[segment.start : segment.end]
-        made = _fit([_cut(g, segment, r) for g, r in zip(graphs, readers, strict=True)], graphs, segment, own, fitter)
+        cuts = [_cut(g, segment, r) for g, r in zip(graphs, readers, strict=True)]
+        same = tuple(_content(g, segment, c) for g, c in zip(graphs, cuts, strict=True))
+        if same in met:  # a layer like another one
+            continue
+        met.add(same)
+        made = _fit(cuts, graphs, segment, own, fitter)
         try:
             right = made is not None and all(
                 made.at(point) == segment_spec(graph, segment, r)

@@ -7,6 +7,7 @@ different kernels.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Segment:
 def layers(graph: Graph) -> list[Segment]:
     """Returns a graph's segments: its repeats, and what is before, between and behind them."""
     n = len(graph.nodes)
-    found = _period([node.op for node in graph.nodes])
+    found = _period(tuple(node.op for node in graph.nodes))
     if found is None:
         return [Segment(0, n)] if n else []
     period, first, last, count = found
@@ -66,7 +67,8 @@ def crossing(graph: Graph) -> list[int]:
     return found
 
 
-def _period(tokens: Sequence[Hashable]) -> tuple[int, int, int, int] | None:
+@functools.lru_cache(maxsize=16)  # a model's graphs of all sizes have the same ops
+def _period(tokens: tuple[Hashable, ...]) -> tuple[int, int, int, int] | None:
     """Returns (period, first, end of what repeats, whole repeats) with the largest cover; None where nothing repeats."""
     n = len(tokens)
     best: tuple[int, int, int, int] | None = None
