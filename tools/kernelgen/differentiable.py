@@ -54,7 +54,7 @@ def as_jax(kernel: Kernel, catalog: Catalog) -> Callable[..., tuple[Any, ...]]:
     import_jax()
     emitters = catalog.emitters(kernel)
     (function,) = load_functions(emitters)
-    called = jax_function(kernel.language, function, launch_of(spec, kernel.targets), spec.id)
+    called = jax_function(kernel.language, function, launch_of(spec.interpreted, kernel.targets), spec.id)
 
     def in_its_environment(*arrays: Any) -> tuple[Any, ...]:
         with environment(emitters[0][1]):

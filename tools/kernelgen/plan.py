@@ -17,6 +17,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import Spec, spec_from_json
 from kernelgen.kernel import spec_json
 from kernelgen.languages import DEFAULT, built_id
+from kernelgen.source_kernel import own_target
 from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
 
 FORMAT = 1
@@ -48,7 +49,7 @@ class Kernel:
 
     @property
     def id(self) -> str:
-        return built_id(self.spec.id, self.language)
+        return built_id(self.spec.id, self.language, own_target(self.spec, self.targets))
 
     @property
     def emitters(self) -> tuple[tuple[str, str], ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.ggml.tensor import TensorDesc
@@ -144,6 +144,11 @@ class SourceSpec:
         """The file, from the manifest's folder."""
         return self.source.rpartition(":")[0]
 
+    @property
+    def interpreted(self) -> SourceSpec:
+        """The same kernel as the interpreter lowers it, which a CPU can run."""
+        return self if self.lowering == "interpreted" else replace(self, lowering="interpreted")
+
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as plain values; `from_json` is its inverse. What is left out is empty."""
         made: dict[str, Any] = {
@@ -175,6 +180,11 @@ class SourceSpec:
             tuple(sorted((int(k), i) for k, i in value.get("alias", {}).items())),
             value.get("lowering", "interpreted"),
         )
+
+
+def own_target(spec: object, targets: Sequence[str]) -> str:
+    """Returns the one target that a kernel's HLO is for; nothing when it is the same for all of its targets."""
+    return targets[0] if isinstance(spec, SourceSpec) and spec.lowering == "native" and targets else ""
 
 
 def static(value: Any) -> Any:

@@ -42,6 +42,7 @@ def emit(arguments: Arguments) -> None:
     from kernelgen.emitters.emission import emit as run_emitter
     from kernelgen.emitters.library import emitters_of
     from kernelgen.graph_kernel import spec_from_json
+    from kernelgen.hlo import native_calls
 
     check_jax(arguments)
     spec = spec_from_json(json.loads(one(arguments, "spec")))
@@ -55,6 +56,11 @@ def emit(arguments: Arguments) -> None:
         _timeout(arguments),
         tuple(arguments["target"]),
     )
+    if maybe(arguments, "undeclared") and native_calls.ARTIFACT.encode() in made.hlo:
+        raise KernelgenError(
+            f"kernel {spec.id}: NKI's compiler left a file for neuronx-cc, which the rules for Bazel do not hand on: "
+            "use CMake or `kernelgen build`"
+        )
     fileio.write_bytes(one(arguments, "output"), made.hlo)
     if path := maybe(arguments, "notes"):
         fileio.write_bytes(path, canonical_json(made.notes).encode())
@@ -81,6 +87,7 @@ def emit_batch(arguments: Arguments) -> None:
     from kernelgen.filenames import hlo_file, notes_file
     from kernelgen.graph_kernel import spec_from_json
     from kernelgen.languages import DEFAULT, built_id
+    from kernelgen.source_kernel import own_target
 
     check_jax(arguments)
     modules, folder = _modules(arguments), Path(one(arguments, "folder"))
@@ -93,7 +100,7 @@ def emit_batch(arguments: Arguments) -> None:
         try:
             emitters = emitters_of(spec, modules)
             language = emitters[0][1].language  # a group's are in one
-            id = built_id(spec.id, language)
+            id = built_id(spec.id, language, own_target(spec, arguments["target"]))
             output, notes = folder / hlo_file(id), folder / notes_file(id)
             made = run_emitter(emitters, spec, timeout=_timeout(arguments), targets=tuple(arguments["target"]))
             if made.unknown:

@@ -79,7 +79,7 @@ def bazel(
     data: tuple[str, ...],
     workspaces: tuple[str, ...],
 ) -> None:
-    """Write the packages of a repository of kernel targets; print what else they depend on of files that manifests name kernels by."""
+    """Write the packages of a repository of kernel targets; print on which files of kernels they depend."""
     from kernelgen.render import bazel as renderer
 
     labels = {BUILTIN: f"{rules}//kernels"} | dict(_labels("--package", packages, catalog))

@@ -164,7 +164,8 @@ def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
 
     spec = kernel.spec
     assert isinstance(spec, SourceSpec)
-    hlo = emit(catalog.emitters(kernel), spec, targets=kernel.targets).hlo
+    # A native call runs on no CPU: what the interpreter makes of the kernel stands in for it.
+    hlo = emit(catalog.emitters(kernel), spec.interpreted, targets=kernel.targets).hlo
     results = tuple(tensor.name for tensor in tensors_of(hlo) if tensor.usage == "out")
     return _Made(hlo, tuple(a.numpy for a in spec.inputs), results)
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernelgen.emitters.library import Library
+from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.sources import of_function
 from kernelgen.errors import KernelgenError
 from kernelgen.manifest.document import Node, short
@@ -61,15 +62,15 @@ class SourceEntry(KernelEntry):
             spec = self._source_spec(values)
             if spec is None or registration is None:
                 break
-            kernels.append(Kernel(spec, registration.module, self._library(spec), language=registration.language))
+            kernels += self._for_targets(spec, registration)
             check = self._check(spec)
             if check is not None:
                 checks.append(check)
             backward = self._backward(spec, values)
             if backward is not None:
-                kernels.append(backward)
+                kernels += backward
                 tolerance = check or Check("", None, "")
-                checks.append(replace(tolerance, kernel=backward.spec.id, file=None, function="", forward=spec.id))
+                checks.append(replace(tolerance, kernel=backward[0].spec.id, file=None, function="", forward=spec.id))
         return (kernels, checks) if self.good else ([], [])
 
     def _only_own_keys(self) -> None:
@@ -82,7 +83,16 @@ class SourceEntry(KernelEntry):
         if self.entry.get("outputs") is None:
             self.fail(self.entry, "key 'outputs' is missing", "outputs: the results, a list of arrays")
 
-    def _backward(self, spec: SourceSpec, values: Mapping[str, Value]) -> Kernel | None:
+    def _for_targets(self, spec: SourceSpec, registration: Registration) -> list[Kernel]:
+        """Returns the kernel: once, or for each target when NKI's own compiler makes it, which makes it for one."""
+        made = Kernel(spec, registration.module, self._library(spec), language=registration.language)
+        if spec.lowering == "interpreted":
+            return [made]
+        if made.language != "nki":
+            self.fail(self._need("lowering"), f"only a kernel in NKI has the lowering 'native', and {spec.file} is not")
+        return [replace(made, targets=(target,)) for target in self.choice.targets]
+
+    def _backward(self, spec: SourceSpec, values: Mapping[str, Value]) -> list[Kernel] | None:
         """Returns the kernel that computes the gradients of the inputs, from the inputs and the gradients of the results."""
         node = self.entry.get("vjp")
         found = self._registration("vjp")
@@ -95,9 +105,9 @@ class SourceEntry(KernelEntry):
         source = PurePosixPath(node.text).as_posix()
         inputs = (*spec.inputs, *spec.outputs)
         made = replace(spec, name=f"{spec.name}.vjp", source=source, inputs=inputs, outputs=gradients, alias=())
-        return Kernel(made, found.module, self._library(made), language=found.language)
+        return self._for_targets(made, found)
 
-    def _registration(self, key: str = "source") -> Any:
+    def _registration(self, key: str = "source") -> Registration | None:
         node = self.entry.get(key)
         if node is None or not self.usable(node):
             return None

@@ -41,13 +41,12 @@ class _Nki:
         Raises:
             KernelgenError: the kernel breaks a rule of NKI or a limit of a target, or its lowering is not available.
         """
-        from kernelgen.errors import KernelgenError
         from kernelgen.languages.protocol import Returned
 
-        if call.lowering != "interpreted":
-            raise KernelgenError(
-                f"the lowering '{call.lowering}' of an NKI kernel is not available; use 'lowering: interpreted'"
-            )
+        if call.lowering == "native":
+            from kernelgen.languages.nki.native import called
+
+            return called(function, call)
         recorded = _recorded(function, call.arguments, call.keywords, call.grid, call.targets, call.results)
         values = _lowered(recorded, [a for a in call.arguments if a is not None])
         place = [i for i, a in enumerate(call.arguments) if a is not None]
