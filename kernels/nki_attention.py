@@ -239,7 +239,7 @@ def _attention(q, k, v, mask, sinks, slopes, settings):
     where=(
         "k_ne2 == v_ne2",
         "v_ne0 <= 512",
-        "q_ne3 * k_ne2 * (q_ne1 * q_ne2 // k_ne2 // 128 + 1) * (k_ne1 // 2048 + 1) <= 512",
+        "q_ne3 * k_ne2 * (q_ne1 * q_ne2 // k_ne2 // 128 + 1) * (k_ne1 // 2048 + 1) <= 256",
     ),
 )
 def flash_attn_ext(

@@ -73,8 +73,9 @@ def test_the_hlo_of_a_kernel_in_nki_is_its_own():
         (product("q8_0", 64, 64, 1), "nki"),
         (product("q4_K", 64, 256, 1), "jax"),
         (product("f16", 64, 20000, 1), "jax"),
-        (attention("f16", 512, 4096, heads=32, groups=8), "nki"),
-        (attention("f16", 512, 65536, heads=32, groups=8), "jax"),
+        (attention("f16", 512, 1024, heads=32, groups=8), "nki"),
+        (attention("f16", 1, 32768, heads=32, groups=8), "nki"),
+        (attention("f16", 512, 4096, heads=32, groups=8), "jax"),
         (attention("q8_0", 1, 64), "jax"),
     ],
 )
