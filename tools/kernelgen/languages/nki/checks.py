@@ -9,18 +9,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from kernelgen import targets
 from kernelgen.languages.nki.dtypes import float32
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from kernelgen.languages.nki.program import Recorder, Storage, current
 from kernelgen.languages.nki.tensors import Tensor
 
-PARTITIONS = 128
-PSUM_BANKS = 8
-PSUM_BANK_BYTES = 2048
+PARTITIONS = targets.PARTITIONS
+PSUM_BANKS = targets.PSUM_BANKS
+PSUM_BANK_BYTES = targets.PSUM_BANK_BYTES
 STATIONARY_FREE = 128
 MOVING_FREE = 512
 BN_STATS_FREE = 512
-SBUF_BYTES = {"trn1": 180_224, "inf2": 180_224, "trn2": 212_984, "trn3": 245_752}
+SBUF_BYTES = {name: target.sbuf_bytes for name, target in targets.TARGETS.items()}
 """The usable bytes of SBUF per partition."""
 TRN3_MOVING_FREE = 4096
 

@@ -12,15 +12,9 @@ from typing import Any
 from kernelgen.languages.numpy.places import place, refused
 from kernelgen.languages.numpy.tensor import Tensor
 from kernelgen.languages.numpy.tracing import Trace, current
-from kernelgen.targets import TARGETS
+from kernelgen.targets import PARTITIONS, PSUM_BANK_BYTES, TARGETS
 
 MEM_SPACES = ("Hbm", "Psum", "Sbuf", "SharedHbm")
-PARTITIONS = 128
-"""Partitions of SBUF and PSUM."""
-SBUF_BYTES = {2: 180_224, 3: 212_984, 4: 245_752}
-"""Usable bytes of SBUF in a partition, by the version of the NeuronCore."""
-PSUM_BANK_BYTES = 2048
-"""Bytes of a PSUM bank in a partition, which holds a tile whole."""
 
 
 class Annotated:
@@ -229,7 +223,7 @@ def _in_memory(trace: Trace, tensor: Tensor, sizes: Sequence[int], layout: dict[
     if space == "Psum" and in_partition > PSUM_BANK_BYTES:
         raise refused(f"tile_size: {in_partition} bytes in a partition, and a bank of PSUM has {PSUM_BANK_BYTES}")
     for target in trace.targets or ("trn1",):
-        limit = SBUF_BYTES[TARGETS[target].neuron_core]
+        limit = TARGETS[target].sbuf_bytes
         if in_partition > limit:
             raise refused(f"tile_size: {in_partition} bytes in a partition, and SBUF of {target} has {limit}")
 
