@@ -3,6 +3,7 @@
 #include "log.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 // Steps bound at once. Each has two tensor sets in the library; a graph of a large model has about a thousand.
@@ -173,7 +174,7 @@ neuron_memory * neuron_core::scratch(size_t size) {
     return scratch_memory;
 }
 
-void neuron_core::memory_stats(size_t * free, size_t * total) {
+void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total) {
     *free = *total = 0;
     if (!nrt.nrt_get_vnc_memory_stats || !open()) {
         return;
@@ -184,6 +185,12 @@ void neuron_core::memory_stats(size_t * free, size_t * total) {
         size >= sizeof(stats)) {
         *total = stats.bytes_limit;
         *free  = stats.bytes_limit - std::min(stats.bytes_used, stats.bytes_limit);
+
+        const size_t loaded   = n_loaded;
+        const size_t wanted   = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
+        const size_t missing  = wanted - std::min(loaded, wanted);
+        const size_t reserved = missing * NEURON_PROGRAM_MEMORY + (loaded ? 0 : NEURON_MICROCODE_MEMORY);
+        *free -= std::min(*free, reserved);
     }
 }
 
@@ -233,7 +240,50 @@ bool neuron_core::evict() {
     }
     NEURON_LOG("core %d: unloading %s to make room\n", vnc, oldest->name.c_str());
     unload(*oldest);
+    oldest->evicted = true;
     return true;
+}
+
+// Reloads after which it is said that programs take turns: what is unloaded by chance when memory runs short is less.
+static constexpr size_t MANY_RELOADS = 32;
+
+void neuron_core::note_reload() {
+    if (++n_reloads == MANY_RELOADS) {
+        NEURON_WARN("core %d: programs are loaded again and again (%zu times so far), since not all of them fit beside "
+                    "the tensors: "
+                    "put fewer layers on the device (-ngl), make the context (-c) or the batch (-ub) smaller, or use "
+                    "kernels of whole "
+                    "layers (kernelgen model --fuse=layer), which are fewer\n",
+                    vnc, n_reloads);
+    }
+}
+
+void neuron_core::preload(const std::vector<neuron_kernel> & kernels) {
+    using clock = std::chrono::steady_clock;
+    std::lock_guard<std::mutex> lock(mutex);
+    std::vector<neuron_model *> wanted;
+    for (const neuron_kernel & kernel : kernels) {
+        neuron_model & model = model_of(kernel);
+        if (!model.handle && model.broken.empty() && std::find(wanted.begin(), wanted.end(), &model) == wanted.end()) {
+            wanted.push_back(&model);
+        }
+    }
+    const auto begun = clock::now();
+    bool       said  = false;
+    for (size_t i = 0; i < wanted.size(); i++) {
+        const double seconds = std::chrono::duration<double>(clock::now() - begun).count();
+        if (!said && seconds > 5 && (!nrt.simulator || neuron_log_enabled())) {
+            NEURON_WARN("core %d: loading %zu programs, of which %zu took %.1f s\n", vnc, wanted.size(), i, seconds);
+            said = true;
+        }
+        std::string message;
+        if (load(*wanted[i], message, false) == NRT_RESOURCE) {
+            break;
+        }
+    }
+    if (!wanted.empty()) {
+        NEURON_LOG("core %d: programs of a graph were loaded before it is computed\n", vnc);
+    }
 }
 
 void neuron_core::unload(neuron_model & model) {
@@ -243,6 +293,7 @@ void neuron_core::unload(neuron_model & model) {
     }
     model.handle = nullptr;
     nrt.users--;
+    n_loaded--;
 }
 
 void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
@@ -267,12 +318,12 @@ NRT_STATUS neuron_core::judge(const neuron_step & step, const char * node, NRT_S
     return status;
 }
 
-// Loads a model and sets `message` when that fails. What can't get better by itself is kept in model.broken.
-NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
+// Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is kept in model.broken.
+NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool make_room) {
     NRT_STATUS status;
     do {
         status = nrt.nrt_load(model.neff, model.neff_size, vnc, -1, &model.handle);
-    } while (status == NRT_RESOURCE && evict());
+    } while (status == NRT_RESOURCE && make_room && evict());
     if (status != NRT_SUCCESS) {
         model.handle = nullptr;
         message      = nrt.describe("nrt_load", status) + ": " + model.name;
@@ -284,13 +335,20 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message) {
                 mark_broken(model, message);
                 break;
             default:
-                NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+                if (make_room || status != NRT_RESOURCE) {
+                    NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+                }
                 break;
         }
         return status;
     }
     nrt.users++;
+    n_loaded++;
     model.last_used = ++clock;
+    if (model.evicted) {
+        model.evicted = false;
+        note_reload();
+    }
     NEURON_LOG("core %d: loaded %s\n", vnc, model.name.c_str());
     if (model.tensors.empty()) {
         status = read_tensors(model, message);

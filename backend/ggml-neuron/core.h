@@ -27,6 +27,14 @@ struct neuron_core;
 // Of operands, in bytes: kernel arguments are slices of device tensors, whose addresses are best aligned for DMA engines.
 constexpr size_t NEURON_ALIGNMENT = 128;
 
+// What libnrt takes of a core's memory for programs: micro-code once, and what each needs besides its tensors.
+// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide; 250 KiB is what it gives for a small NEFF.
+constexpr size_t NEURON_MICROCODE_MEMORY = (size_t) 96 << 20;
+constexpr size_t NEURON_PROGRAM_MEMORY   = (size_t) 250 << 10;
+
+// Programs for which room is kept at most: a bundle may have kernels for many more sizes than one run meets.
+constexpr size_t NEURON_RESERVED_PROGRAMS = 1024;
+
 // A stretch of device memory: one NRT tensor and the slices of it that kernels are bound to.
 struct neuron_memory {
     neuron_core *  core   = nullptr;
@@ -91,7 +99,8 @@ struct neuron_model {
     nrt_model_t *       handle = nullptr;
     std::vector<tensor> tensors;
     uint64_t            last_used = 0;
-    std::string         broken;  // why it will never be used; empty when nothing is known against it
+    bool                evicted   = false;  // was unloaded to make room
+    std::string         broken;             // why it will never be used; empty when nothing is known against it
 };
 
 // A kernel bound to operands.
@@ -119,8 +128,13 @@ struct neuron_core {
     neuron_memory * allocate(size_t size);
     void            free(neuron_memory * memory);
 
-    // Sets both to 0 when the library does not tell.
-    void memory_stats(size_t * free, size_t * total);
+    // Sets both to 0 when the library does not tell. What is free is less what `n_programs` programs, as far as they are not loaded
+    // yet, will take.
+    void memory_stats(size_t n_programs, size_t * free, size_t * total);
+
+    // Loads what is not loaded yet of some kernels' NEFFs, which a line says when it takes long on a device, until the memory is full: nothing is unloaded for it. What fails is
+    // reported, and tried again when it is bound.
+    void preload(const std::vector<neuron_kernel> & kernels);
 
     // Returns whether the kernel's NEFF was tried and will never be used.
     bool is_broken(const neuron_kernel & kernel);
@@ -158,7 +172,8 @@ struct neuron_core {
     NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to);
 
   private:
-    NRT_STATUS      load(neuron_model & model, std::string & message);
+    NRT_STATUS      load(neuron_model & model, std::string & message, bool make_room = true);
+    void            note_reload();
     NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
     NRT_STATUS      judge(const neuron_step & step, const char * node, NRT_STATUS status);
     void            mark_broken(neuron_model & model, const std::string & why);
@@ -188,5 +203,7 @@ struct neuron_core {
     uint64_t                                                                          clock             = 0;
     uint64_t                                                                          next_memory_id    = 1;
     bool                                                                              said_not_a_number = false;
+    size_t                                                                            n_reloads         = 0;
+    std::atomic<size_t>                                                               n_loaded{ 0 };
     std::atomic<bool>                                                                 any_broken{ false };
 };

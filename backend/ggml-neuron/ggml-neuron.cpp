@@ -312,6 +312,7 @@ struct ggml_backend_neuron_context {
     ggml_backend_neuron_device_context * device;
     neuron_planner                       planner;
     neuron_census                        census;
+    std::atomic<bool>                    computed{ false };  // a graph
 };
 
 static enum ggml_status ggml_backend_neuron_status(NRT_STATUS status) {
@@ -498,8 +499,9 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
         neuron_record_graph(cgraph);
     }
     std::lock_guard<std::mutex> lock(core.mutex);
-    const neuron_plan *         plan   = nullptr;
-    enum ggml_status            status = ctx->planner.get(cgraph, &plan);
+    ctx->computed              = true;
+    const neuron_plan * plan   = nullptr;
+    enum ggml_status    status = ctx->planner.get(cgraph, &plan);
     if (status == GGML_STATUS_SUCCESS) {
         ctx->census.add(cgraph, *plan);
         for (int reason = 0; reason < NEURON_UNGROUPED_COUNT; reason++) {
@@ -526,11 +528,44 @@ static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                  
     }
 }
 
+// Loads the programs of a graph. A context that is made has graphs optimized that it reserves memory for, the longest and those for one
+// token, so that the first token does not have to wait for them.
+static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
+                                        const ggml_cgraph *                 cgraph,
+                                        const neuron_groups &               groups) {
+    const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
+    std::vector<neuron_kernel>  kernels;
+    std::vector<bool>           grouped((size_t) cgraph->n_nodes, false);
+    for (const neuron_group & group : groups.groups) {
+        kernels.push_back(group.kernel);
+        for (const int i : group.nodes) {
+            grouped[(size_t) i] = true;
+        }
+    }
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        if (!grouped[(size_t) i] && neuron_is_work(cgraph->nodes[i])) {
+            const neuron_service             service = store.serve(cgraph->nodes[i]);
+            const std::vector<neuron_kernel> found =
+                service ? neuron_kernels_of(service) : store.serve_in_chain(cgraph->nodes[i]);
+            kernels.insert(kernels.end(), found.begin(), found.end());
+        }
+    }
+    ctx.device->core->preload(kernels);
+}
+
 // Keeps the scheduler's allocator from giving a node the memory of one of its sources: a kernel's result must not overlap
 // its inputs, and the copy that would keep them apart costs more than the memory.
 static void ggml_backend_neuron_graph_optimize(ggml_backend_t                              backend,
                                                ggml_cgraph *                               cgraph,
                                                struct ggml_backend_graph_optimize_params * params) {
+    auto *        ctx = (ggml_backend_neuron_context *) backend->context;
+    neuron_groups groups;
+    if (ctx->device->fusion.is_enabled()) {
+        groups = neuron_find_groups(cgraph, ggml_backend_neuron_shared().kernels, false);
+    }
+    if (!ctx->computed) {
+        ggml_backend_neuron_preload(*ctx, cgraph, groups);
+    }
     if (ggml_backend_neuron_shared().buffers != neuron_buffers::DEVICE || !params || !params->add_alloc_dep) {
         return;
     }
@@ -545,11 +580,7 @@ static void ggml_backend_neuron_graph_optimize(ggml_backend_t                   
             }
         }
     }
-    auto * ctx = (ggml_backend_neuron_context *) backend->context;
-    if (ctx->device->fusion.is_enabled()) {
-        const neuron_kernel_store & kernels = ggml_backend_neuron_shared().kernels;
-        ggml_backend_neuron_keep_slots(cgraph, neuron_find_groups(cgraph, kernels, false), params);
-    }
+    ggml_backend_neuron_keep_slots(cgraph, groups, params);
 }
 
 static const struct ggml_backend_i ggml_backend_neuron_i = {
@@ -602,7 +633,8 @@ static const char * ggml_backend_neuron_device_get_description(ggml_backend_dev_
 }
 
 static void ggml_backend_neuron_device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
-    ((ggml_backend_neuron_device_context *) dev->context)->core->memory_stats(free, total);
+    neuron_core & core = *((ggml_backend_neuron_device_context *) dev->context)->core;
+    core.memory_stats(ggml_backend_neuron_shared().kernels.n_neffs(), free, total);
 }
 
 static enum ggml_backend_dev_type ggml_backend_neuron_device_get_type(ggml_backend_dev_t dev) {
@@ -636,6 +668,8 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
         { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, ggml_backend_neuron_locate },
         /* .census  = */
         { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds },
+        /* .computed = */
+        false,
     };
     return new ggml_backend{
         /* .guid    = */ ggml_backend_neuron_guid(),

@@ -539,6 +539,14 @@ size_t neuron_kernel_store::n_kernels() const {
     return n;
 }
 
+size_t neuron_kernel_store::n_neffs() const {
+    size_t n = 0;
+    for (const auto & bundle : bundles) {
+        n += neuron_kernels_neff_count(bundle->handle);
+    }
+    return n;
+}
+
 //
 // opening
 //

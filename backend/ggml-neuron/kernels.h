@@ -135,6 +135,9 @@ class neuron_kernel_store {
 
     size_t n_kernels() const;
 
+    // Equal NEFFs count once.
+    size_t n_neffs() const;
+
   private:
     void open_path(const neuron_nrt & nrt, const std::string & path);
     void open_bundle(const neuron_nrt & nrt, const std::string & path, bool is_tree);

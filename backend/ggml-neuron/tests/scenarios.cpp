@@ -833,7 +833,7 @@ static void fails_once(const std::function<void()> & spoil, bool computes) {
 }
 
 // Two kernels in turn; what they compute is not looked at.
-static void in_turn() {
+static void in_turn(int times) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
     ggml_tensor *    a     = f32(ctx.get(), 64, 4);
@@ -842,7 +842,7 @@ static void in_turn() {
     ggml_build_forward_expand(graph, ggml_sub(ctx.get(), a, ggml_add(ctx.get(), a, b)));
     require_kernels(neuron, graph);
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < times; i++) {
         check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
     }
 }
@@ -1326,7 +1326,8 @@ int main(int argc, char ** argv) {
         { "planted-undefined-behaviour", planted_undefined_behaviour                                              },
         { "locale",                      locale                                                                   },
         { "too-much",                    too_much                                                                 },
-        { "in-turn",                     in_turn                                                                  },
+        { "in-turn",                     [] { in_turn(2); }                                                       },
+        { "in-turn-often",               [] { in_turn(40); }                                                      },
         { "killed",                      killed                                                                   },
         { "fails-once",                  [] { fails_once([] {}, false); }                                         },
     };

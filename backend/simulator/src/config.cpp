@@ -116,6 +116,25 @@ static std::string bad(const char * name, const char * text, const char * expect
     return std::string(name) + "=" + text + ": expected " + expected;
 }
 
+// What can be done wrong on purpose, so that those who look for it can be seen to find it.
+static const char * const FAULTS[] = { "init", "load", "execute", "results", "late", "aliases", "slices", "copies" };
+
+static bool read_fault(config & out, std::string & error) {
+    const char * const fault = variable("NEURON_SIMULATOR_FAULT");
+    std::string        known;
+    for (const char * one : FAULTS) {
+        known += (known.empty() ? "" : ", ") + std::string(one);
+        if (fault != nullptr && strcmp(one, fault) == 0) {
+            out.fault = one;
+        }
+    }
+    if (fault != nullptr && out.fault.empty()) {
+        error = bad("NEURON_SIMULATOR_FAULT", fault, ("one of " + known).c_str());
+        return false;
+    }
+    return true;
+}
+
 // Reads what kind of machine and which release of the SDK is played, and how strictly.
 static bool read_profile(config & out, std::string & error) {
     const char * const name = variable("NEURON_SIMULATOR_INSTANCE");
@@ -161,7 +180,7 @@ static bool read_profile(config & out, std::string & error) {
 bool config::read(config & out, std::string & error) {
     out = config();
 
-    if (!read_profile(out, error)) {
+    if (!read_profile(out, error) || !read_fault(out, error)) {
         return false;
     }
     const char * const total = variable("NEURON_SIMULATOR_CORES");

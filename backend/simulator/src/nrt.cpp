@@ -469,6 +469,36 @@ NRT_STATUS check_overlaps(const nrt_model & model, const std::vector<std::shared
     return NRT_SUCCESS;
 }
 
+// What an execution leaves in its outputs when NEURON_SIMULATOR_FAULT says so. `before` is what was in them.
+using contents = std::vector<std::vector<uint8_t>>;
+
+contents read_outputs(const nrt_model & model, const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
+    contents found(tensors.size());
+    for (size_t i = 0; i < tensors.size(); i++) {
+        if (model.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
+            found[i].assign(tensors[i]->data(), tensors[i]->data() + tensors[i]->size);
+        }
+    }
+    return found;
+}
+
+void spoil(const std::string &                              fault,
+           const nrt_model &                                model,
+           const std::vector<std::shared_ptr<nrt_tensor>> & tensors,
+           const contents &                                 before) {
+    for (size_t i = 0; i < tensors.size(); i++) {
+        const tensor_info & info = model.tensors[i];
+        if (info.usage != NRT_TENSOR_USAGE_OUTPUT) {
+            continue;
+        }
+        if (fault == "late" || (fault == "aliases" && info.alias >= 0)) {
+            memcpy(tensors[i]->data(), before[i].data(), before[i].size());
+        } else if (fault == "results") {
+            memset(tensors[i]->data(), 0, std::min<size_t>(tensors[i]->size, 4));
+        }
+    }
+}
+
 // Takes the time that launching a kernel is to take. Sleeping would take longer than what is asked for.
 void wait_for_launch(double launch_us) {
     using clock      = std::chrono::steady_clock;
@@ -508,24 +538,34 @@ NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt
         }
     }
     wait_for_launch(rt.config.launch_us);
-    const double timeout = rt.config.exec_timeout;
-    return with_helper(rt, model, timeout, "nrt_execute", [&](simulator::helper & helper, NRT_STATUS & status) {
-        protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
-        {
-            const std::lock_guard<std::mutex> lock(model.mutex);
-            if (model.helper_number != helper.number()) {
-                return outcome::not_sent;  // another thread has seen it go, and start again
+    if (rt.config.fault == "execute") {
+        log(level::error, "nrt_execute", "NEURON_SIMULATOR_FAULT=execute");
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
+    const contents   before  = rt.config.fault.empty() ? contents() : read_outputs(model, tensors);
+    const double     timeout = rt.config.exec_timeout;
+    const NRT_STATUS done =
+        with_helper(rt, model, timeout, "nrt_execute", [&](simulator::helper & helper, NRT_STATUS & status) {
+            protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
+            {
+                const std::lock_guard<std::mutex> lock(model.mutex);
+                if (model.helper_number != helper.number()) {
+                    return outcome::not_sent;  // another thread has seen it go, and start again
+                }
+                request.model = model.number;
             }
-            request.model = model.number;
-        }
-        std::vector<uint8_t> answer = message;
-        memcpy(answer.data(), &request, sizeof(request));
-        const outcome result = helper.call(answer, timeout);
-        if (result == outcome::answered) {
-            status = answered(answer, "nrt_execute");
-        }
-        return result;
-    });
+            std::vector<uint8_t> answer = message;
+            memcpy(answer.data(), &request, sizeof(request));
+            const outcome result = helper.call(answer, timeout);
+            if (result == outcome::answered) {
+                status = answered(answer, "nrt_execute");
+            }
+            return result;
+        });
+    if (!rt.config.fault.empty() && done == NRT_SUCCESS) {
+        spoil(rt.config.fault, model, tensors, before);
+    }
+    return done;
 }
 
 }  // namespace
@@ -551,6 +591,10 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         std::string error;
         if (!simulator::config::read(rt.config, error)) {
             return invalid(where, error.c_str());
+        }
+        if (rt.config.fault == "init") {
+            log(level::error, where, "NEURON_SIMULATOR_FAULT=init");
+            return NRT_FAILURE;
         }
         if (!rt.config.lock_folder.empty() &&
             !simulator::lock_cores(rt.config.lock_folder, rt.config.visible, rt.locks, error)) {
@@ -701,6 +745,10 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
         if (readable != NRT_SUCCESS) {
             log(level::error, where, "%s", why.c_str());
             return readable;
+        }
+        if (rt.config.fault == "load") {
+            log(level::error, where, "NEURON_SIMULATOR_FAULT=load");
+            return NRT_FAILURE;
         }
         const int64_t first = std::max(start_vnc, 0);
         const int64_t count = std::max(vnc_count, 1);  // a simulated NEFF wants one
@@ -920,7 +968,8 @@ NRT_STATUS nrt_tensor_allocate_slice(const nrt_tensor_t * handle,
         NRT_STATUS status;
         const auto source = tensor_range(rt, handle, offset, size, where, status);
         if (source != nullptr) {
-            *out = rt.tensors.add(std::make_shared<nrt_tensor>(source->memory, source->offset + offset, size, name));
+            const size_t at = source->offset + (rt.config.fault == "slices" ? 0 : offset);
+            *out            = rt.tensors.add(std::make_shared<nrt_tensor>(source->memory, at, size, name));
         }
         return status;
     });
@@ -1010,7 +1059,8 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source_handle,
             log(level::error, where, "from core %u to core %u", source->arena(), destination->arena());
             return NRT_INVALID;
         }
-        memmove(destination->data() + destination_offset, source->data() + source_offset, size);
+        const size_t copied = rt.config.fault == "copies" ? size / 2 : size;
+        memmove(destination->data() + destination_offset, source->data() + source_offset, copied);
         return NRT_SUCCESS;
     });
 }

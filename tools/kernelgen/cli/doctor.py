@@ -66,11 +66,33 @@ class Check:
 
 @click.command(short_help="Say what is installed, what is missing and how to get it.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(form: str) -> int:
+@click.option("--device", is_flag=True, help="Check the first NeuronCore, or the simulated one, instead.")
+@click.option(
+    "--libnrt",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help=f"With --device: the runtime; GGML_NEURON_LIBNRT, {NEURON_RUNTIME} or the simulator's by default.",
+)
+@click.option(
+    "--bundle",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="With --device: the kernels, as --device built them before or elsewhere; by default they are built now.",
+)
+def command(form: str, device: bool, libnrt: Path | None, bundle: Path | None) -> int:
     """Say what is installed, what is missing and how to get it.
 
     Exits with 1 when something is MISSING that building kernels needs; what is only absent is needed for one way of working.
+
+    With --device it builds a small kernel of each family, runs them on the first core that this process gets, and says what works
+    (docs/first-run-on-hardware.md); it exits with 1 when a check FAILED.
     """
+    if device:
+        from kernelgen.cli import doctor_device
+
+        return doctor_device.run(form, libnrt, bundle)
+    if libnrt or bundle:
+        raise click.UsageError("--libnrt and --bundle are for --device")
     checks = [check for section in (_python, _compilers, _build_tools, _machine, _devices) for check in section()]
     missing = [c for c in checks if c.needed and c.found is None]
     if form == "json":

@@ -1,0 +1,75 @@
+"""`kernelgen doctor --device`: builds small kernels and checks the first NeuronCore with them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from kernelgen import cli
+from kernelgen.cli import simulate
+from kernelgen.cli.doctor import NEURON_RUNTIME
+from kernelgen.device import checks
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
+
+
+def run(form: str, libnrt: Path | None, bundle: Path | None) -> int:
+    """Checks the device, prints what was found, and returns the exit status.
+
+    Args:
+        form: `text` or `json`.
+        libnrt: the runtime that the user named.
+        bundle: the folder of kernels that the user named; None to build them.
+
+    Raises:
+        KernelgenError: there is no runtime, or there are no kernels.
+    """
+    library = _find(libnrt)
+    if simulate._is_simulator(library):
+        os.environ.update(simulate.variables(library, os.environ))
+    with tempfile.TemporaryDirectory() as folder:
+        tree = bundle or _build(Path(folder), simulated=simulate._is_simulator(library))
+        kernels = checks.read_kernels(tree)
+        lacking = {"add", "set_rows"} - {kernel.op for kernel in kernels}
+        if lacking:
+            raise KernelgenError(f"{tree}: no tree of kernels of this command: it lacks {', '.join(sorted(lacking))}")
+        results = []
+        for result in checks.Bench(library, kernels).run_all():
+            results.append(result)
+            if form == "text":
+                click.echo(f"{result.status:7}  {result.name}: {result.text}")
+    failed = [result.name for result in results if result.status == "FAILED"]
+    if form == "json":
+        click.echo(json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False))
+    else:
+        click.echo(f"\nfailed: {', '.join(failed)}" if failed else "\nevery check passed")
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def _find(named: Path | None) -> Path:
+    path = named or Path(os.environ.get("GGML_NEURON_LIBNRT") or NEURON_RUNTIME)
+    if path.is_file():
+        return path.absolute()
+    if named or os.environ.get("GGML_NEURON_LIBNRT"):
+        raise KernelgenError(f"there is no file {path}: --libnrt, or GGML_NEURON_LIBNRT, names libnrt.so.1")
+    return simulate.find(None, os.environ)
+
+
+def _build(folder: Path, *, simulated: bool) -> Path:
+    """Builds the kernels and returns the folder of their tree."""
+    manifest = folder / "doctor.yaml"
+    target = os.environ.get("GGML_NEURON_TARGET") or "trn1"
+    manifest.write_text(checks.MANIFEST)
+    words = ["build", str(manifest), "--target", target, "-o", str(folder / "out")]
+    words += ["--compiler", "simulator" if simulated else "neuronx-cc"]
+    with contextlib.redirect_stdout(sys.stderr):
+        status = cli.run(words)
+    if status:
+        raise KernelgenError("the kernels could not be built; see above")
+    return folder / "out" / f"doctor_{target}"

@@ -1,0 +1,165 @@
+"""AWS's libnrt, or the simulator's, from Python: the functions that checks need. backend/nrt/nrt_api.h has the prototypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUCCESS = 0
+COMPLETED_WITH_NUM_ERR = 1003
+_DEVICE = 0
+_NO_FRAMEWORK = 1
+
+
+class StatusError(Exception):
+    """A function of libnrt that did not return NRT_SUCCESS."""
+
+
+class _Info(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char * 256),
+        ("usage", ctypes.c_int),
+        ("size", ctypes.c_size_t),
+        ("dtype", ctypes.c_int),
+        ("shape", ctypes.POINTER(ctypes.c_uint32)),
+        ("ndim", ctypes.c_uint32),
+    )
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (
+        ("numbers", ctypes.c_uint64 * 4),
+        ("detail", ctypes.c_char * 128),
+        ("git_hash", ctypes.c_char * 64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor on the device.
+
+    Attributes:
+        handle: libnrt's.
+        size: bytes.
+    """
+
+    handle: ctypes.c_void_p
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded NEFF.
+
+    Attributes:
+        handle: libnrt's.
+        inputs: bytes of each by name.
+        outputs: the same.
+    """
+
+    handle: ctypes.c_void_p
+    inputs: dict[str, int]
+    outputs: dict[str, int]
+
+
+class Libnrt:
+    """The library, of which the first core is used.
+
+    Args:
+        path: its file.
+
+    Raises:
+        OSError: it can't be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.nrt_get_status_as_str.restype = ctypes.c_char_p
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = int(getattr(self._library, name)(*arguments))
+        if status not in (SUCCESS, COMPLETED_WITH_NUM_ERR):
+            text = self._library.nrt_get_status_as_str(status) or b"unknown status"
+            raise StatusError(f"{name} returned {text.decode()} ({status})")
+
+    def version(self) -> str:
+        """Returns the runtime's version and what it says of itself."""
+        found = _Version()
+        self._call("nrt_get_version", ctypes.byref(found), ctypes.c_size_t(ctypes.sizeof(found)))
+        return f"{'.'.join(map(str, found.numbers[:3]))} {found.detail.decode(errors='replace')}".strip()
+
+    def init(self) -> int:
+        """Initializes the library and returns how many cores this process has."""
+        self._call("nrt_init", ctypes.c_int(_NO_FRAMEWORK), b"", b"")
+        count = ctypes.c_uint32()
+        self._call("nrt_get_visible_vnc_count", ctypes.byref(count))
+        return count.value
+
+    def close(self) -> None:
+        """Gives the cores back; nothing else can be called then."""
+        self._library.nrt_close()
+
+    def load(self, neff: bytes) -> Model:
+        """Loads a NEFF."""
+        handle, array = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("nrt_load", neff, ctypes.c_size_t(len(neff)), 0, -1, ctypes.byref(handle))
+        self._call("nrt_get_model_tensor_info", handle, ctypes.byref(array))
+        assert array.value is not None
+        count = ctypes.c_uint64.from_address(array.value).value
+        infos = (_Info * count).from_address(array.value + 8)
+        sizes: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        for info in infos:
+            sizes[info.usage][info.name.decode()] = info.size
+        self._call("nrt_free_model_tensor_info", array)
+        return Model(handle, *sizes)
+
+    def unload(self, model: Model) -> None:
+        """Unloads a NEFF."""
+        self._call("nrt_unload", model.handle)
+
+    def allocate(self, size: int) -> Tensor:
+        """Returns device memory of so many bytes."""
+        handle = ctypes.c_void_p()
+        self._call("nrt_tensor_allocate", _DEVICE, 0, ctypes.c_size_t(size), b"doctor", ctypes.byref(handle))
+        return Tensor(handle, size)
+
+    def slice(self, source: Tensor, offset: int, size: int) -> Tensor:
+        """Returns a view of a part of a tensor."""
+        handle = ctypes.c_void_p()
+        sizes = ctypes.c_size_t(offset), ctypes.c_size_t(size)
+        self._call("nrt_tensor_allocate_slice", source.handle, *sizes, b"doctor", ctypes.byref(handle))
+        return Tensor(handle, size)
+
+    def free(self, tensor: Tensor) -> None:
+        """Frees a tensor or a slice."""
+        self._library.nrt_tensor_free(ctypes.byref(tensor.handle))
+
+    def write(self, tensor: Tensor, data: bytes, offset: int = 0) -> None:
+        """Writes bytes to a tensor."""
+        self._call("nrt_tensor_write", tensor.handle, data, ctypes.c_size_t(offset), ctypes.c_size_t(len(data)))
+
+    def read(self, tensor: Tensor) -> bytes:
+        """Returns a tensor's bytes."""
+        data = ctypes.create_string_buffer(tensor.size)
+        self._call("nrt_tensor_read", tensor.handle, data, ctypes.c_size_t(0), ctypes.c_size_t(tensor.size))
+        return data.raw
+
+    def copy(self, source: Tensor, to: Tensor) -> None:
+        """Copies a tensor's bytes on the device."""
+        zero = ctypes.c_size_t(0)
+        self._call("nrt_tensor_copy", source.handle, zero, to.handle, zero, ctypes.c_size_t(source.size))
+
+    def tensor_set(self, tensors: Mapping[str, Tensor]) -> ctypes.c_void_p:
+        """Returns a set of tensors by name, which lasts as long as the process."""
+        handle = ctypes.c_void_p()
+        self._call("nrt_allocate_tensor_set", ctypes.byref(handle))
+        for name, tensor in tensors.items():
+            self._call("nrt_add_tensor_to_tensor_set", handle, name.encode(), tensor.handle)
+        return handle
+
+    def execute(self, model: Model, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> None:
+        """Runs a model on sets of tensors."""
+        self._call("nrt_execute", model.handle, inputs, outputs)
