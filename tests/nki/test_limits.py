@@ -187,3 +187,15 @@ def test_indices_known_at_run_time_are_checked_when_a_kernel_runs():
 def test_functions_work_inside_a_kernel_only():
     with pytest.raises(NkiError, match="err_outside_kernel"):
         sbuf(8, 8)
+
+
+def test_the_older_generation_multiplies_a_transpose_that_is_in_psum():
+    def function(x):
+        tile = older_nl.load(x[0:64, 0:64])
+        product = older_nki.isa.nc_matmul(older_nki.isa.nc_transpose(tile), tile)
+        result = older_nl.ndarray((64, 64), x.dtype, buffer=older_nl.shared_hbm)
+        older_nl.store(result, product)
+        return result
+
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    np.testing.assert_allclose(kernel.record(function, [x], {}, older=True)(x)[0], x @ x, rtol=1e-4, atol=1e-4)
