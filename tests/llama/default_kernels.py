@@ -60,7 +60,9 @@ _LACKING = re.compile(
 )
 _GROUPED = re.compile(r"(?P<ops>\d+) ops ran in groups, in (?P<launches>\d+) launches")
 _OUTSIDE = re.compile(r"\d+ ops were in no group: (.*)")
-_FUSED = re.compile(r"^\S+ +\S+ +\S+ +(?P<label>\S+) +(?P<fused>\d+) +\d+ +\d+ +(?P<error>\S+) +\S+ \w+$", re.MULTILINE)
+_FUSED = re.compile(
+    r" (?:dense|moe) +\w+ +(?P<label>\S+) +(?P<fused>\d+) +\d+ +\d+ +(?P<error>\S+) +\S+ \w+$", re.MULTILINE
+)
 _LAUNCHED = re.compile(r"other numbers of tokens were launched (\d+) times, with (\d+) rows of padding")
 
 

@@ -80,6 +80,19 @@ def test_the_page_of_default_kernels_tells_what_is_left() -> None:
     assert default_kernels.worse({"whole": left, "left": failed, "new": left}, text) == ["whole", "left", "new"]
 
 
+def test_the_page_of_layers_tells_what_is_in_groups() -> None:
+    log = """\
+ggml-neuron: 300 ops ran in groups, in 10 launches, 30.0 ops each
+ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 because their groups have other nodes beside them
+"""
+    model = default_kernels.Model([models.Row(1e-9, "OK", "OK")], 80, 290, ran=400, fused=2e-12, folds=True)
+    default_kernels._add_groups(model, log)
+    text = default_kernels.layers_page({"llama": model, "none": default_kernels.Model(absent=True)})
+    assert "Of 1 architectures 1 pass" in text and "75% of all ops" in text
+    others = "90 no group has such a node; 10 their groups have other nodes beside them"
+    assert f"| llama | yes | 80 | 75% | 30.0 | yes | 2.0e-12 | {others} |\n" in text
+
+
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
