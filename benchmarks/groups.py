@@ -44,7 +44,7 @@ def token_ms(programs: Programs, model: Path, quick: bool, **variables: str | Pa
     command = [llama / "llama-bench", "-m", model, "-p", "0", "-n", str(8 if quick else N_TOKENS), "-o", "json"]
     environment = os.environ | {"LD_LIBRARY_PATH": str(llama)} | {k: str(v) for k, v in variables.items()}
     said = subprocess.run(
-        [*map(str, command), "-r", str(1 if quick else ROUNDS), "-fa", "1"],
+        [*map(str, command), "-r", str(1 if quick else ROUNDS), "-fa", "1", "-t", str(len(os.sched_getaffinity(0)))],
         env=environment,
         stdout=subprocess.PIPE,
         check=True,
@@ -54,36 +54,48 @@ def token_ms(programs: Programs, model: Path, quick: bool, **variables: str | Pa
     return float(result["avg_ns"]) / result["n_gen"] / 1e6
 
 
+def build(programs: Programs, model: Path, manifest: Path, kernels: Path) -> None:
+    """Builds the kernels of a model, layers and nodes, for the simulator; the manifest is left beside them."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
+    sizes = ["--n-ctx=256", "--n-tokens=1,2", "--flash-attn=on", "--fuse=layer", "--target=trn1"]
+
+    def kernelgen(*arguments: str | Path) -> None:
+        subprocess.run([*KERNELGEN, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    kernelgen("model", model, "-o", manifest, *sizes, *programs.options())
+    kernelgen("build", manifest, "--compiler=simulator", "-o", kernels)
+
+
+def device(kernels: Path, cache: Path) -> dict[str, str | Path]:
+    """Returns the variables with which a program uses kernels on the simulator; XLA's results are kept in `cache`."""
+    cache.mkdir(mode=0o700, exist_ok=True)
+    return {
+        "GGML_BACKEND_PATH": _path("GGML_NEURON_PLUGIN", "backend/ggml-neuron/test_programs/libggml-neuron.so"),
+        "GGML_NEURON_LIBNRT": _path("GGML_NEURON_LIBNRT", "backend/simulator/libnrt.so.1"),
+        "GGML_NEURON_KERNEL_DIR": kernels,
+        "NEURON_RT_NUM_CORES": "1",
+        "NEURON_SIMULATOR_PYTHON": sys.executable,
+        "NEURON_SIMULATOR_PATH": ROOT / "tools",
+        "NEURON_SIMULATOR_CACHE": cache,
+    }
+
+
 def measure(quick: bool) -> Iterator[figures.Figure]:
     programs = Programs.find()
-    plugin = _path("GGML_NEURON_PLUGIN", "backend/ggml-neuron/plugin/libggml-neuron.so")
-    libnrt = _path("GGML_NEURON_LIBNRT", "backend/simulator/libnrt.so.1")
     with tempfile.TemporaryDirectory() as folder:
         model, manifest, kernels = (Path(folder) / name for name in ("model.gguf", "model.yaml", "kernels"))
         random_llama.write(model)
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
-        sizes = ["--n-ctx=256", "--n-tokens=1,2", "--flash-attn=on", "--fuse=layer", "--target=trn1"]
-
-        def kernelgen(*arguments: str | Path) -> None:
-            subprocess.run([*KERNELGEN, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
-
-        kernelgen("model", model, "-o", manifest, *sizes, *programs.options())
-        kernelgen("build", manifest, "--compiler=simulator", "-o", kernels)
-        cache = Path(folder) / "cache"
-        cache.mkdir(mode=0o700)
-        device = {
-            "GGML_BACKEND_PATH": plugin,
-            "GGML_NEURON_LIBNRT": libnrt,
-            "GGML_NEURON_KERNEL_DIR": kernels,
-            "NEURON_RT_NUM_CORES": "1",
-            "NEURON_SIMULATOR_PYTHON": sys.executable,
-            "NEURON_SIMULATOR_PATH": ROOT / "tools",
-            "NEURON_SIMULATOR_CACHE": cache,
-        }
+        build(programs, model, manifest, kernels)
+        variables = device(kernels, Path(folder) / "cache")
         for launch_us in LAUNCH_US:
             fused, unfused = (
                 token_ms(
-                    programs, model, quick, NEURON_SIMULATOR_LAUNCH_US=str(launch_us), GGML_NEURON_FUSION=on, **device
+                    programs,
+                    model,
+                    quick,
+                    NEURON_SIMULATOR_LAUNCH_US=str(launch_us),
+                    GGML_NEURON_FUSION=on,
+                    **variables,
                 )
                 for on in ("1", "0")
             )

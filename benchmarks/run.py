@@ -78,6 +78,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         False,
     ),
     "layers": Benchmark("layers of models as one kernel each (builds llama.cpp)", _built("//benchmarks:layers"), False),
+    "simulated": Benchmark(
+        "a generated token on the simulator against llama.cpp's CPU backend (builds llama.cpp)",
+        _built("//benchmarks:simulated"),
+        False,
+    ),
     "groups": Benchmark(
         "a token with groups of nodes in one launch, and without (builds llama.cpp)",
         _built("//benchmarks:groups"),

@@ -46,16 +46,7 @@ def rope(
     freq_factors: [1, 1, 1, n_dims / 2 or more] f32.
     """
     n_tokens, ne0 = x.shape[1], x.shape[3]
-    if mode not in (NORMAL, NEOX, MROPE, VISION, IMROPE):
-        raise Unsupported(f"rope has no mode {mode}; 0, 2, 8, 24 and 40 are known")
-    if n_dims < 2 or n_dims % 2 or n_offs % 2 or n_offs + n_dims > ne0:
-        raise Unsupported(f"{n_dims} channels from {n_offs} can't be rotated in rows of {ne0}")
-    if mode == VISION and (n_dims * 2 != ne0 or n_offs):
-        raise Unsupported(f"in vision mode n_dims is half of the row, {ne0 // 2}, not {n_dims}")
-    multi = mode in (MROPE, VISION, IMROPE)
-    if pos.shape[3] != n_tokens * (4 if multi else 1):
-        raise Unsupported(f"{pos.shape[3]} positions for {n_tokens} tokens in mode {mode}")
-
+    refuse(x, pos, n_dims, mode, n_offs)
     pairs = (ne0 if mode == VISION else n_dims) // 2
     frequencies = _frequencies(n_dims, pairs, mode, freq_base, (section0, section1, section2, section3))
     # Each pair reads one of the position's components; the others have frequency 0 and add nothing.
@@ -78,6 +69,20 @@ def rope(
     before, part, after = (lax.slice_in_dim(x, *ends, axis=3) for ends in _split(n_offs, 2 * pairs, ne0))
     part = _rotate(f32(part), cos, sin, adjacent=mode == NORMAL)
     return result(jnp.concatenate([f32(before), part, f32(after)], axis=3), out)
+
+
+def refuse(x: Array, pos: Array, n_dims: int, mode: int, n_offs: int) -> None:
+    """Raises `Unsupported` for what there is no rotation of."""
+    n_tokens, ne0 = x.shape[1], x.shape[3]
+    if mode not in (NORMAL, NEOX, MROPE, VISION, IMROPE):
+        raise Unsupported(f"rope has no mode {mode}; 0, 2, 8, 24 and 40 are known")
+    if n_dims < 2 or n_dims % 2 or n_offs % 2 or n_offs + n_dims > ne0:
+        raise Unsupported(f"{n_dims} channels from {n_offs} can't be rotated in rows of {ne0}")
+    if mode == VISION and (n_dims * 2 != ne0 or n_offs):
+        raise Unsupported(f"in vision mode n_dims is half of the row, {ne0 // 2}, not {n_dims}")
+    multi = mode in (MROPE, VISION, IMROPE)
+    if pos.shape[3] != n_tokens * (4 if multi else 1):
+        raise Unsupported(f"{pos.shape[3]} positions for {n_tokens} tokens in mode {mode}")
 
 
 def _split(start: int, length: int, total: int) -> tuple[tuple[int, int], ...]:

@@ -27,7 +27,7 @@ hand writes the three steps as targets:
 
 load("//rules/private:providers.bzl", _NeuronBundleInfo = "NeuronBundleInfo", _NeuronHloInfo = "NeuronHloInfo", _NeuronNeffInfo = "NeuronNeffInfo", _NeuronToolchainInfo = "NeuronToolchainInfo")
 load("//rules/private/rules:neuron_bundle_cc.bzl", "neuron_bundle_cc")
-load("//rules/private/rules:neuron_hlo.bzl", _neuron_graph_hlo = "neuron_graph_hlo", _neuron_hlo = "neuron_hlo")
+load("//rules/private/rules:neuron_hlo.bzl", _neuron_graph_hlo = "neuron_graph_hlo", _neuron_hlo = "neuron_hlo", _neuron_source_hlo = "neuron_source_hlo")
 load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_kernel_bundle_rule")
 load("//rules/private/rules:neuron_neff.bzl", _neuron_neff = "neuron_neff")
 load("//rules/private/rules:neuron_toolchain.bzl", _neuron_toolchain = "neuron_toolchain")
@@ -40,6 +40,7 @@ NeuronToolchainInfo = _NeuronToolchainInfo
 neuron_graph_hlo = _neuron_graph_hlo
 neuron_hlo = _neuron_hlo
 neuron_neff = _neuron_neff
+neuron_source_hlo = _neuron_source_hlo
 neuron_toolchain = _neuron_toolchain
 
 # What a bundle's name is followed by to name one of its forms.

@@ -1,5 +1,6 @@
 """What all tests share: no cache of NEFFs, NEFFs in the real form, quick compiles, and Bazel's sharding protocol for pytest (each shard
-runs every n-th test; tests that `pytest.mark.together` gives the same name count as one).
+runs every n-th test; tests that `pytest.mark.together` gives the same name count as one). Tests that `pytest.mark.long` marks run only
+when KERNELGEN_LONG_TESTS is set, as `./bazelw test --config=long //...` does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ def real_neff() -> Callable[..., bytes]:
     return made
 
 
+def keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:
+    kept = {id(item) for item in chosen}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = chosen
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not os.environ.get("KERNELGEN_LONG_TESTS"):
+        keep(config, items, [item for item in items if item.get_closest_marker("long") is None])
     if "TEST_TOTAL_SHARDS" not in os.environ:
         return
     Path(os.environ["TEST_SHARD_STATUS_FILE"]).touch()
@@ -35,5 +44,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     names = [str(mark.args) if (mark := item.get_closest_marker("together")) else item.nodeid for item in items]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     chosen = [item for item, name in zip(items, names, strict=True) if numbers[name] % total == index]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = chosen
+    keep(config, items, chosen)

@@ -6,10 +6,10 @@
 // llama.cpp ends the program where it meets something impossible (GGML_ASSERT), and a hostile file may do worse. So a
 // child does the work, in bounded memory and time, and its parent says how it ended.
 
+#include "../graph/graph_writer.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "gguf.h"
-#include "json.h"
 #include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-kv-cache-dsa-iswa.h"
@@ -48,7 +48,6 @@
 namespace {
 
 constexpr int EXIT_BAD_INPUT = 2;
-constexpr int FORMAT_VERSION = 1;
 
 // A model of 500 layers in a context of 16 million cells needs 3 GiB and a minute; a header that asks for more than this is
 // refused by the allocation.
@@ -134,116 +133,6 @@ void load_cpu_backend() {
     }
     throw std::runtime_error("no CPU backend of ggml (libggml-cpu*.so) in " + folder.string());
 }
-
-//
-// one graph as text
-//
-
-bool is_view_op(ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
-           op == GGML_OP_TRANSPOSE;
-}
-
-template <typename T> void write_array(json_line & out, const char * key, const T * values, int count) {
-    out.begin_array(key);
-    for (int i = 0; i < count; i++) {
-        out.number((int64_t) values[i]);
-    }
-    out.end_array();
-}
-
-// Numbers the tensors of a graph and writes them: nodes in the order in which they are computed, and everything else
-// before its first use.
-class graph_writer {
-  public:
-    graph_writer(json_line & out, const std::unordered_set<std::string> & weights) : out(out), weights(weights) {}
-
-    void write(ggml_cgraph * graph) {
-        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-            in_graph.insert(ggml_graph_node(graph, i));
-        }
-        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-            number_of(ggml_graph_node(graph, i));
-        }
-    }
-
-  private:
-    int number_of(const ggml_tensor * t) {
-        const auto found = numbers.find(t);
-        if (found != numbers.end()) {
-            return found->second;
-        }
-        // Sources come before what uses them; in a graph they do so already, so that this is never deep.
-        int sources[GGML_MAX_SRC];
-        int n_src = 0;
-        for (int i = 0; i < GGML_MAX_SRC; i++) {
-            // some ops name themselves as a source: a placeholder for their own type
-            sources[i] = !t->src[i] ? -1 : t->src[i] == t ? SELF : number_of(t->src[i]);
-            n_src      = t->src[i] ? i + 1 : n_src;
-        }
-        const int root   = t->view_src ? number_of(t->view_src) : -1;
-        const int number = (int) numbers.size();
-        numbers[t]       = number;
-        for (int & source : sources) {
-            source = source == SELF ? number : source;
-        }
-        write_tensor(t, sources, n_src, root);
-        return number;
-    }
-
-    void write_tensor(const ggml_tensor * t, const int * sources, int n_src, int root) {
-        std::string op = ggml_op_desc(t);
-        std::transform(op.begin(), op.end(), op.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
-        int n_params = GGML_MAX_OP_PARAMS / (int) sizeof(int32_t);
-        while (n_params > 0 && t->op_params[n_params - 1] == 0) {
-            n_params--;
-        }
-        out.begin_object();
-        out.text("name", t->name);
-        out.text("op", op.c_str());
-        out.text("type", ggml_type_name(t->type));
-        write_array(out, "ne", t->ne, GGML_MAX_DIMS);
-        write_array(out, "nb", t->nb, GGML_MAX_DIMS);
-        if (n_src) {
-            write_array(out, "src", sources, n_src);
-        }
-        if (n_params) {
-            write_array(out, "params", t->op_params, n_params);
-        }
-        if (root >= 0) {
-            const int64_t view[] = { root, (int64_t) t->view_offs };
-            write_array(out, "view", view, 2);
-        }
-        if (const char * role = role_of(t)) {
-            out.text("role", role);
-        }
-        // A branch that this graph does not take: see ggml_build_forward_select.
-        if (in_graph.count(t) && !is_view_op(t->op) && !(t->flags & GGML_TENSOR_FLAG_COMPUTE)) {
-            out.boolean("skipped", true);
-        }
-        out.end_object();
-    }
-
-    const char * role_of(const ggml_tensor * t) const {
-        if (t->flags & GGML_TENSOR_FLAG_INPUT) {
-            return "input";
-        }
-        if (t->flags & GGML_TENSOR_FLAG_OUTPUT) {
-            return "output";
-        }
-        if (t->op != GGML_OP_NONE || t->view_src) {
-            return nullptr;
-        }
-        return weights.count(t->name) ? "weight" : "cache";
-    }
-
-    static constexpr int SELF = -2;
-
-    json_line &                                  out;
-    const std::unordered_set<std::string> &      weights;
-    std::unordered_map<const ggml_tensor *, int> numbers;
-    std::unordered_set<const ggml_tensor *>      in_graph;
-};
 
 //
 // a context that keeps books of its cache, and computes nothing
@@ -380,7 +269,7 @@ class model_graphs {
         json_line out;
         out.begin_object();
         out.text("format", "neuron-kernelgen graphs");
-        out.integer("version", FORMAT_VERSION);
+        out.integer("version", GRAPH_FORMAT_VERSION);
         out.text("ggml", ggml_version());
         out.text("llama_cpp", llama_version());
         out.begin_object("model");
@@ -472,13 +361,26 @@ class model_graphs {
         out.text("type_v", ggml_type_name(opts.type_v));
         out.end_object();
         out.begin_array("tensors");
-        graph_writer(out, weights).write(graph);
+        graph_writer(out, [this](const ggml_tensor * t) { return role_of(t); }).write(graph);
         out.end_array();
         out.end_object();
         out.print(stdout);
     }
 
   private:
+    const char * role_of(const ggml_tensor * t) const {
+        if (t->flags & GGML_TENSOR_FLAG_INPUT) {
+            return "input";
+        }
+        if (t->flags & GGML_TENSOR_FLAG_OUTPUT) {
+            return "output";
+        }
+        if (t->op != GGML_OP_NONE || t->view_src) {
+            return nullptr;
+        }
+        return weights.count(t->name) ? "weight" : "cache";
+    }
+
     // Returns how many tokens each sequence must have in the cache for the graph to read n_kv cells of it.
     uint32_t tokens_before(const graph_size & size) const {
         if (!size.n_kv) {
@@ -629,7 +531,7 @@ int main(int argc, char ** argv) {
         return EXIT_BAD_INPUT;
     }
     if (opts.version) {
-        printf("export-graphs format %d, for llama.cpp %s with ggml %s\n", FORMAT_VERSION, EXPORTER_LLAMA_VERSION,
+        printf("export-graphs format %d, for llama.cpp %s with ggml %s\n", GRAPH_FORMAT_VERSION, EXPORTER_LLAMA_VERSION,
                EXPORTER_GGML_VERSION);
         return 0;
     }

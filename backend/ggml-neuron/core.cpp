@@ -16,6 +16,14 @@ static constexpr size_t MIN_SCRATCH = 1 << 20;
 
 neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) : nrt(nrt), vnc(vnc) {}
 
+bool neuron_core::open() {
+    const std::string & failure = nrt.init();
+    if (!failure.empty()) {
+        NEURON_ERROR("core %d: %s\n", vnc, failure.c_str());
+    }
+    return failure.empty();
+}
+
 void neuron_core::release() {
     std::lock_guard<std::mutex> lock(mutex);
     destroy_steps([](const std::vector<uint64_t> &) { return true; });
@@ -105,6 +113,9 @@ neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message)
 }
 
 neuron_memory * neuron_core::allocate(size_t size) {
+    if (!open()) {
+        return nullptr;
+    }
     std::lock_guard<std::mutex> lock(mutex);
     std::string                 message;
     neuron_memory *             memory = allocate_locked(size, message);
@@ -164,7 +175,7 @@ neuron_memory * neuron_core::scratch(size_t size) {
 
 void neuron_core::memory_stats(size_t * free, size_t * total) {
     *free = *total = 0;
-    if (!nrt.nrt_get_vnc_memory_stats) {
+    if (!nrt.nrt_get_vnc_memory_stats || !open()) {
         return;
     }
     nrt_vnc_memory_stats_t stats{};

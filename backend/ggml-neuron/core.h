@@ -112,6 +112,9 @@ struct neuron_core {
     // Grows when steps are destroyed and when memory is freed: then pointers to either may be no longer good.
     uint64_t epoch = 1;
 
+    // Initializes libnrt, which claims the process's cores. Returns false, and reports why, when that fails.
+    bool open();
+
     // Returns memory, or NULL and reports why.
     neuron_memory * allocate(size_t size);
     void            free(neuron_memory * memory);

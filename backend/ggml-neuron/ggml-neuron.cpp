@@ -13,6 +13,7 @@
 #include "nrt.h"
 #include "plan.h"
 #include "record.h"
+#include "record_graphs.h"
 #include "variables.h"
 #include "weights.h"
 
@@ -485,13 +486,17 @@ static void ggml_backend_neuron_free(ggml_backend_t backend) {
         fprintf(stderr, "ggml-neuron: %s: %s\n", ctx->device->name.c_str(), summary.c_str());
     }
     neuron_record_flush();
+    neuron_record_graphs_flush();
     delete ctx;
     delete backend;
 }
 
 static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
-    auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
-    neuron_core &               core = *ctx->device->core;
+    auto *        ctx  = (ggml_backend_neuron_context *) backend->context;
+    neuron_core & core = *ctx->device->core;
+    if (neuron_recording_graphs()) {
+        neuron_record_graph(cgraph);
+    }
     std::lock_guard<std::mutex> lock(core.mutex);
     const neuron_plan *         plan   = nullptr;
     enum ggml_status            status = ctx->planner.get(cgraph, &plan);
@@ -622,7 +627,10 @@ static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct 
 
 static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params) {
     auto * device = (ggml_backend_neuron_device_context *) dev->context;
-    auto * ctx    = new ggml_backend_neuron_context{
+    if (!device->core->open()) {
+        return NULL;
+    }
+    auto * ctx = new ggml_backend_neuron_context{
         /* .device  = */ device,
         /* .planner = */
         { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, ggml_backend_neuron_locate },

@@ -183,7 +183,7 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         const uint64_t * key   = neuron_kernels_key(bundle.handle, (int32_t) k, &n_words);
         const uint64_t * words = key;
         const uint64_t * end   = words + n_words;
-        if (n_words < 2) {
+        if (n_words <= nk::SOURCE_WORDS) {  // found by its name, and no node's
             continue;
         }
         if (key[0] == nk::hash_op(nk::GRAPH)) {

@@ -5,9 +5,12 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <sstream>
 #include <vector>
 
 // The library's own text for a status, or ours when it has none.
@@ -33,19 +36,55 @@ static const char * bind_functions(void * handle, neuron_nrt & nrt) {
     return missing;
 }
 
-// Returns the value of neuronx-cc's --target for the machine, or "" when the library does not say.
-static std::string target_of(const neuron_nrt & nrt) {
+// Sets `target` to the value of neuronx-cc's --target for the machine, "" when the library does not know. Returns false when it does
+// not say, as AWS does not document that it does before it is initialized.
+static bool read_target(const neuron_nrt & nrt, std::string & target) {
     nrt_instance_info_t info{};
     if (!nrt.nrt_get_instance_info || nrt.nrt_get_instance_info(&info, sizeof(info)) != NRT_SUCCESS) {
-        return "";
+        return false;
     }
-    const std::string target = neuron_target_of_family(info.family);
-    if (!target.empty()) {
-        return target;  // as AWS's frameworks decide; the name is of an architecture, which instances share
+    // as AWS's frameworks decide; the name is of an architecture, which instances share
+    target = neuron_target_of_family(info.family);
+    if (target.empty()) {
+        char name[sizeof(info.arch_name) + 1] = {};
+        memcpy(name, info.arch_name, sizeof(info.arch_name));
+        target = neuron_target_of(nk::lower(name));
     }
-    char name[sizeof(info.arch_name) + 1] = {};
-    memcpy(name, info.arch_name, sizeof(info.arch_name));
-    return neuron_target_of(nk::lower(name));
+    return true;
+}
+
+// Returns how many cores a list such as "3", "0-3" or "0,2,4-5" names; 0 when it is no such list.
+static uint32_t count_listed(const std::string & list) {
+    uint32_t           count = 0;
+    std::istringstream parts(list);
+    for (std::string part; std::getline(parts, part, ',');) {
+        unsigned  first = 0;
+        unsigned  last  = 0;
+        char      rest  = 0;
+        const int read  = sscanf(part.c_str(), "%u-%u%c", &first, &last, &rest);
+        if (read == 1 && part.find_first_not_of("0123456789") == std::string::npos) {
+            count++;
+        } else if (read == 2 && first <= last && last - first < 4096) {
+            count += last - first + 1;
+        } else {
+            return 0;
+        }
+    }
+    return count;
+}
+
+// Returns how many cores this process will have, as far as that is known before the library is initialized; else 0.
+static uint32_t expect_cores(const neuron_nrt & nrt) {
+    uint32_t total = 0;
+    if (!nrt.nrt_get_total_vnc_count || nrt.nrt_get_total_vnc_count(&total) != NRT_SUCCESS) {
+        return 0;
+    }
+    const char * visible = getenv("NEURON_RT_VISIBLE_CORES");
+    const char * number  = getenv("NEURON_RT_NUM_CORES");
+    if (visible && *visible) {
+        return std::min(count_listed(visible), total);
+    }
+    return number && *number ? std::min(count_listed(number) == 1 ? (uint32_t) atoi(number) : 0, total) : total;
 }
 
 // Leaves the NeuronCores that could not be used to other processes.
@@ -90,27 +129,51 @@ static const neuron_nrt * load(std::string & message) {
         delete nrt;
         return nullptr;
     }
-    limit_cores(*nrt);
-    NRT_STATUS status = nrt->nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
-    if (status != NRT_SUCCESS) {
-        message = nrt->path + ": " + nrt->describe("nrt_init", status) + ": no NeuronCore for this process?";
-        delete nrt;
-        return nullptr;
-    }
     if (nrt->nrt_get_version(&nrt->version, sizeof(nrt->version)) != NRT_SUCCESS) {
         nrt->version = {};
     }
     nrt->version.rt_detail[sizeof(nrt->version.rt_detail) - 1] = '\0';
     nrt->simulator                                             = strstr(nrt->version.rt_detail, "simulator") != nullptr;
-    status                                                     = nrt->nrt_get_visible_vnc_count(&nrt->n_cores);
-    if (status != NRT_SUCCESS) {
-        message = nrt->path + ": " + nrt->describe("nrt_get_visible_vnc_count", status);
-        nrt->nrt_close();
+    limit_cores(*nrt);
+    nrt->n_cores = expect_cores(*nrt);
+    if (nrt->n_cores > 0 && read_target(*nrt, nrt->target)) {
+        return nrt;
+    }
+    nrt->n_cores = 0;
+    message      = nrt->init();
+    if (!message.empty()) {
         delete nrt;
         return nullptr;
     }
-    nrt->target = target_of(*nrt);
+    nrt->nrt_get_visible_vnc_count(&nrt->n_cores);
+    read_target(*nrt, nrt->target);
     return nrt;
+}
+
+void neuron_nrt::initialize() const {
+    NRT_STATUS status = nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
+    if (status != NRT_SUCCESS) {
+        failure = path + ": " + describe("nrt_init", status) + ": no NeuronCore for this process?";
+        return;
+    }
+    uint32_t visible = 0;
+    status           = nrt_get_visible_vnc_count(&visible);
+    if (status != NRT_SUCCESS) {
+        failure = path + ": " + describe("nrt_get_visible_vnc_count", status);
+    } else if (visible < n_cores) {
+        failure = path + ": " + std::to_string(n_cores) + " NeuronCores were expected, and the process has " +
+                  std::to_string(visible);
+    }
+    if (!failure.empty()) {
+        nrt_close();
+        return;
+    }
+    open = true;
+}
+
+const std::string & neuron_nrt::init() const {
+    std::call_once(once, [this] { initialize(); });
+    return failure;
 }
 
 static const neuron_nrt * g_nrt = nullptr;
@@ -122,7 +185,7 @@ const neuron_nrt * neuron_nrt_get(std::string & message) {
         g_nrt = load(*first_message);
         if (g_nrt) {
             atexit([] {
-                if (g_nrt->users == 0) {
+                if (g_nrt->is_open() && g_nrt->users == 0) {
                     g_nrt->nrt_close();
                 }
             });

@@ -5,18 +5,24 @@
 //     if (!nrt) {
 //         ... no device: message says which libraries were tried and why none was good
 //     }
+//     message = nrt->init();  // claims the NeuronCores
+//     if (!message.empty()) {
+//         ... they are not to be had: message says why
+//     }
 //     NRT_STATUS status = nrt->nrt_tensor_write(tensor, data, 0, size);
 //     if (status != NRT_SUCCESS) {
 //         fprintf(stderr, "%s\n", nrt->describe("nrt_tensor_write", status).c_str());
 //     }
 //
-// libnrt is initialized once in a process, by the first call of neuron_nrt_get, and closed once, when the process exits.
+// libnrt is initialized once in a process, by the first call of `init`, and closed once, when the process exits: until then a
+// program that only loads a plugin, or lists its devices, claims no NeuronCore.
 
 #pragma once
 
 #include "nrt_api.h"
 
 #include <atomic>
+#include <mutex>
 #include <string>
 
 // NeuronCores that a process uses at most: ggml's scheduler takes 16 backends (GGML_SCHED_MAX_BACKENDS), the CPU among them.
@@ -41,11 +47,23 @@ struct neuron_nrt {
 
     // Returns "nrt_load failed: NRT_RESOURCE (4)".
     std::string describe(const char * function, NRT_STATUS status) const;
+
+    // Initializes the library. The first call decides for the process; any thread may make it. Returns "", or why it failed.
+    const std::string & init() const;
+
+    bool is_open() const { return open; }
+
+  private:
+    void initialize() const;
+
+    mutable std::once_flag    once;
+    mutable std::string       failure;
+    mutable std::atomic<bool> open{ false };
 };
 
-// Returns the library, loaded and initialized, or NULL: then `message` says why. The first call decides for the process.
+// Returns the library, loaded, or NULL: then `message` says why. The first call decides for the process.
 //
-// Initializing it claims NeuronCores: those that NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES names, else all of the machine. On a
+// It is not initialized yet, unless it says only then how many NeuronCores there are, or what machine this is. Initializing it claims NeuronCores: those that NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES names, else all of the machine. On a
 // machine that has more than NEURON_MAX_CORES the second variable is set to that number, unless the user set one of them.
 //
 // Searched in this order: the file that GGML_NEURON_LIBNRT names (and then no other), /opt/aws/neuron/lib/libnrt.so.1, and

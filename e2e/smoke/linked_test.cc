@@ -1,4 +1,5 @@
-// Opens the bundle that is linked in and finds kernelgen's kernel by what it computes and this repository's own by its id.
+// Opens the bundle that is linked in and finds kernelgen's kernel by what it computes and this repository's own by its id
+// and by its name.
 
 #include "neuron_kernels.h"
 #include "neuron_kernels/tiny_trn1.h"
@@ -18,8 +19,8 @@ int main() {
         NEURON_KERNELS_OK) {
         return fail(message);
     }
-    if (neuron_kernels_count(bundle) != 2) {
-        return fail("the manifest has two kernels");
+    if (neuron_kernels_count(bundle) != 3) {
+        return fail("the manifest has three kernels");
     }
 
     const int32_t         f32       = 0;
@@ -42,7 +43,7 @@ int main() {
         return fail("MUL is found, and the manifest has none");
     }
     bool own = false;
-    for (int32_t i = 0; i < 2; i++) {
+    for (int32_t i = 0; i < 3; i++) {
         size_t       size = 0;
         const void * neff = neuron_kernels_neff(bundle, i, &size);
         if (neff == nullptr || size <= 1024) {
@@ -50,6 +51,10 @@ int main() {
         }
         own = own || strncmp(neuron_kernels_id(bundle, i), "squared_relu-", 13) == 0;
     }
+    const int32_t named = neuron_kernels_find_name(bundle, "running_sum");
+    own                 = own && named != NEURON_KERNELS_NOT_FOUND &&
+                          strncmp(neuron_kernels_id(bundle, named), "running_sum-", 12) == 0 &&
+                          neuron_kernels_find_name(bundle, "sum") == NEURON_KERNELS_NOT_FOUND;
     neuron_kernels_close(bundle);
-    return own ? 0 : fail("the kernel of this repository is missing");
+    return own ? 0 : fail("a kernel of this repository is missing");
 }

@@ -6,6 +6,7 @@ NeuronHloInfo = provider(
         "id": "string: the kernel's id.",
         "spec": "string: what the kernel computes, as JSON.",
         "hlo": "File: a serialized HloModuleProto.",
+        "notes": "File: what was noted about the kernel, as JSON, or None.",
     },
 )
 

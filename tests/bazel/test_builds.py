@@ -110,7 +110,9 @@ def test_an_unknown_compiler_is_refused_by_name(checkout: scratch.Checkout) -> N
     assert "unknown compiler; it is one of auto, neuronx-cc, simulator" in output
 
 
-def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratch.Checkout) -> None:
+@pytest.mark.parametrize("strategy", ["worker", pytest.param("local", marks=pytest.mark.long)])
+def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratch.Checkout, strategy: str) -> None:
+    """In a worker, and in a process of its own."""
     module = checkout.path / "kernels" / "softmax.py"
     text = module.read_text()
     flags = checkout.path / "rules" / "BUILD.bazel"
@@ -121,19 +123,17 @@ def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratc
     try:
         endless = text[:begin] + "    while True:\n        pass\n" + text[begin:]
         module.write_text(endless)
-        # In a worker, and in a process of its own.
-        for strategy in ("worker", "local"):
-            result = checkout.bazel(
-                *("build", "--//rules:emit_timeout=5", f"--strategy=NeuronEmit={strategy}", "--keep_going"),
-                *("//manifests:basic_trn1", "--output_groups=hlo"),
-                expect=1,
-            )
-            assert re.search(
-                r"softmax\.py:\d+:1: error: kernel soft_max-\S+: "
-                r"it took longer than its time limit and was stopped after 5 s\n +another limit: .*//rules:emit_timeout",
-                result.output,
-            ), result.output
-            assert all(kernel.startswith("soft_max-") for kernel in re.findall(r"kernel (\S+): it took", result.output))
+        result = checkout.bazel(
+            *("build", "--//rules:emit_timeout=5", f"--strategy=NeuronEmit={strategy}", "--keep_going"),
+            *("//manifests:basic_trn1", "--output_groups=hlo"),
+            expect=1,
+        )
+        assert re.search(
+            r"softmax\.py:\d+:1: error: kernel soft_max-\S+: "
+            r"it took longer than its time limit and was stopped after 5 s\n +another limit: .*//rules:emit_timeout",
+            result.output,
+        ), result.output
+        assert all(kernel.startswith("soft_max-") for kernel in re.findall(r"kernel (\S+): it took", result.output))
         # The worker that had to stop one goes on.
         slow = text[:begin] + "    __import__('time').sleep(5.5)\n" + text[begin:]
         module.write_text(slow)

@@ -12,9 +12,10 @@ import scratch
 import unchanged
 
 
-def built(way: str, *arguments: str) -> Any:
+def built(way: str, *arguments: str, long: bool = False) -> Any:
     """Returns the parameters of a test that builds in one way; those with Bazel use the same servers."""
-    return pytest.param(way, *arguments, marks=[pytest.mark.together("changes")] if way == "Bazel" else [])
+    marks = [pytest.mark.together("changes")] if way == "Bazel" else []
+    return pytest.param(way, *arguments, marks=[*marks, pytest.mark.long] if long else marks)
 
 
 @pytest.mark.together("changes")
@@ -32,7 +33,11 @@ def test_every_change_runs_exactly_the_actions_it_must(checkouts: scratch.Checko
 # The benchmark makes each change by itself, and has the simulator for the other ways, too; they find its NEFFs as they find those of
 # neuronx-cc.
 @pytest.mark.parametrize(
-    ("way", "compiler"), [built("Bazel", "simulator"), *(built(way, "neuronx-cc") for way in unchanged.WAYS)]
+    ("way", "compiler"),
+    [
+        built("Bazel", "simulator", long=True),
+        *(built(way, "neuronx-cc", long=way != "Bazel") for way in unchanged.WAYS),
+    ],
 )
 def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str, checkouts: scratch.Checkouts) -> None:
     rows = list(unchanged.run(way, compiler, checkouts, at_once=True))
@@ -45,7 +50,7 @@ def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str, che
     assert len(changed) >= 2 or way == "kernelgen build"
 
 
-@pytest.mark.parametrize("way", [built(way) for way in unchanged.WAYS])
+@pytest.mark.parametrize("way", [built(way, long=way != "Bazel") for way in unchanged.WAYS])
 def test_a_new_lint_rule_refuses_what_was_compiled_and_compiles_nothing(way: str, checkouts: scratch.Checkouts) -> None:
     with unchanged.prepared(way, "neuronx-cc", checkouts) as (builds, record):
         builds.build()

@@ -67,6 +67,24 @@ def test_pack_and_tree_say_the_same(out: Path, kernels: Kernels) -> None:
     assert relu["neff_size"] == kernels.neffs[relu["id"]].stat().st_size
 
 
+def test_notes_are_kept_in_pack_and_tree_and_printed(kernels: Kernels, tmp_path: Path) -> None:
+    first, second, third = sorted(kernels.specs)[:3]
+    notes = {first: {"knobs": [{"tile": 8}, "whole"]}, second: {}, third: {"loops": 2}}
+    files = {id: tmp_path / f"{number}.json" for number, id in enumerate(notes)}
+    for id, file in files.items():
+        file.write_text(json.dumps(notes[id], indent=1))
+    tree, packed = tmp_path / "tree", tmp_path / "pack.kernels.gguf"
+    bundle.build(*kernels.arguments, notes=files, tree_path=tree, pack_path=packed)
+    for path in (tree, packed):
+        found = {k["id"]: k["notes"] for k in described(path, "--check")["kernels"] if "notes" in k}
+        assert found == {id: note for id, note in notes.items() if note}
+        text = run(inspect_command.command, path).stdout
+        assert '      knob         {"tile":8}\n      knob         whole\n' in text and "      loops        2\n" in text
+    files[third].write_text("[")
+    with pytest.raises(KernelgenError, match=r"2\.json: not the notes of a kernel"):
+        bundle.build(*kernels.arguments, notes=files, pack_path=packed)
+
+
 def test_text(out: Path, kernels: Kernels) -> None:
     text = run(inspect_command.command, out / "tiny_trn1.kernels.gguf").stdout
     assert "tiny_trn1.kernels.gguf: bundle of kernels, a GGUF pack\n" in text

@@ -109,7 +109,7 @@ def put(name: str, value: int, code: str = "<I", element: int = 0) -> Callable[[
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (put("kernelgen.format", 3), "a kernel pack of format 3; this kernelgen reads formats 1 to 2"),
+        (put("kernelgen.format", 4), "a kernel pack of format 4; this kernelgen reads formats 1 to 3"),
         (put("general.alignment", 32), "general.alignment is not 64"),
         (put("kernelgen.kernel.neff", 6), "names a NEFF that is not there"),
         (put("kernelgen.key.offsets", 1), "does not divide kernelgen.key.words"),

@@ -140,7 +140,7 @@ def test_cmake_and_the_command_line_share_a_cache(build: Kernelgen, tmp_path: Pa
     assert made.read_bytes() == pack(tmp_path / "out")
 
 
-@pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
+@pytest.mark.parametrize("generator", ["Ninja", pytest.param("Unix Makefiles", marks=pytest.mark.long)])
 def test_a_shared_cache_that_fails_is_said_once_by_cmake(
     build: Kernelgen, tmp_path: Path, store: Store, record: Path, generator: str
 ) -> None:
@@ -216,7 +216,11 @@ def test_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record: Pa
 # --- what the compiler does -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("manners", [{"output": "half"}, {"output": "none"}, {"exit": 1}], ids=str)
+@pytest.mark.parametrize(
+    "manners",
+    [{"output": "half"}, *(pytest.param(m, marks=pytest.mark.long) for m in ({"output": "none"}, {"exit": 1}))],
+    ids=str,
+)
 def test_what_the_compiler_did_not_finish_is_never_stored(
     build: Kernelgen, tmp_path: Path, record: Path, manners: dict[str, object]
 ) -> None:
@@ -347,7 +351,9 @@ def test_a_read_only_cache_is_read(build: Kernelgen, tmp_path: Path, record: Pat
     assert len(entries(tmp_path / "cache")) == 2
 
 
-@pytest.mark.parametrize("how", ["gone", "slow", "errors", "wrong"])
+@pytest.mark.parametrize(
+    "how", ["errors", "wrong", *(pytest.param(how, marks=pytest.mark.long) for how in ("gone", "slow"))]
+)
 def test_a_shared_cache_that_fails_costs_time_only(build: Kernelgen, tmp_path: Path, store: Store, how: str) -> None:
     with Store() as other:
         gone = other.url
@@ -380,9 +386,9 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 
 
 def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    # `bazel run //tests:cache_faults` kills 200; these are what fits into 40 seconds.
+    # `bazel run //tests:cache_faults` kills 200; these are what fits into 10 seconds.
     seed = int(time.time())
-    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=12, seed=seed, limit=40) if victim]
+    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=5, seed=seed, limit=10) if victim]
     assert killed, f"seed {seed}: the builds always ended before something could be killed"
 
 

@@ -107,6 +107,7 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
 
 
+@pytest.mark.long
 def test_a_repository_with_bazel(tmp_path: Path) -> None:
     with scratch.checkout() as checkout:
         checkout.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:basic.yaml")\n', "")

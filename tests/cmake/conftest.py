@@ -26,10 +26,10 @@ name: small
 targets: [trn1, inf2]
 kernels:
   - {op: add, inputs: ["(64,4,1,1)/f32", "(64,1,1,1)/f32"], output: "(64,4,1,1)/f32"}
-  - {op: relu, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32"}
+  - {op: relu, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32", compiler: {optlevel: 1}}
   - {op: rms_norm, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32", params: {eps: 1.0e-6}}
 """
-"""A manifest of three kernels, of two modules."""
+"""A manifest of three kernels, of two modules, one compiled with settings of its own."""
 
 
 @pytest.fixture(scope="session")

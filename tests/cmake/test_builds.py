@@ -44,11 +44,24 @@ int main() {
             neuron_kernels_find(bundle, "SUB", nullptr, inputs, 2, &inputs[0], NEURON_KERNELS_NO_ALIAS);
         std::printf("%s %zu %s %d\\n", neuron_kernels_metadata(bundle, "target"), neuron_kernels_count(bundle),
                     neuron_kernels_id(bundle, found), missed == NEURON_KERNELS_NOT_FOUND);
+        std::puts(neuron_kernels_id(bundle, neuron_kernels_find_name(bundle, "doubled")));
     }
 }
 """.replace("#include <cstdio>\n", "#include <cstdio>\n#include <initializer_list>\n")
 
-GENERATORS = pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
+NAMED = '  - {source: "own/doubled.py:doubled", inputs: ["f32[3,2,5]"], outputs: ["f32[3,2,5]"]}\n'
+"""A kernel that no op names, for the manifest."""
+DOUBLED = """\
+import numpy as np
+
+from kernelgen.numpy import knob
+
+
+def doubled(x):
+    return knob(np.add(x, x), mem_space="Hbm")
+"""
+
+GENERATORS = pytest.mark.parametrize("generator", ["Ninja", pytest.param("Unix Makefiles", marks=pytest.mark.long)])
 
 
 def kernelgen(*arguments: object) -> None:
@@ -74,25 +87,30 @@ def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_make
         languages="CXX",
     )
     (made.source / "main.cc").write_text(MAIN)
+    (made.source / "small.yaml").write_text(SMALL + NAMED)
+    (made.source / "own").mkdir()
+    (made.source / "own" / "doubled.py").write_text(DOUBLED)
     made.configure()
     made.make()
     printed = cmake_project.run(made.build / "main").splitlines()
-    assert [line.split(" add-64x4-f32-")[0] for line in printed] == ["trn1 3", "inf2 3"]
-    assert all(line.endswith(" 1") for line in printed)
+    assert [line.split(" add-64x4-f32-")[0] for line in printed[::2]] == ["trn1 4", "inf2 4"]
+    assert all(line.endswith(" 1") for line in printed[::2])
+    assert all(line.startswith("doubled-3x2x5-f32-") for line in printed[1::2])
 
     # The same manifest under another path; no path is in a pack or a tree.
     manifest = tmp_path / "elsewhere" / "small.yaml"
-    manifest.parent.mkdir()
-    manifest.write_text(SMALL)
+    shutil.copytree(made.source / "own", manifest.parent / "own")
+    manifest.write_text(SMALL + NAMED)
     kernelgen("build", manifest, "--compiler", "simulator", "-o", tmp_path / "direct")
     packs = [Path(p) for p in (made.build / "packs").read_text().split(";")]
     assert [p.name for p in packs] == ["small_inf2.kernels.gguf", "small_trn1.kernels.gguf"]
     for pack in packs:
         assert pack.read_bytes() == (tmp_path / "direct" / pack.name).read_bytes()
+        assert b'{"knobs":[{"array":"float32[3, 2, 5]","knob":{"mem_space":"Hbm"}' in pack.read_bytes()
     for bundle in ("small_trn1", "small_inf2"):
         trees = packs[0].parent / "tree" / bundle, tmp_path / "direct" / bundle
         contents = [{f.relative_to(t): f.read_bytes() for f in t.rglob("*") if f.is_file()} for t in trees]
-        assert contents[0] == contents[1] and len(contents[0]) == 7
+        assert contents[0] == contents[1] and len(contents[0]) == 9
 
     # A build tool that finds nothing to do leaves no doubt about the order of times.
     assert made.make().commands == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,3 +134,50 @@ def test_a_hanging_sdk_is_stopped_at_the_time_limit(build: Build) -> None:
     assert code == 1 and "2 failed" in out
     assert "still running after 2 s, and was stopped" in err
     assert time.monotonic() - begun < 60
+
+
+SIZED = """\
+format: 1
+name: sized
+targets: [trn1]
+sizes: {n: [1, 8]}
+compiler: {model_type: transformer}
+kernels:
+  - {op: relu, inputs: ["(8,${n},1,1)/f32"], output: "(8,${n},1,1)/f32"}
+graphs:
+  - fallback: false
+    inputs: {x: "(8,${n},1,1)/f32"}
+    nodes:
+      - {name: a, op: relu, inputs: [x], output: "(8,${n},1,1)/f32"}
+      - {name: b, op: silu, inputs: [a], output: "(8,${n},1,1)/f32"}
+    outputs: [b]
+"""
+
+
+def test_settings_of_some_kernels_compile_these_and_no_others(build: Build, tmp_path: Path) -> None:
+    manifest = tmp_path / "two.yaml"
+
+    def compiled(text: str) -> tuple[list[str], set[str]]:
+        """Builds a manifest; returns the ops of what was compiled, `graph` for a group, and the --optlevels."""
+        (tmp_path / "record").write_text("")
+        manifest.write_text(text)
+        code, _, err = build()
+        assert code == 0, err
+        calls = compiles(tmp_path)
+        ops = sorted(re.findall(r"\] trn1-\w+ (\w+)-\S+ \d", err))
+        assert len(calls) == len(ops)
+        return ops, {call[call.index("--optlevel") + 1] for call in calls}
+
+    assert compiled(SIZED) == (["graph", "graph", "relu", "relu"], {"2"})
+    prefill = SIZED.replace("transformer}", "transformer, cases: [{when: n > 1, optlevel: 1}]}")
+    assert compiled(prefill) == (["graph", "relu"], {"1"})
+    assert compiled(prefill.replace("optlevel: 1", "optlevel: 1, auto_cast: none")) == ([], set())
+    own = prefill.replace("graphs:\n  - ", "graphs:\n  - compiler: {optlevel: 3}\n    ")
+    assert compiled(own) == (["graph", "graph"], {"3"})
+    index = json.loads((tmp_path / "out/sized_trn1/index.json").read_text())
+    levels = {k["id"]: k["flags"][k["flags"].index("--optlevel") + 1] for k in index["kernels"] if "flags" in k}
+    assert sorted((kernel.partition("-")[0], level) for kernel, level in levels.items()) == [
+        *[("graph", "3")] * 2,
+        ("relu", "1"),
+    ]
+    assert cli.run(["inspect", "--check", str(tmp_path / "out/sized_trn1.kernels.gguf")]) == 0

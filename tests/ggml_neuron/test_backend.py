@@ -26,7 +26,7 @@ from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 
-BUFFERS = ("device", "host")
+BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
 
 def ran_on(result: Result) -> tuple[int, int]:
@@ -37,7 +37,7 @@ def ran_on(result: Result) -> tuple[int, int]:
     return int(device[1]), int(cpu[1])
 
 
-@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize("buffers", ["device", "host"])
 def test_what_was_recorded_is_found_and_computes_what_the_cpu_does(run: Run, kernels: Path, buffers: str) -> None:
     result = run(
         *SCENARIOS,
@@ -543,6 +543,48 @@ def test_a_libnrt_that_does_not_initialize_gives_no_devices(run: Run, noop: dict
     assert "nrt_init failed: NRT_INVALID (2)" in result.log
 
 
+# Loads the plugin, says how many devices there are, and uses the first one when it is told to.
+USE = """
+import ctypes, sys
+ggml = ctypes.CDLL("libggml.so")
+ggml.ggml_backend_load.restype = ggml.ggml_backend_dev_get.restype = ggml.ggml_backend_dev_init.restype = ctypes.c_void_p
+ggml.ggml_backend_dev_name.restype = ctypes.c_char_p
+assert ggml.ggml_backend_load(sys.argv[1].encode())
+device = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(0)))
+print(ggml.ggml_backend_dev_count(), ggml.ggml_backend_dev_name(device).decode())
+if "use" in sys.argv:
+    print("used" if ggml.ggml_backend_dev_init(device, None) else "refused")
+"""
+
+
+@pytest.mark.parametrize("instance", ["", "trn1.2xlarge"])
+def test_cores_are_claimed_by_their_first_use(programs: Programs, kernels: Path, tmp_path: Path, instance: str) -> None:
+    """Programs that load every backend and compute nothing, such as llama-quantize, take no core from others."""
+    environment = programs.environment(
+        GGML_NEURON_KERNEL_DIR=kernels,
+        NEURON_SIMULATOR_INSTANCE=instance,
+        NEURON_SIMULATOR_LOCKS=tmp_path,
+        NEURON_RT_LOG_LEVEL="INFO",
+    )
+
+    def use(*words: str) -> tuple[list[str], str]:
+        command = [sys.executable, "-c", USE, programs.find("libggml-neuron.so"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout.splitlines(), done.stderr
+
+    said, log = use()
+    assert (said, "simulated cores" in log, list(tmp_path.iterdir())) == (["1 NEURON0"], False, [])
+    said, log = use("use")
+    assert (said, log.count("1 simulated cores")) == (["1 NEURON0", "used"], 1)
+    with (tmp_path / "core-0").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said, log = use("use")
+    assert said == ["1 NEURON0", "refused"]
+    assert (
+        "ggml-neuron: core 0: " in log and "nrt_init failed: NRT_RESOURCE (4): no NeuronCore for this process?" in log
+    )
+
+
 def test_every_function_that_a_libnrt_must_have_is_called() -> None:
     """The libnrt that does nothing has these functions and no others, so what is required besides fails every test with it."""
     backend = ROOT / "backend"
@@ -556,7 +598,9 @@ def test_every_function_that_a_libnrt_must_have_is_called() -> None:
     assert [name for name in names if not re.search(rf"\b{name}\(", text)] == []
 
 
-@pytest.mark.parametrize("keep", [0, 100, 5000, -1])
+@pytest.mark.parametrize(
+    "keep", [pytest.param(0, marks=pytest.mark.long), 100, pytest.param(5000, marks=pytest.mark.long), -1]
+)
 def test_a_corrupt_pack_is_left_out_and_others_are_used(run: Run, kernels: Path, tmp_path: Path, keep: int) -> None:
     pack = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
     bad = tmp_path / "bad.kernels.gguf"
@@ -566,7 +610,13 @@ def test_a_corrupt_pack_is_left_out_and_others_are_used(run: Run, kernels: Path,
     assert f"kernels left out: {bad}: " in result.log
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 2}', "[" * 1000, '{"format": 1e400}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", '{"format": 2}', "[" * 1000),
+        *(pytest.param(text, marks=pytest.mark.long) for text in ("{", "[]", '{"format": 1}', '{"format": 1e400}')),
+    ],
+)
 def test_a_corrupt_tree_is_left_out(run: Run, kernels: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
     result = run("chain", GGML_NEURON_KERNEL_DIR=f"{tmp_path}:{kernels}")

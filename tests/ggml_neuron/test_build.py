@@ -41,6 +41,7 @@ def run(programs: Programs, plugin: Path, *scenarios: str, **variables: str | Pa
     )
 
 
+@pytest.mark.long
 def test_kernels_are_embedded(programs: Programs, recorded: Path, llama_cpp: Path, tmp_path: Path) -> None:
     output = tmp_path / "embed"
     subprocess.run(

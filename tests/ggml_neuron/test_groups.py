@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from programs import ROOT, Programs, build
 
+from kernelgen import cli
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.graph_kernel import GraphSpec, Place
+from kernelgen.manifest import load
+from kernelgen.manifest.graph_ops import read_graphs
+from kernelgen.model.grouping import Groups, Outside
 
 GROUPS = (
     *("hit", "twice", "between", "cache", "attention", "unmasked", "reading"),
@@ -86,6 +94,11 @@ def expect_ok(result: subprocess.CompletedProcess[str], *scenarios: str) -> None
     assert result.stdout.splitlines() == [f"{name}: ok" for name in scenarios], result.stderr
 
 
+def groups_of(path: Path) -> set[GraphSpec]:
+    (request,) = load([path], Catalog([builtin_library()]))
+    return {kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)}
+
+
 # --- what a group is found by -------------------------------------------------------------------------------------------------
 
 
@@ -125,11 +138,18 @@ def test_words_are_the_golden_ones(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize("buffers", ["device", "host"])
-def test_groups_compute_what_their_nodes_do(compute: Compute, kernels: Path, buffers: str) -> None:
-    result = compute(kernels, *GROUPS, *RANDOM, GGML_NEURON_BUFFERS=buffers)
+def test_groups_compute_what_their_nodes_do(
+    compute: Compute, manifest: Path, kernels: Path, buffers: str, tmp_path: Path
+) -> None:
+    graphs = tmp_path / "recorded.graphs"
+    result = compute(kernels, *GROUPS, *RANDOM, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_RECORD_GRAPHS=str(graphs))
     expect_ok(result, *GROUPS, *RANDOM)
     grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches, (\d+\.\d) ops each", result.stderr)
     assert grouped and int(grouped[1]) > 2 * int(grouped[2]), result.stderr
+    # `kernelgen coverage` finds the same; here each graph was computed several times
+    found = [Groups(groups_of(manifest)).find(graph) for graph in read_graphs(graphs)]
+    launches = sum(len(one.groups) for one in found)
+    assert launches and int(grouped[1]) * launches == int(grouped[2]) * sum(one.nodes for one in found)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
@@ -172,17 +192,19 @@ def test_the_scheduler_keeps_what_a_group_reads(compute: Compute, kernels: Path)
     assert copied in result.stderr
 
 
-def test_what_differs_in_anything_is_not_the_group(compute: Compute, kernels: Path) -> None:
-    result = compute(kernels, *MUTATED)
+def test_what_differs_in_anything_is_not_the_group(
+    compute: Compute, manifest: Path, kernels: Path, tmp_path: Path
+) -> None:
+    graphs = tmp_path / "recorded.graphs"
+    result = compute(kernels, *MUTATED, GGML_NEURON_RECORD_GRAPHS=str(graphs))
     expect_ok(result, *MUTATED)
-    for reason in (
-        "no group has such a node",
-        "their groups have other nodes beside them",
-        "their part of the graph ends before the group does",
-        "their group is wired in another way",
-        "another result of their group is used outside of it",
-    ):
-        assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
+    # `kernelgen coverage` finds the same reasons
+    groups = Groups(groups_of(manifest))
+    counts = Counter(why for graph in read_graphs(graphs) for _, why in groups.find(graph).outside)
+    said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in Outside}
+    assert all(said.values()) and counts.keys() == said.keys(), result.stderr
+    times = {Fraction(int(match[1]), counts[why]) for why, match in said.items() if match}
+    assert len(times) == 1, (counts, result.stderr)  # each graph was computed as often
 
 
 def test_a_program_that_looks_at_nodes_sees_what_they_compute(compute: Compute, kernels: Path) -> None:
@@ -231,3 +253,41 @@ def test_a_bundle_of_groups_alone(compute: Compute, manifest: Path) -> None:
     result = compute(manifest.parent / "alone", "scheduled:twice")
     expect_ok(result, "scheduled:twice")
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+
+
+# --- recorded graphs ----------------------------------------------------------------------------------------------------------
+
+# Their graphs are one group from the first node to the last.
+WHOLE = ("hit", "cache", "attention", "in-place", "views", "square")
+
+
+def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
+    compute: Compute, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
+    for name in WHOLE:
+        graphs = tmp_path / f"{name}.graphs"
+        for _ in range(2):  # another process adds what the first one did
+            compute(Path(), name, GGML_NEURON_RECORD_GRAPHS=str(graphs), **recording)
+        head, *lines = graphs.read_text().splitlines()
+        assert head.startswith('{"format":"neuron-kernelgen graphs"') and len(lines) == 2 * len(set(lines)), name
+        written, wanted = tmp_path / f"{name}.yaml", tmp_path / f"{name}-group.yaml"
+        assert cli.run(["model", str(graphs), "--fuse", "step", "-o", str(written), "--target", "trn1"]) == 0
+        assert "1 group of nodes as one kernel each" in capsys.readouterr().out
+        command = [programs.find("groups"), "manifest", name]
+        wanted.write_text(
+            subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
+        )
+        assert groups_of(written) == groups_of(wanted), name
+
+
+def test_a_file_that_is_no_recording_is_not_written_to(compute: Compute, tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
+    for text, said in (("[]\n", f"{path} exists and is no recording of graphs"), (None, f"{tmp_path}/no/where can't")):
+        if text is not None:
+            path.write_text(text)
+        file = path if text is not None else tmp_path / "no" / "where"
+        log = compute(Path(), "hit", GGML_NEURON_RECORD_GRAPHS=str(file), **recording).stderr
+        assert log.count(f"ggml-neuron: GGML_NEURON_RECORD_GRAPHS: {said}") == 1, log
+        assert text is None or path.read_text() == text

@@ -31,7 +31,7 @@ def mended(log: str, folder: Path) -> Path:
     return folder / "mended"
 
 
-@pytest.mark.parametrize("buffers", ["device", "host"])
+@pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_ops_without_a_kernel_are_said_with_what_mends_them(
     run: Run, kernels: Path, tmp_path: Path, buffers: str
 ) -> None:

@@ -128,6 +128,7 @@ def test_llama_cpp_is_configured_with_the_backend_in_it(checkout: Path) -> None:
     assert "Including NEURON backend" in shell(command, checkout)
 
 
+@pytest.mark.long
 def test_a_plugin_is_built_beside_llama_cpp(checkout: Path, programs: Programs, llama_cpp: Path) -> None:
     configure, build, run = commands("Build it")[:3]
     assert run.startswith("GGML_BACKEND_PATH=$PWD/build/libggml-neuron.so llama-bench")
@@ -169,6 +170,7 @@ def test_a_hook_file_names_the_manifests(checkout: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_project_around_llama_cpp_builds_the_plugin(checkout: Path, programs: Programs, llama_cpp: Path) -> None:
     configure, build = commands("With kernels embedded")[2:4]
     shell(configure.replace("/path/to/llama.cpp", str(llama_cpp)), checkout)

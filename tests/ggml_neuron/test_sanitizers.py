@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from programs import SCENARIOS, Programs
 
+pytestmark = pytest.mark.long
+
 REPORT = re.compile(r"(ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error): .*")
 
 

@@ -30,7 +30,7 @@ def few(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "kernels"
 
 
-@pytest.mark.parametrize("buffers", ["device", "host"])
+@pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_random_calls_compute_what_the_cpu_does_and_change_nothing_else(run: Run, few: Path, buffers: str) -> None:
     """Tokens, past ones, cells, outputs and the cache's type are random; every byte beside the results stays as it was."""
     scenarios = ("few-tokens", "any-tokens", "few-tokens-of-scores", "any-tokens-of-scores")

@@ -6,6 +6,7 @@ Views are laid into storage by NumPy's byte strides, so a wrong view in the HLO 
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,16 @@ def spec(op: str, inputs: list[str | None], output: str, /, *, alias: int | None
     return KernelSpec.make(op, [t and tensor(t) for t in inputs], tensor(output), params, alias)
 
 
+LANGUAGES = tuple(filter(None, os.environ.get("KERNELGEN_TEST_LANGUAGES", "").split(",")))
+"""The languages that all tests of kernels ask for, in this order; none for JAX."""
+
+
 @functools.cache
-def emit(kernel: KernelSpec) -> bytes:
-    return hlo.emit(kernel, load_function(*Catalog([LIBRARY]).find(kernel.op)))
+def emit(kernel: KernelSpec, languages: tuple[str, ...] = LANGUAGES) -> bytes:
+    catalog = Catalog([LIBRARY])
+    chosen = catalog.choose(kernel, languages, "trn2") if languages else catalog.find(kernel.op)
+    assert chosen is not None
+    return hlo.emit(kernel, load_function(*chosen))
 
 
 def combinations(op: str) -> list[tuple[str, ...]]:
@@ -127,13 +135,20 @@ def nmse(have: Array, want: Array) -> float:
     return float(error / size) if size else float(error)
 
 
-def check(kernel: KernelSpec, limit: float = 1e-7, seed: int = 0, **given: Array) -> Array:
+def check(
+    kernel: KernelSpec,
+    limit: float = 1e-7,
+    seed: int = 0,
+    languages: tuple[str, ...] = LANGUAGES,
+    **given: Array,
+) -> Array:
     """Runs a kernel on random inputs and compares it with the reference.
 
     Args:
         kernel: the kernel.
         limit: largest normalised mean squared error.
         seed: of the inputs.
+        languages: which may compute it, the first choice first.
         given: values of single inputs, by `src<i>`.
 
     Returns:
@@ -151,7 +166,7 @@ def check(kernel: KernelSpec, limit: float = 1e-7, seed: int = 0, **given: Array
         logicals.append(logical)
     with np.errstate(all="ignore"):
         want = compute(kernel, logicals)
-    executable = execute.compile_for_cpu(emit(kernel))
+    executable = execute.compile_for_cpu(emit(kernel, languages))
     arrays = [
         as_parameter(s, dtype, shape) for s, (_, dtype, shape) in zip(storages, executable.parameters, strict=True)
     ]

@@ -49,7 +49,10 @@ def test_cpy_converts(source: str, target: str) -> None:
     check(spec("cpy", [f"(64,6,1,1)/{source}", f"(64,6,1,1)/{target}"], f"(64,6,1,1)/{target}"), 0.0)
 
 
-@pytest.mark.parametrize("source", ["f32", "f16"])  # F16 has many equal magnitudes, and ties
+@pytest.mark.parametrize(
+    "source",
+    ["f32", pytest.param("f16", marks=pytest.mark.long)],  # F16 has many equal magnitudes, and ties
+)
 @pytest.mark.parametrize("target", GROUPS["quantizable"])
 def test_cpy_quantizes(source: str, target: str) -> None:
     """To the bit, as ggml does: where a scale is searched for, one other decision would change a whole block."""

@@ -27,7 +27,15 @@ def test_every_emitter_has_a_reference_an_example_and_types() -> None:
     assert sorted(op for op, registration in SCAN.items() if not registration.types) == []
 
 
-@pytest.mark.parametrize("op, types", [(op, types) for op in SCAN for types in combinations(op)])
+@pytest.mark.parametrize(
+    "op, types",
+    [
+        # Of each op the first, and every fourth after it.
+        pytest.param(op, types, marks=[pytest.mark.long] if number % 4 else [])
+        for op in SCAN
+        for number, types in enumerate(combinations(op))
+    ],
+)
 def test_types(op: str, types: tuple[str, ...]) -> None:
     """The emitter agrees with the reference in the types it is registered for, ggml's own rules allow them, and every target takes it."""
     example = EXAMPLES[op]

@@ -147,9 +147,10 @@ def derive(
     *,
     n_tokens: Sequence[int],
     n_ctx: Sequence[int],
-    fuse: str,
+    fuse: str = "none",
+    more: Sequence[str] = (),
 ) -> harness.Built:
-    """Builds into `output` the kernels that `kernelgen model` derives for a few numbers of tokens; `fuse` is its option.
+    """Builds into `output` the kernels that `kernelgen model`, with `--fuse` and `more` arguments, derives for a few numbers of tokens.
 
     Raises:
         RuntimeError: one can't be derived or built.
@@ -160,7 +161,7 @@ def derive(
     arguments += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens)]
     arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.TARGET]
     arguments += ["--fuse", fuse]
-    arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp]
+    arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp, *more]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = cli.run(list(map(str, arguments)))

@@ -2,6 +2,7 @@
 
     ./bazelw run //tests/llama:backend_ops                       all its cases
     ./bazelw run //tests/llama:backend_ops -- -o ADD,MUL_MAT     these ops, or whole cases, as test-backend-ops takes them
+    ./bazelw run //tests/llama:backend_ops -- -o ROPE --languages nki,jax
     ./bazelw run //tests/llama:backend_ops -- --sample           the cases that the tests run
     ./bazelw run //tests/llama:backend_ops -- --write-sample F   writes a new sample of what passed to F
 
@@ -44,7 +45,7 @@ from kernelgen import fileio
 
 SAMPLE = Path(__file__).with_name("sample.txt")
 
-SAMPLE_SIZE = 1650
+SAMPLE_SIZE = 850
 """Cases in the sample, about."""
 
 DEAREST = 1_000_000
@@ -196,6 +197,7 @@ def run(
     *,
     chosen: Sequence[str] = (),
     params: str | None = None,
+    languages: Sequence[str] = (),
     jobs: int | None = None,
     terminal: bool | None = None,
 ) -> Summary:
@@ -206,6 +208,7 @@ def run(
         work: the folder for kernels and results.
         chosen: ops, regular expressions for ops, or whole cases; every case when empty.
         params: a regular expression for parameters.
+        languages: which may compute the kernels, the first choice first; JAX without them.
         jobs: groups at once; one per CPU by default.
         terminal: whether to show progress as in a terminal; found out by default.
 
@@ -229,7 +232,7 @@ def run(
     try:
         lane.share_out(
             Path(lane.__file__),
-            {"work": str(work)},
+            {"work": str(work), "languages": list(languages)},
             programs,
             [group.to_json() for group in order],
             jobs or len(os.sched_getaffinity(0)),
@@ -341,6 +344,10 @@ def report(summary: Summary) -> None:
     for failure in summary.outcome.failures:
         print(f"failed: {failure}")
     print("\n".join(summary.outcome.table()))
+    made: Counter[str] = Counter()
+    for done in summary.groups.values():
+        made.update(done.built.languages)
+    print("kernels by language: " + ", ".join(f"{count:,} in {name}" for name, count in sorted(made.items())))
 
 
 def main() -> int:
@@ -349,6 +356,9 @@ def main() -> int:
     )
     parser.add_argument("-o", dest="ops", metavar="OPS", help="ops or whole cases; every case by default")
     parser.add_argument("-p", dest="params", metavar="REGEX", help="only cases whose parameters match")
+    parser.add_argument(
+        "--languages", default="", help="which may compute the kernels, the first choice first: nki,jax"
+    )
     parser.add_argument("--sample", action="store_true", help="the cases that the tests run")
     parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of what passed")
     parser.add_argument("--work", type=Path, default=default_work(), help="where kernels and results are kept")
@@ -357,9 +367,11 @@ def main() -> int:
     chosen = sample() if args.sample else cases.split_cases(args.ops) if args.ops else []
     programs = harness.Programs.find()
     # Groups of other choices have other cases and folders of their own: the whole run's stay as they are.
-    whole = not chosen and not args.params
-    work = args.work.absolute() / ("whole" if whole else lane.digest(chosen, args.params)[:12])
-    summary = run(programs, work, chosen=chosen, params=args.params, jobs=args.jobs)
+    languages = [name for name in args.languages.split(",") if name]
+    whole = not chosen and not args.params and not languages
+    named = (chosen, args.params, languages) if languages else (chosen, args.params)
+    work = args.work.absolute() / ("whole" if whole else lane.digest(*named)[:12])
+    summary = run(programs, work, chosen=chosen, params=args.params, languages=languages, jobs=args.jobs)
     report(summary)
     asked = ask(programs, work, summary, chosen=chosen, params=args.params)
     write_results(work, summary, asked)

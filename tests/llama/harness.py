@@ -65,7 +65,7 @@ class Programs:
         found = Programs(
             llama_cpp=Path(os.environ.get("LLAMA_CPP_PROGRAMS", here / "llama_cpp")).absolute(),
             plugin=Path(
-                os.environ.get("GGML_NEURON_PLUGIN", ROOT / "backend/ggml-neuron/plugin/libggml-neuron.so")
+                os.environ.get("GGML_NEURON_PLUGIN", ROOT / "backend/ggml-neuron/test_programs/libggml-neuron.so")
             ).absolute(),
             libnrt=Path(os.environ.get("GGML_NEURON_LIBNRT", ROOT / "backend/simulator/libnrt.so.1")).absolute(),
             load_backends=Path(os.environ.get("LLAMA_LOAD_BACKENDS", here / "libload_backends.so")).absolute(),

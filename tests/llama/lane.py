@@ -85,6 +85,7 @@ class Built:
         failed: what went wrong in a kernel that should have been built, by kernel.
         seconds: how long emitting took.
         reused: whether the pack is an earlier one.
+        languages: how many kernels each language computes.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -92,6 +93,7 @@ class Built:
     failed: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     reused: bool = False
+    languages: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -169,9 +171,14 @@ def _cpu() -> str:
 
 
 class Builder:
-    """Makes packs of what is asked for."""
+    """Makes packs of what is asked for.
 
-    def __init__(self) -> None:
+    Args:
+        languages: which may compute the kernels, the first choice first; JAX without them.
+    """
+
+    def __init__(self, languages: Sequence[str] = ()) -> None:
+        self.languages = tuple(languages)
         self.library = builtin_library()
         self.catalog = Catalog([self.library])
         self.source = kernelgen_digest()
@@ -185,7 +192,9 @@ class Builder:
 
     def read(self, entries: Sequence[str]) -> tuple[dict[str, Kernel], CompileConfig, dict[str, str]]:
         """Returns the kernels of entries, the settings to compile them with, and why some have none; entries are of a manifest."""
-        lines = ["format: 1", "name: group", f"targets: [{harness.TARGET}]", "kernels:", *(f"  - {e}" for e in entries)]
+        head = ["format: 1", "name: group", f"targets: [{harness.TARGET}]"]
+        head += [f"languages: [{', '.join(self.languages)}]"] if self.languages else []
+        lines = [*head, "kernels:", *(f"  - {e}" for e in entries)]
         parsed = document.parse("\n".join([*lines, ""]).encode(), "group.yaml")
         if parsed.root is None:
             raise KernelgenError(parsed.problems)
@@ -193,8 +202,9 @@ class Builder:
         (config,) = settings.read(parsed.root, report).configs
         found: dict[str, Kernel] = {}
         listed = parsed.root.get("kernels")
+        choice = kernels.Choice((harness.TARGET,), parsed.root.get("languages"))
         for entry, node in zip(entries, listed.value if listed else (), strict=True):
-            made, _ = kernels.expand(node, self.catalog, report)
+            made, _ = kernels.expand(node, self.catalog, report, choice=choice)
             if made:
                 found[entry] = made[0]
         first = len(lines) - len(entries) + 1
@@ -213,7 +223,8 @@ class Builder:
         """
         if isinstance(spec, GraphSpec):
             return emission.emit(self.catalog.emitters(self.catalog.kernel(spec)), spec).hlo
-        return hlo.emit(spec, load_function(*self.catalog.find(spec.op)))
+        chosen = self.catalog.choose(spec, self.languages, harness.TARGET)
+        return hlo.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
 
     def build(self, entries: Sequence[str], folder: Path, progress: Progress) -> tuple[Built, str]:
         """Makes the pack of `folder/kernels`, and returns what became of the entries and the pack's digest.
@@ -239,6 +250,8 @@ class Builder:
         specs: dict[str, KernelSpec] = {}
         entries_of: dict[str, list[str]] = {}
         for entry, kernel in found.items():
+            if kernel.spec.id not in specs:
+                built.languages[kernel.language] = built.languages.get(kernel.language, 0) + 1
             specs[kernel.spec.id] = kernel.spec
             entries_of.setdefault(kernel.spec.id, []).append(entry)
         if specs:
@@ -322,13 +335,14 @@ class Lane:
         programs: what runs them.
         work: the folder with the groups' folders.
         threads: that a program may use.
+        languages: which may compute the kernels, as of `Builder`.
     """
 
-    def __init__(self, programs: harness.Programs, work: Path, threads: int) -> None:
+    def __init__(self, programs: harness.Programs, work: Path, threads: int, languages: Sequence[str] = ()) -> None:
         self.programs = programs
         self.work = work
         self.threads = threads
-        self.builder = Builder()
+        self.builder = Builder(languages)
         self.depends = programs_digest(programs)
 
     def do(self, group: cases.Group, progress: Progress) -> Done:
@@ -619,7 +633,7 @@ def share_out(
 
 
 def _ops(setup: dict[str, Any]) -> Callable[[Any, Progress], Any]:
-    lane = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"])
+    lane = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"], setup["languages"])
     return lambda request, progress: lane.do(cases.Group.from_json(request), progress).to_json()
 
 

@@ -16,8 +16,11 @@ function(hasten)
     # Each file that is named has a name for something that another file names alike.
     compile_together(llama llama-kv-cache-dsv4.cpp)
     compile_together(llama-common json.cpp jinja/value.cpp)
-    # No test calls it.
-    target_compile_options(cpp-httplib PRIVATE -O0)
+    # What these do is not what a model takes time for.
+    foreach(target cpp-httplib llama-common llama-bench-impl llama-results
+            test-backend-ops test-export-graph-ops test-fusion test-llama-archs)
+        target_compile_options(${target} PRIVATE -O0)
+    endforeach()
 endfunction()
 
 cmake_language(DEFER CALL hasten)

@@ -19,6 +19,8 @@ class Size:
     n_ff: int = 512
     n_layer: int = 3
     n_ctx: int = 512
+    n_vocab: int = 260
+    """At least 260, for the bytes and the space; what is more are tokens that no text has."""
 
 
 _SPECIAL = ("<unk>", "<s>", "</s>")
@@ -59,7 +61,8 @@ def write(
     writer.add_layer_norm_rms_eps(1e-5)
     tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL] + [gguf.TokenType.BYTE] * 256
-    types.append(gguf.TokenType.NORMAL)
+    tokens += [f"unused{i}" for i in range(size.n_vocab - len(tokens))]
+    types += [gguf.TokenType.NORMAL] * (len(tokens) - len(types))
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)

@@ -121,9 +121,9 @@ def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
     [
         ("llama", np.float16, "on", 256, "layer"),
         # attention of 256 cells, too, finds the kernels for 512 alone
-        ("llama", np.float16, "off", 512, "none"),
+        pytest.param("llama", np.float16, "off", 512, "none", marks=pytest.mark.long),
         ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none"),
-        ("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, "none"),
+        pytest.param("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, "none", marks=pytest.mark.long),
     ],
 )
 def test_a_model_is_derived_built_and_run(

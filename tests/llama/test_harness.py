@@ -16,6 +16,7 @@ import cases
 import harness
 import lane
 import pytest
+import whole_programs
 
 HEADER = '"backend_name","op_name","op_params","test_mode","supported","error_message","backend_reg_name"'
 RELU = '{op: "relu", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
@@ -306,3 +307,60 @@ def test_entries_that_no_emitter_takes_are_left_out_and_counted(tmp_path: Path) 
     assert sorted(built.refused.values()) == [1]
     again = harness.build(recorded, tmp_path / "out", say=lambda text: None)
     assert (again.kernels, again.compiled) == (1, 0)
+
+
+# --- llama.cpp's programs with groups and without ------------------------------------------------------------------------------
+
+CALLBACK = """\
+common_debug_cb_eval:                   norm-0 = (f32)   RMS_NORM(embd{4, 1, 1, 1}, }) = {4, 1, 1, 1}
+    [
+        [
+            [      0.7869,      -0.8546,    ...,      -inf,       1.0000  ],
+        ],
+    ]
+    sum = 0.932300
+common_debug_cb_eval:                    y-0 = (f32)        MUL(norm-0{4, 1, 1, 1}, w{4, 1, 1, 1}}) = {4, 1, 1, 1}
+    [
+        [
+            [      2.0000,      3.0000  ],
+        ],
+    ]
+    sum = 5.000000
+"""
+
+
+def test_results_of_programs_are_told_apart() -> None:
+    read = whole_programs.tensors
+    assert list(read(CALLBACK)) == ["0 norm-0 RMS_NORM", "1 y-0 MUL"]
+    for changed, size in (
+        ("2.0000", 0.0),
+        ("2.0001", 0.0),  # the last decimal that is printed
+        ("2.1000", pytest.approx(0.01 / 13, rel=1e-3)),
+        ("nan", float("inf")),
+    ):
+        assert whole_programs.compare(read(CALLBACK.replace("2.0000", changed)), read(CALLBACK)).size == size
+    assert whole_programs.compare(read(CALLBACK.replace("y-0", "z-0")), read(CALLBACK)).size == float("inf")
+    assert whole_programs.perplexities("[1]585.2146,[2]597.5405,") == {"chunk 1": 585.2146, "chunk 2": 597.5405}
+    texts = whole_programs.texts(whole_programs._TEXT)
+    assert texts("abc\nllama_completion: saving final output to session file '/x'\n") == {"text 0": "abc"}
+
+
+def test_a_row_says_what_is_wrong() -> None:
+    (case,) = (case for case in whole_programs.CASES if case.name == "completion")
+    good = whole_programs.Run({"text 0": "abc"}, grouped=90, launches=6, device=93)
+    plain = whole_programs.Run({"text 0": "abc"}, device=90)
+    row, wrong = whole_programs.check("llama", case, {"groups": good, "nodes": plain, "cpu": plain})
+    assert wrong == [] and "| equal | equal | equal | 90 | 6 | 93 | 0 |" in row
+    other, none, broken = (
+        whole_programs.Run({"text 0": "abd"}),
+        whole_programs.Run({"text 0": "abc"}),
+        whole_programs.Run(failure="status -6"),
+    )
+    for ways, said in (
+        ({"groups": good, "nodes": plain, "cpu": other}, "inf at text 0, more than"),
+        ({"groups": none, "nodes": plain, "cpu": plain}, "no group ran"),
+        ({"groups": good, "nodes": good, "cpu": plain}, "groups ran with GGML_NEURON_FUSION=0"),
+        ({"groups": broken, "nodes": plain, "cpu": plain}, "groups: status -6"),
+    ):
+        _, wrong = whole_programs.check("llama", case, ways)
+        assert wrong and all(line.startswith("llama completion: ") for line in wrong) and said in " ".join(wrong)

@@ -395,3 +395,73 @@ def test_what_is_compared_with_is_named(capsys: pytest.CaptureFixture[str], libr
         status, out, err = run(capsys, library, LLAMA3, *arguments)
         assert (status, out) == (2, "")
         assert message in err
+
+
+# --- groups --------------------------------------------------------------------------------------------------------------------
+
+GROUPED = """\
+format: 1
+name: grouped
+targets: [trn1]
+graphs:
+  - inputs: {x: "(2,4,1,1)/f32"}
+    nodes:
+      - {name: a, op: relu, inputs: [x], output: "(2,4,1,1)/f32"}
+      - {name: b, op: silu, inputs: [a], output: "(2,4,1,1)/f32"}
+      - {name: c, op: add, inputs: [b, x], output: "(2,4,1,1)/f32"}
+    outputs: [c]
+    fallback: false
+"""
+
+
+def layers(*layers: str, output: tuple[int, ...] = (), read: int | None = None) -> dict[str, object]:
+    """Returns a graph of rows of ops, each on the result of the one before, and an `add` of the row's input at its end.
+
+    Args:
+        *layers: ops of each row.
+        output: numbers of nodes that are read after the call.
+        read: a node that the last one adds instead of the row's input.
+    """
+    shape = {"type": "f32", "ne": [2, 4, 1, 1], "nb": [4, 8, 32, 32]}
+    tensors: list[dict[str, object]] = [{"name": "x", "op": "none", **shape}]
+    for row in layers:
+        first = len(tensors) - 1
+        for op in row.split():
+            sources = [len(tensors) - 1] if op != "add" else [len(tensors) - 1, first if read is None else read]
+            role = {"role": "output"} if len(tensors) in output else {}
+            tensors.append({"name": f"{op}-{len(tensors)}", "op": op, "src": sources, **shape, **role})
+    return {"sizes": {}, "context": {}, "tensors": tensors}
+
+
+def test_nodes_in_groups_are_counted_and_the_others_have_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
+) -> None:
+    held = tmp_path / "grouped.yaml"
+    held.write_text(GROUPED, encoding="utf-8")
+    row = "relu silu add"
+    for graph, status, launches, nodes, outside in (
+        (layers(row, row), 0, 2, 6, {}),
+        (
+            layers(row, "relu sqr add"),
+            1,
+            1,
+            3,
+            {"no group has such a node": 1, "their groups have other nodes beside them": 2},
+        ),
+        (layers(row, "relu silu"), 1, 1, 3, {"their part of the graph ends before the group does": 2}),
+        (layers(row, output=(2,)), 1, 0, 0, {"another result of their group is used outside of it": 3}),
+        (layers(row, read=1), 1, 0, 0, {"their group is wired in another way": 3}),
+    ):
+        export = exported(tmp_path, graph)
+        code, out, _ = run(capsys, library, held, "--graph-ops", export, "--format", "json")
+        (step,) = json.loads(out)["graphs"][0]["steps"]
+        found = {one["why"]: sum(one["nodes"].values()) for one in step["groups"]["outside"]}
+        assert (code, step["groups"]["launches"], step["groups"]["nodes"], found) == (status, launches, nodes, outside)
+        assert (step["launches"], step["covered"]) == (launches, nodes)  # the others have no kernel
+    code, out, _ = run(capsys, library, held, "--graph-ops", export)
+    assert f"{export}: 1 graph of 3 nodes, 3 without a kernel, 0 nodes in 0 groups\n" in out
+    assert "             in no group: 1 add, 1 relu, 1 silu: their group is wired in another way\n" in out
+    code, out, _ = run(
+        capsys, library, held, "--graph-ops", exported(tmp_path, layers(row, row)), "--format", "markdown"
+    )
+    assert code == 0 and "| nodes in groups | groups |" in out and out.count("| 6 | 6 | 0 | 2 | 0 | 6 | 2 |") == 1

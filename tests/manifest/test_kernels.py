@@ -137,6 +137,42 @@ kernels:
     assert {c.extra_flags for c in request.configs} == {("--x", "1")}
 
 
+def test_a_kernel_has_one_set_of_settings_whoever_asks_for_it(library: Library, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        """
+format: 1
+name: t
+targets: [trn1, trn2]
+sizes: {n: [1, 8], m: [1, 8]}
+compiler: {optlevel: 2, cases: [{when: n > m, optlevel: 1}, {when: n > 1, optlevel: 3}]}
+kernels:
+  - {op: relu, inputs: ["(4,${n},1,1)/f32"], output: "(4,${n},1,1)/f32"}
+  - {op: relu, inputs: ["(${n * m},1,1,1)/f32"], output: "(${n * m},1,1,1)/f32"}
+  - {op: relu, inputs: ["(5,1,1,1)/f32"], output: "(5,1,1,1)/f32"}
+graphs:
+  - inputs: {x: "(6,${n},1,1)/f32"}
+    nodes: [{name: a, op: relu, inputs: [x], output: "(6,${n},1,1)/f32"}]
+    outputs: [a]
+    compiler: {model_type: transformer}
+""",
+        encoding="utf-8",
+    )
+    (request,) = manifest.load([file], Catalog([library]))
+    found = {}
+    for kernel, configs in request.special:
+        assert [c.target for c in configs] == ["trn1", "trn2"] and configs[0].optlevel == configs[1].optlevel
+        found[kernel.rpartition("-")[0]] = (configs[0].optlevel, configs[0].model_type)
+    graphs = [what for name, what in found.items() if name.startswith("graph")]
+    assert graphs == [(2, "transformer")]  # one id for both but for the digest, and both have it
+    assert {name: level for name, (level, _) in found.items() if not name.startswith("graph")} == {
+        "relu-4x8-f32": 3,
+        "relu-6x8-f32": 3,  # a node of the group is compiled as the manifest says
+        "relu-64-f32": 3,
+        # 8 is also 1 * 8, to which no case applies
+    }
+
+
 def test_mistakes_of_all_files_are_reported_together(library: Library, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.yaml", "missing.yaml", "b.yaml")]
     files[0].write_text("format: 1\nname: a\ntargets: [x]\nkernels: {}\n", encoding="utf-8")

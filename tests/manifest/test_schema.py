@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator
@@ -38,7 +39,11 @@ def _properties(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any
 
 def test_every_property_is_described() -> None:
     for path, item in _properties(SCHEMA):
-        target = SCHEMA["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
+        target = (
+            functools.reduce(lambda at, key: at[key], item.get("$ref", "#").split("/")[1:], SCHEMA)
+            if "$ref" in item
+            else item
+        )
         assert item.get("description") or target.get("description"), path
 
 
@@ -63,7 +68,13 @@ RIGHT: dict[str, Any] = {
     "format": 1,
     "name": "t",
     "targets": ["trn1"],
-    "compiler": {"optlevel": 3, "extra_flags": ["-x"], "memory_per_compile": "8G", "cpus_per_compile": 1},
+    "compiler": {
+        "optlevel": 3,
+        "extra_flags": ["-x"],
+        "memory_per_compile": "8G",
+        "cpus_per_compile": 1,
+        "cases": [{"when": "n > 1", "optlevel": 1}],
+    },
     "kernels": [
         {
             "op": "add",

@@ -50,7 +50,7 @@ SECONDS = 20
 MEMORY = 1 << 30
 """Bytes that a run may have in memory."""
 
-OURS = re.compile(r"(backend/exporter/|/)(exporter|options|sparse_file)\.(cpp|h)\b|/json\.h\b")
+OURS = re.compile(r"(backend/exporter/|/)(exporter|options|sparse_file)\.(cpp|h)\b|/(json|graph_writer)\.h\b")
 REPORT = re.compile(r"(?:ERROR: AddressSanitizer: |runtime error: )(.*)")
 REFUSED = re.compile(
     r"allocation-size-too-big|out-of-memory|out of memory|requested allocation size|rss limit|calloc-overflow"

@@ -97,6 +97,35 @@ def test_whole_graphs_are_taken_too(tmp_path: Path) -> None:
     assert (spec.op, str(spec.output)) == ("relu", "(8,2,1,1)/f32")
 
 
+def test_graphs_that_repeat_themselves_give_groups(tmp_path: Path, capsys: Said) -> None:
+    """Three layers of a matrix product and its activation, exported twice: one group."""
+    shape: dict[str, Any] = {"type": "f32", "ne": [8, 1, 1, 1], "nb": [4, 32, 32, 32]}
+    matrix = {"type": "f32", "ne": [8, 8, 1, 1], "nb": [4, 32, 256, 256]}
+    tensors: list[dict[str, Any]] = [{"name": "x", "op": "none", **shape}]
+    for layer in range(3):
+        before = len(tensors) - 1
+        tensors.append({"name": f"blk.{layer}.w", "op": "none", "role": "weight", **matrix})
+        tensors.append({"name": f"product-{layer}", "op": "mul_mat", "src": [before + 1, before], **shape})
+        tensors.append({"name": f"l_out-{layer}", "op": "relu", "src": [before + 2], **shape})
+    head = GRAPHS.splitlines()[0]
+    graph = json.dumps({"sizes": {}, "context": {}, "tensors": tensors})
+    path = tmp_path / "recorded.graphs"
+    path.write_text(f"{head}\n{graph}\n{graph}\n")
+    assert run(path, "--fuse", "layer", "-o", tmp_path / "fused.yaml") == 0
+    assert "1 group of nodes as one kernel each: 2 nodes\n" in capsys.readouterr().out
+    text = (tmp_path / "fused.yaml").read_text()
+    assert "{name: l_out, op: relu, inputs: [product]" in text and "--fuse layer" in text
+    assert run(path, "-o", tmp_path / "plain.yaml") == 0
+    assert "graphs:" not in (tmp_path / "plain.yaml").read_text()
+
+
+def test_groups_are_made_of_graphs_alone(tmp_path: Path, capsys: Said) -> None:
+    path = write(tmp_path / "kernels.json", hsa(kernel()))
+    assert f"--fuse layer: there is no graph in {path}\n" in refused(
+        capsys, path, "--fuse", "layer", tmp_path / "m.yaml"
+    )
+
+
 # --- recorded files ----------------------------------------------------------------------------------------------------------------
 
 RECORDED = """\

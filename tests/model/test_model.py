@@ -21,7 +21,9 @@ from kernelgen.model.exporter import Exporter
 GRAPH_OPS = ROOT / "tests" / "data" / "graph-ops"
 
 
-@pytest.mark.parametrize("name", export.CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if n > 1 else []) for n, name in enumerate(export.CASES)]
+)
 def test_the_data_of_other_tests_are_what_the_programs_write(name: str, exporter: Exporter, tmp_path: Path) -> None:
     assert exporter.libraries is not None
     written = list(export.files(name, exporter.program, exporter.libraries, tmp_path))

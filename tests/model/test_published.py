@@ -11,14 +11,18 @@ from kernelgen.model.exporter import Exporter
 from published import FOLDER, FTYPES, MANIFESTS, MODELS, Manifest
 from published.__main__ import derive
 
-# Of each model one type, to be quick; the command's --check looks at all.
+# Of each model one type, and of most models only in a long run; the command's --check looks at all.
 OTHERS = [m for m in MANIFESTS if m.path.parent != FOLDER]
 LOOKED_AT = [
     m for m in MANIFESTS if m.path.parent == FOLDER and m.ftype == FTYPES[list(MODELS).index(m.model) % len(FTYPES)]
 ]
 
 
-@pytest.mark.parametrize("manifest", [*OTHERS, *LOOKED_AT], ids=lambda manifest: manifest.path.stem)
+@pytest.mark.parametrize(
+    "manifest",
+    [*OTHERS, *LOOKED_AT[:1], *(pytest.param(m, marks=pytest.mark.long) for m in LOOKED_AT[1:])],
+    ids=lambda manifest: manifest.path.stem,
+)
 def test_a_ready_manifest_is_what_the_command_writes(manifest: Manifest, exporter: Exporter, tmp_path: Path) -> None:
     arguments = [f"--exporter={exporter.program}", f"--llama-cpp={exporter.libraries}"]
     said = derive(manifest, tmp_path / "fresh.yaml", arguments)

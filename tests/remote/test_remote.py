@@ -97,6 +97,7 @@ def one_of_each_op(manifest: str) -> tuple[str, int]:
     return json.dumps(content | {"kernels": list(kernels.values()), "sizes": sizes}), len(kernels)
 
 
+@pytest.mark.long
 def test_two_checkouts_share_an_http_cache(
     folder: Path, checkout: scratch.Checkout, checkouts: scratch.Checkouts
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_model_is_built_by_two_workers(cluster: clusters.Cluster, checkout: sc
     assert built == packs(checkout, target)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
     victim = cluster.worker("victim", SIMULATOR)
     cluster.worker("survivor", SIMULATOR)
@@ -162,6 +164,7 @@ def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster, checko
     assert built == packs(checkout, "//manifests:basic_trn1")
 
 
+@pytest.mark.long
 def test_a_worker_without_the_compiler_is_never_given_a_compile(
     cluster: clusters.Cluster, checkout: scratch.Checkout
 ) -> None:

@@ -15,6 +15,7 @@ from kernelgen import manifest
 from kernelgen.cache import OFF, CacheSettings
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.plan import Plan
@@ -122,6 +123,29 @@ def test_bazel_has_a_target_for_every_hlo_neff_and_bundle(plan: Plan) -> None:
     for bundle in bundles:
         labels = ast.literal_eval(bundle["neffs"])
         assert [label.removeprefix("//kernels:") in neffs for label in labels] == [True, True]
+
+
+def test_a_bundle_names_the_neffs_of_kernels_with_settings_of_their_own(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "special.yaml"
+    path.write_text(
+        MANIFEST.replace("op: add,", "compiler: {optlevel: 3}, op: add,", 1).replace("name: two", "name: special")
+    )
+    special = Plan.merge(manifest.load([path], Catalog([builtin_library()])))
+    assert Plan.from_json(special.to_json()) == special and len(special.neffs) == len(plan.neffs)
+    assert {bundle.config for bundle in special.bundles} == {bundle.config for bundle in plan.bundles}
+    files = bazel.generate(special, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
+    configs = {config.key: config.flags() for config in special.configs}
+    rules = [a for rule, a in calls(files["bundles/BUILD.bazel"]) if rule == "neuron_kernel_bundle"]
+    text = cmake.generate(special, [builtin_library()], BUILD)["kernels.cmake"]
+    for bundle, attributes in zip(special.bundles, rules, strict=True):
+        assert ast.literal_eval(attributes["flags"]) == configs[bundle.config]
+        neffs = [
+            label.removeprefix("//kernels:").removesuffix(".neff") for label in ast.literal_eval(attributes["neffs"])
+        ]
+        assert set(neffs) <= {neff.id for neff in special.neffs} and len(neffs) == len(bundle.kernels)
+        assert sum(neff.rpartition(".")[2] != bundle.config for neff in neffs) == 1
+        (listed,) = re.findall(rf"^neuron_kernels_bundle\({bundle.id}\n(.*?)\)", text, re.M | re.S)
+        assert listed.split() == neffs
 
 
 def test_a_group_has_the_emitters_of_all_of_its_ops(group: Plan) -> None:
@@ -248,3 +272,51 @@ def test_rendering_twice_gives_the_same_bytes_and_the_plan_reads_back(plan: Plan
     assert first == second
     assert Plan.from_json(first["plan.json"]) == plan
     assert json.loads(first["plan.json"])["format"] == 1
+
+
+SOURCES = """
+format: 1
+name: sources
+targets: [trn1]
+kernels:
+  - {source: "k/one.py:one", inputs: ["f32[2]"], outputs: ["f32[2]"]}
+  - {source: "own/sub/two.py:two", inputs: ["f32[2]"], outputs: ["f32[2]"]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {
+        "k/BUILD.bazel": "",
+        "k/one.py": "import numpy\nfrom .helper import one\n",
+        "k/helper.py": "import numpy as np\ndef one(x):\n    return np.exp(x)\n",
+        "own/sub/two.py": "import jax\ndef two(x):\n    return x\n",
+        "m/sources.yaml": SOURCES.replace("k/", "../k/").replace("own/", "../own/"),
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_files_that_kernels_are_named_by_have_the_labels_of_their_packages(folder: Path) -> None:
+    catalog = Catalog([builtin_library()])
+    plan = Plan.merge(manifest.load([folder / "m" / "sources.yaml"], catalog))
+    roots = {folder: "@@"}
+    with pytest.raises(KernelgenError, match="it is in no Bazel package"):
+        [bazel.package_of(library, roots) for library in catalog.sources.values()]
+    (folder / "own" / "BUILD.bazel").write_text("")
+    sources = [bazel.package_of(library, roots) for library in catalog.sources.values()]
+    text = bazel.generate(plan, sources, "@@rules")["kernels/BUILD.bazel"]
+    tree = ast.parse(text)
+    emitters, helpers, *_ = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)]
+    assert sorted(emitters.values()) == ["@@//k:one.py", "@@//own:sub/two.py"]
+    assert sorted(map(str, helpers.values())) == ["['@@//k:helper.py']", "[]"]
+    rules = [
+        {key: ast.literal_eval(value) for key, value in a.items() if key in ("name", "language", "spec")}
+        for name, a in calls(text)
+        if name == "neuron_source_hlo"
+    ]
+    languages = {"one": "numpy", "two": None}
+    assert [(r["name"], r["spec"], r.get("language")) for r in rules] == [
+        (f"{k.id}.hlo", spec_json(k.spec), languages[k.spec.op]) for k in plan.kernels
+    ]

@@ -139,12 +139,12 @@ def test_says_why_there_is_no_helper(client: Run, add: Path, variables: dict[str
     assert "NEURON_SIMULATOR_PYTHON names a Python 3.11 or later that has jax" in result.stderr
 
 
-def test_says_that_jax_is_missing(client: Run, add: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "jax.py").write_text("raise ImportError('No module named jax')\n")
+def test_says_that_jaxlib_is_missing(client: Run, add: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "jaxlib.py").write_text("raise ImportError('No module named jaxlib')\n")
     path = f"{tmp_path}:{environment['NEURON_SIMULATOR_PATH']}"
     result = client("load", add, NEURON_SIMULATOR_PATH=path)
     assert result.stdout.strip() == "NRT_FAILURE"
     assert (
-        f"the helper is not able to run: {sys.executable} lacks what kernelgen needs (No module named jax)"
+        f"the helper is not able to run: {sys.executable} lacks what kernelgen needs (No module named jaxlib)"
         in result.stderr
     )

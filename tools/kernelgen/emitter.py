@@ -15,8 +15,9 @@ and of the groups in `kernelgen.ggml.types.GROUPS`; `same` is the first input's 
 of another, several such rows are given as a tuple: `types=("f32, f32", "f16, f32 f16")`. An op without inputs has `types=""`.
 
 `language` says what the kernel is written in, when that is not JAX. Of `numpy`, the function is in NumPy; of `nki`, it is in JAX
-and calls an NKI kernel. `targets` names the targets that it is for, when these are not all. Several emitters may compute an op,
-each in a module of its own: a manifest's `languages` chooses (`kernelgen.emitters.catalog`).
+and calls an NKI kernel. `targets` names the targets that it is for, when these are not all. `where` has comparisons of sizes and
+of parameters of integers ("x_ne0 <= 4096"; `kernelgen.emitters.conditions`): a kernel that breaks one is for another emitter.
+Several emitters may compute an op, each in a module of its own: a manifest's `languages` chooses (`kernelgen.emitters.catalog`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ CONTEXT = ("out", "inputs", "op")
 
 
 def emitter(
-    *ops: str, types: str | tuple[str, ...] = (), language: str = "jax", targets: str | tuple[str, ...] = ()
+    *ops: str,
+    types: str | tuple[str, ...] = (),
+    language: str = "jax",
+    targets: str | tuple[str, ...] = (),
+    where: str | tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Marks a function as the emitter of one or more ggml ops (names as `ggml_op_desc`, lower case, string literals).
 

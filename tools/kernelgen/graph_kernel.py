@@ -20,6 +20,7 @@ from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import MAX_ID, KernelSpec, param_from_json, params_to_json, spec_json
+from kernelgen.source_kernel import SourceSpec
 
 OP = "graph"
 """What stands for an op's name in a graph kernel's key, and in lists of kernels."""
@@ -236,21 +237,23 @@ class GraphSpec:
         return spec
 
 
-Spec = KernelSpec | GraphSpec
+Spec = KernelSpec | GraphSpec | SourceSpec
 """What one kernel computes."""
 
 
 def spec_from_json(value: Mapping[str, Any]) -> Spec:
-    """Returns the spec of either kind that `to_json` wrote.
+    """Returns the spec of any kind that `to_json` wrote.
 
     Raises:
         ValueError, KeyError: `value` is not such a spec.
     """
+    if "source" in value:
+        return SourceSpec.from_json(value)
     return GraphSpec.from_json(value) if "graph" in value else KernelSpec.from_json(value)
 
 
 def spec_ops(spec: Spec) -> tuple[str, ...]:
-    """Returns the distinct ops that a kernel computes, sorted."""
+    """Returns the distinct ops that a kernel computes, sorted; the name of one that no op names."""
     return spec.ops if isinstance(spec, GraphSpec) else (spec.op,)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from kernelgen import gguf_reader
 from kernelgen.bundle import pack, pack_name, tree
 from kernelgen.errors import KernelgenError
-from kernelgen.graph_kernel import spec_from_json
+from kernelgen.graph_kernel import GraphSpec, Spec, spec_from_json
 from kernelgen.kernel import KernelSpec
 
 
@@ -23,11 +23,13 @@ class Bundle:
         path: of the pack, or of the tree's folder.
         target: that its kernels are compiled for.
         specs: its kernels.
+        groups: its graph kernels.
     """
 
     path: Path
     target: str
     specs: tuple[KernelSpec, ...]
+    groups: tuple[GraphSpec, ...] = ()
 
 
 def is_bundle(path: Path) -> bool:
@@ -67,17 +69,21 @@ def read(path: Path) -> list[Bundle]:
 
 def _pack(path: Path) -> Bundle:
     made = pack.read(path)
-    return Bundle(path, made.origin.target, _specs(path, made.specs))
+    return _bundle(path, made.origin.target, _specs(path, made.specs))
 
 
 def _tree(path: Path) -> Bundle:
     index = tree.read_index(path)
-    return Bundle(path, str(index["target"]), _specs(path, [kernel["spec"] for kernel in index["kernels"]]))
+    return _bundle(path, str(index["target"]), _specs(path, [kernel["spec"] for kernel in index["kernels"]]))
 
 
-def _specs(path: Path, values: Sequence[str | dict[str, Any]]) -> tuple[KernelSpec, ...]:
+def _bundle(path: Path, target: str, specs: Sequence[Spec]) -> Bundle:
+    kernels = tuple(spec for spec in specs if isinstance(spec, KernelSpec))
+    return Bundle(path, target, kernels, tuple(spec for spec in specs if isinstance(spec, GraphSpec)))
+
+
+def _specs(path: Path, values: Sequence[str | dict[str, Any]]) -> list[Spec]:
     try:
-        specs = [spec_from_json(json.loads(v) if isinstance(v, str) else v) for v in values]
+        return [spec_from_json(json.loads(v) if isinstance(v, str) else v) for v in values]
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise KernelgenError(f"{path}: damaged bundle: the spec of a kernel cannot be read: {error}") from None
-    return tuple(spec for spec in specs if isinstance(spec, KernelSpec))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelgen import gguf_reader, model_files, neff, neff_description
+from kernelgen import costs, gguf_reader, model_files, neff, neff_description
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.canonical import canonical_json
@@ -20,19 +21,29 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF, kernel_of, notes_file
 from kernelgen.hlo.describe import describe as describe_hlo
 from kernelgen.neff import HEADER_SIZE
+from kernelgen.source_kernel import SourceSpec
 
 
-def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
+def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> dict[str, Any]:
     """Returns what a file or folder is; `kind` is `tree`, `pack`, `neff` or `hlo`.
 
     Args:
         path: the file, or the folder of a tree.
         check: also read everything that a bundle holds and compare digests; otherwise only its index is read.
+        cost: also tell what the kernel of an HLO file takes by the model of its language, as `cost`.
 
     Raises:
-        KernelgenError: nothing of the kind, or damaged.
+        KernelgenError: nothing of the kind, or damaged; or its cost is not known.
     """
     path = Path(path)
+    if cost:
+        made = describe(path, check=check)
+        noted = _notes(path).get("notes", {}).get("costs") if made["kind"] == "hlo" else None
+        if not noted:
+            raise KernelgenError(
+                f"{path}: no cost is noted; that of kernels in NKI is, beside their HLO (kernelgen emit)"
+            )
+        return made | {"cost": [_cost(each) for each in noted]}
     model = model_files.recognize(path, "bundle, NEFF or HLO file", packs=True)
     if model is not None:
         raise KernelgenError(model)
@@ -48,7 +59,8 @@ def describe(path: str | Path, *, check: bool = False) -> dict[str, Any]:
             return _pack(path, check)
         if _looks_like_neff(head) or path.suffix == NEFF:
             return _neff(path.read_bytes(), str(path))
-        return _hlo(path.read_bytes(), str(path)) | _notes(path)
+        notes = {name: value for name, value in _notes(path).get("notes", {}).items() if name != "costs"}
+        return _hlo(path.read_bytes(), str(path)) | ({"notes": notes} if notes else {})
     except OSError as error:
         raise KernelgenError(f"{path}: {error.strerror or error}") from None
 
@@ -65,6 +77,30 @@ def _notes(hlo: Path) -> dict[str, Any]:
     return {"notes": notes} if notes else {}
 
 
+CLOCK_GHZ = 1.4
+"""The clock of the engines at which the cost of DMA is set against theirs."""
+
+
+def _cost(noted: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a kernel takes: the figures that its language noted, DMA in cycles too, and what takes longest."""
+    dma = math.ceil(noted["dma_bytes"] / costs.builtin().gb_per_s * CLOCK_GHZ)
+    cycles = {**noted["cycles"], "dma": dma}
+    bottleneck = max(sorted(cycles), key=lambda name: int(cycles[name]))
+    return {"modelled": True, "bottleneck": bottleneck, **noted, "cycles": cycles}
+
+
+def _cost_text(made: dict[str, Any]) -> list[str]:
+    lines = [f"  {'cost':{_WIDTH}} modelled, not measured; the bottleneck is {made['bottleneck']}"]
+    for engine, cycles in made["cycles"].items():
+        moved = f", {made['dma_bytes']:,} bytes" if engine == "dma" else ""
+        lines.append(
+            f"  {'':{_WIDTH}} {engine:7} {made['instructions'][engine]:>9,} instructions {cycles:>12,} cycles{moved}"
+        )
+    sbuf, psum = made["sbuf_bytes_per_partition"], made["psum_bytes_per_partition"]
+    lines.append(f"  {'':{_WIDTH}} at most {sbuf:,} bytes of SBUF and {psum:,} of PSUM per partition at once")
+    return lines
+
+
 def _notes_text(notes: dict[str, Any]) -> list[str]:
     """Returns notes as lines: a line for each entry of a list, else one for each value."""
     lines = []
@@ -79,7 +115,7 @@ def text(what: dict[str, Any]) -> str:
     """Returns what `describe` gave as lines for people."""
     lines = [f"{what['path']}: {_TITLES[what['kind']]}"]
     for name, value in what.items():
-        if name in ("path", "kind", "tensors", "kernels", "members", "notes"):
+        if name in ("path", "kind", "tensors", "kernels", "members", "notes", "cost"):
             continue
         if isinstance(value, list):
             value = (", " if name == "features" else " ").join(map(str, value))
@@ -94,11 +130,15 @@ def text(what: dict[str, Any]) -> str:
         label = {"in": "input", "out": "output"}[tensor["usage"]]
         lines.append(f"  {label:{_WIDTH}} {tensor['name']}: {tensor['dtype']}[{dims}], {tensor['size']} bytes{shared}")
     lines += _notes_text(what.get("notes", {}))
+    lines += [line for made in what.get("cost", ()) for line in _cost_text(made)]
     for name, size in what.get("members", {}).items():
         lines.append(f"  {'member':{_WIDTH}} {name}, {size} bytes")
     for kernel in what.get("kernels", ()):
         lines.append(f"  {kernel['id']}  {kernel['neff_size']} bytes{_sharing(kernel)}")
         lines.append(f"      {_spec_text(kernel['spec'])}")
+        if "flags" in kernel:
+            lines.append(f"      compiled with {' '.join(kernel['flags'])}")
+        lines += [f"    {line}" for line in _notes_text(kernel.get("notes") or {})]
     return "\n".join(lines)
 
 
@@ -116,12 +156,27 @@ def _sharing(kernel: dict[str, Any]) -> str:
 
 
 def _spec_text(spec: dict[str, Any]) -> str:
+    if "source" in spec:
+        return _source_text(spec)
     if "graph" in spec:
         return f"\n{' ' * 6}".join(f"n{i} = {_node_text(node)}" for i, node in enumerate(spec["graph"]))
     inputs = ", ".join("-" if t is None else t for t in spec["inputs"])
     params = "".join(f" {name}={value}" for name, value in spec["params"].items())
     alias = "" if spec["alias"] is None else f" in the memory of input {spec['alias']}"
     return f"{spec['op']}({inputs}) -> {spec['output']}{alias}{params}"
+
+
+def _source_text(spec: dict[str, Any]) -> str:
+    made = SourceSpec.from_json(spec)
+    memory = dict(made.alias)
+    inputs = ", ".join(map(str, made.inputs))
+    more = [f"{name}={canonical_json(value)}" for name, value in made.params]
+    more += [f"grid={list(made.grid)}"] if made.grid else []
+    more += [f"{name}={value}" for name, value in made.env]
+    more += [made.lowering] if made.lowering != "interpreted" else []
+    shared = [f" in the memory of input {memory[k]}" if k in memory else "" for k in range(len(made.outputs))]
+    outputs = ", ".join(f"{a}{where}" for a, where in zip(made.outputs, shared, strict=True))
+    return " ".join([f"{made.source}({inputs}) -> {outputs}", *more])
 
 
 def _node_text(node: dict[str, Any]) -> str:
@@ -166,6 +221,8 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
         try:
             spec = json.loads(made.specs[number])
             _spec_text(spec)
+            notes = json.loads(made.notes[number]) if made.notes and made.notes[number] else {}
+            _notes_text(notes)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise KernelgenError(f"{path}: damaged kernel pack: the spec of {kernel} cannot be read") from None
         which = made.kernel_neff[number]
@@ -177,7 +234,9 @@ def _pack(path: Path, check: bool) -> dict[str, Any]:
                 "neff_sha256": made.neffs[which].sha256,
                 "neff_size": made.neffs[which].size,
                 "same_as": first.get(which),
+                **({"notes": notes} if notes else {}),
             }
+            | ({"flags": list(made.special_flags[kernel])} if kernel in made.special_flags else {})
         )
         first.setdefault(which, kernel)
     if mistakes:
@@ -221,6 +280,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
                     mistakes += _judge(data, real, kernel["neff_sha256"], origin, str(file), check, tensors)
         try:
             _spec_text(kernel["spec"])
+            _notes_text(kernel.get("notes") or {})
         except (LookupError, TypeError, AttributeError):
             raise KernelgenError(f"{path / tree.INDEX}: the spec of {kernel['id']} cannot be read") from None
         sha = kernel["neff_sha256"]
@@ -228,7 +288,9 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
             {
                 **{name: kernel[name] for name in ("id", "spec", "hlo_sha256", "neff_sha256", "neff_size")},
                 "same_as": first.get(sha),
+                **({"notes": kernel["notes"]} if kernel.get("notes") else {}),
             }
+            | ({"flags": list(map(str, kernel["flags"]))} if isinstance(kernel.get("flags"), list) else {})
         )
         first.setdefault(sha, kernel["id"])
         sizes[sha] = kernel["neff_size"]

@@ -131,7 +131,7 @@ def _param_to_json(value: ParamValue) -> ParamValue | str:
 
 
 class AnySpec(Protocol):
-    """What one kernel computes, of either kind: `KernelSpec`, or `kernelgen.graph_kernel.GraphSpec`."""
+    """What one kernel computes, of any kind (`kernelgen.graph_kernel.Spec`)."""
 
     def to_json(self) -> dict[str, Any]: ...
 

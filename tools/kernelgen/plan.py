@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
@@ -16,6 +17,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import Spec, spec_from_json
 from kernelgen.kernel import spec_json
 from kernelgen.languages import DEFAULT, built_id
+from kernelgen.source_kernel import own_target
 from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
 
 FORMAT = 1
@@ -47,7 +49,7 @@ class Kernel:
 
     @property
     def id(self) -> str:
-        return built_id(self.spec.id, self.language)
+        return built_id(self.spec.id, self.language, own_target(self.spec, self.targets))
 
     @property
     def emitters(self) -> tuple[tuple[str, str], ...]:
@@ -91,16 +93,26 @@ class Bundle:
         target: the target.
         config: key of the compile settings.
         kernels: `Kernel.id` of each, sorted.
+        special: (kernel, key of its settings) of those that are compiled with others, sorted.
     """
 
     name: str
     target: str
     config: str
     kernels: tuple[str, ...]
+    special: tuple[tuple[str, str], ...] = ()
 
     @property
     def id(self) -> str:
         return f"{self.name}_{self.target}"
+
+    def configs(self) -> dict[str, str]:
+        """Returns the key of each kernel's settings, by `Kernel.id`."""
+        return dict.fromkeys(self.kernels, self.config) | dict(self.special)
+
+    def neffs(self) -> dict[str, str]:
+        """Returns `Neff.id` of each kernel, by `Kernel.id`."""
+        return {kernel: f"{kernel}.{config}" for kernel, config in self.configs().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +124,8 @@ class Request:
         kernels: its kernels, duplicates allowed.
         configs: one per target.
         memory_mb, cpus: what one compile needs; None for the target's own figure.
+        checks: what `kernelgen check` compares kernels with (`kernelgen.manifest.sources.Check`).
+        special: (`Kernel.id`, its settings, one per target) of kernels that are compiled with settings of their own.
     """
 
     name: str
@@ -119,6 +133,12 @@ class Request:
     configs: tuple[CompileConfig, ...]
     memory_mb: int | None = None
     cpus: int | None = None
+    checks: tuple[Any, ...] = ()
+    special: tuple[tuple[str, tuple[CompileConfig, ...]], ...] = ()
+
+    def special_for(self, target: str) -> dict[str, CompileConfig]:
+        """Returns the settings of a target's kernels that are not compiled as the others, by `Kernel.id`."""
+        return {kernel: config for kernel, several in self.special for config in several if config.target == target}
 
 
 def _only_equal(what: str, id: str, one: object, other: object) -> None:
@@ -185,12 +205,14 @@ class Plan:
                 target = TARGETS[config.target]
                 memory = request.memory_mb or target.memory_per_compile_mb
                 cpus = request.cpus or target.cpus_per_compile
-                key = config.key
                 order = _chosen_for(config.target, request)
-                _only_equal("settings", key, configs.setdefault(key, config), config)
-                bundle = Bundle(request.name, config.target, key, order)
+                own = request.special_for(config.target)
+                for settings in (config, *own.values()):
+                    _only_equal("settings", settings.key, configs.setdefault(settings.key, settings), settings)
+                special = tuple((id, own[id].key) for id in order if id in own and own[id] != config)
+                bundle = Bundle(request.name, config.target, config.key, order, special)
                 bundles[bundle.id] = bundle
-                for id in order:
+                for id, key in bundle.configs().items():
                     built_for.setdefault(id, set()).add(config.target)
                     neff = Neff(id, key, memory, cpus)
                     known = neffs.get(neff.id)
@@ -218,7 +240,10 @@ class Plan:
             for n in self.neffs
         ]
         bundles = [
-            canonical_json({"name": b.name, "target": b.target, "config": b.config, "kernels": b.kernels})
+            canonical_json(
+                {"name": b.name, "target": b.target, "config": b.config, "kernels": b.kernels}
+                | ({"special": b.special} if b.special else {})
+            )
             for b in self.bundles
         ]
         return (
@@ -257,5 +282,14 @@ class Plan:
             ),
             tuple(CompileConfig.from_json(value["configs"][key]) for key in sorted(value["configs"])),
             tuple(Neff(**n) for n in value["neffs"]),
-            tuple(Bundle(b["name"], b["target"], b["config"], tuple(b["kernels"])) for b in value["bundles"]),
+            tuple(
+                Bundle(
+                    b["name"],
+                    b["target"],
+                    b["config"],
+                    tuple(b["kernels"]),
+                    tuple((kernel, config) for kernel, config in b.get("special", ())),
+                )
+                for b in value["bundles"]
+            ),
         )

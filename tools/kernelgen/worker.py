@@ -42,6 +42,7 @@ def emit(arguments: Arguments) -> None:
     from kernelgen.emitters.emission import emit as run_emitter
     from kernelgen.emitters.library import emitters_of
     from kernelgen.graph_kernel import spec_from_json
+    from kernelgen.hlo import native_calls
 
     check_jax(arguments)
     spec = spec_from_json(json.loads(one(arguments, "spec")))
@@ -55,6 +56,11 @@ def emit(arguments: Arguments) -> None:
         _timeout(arguments),
         tuple(arguments["target"]),
     )
+    if maybe(arguments, "undeclared") and native_calls.ARTIFACT.encode() in made.hlo:
+        raise KernelgenError(
+            f"kernel {spec.id}: NKI's compiler left a file for neuronx-cc, which the rules for Bazel do not hand on: "
+            "use CMake or `kernelgen build`"
+        )
     fileio.write_bytes(one(arguments, "output"), made.hlo)
     if path := maybe(arguments, "notes"):
         fileio.write_bytes(path, canonical_json(made.notes).encode())
@@ -81,6 +87,7 @@ def emit_batch(arguments: Arguments) -> None:
     from kernelgen.filenames import hlo_file, notes_file
     from kernelgen.graph_kernel import spec_from_json
     from kernelgen.languages import DEFAULT, built_id
+    from kernelgen.source_kernel import own_target
 
     check_jax(arguments)
     modules, folder = _modules(arguments), Path(one(arguments, "folder"))
@@ -93,7 +100,7 @@ def emit_batch(arguments: Arguments) -> None:
         try:
             emitters = emitters_of(spec, modules)
             language = emitters[0][1].language  # a group's are in one
-            id = built_id(spec.id, language)
+            id = built_id(spec.id, language, own_target(spec, arguments["target"]))
             output, notes = folder / hlo_file(id), folder / notes_file(id)
             made = run_emitter(emitters, spec, timeout=_timeout(arguments), targets=tuple(arguments["target"]))
             if made.unknown:
@@ -236,9 +243,8 @@ def _cache(arguments: Arguments) -> Cache | None:
 
 def bundle(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), a `--flag` for each argument that neuronx-cc
-    was given, and an `--entry` a kernel:
-    JSON with its `spec` and the paths `hlo` and `neff`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not
-    given.
+    was given, and an `--entry` a kernel: JSON with its `spec`, the paths `hlo` and `neff`, `flags` where they are others, and the
+    path of what was noted about it, `notes`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not given.
 
     With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there; compile
     steps print the warnings.
@@ -249,16 +255,21 @@ def bundle(arguments: Arguments) -> None:
     from importlib.metadata import version
 
     from kernelgen import bundle as bundles
+    from kernelgen.compilers.settings import CompileConfig
     from kernelgen.graph_kernel import spec_from_json
     from kernelgen.plan import Bundle
 
     check_jax(arguments)
     config = _config(arguments)
-    specs, hlos, neffs, origin_files = {}, {}, {}, {}
+    specs, hlos, neffs, origin_files, own_configs, notes = {}, {}, {}, {}, {}, {}
     for text in arguments["entry"]:
         entry = json.loads(text)
         spec = spec_from_json(json.loads(entry["spec"]))
         specs[spec.id], hlos[spec.id], neffs[spec.id] = spec, Path(entry["hlo"]), Path(entry["neff"])
+        if "notes" in entry:
+            notes[spec.id] = Path(entry["notes"])
+        if "flags" in entry:
+            own_configs[spec.id] = CompileConfig.from_flags(entry["flags"])
         if "origin" in entry:
             origin_files[spec.id] = Path(entry["origin"])
     if origin_files:
@@ -273,8 +284,10 @@ def bundle(arguments: Arguments) -> None:
         hlos,
         neffs,
         config,
+        own_configs=own_configs,
         compiler=maybe(arguments, "compiler"),
         jax_version=version("jax"),
+        notes=notes,
         pack_path=maybe(arguments, "pack"),
         tree_path=maybe(arguments, "tree"),
     )

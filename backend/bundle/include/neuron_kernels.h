@@ -43,12 +43,12 @@ extern "C" {
 #endif
 
 // Version of the functions below and of the table. Either is added to, never changed; each addition raises it by one.
-#define NEURON_KERNELS_API_VERSION 5
+#define NEURON_KERNELS_API_VERSION 6
 
 // Versions of what is in a pack, a tree and a table that this library reads, the first and the last: keys, hash and metadata
-// (docs/bundle-format.md). The second has graph kernels, too.
+// (docs/bundle-format.md). The second has graph kernels, too, the third kernels that are found by their names.
 #define NEURON_KERNELS_FIRST_FORMAT 1
-#define NEURON_KERNELS_FORMAT       2
+#define NEURON_KERNELS_FORMAT       3
 
 // Room for any message; a shorter buffer gets the message's beginning.
 #define NEURON_KERNELS_MESSAGE_SIZE 512
@@ -197,6 +197,11 @@ NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bun
 NEURON_KERNELS_API int32_t neuron_kernels_find_words(const neuron_kernels * bundle,
                                                      const uint64_t *       words,
                                                      size_t                 n_words);
+
+// Returns the kernel of this name, or NEURON_KERNELS_NOT_FOUND: one that a manifest names by its source, a function of a file,
+// and not by an op (docs/source-kernels.md). `name` is the manifest's name of it, exactly. Takes constant time and allocates
+// nothing. Since API version 6.
+NEURON_KERNELS_API int32_t neuron_kernels_find_name(const neuron_kernels * bundle, const char * name);
 
 // Returns the kernel with this id (`mul_mat-4096x512-f32-3f9ac2d1b7e0`), or NEURON_KERNELS_NOT_FOUND. Binary search.
 NEURON_KERNELS_API int32_t neuron_kernels_find_id(const neuron_kernels * bundle, const char * id);

@@ -232,6 +232,15 @@ int32_t neuron_kernels_find_words(const neuron_kernels * bundle, const uint64_t 
     return nk::find_key(bundle->table, words, n_words);
 }
 
+int32_t neuron_kernels_find_name(const neuron_kernels * bundle, const char * name) {
+    if (!bundle || !name) {
+        return NEURON_KERNELS_NOT_FOUND;
+    }
+    uint64_t words[nk::SOURCE_WORDS];
+    nk::make_source_key(name, words);
+    return nk::find_key(bundle->table, words, nk::SOURCE_WORDS);
+}
+
 int32_t neuron_kernels_find_id(const neuron_kernels * bundle, const char * id) {
     if (!bundle || !id) {
         return NEURON_KERNELS_NOT_FOUND;

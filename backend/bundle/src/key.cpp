@@ -182,6 +182,9 @@ const char * check_key(const uint64_t * words, size_t n_words, uint32_t format) 
         return format < GRAPH_FORMAT ? "it is a graph's, which no bundle of this format has"
                                      : check_graph_key(words, n_words);
     }
+    if (n_words == SOURCE_WORDS && words[0] == hash_op(SOURCE)) {
+        return format < SOURCE_FORMAT ? "it is a name's, which no bundle of this format has" : nullptr;
+    }
     if (n_words < 2 + TENSOR_WORDS + PARAM_WORDS) {
         return "it is too short";
     }
@@ -221,12 +224,32 @@ const char * check_key(const uint64_t * words, size_t n_words, uint32_t format) 
     return check_key_tensor(words);  // the result
 }
 
+namespace {
+
+// FNV-1a
+constexpr uint64_t FNV_BEGIN = 0xCBF29CE484222325;
+
+uint64_t fnv_add(uint64_t h, char c) {
+    return (h ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+}
+
+}  // namespace
+
 uint64_t hash_op(std::string_view name) {
-    uint64_t h = 0xCBF29CE484222325;
+    uint64_t h = FNV_BEGIN;
     for (const char c : name) {
-        h = (h ^ static_cast<unsigned char>(lower(c))) * 0x100000001B3;
+        h = fnv_add(h, lower(c));
     }
     return h;
+}
+
+void make_source_key(std::string_view name, uint64_t words[SOURCE_WORDS]) {
+    words[0] = hash_op(SOURCE);
+    words[1] = name.size();
+    words[2] = FNV_BEGIN;
+    for (const char c : name) {
+        words[2] = fnv_add(words[2], c);
+    }
 }
 
 std::vector<uint32_t> make_slots(const std::vector<uint64_t> & words, const std::vector<uint32_t> & offsets) {

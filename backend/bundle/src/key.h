@@ -17,7 +17,12 @@ constexpr size_t MAX_WORDS    = 2 + TENSOR_WORDS * (NEURON_KERNELS_MAX_INPUTS + 
 
 constexpr uint64_t ABSENT_WORD = 0xFFFFFFFFFFFFFFFF;
 
-constexpr size_t MIN_SLOTS = 8;  // of a hash table
+// A kernel that no op of ggml names is found by its name: the hash of `source`, the name's length and its hash.
+constexpr const char * SOURCE        = "source";
+constexpr uint32_t     SOURCE_FORMAT = 3;  // of the first bundles with such keys
+constexpr size_t       SOURCE_WORDS  = 3;  // fewer than an op's key has
+
+constexpr size_t MIN_SLOTS = 8;            // of a hash table
 
 // Returns how many taken slots all searches for n keys together may pass. In a table that is at most half full each passes
 // one or two. Without a limit a file made for it could keep a program busy for hours.
@@ -52,7 +57,7 @@ bool make_key(const char *                  op,
               key &                         out);
 
 // Returns what is wrong with a kernel's key as a bundle of a format has it, or nullptr. A key without mistakes is one that
-// make_key makes, for a type of tensor that this library knows or for another one, or that of a graph kernel.
+// make_key makes, for a type of tensor that this library knows or for another one, or that of a graph kernel, or of a name.
 const char * check_key(const uint64_t * words, size_t n_words, uint32_t format);
 
 // Returns what is wrong with a tensor's words in a key, or nullptr.
@@ -60,6 +65,9 @@ const char * check_key_tensor(const uint64_t * words);
 
 // Returns the first word of the keys of an op: FNV-1a of its name in lower case.
 uint64_t hash_op(std::string_view name);
+
+// Writes the key of a kernel that is found by its name.
+void make_source_key(std::string_view name, uint64_t words[SOURCE_WORDS]);
 
 // Returns the hash table of some keys, of which key i is the words from offsets[i] to offsets[i + 1]: in each slot the
 // number of a key + 1, or 0 where it is empty.

@@ -107,9 +107,9 @@ static void test_wrong_packs() {
     wrong("model", NOT_A_PACK, "of architecture 'll?ma'",
           [](pack & p) { p.set("general.architecture", test::STRING, test::text("ll\033ma")); });
     wrong("nothing", NOT_A_PACK, "without 'general.architecture'", [](pack & p) { p.erase("general.architecture"); });
-    wrong("format", VERSION, "of format 3; this library reads formats 1 to 2",
-          [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(3)); });
-    wrong("format", VERSION, "of format 0; this library reads formats 1 to 2",
+    wrong("format", VERSION, "of format 4; this library reads formats 1 to 3",
+          [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(4)); });
+    wrong("format", VERSION, "of format 0; this library reads formats 1 to 3",
           [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(0)); });
 
     // metadata
@@ -450,7 +450,7 @@ static void test_embedded_versions() {
     neuron_kernels_close(bundle);
     table.format = NEURON_KERNELS_FORMAT + 1;
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_VERSION);
-    CHECK(strstr(message, "it has format 3; this library reads formats 1 to 2"));
+    CHECK(strstr(message, "it has format 4; this library reads formats 1 to 3"));
     table.format = NEURON_KERNELS_FIRST_FORMAT;
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
     neuron_kernels_close(bundle);

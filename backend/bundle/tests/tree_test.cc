@@ -158,7 +158,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     refuses("[\"abc", CORRUPT, "a string without an end at byte 5");
 
     // what it is
-    wrong("\"format\":1", "\"format\":3", "a tree of format 3; this library reads formats 1 to 2", VERSION);
+    wrong("\"format\":1", "\"format\":4", "a tree of format 4; this library reads formats 1 to 3", VERSION);
     for (const char * format : { "1e400", "-1", "1.5", "18446744073709551616" }) {
         wrong("\"format\":1", std::string("\"format\":") + format, "expected a count");
     }

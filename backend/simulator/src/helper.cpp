@@ -21,7 +21,7 @@ extern char ** environ;
 namespace simulator {
 
 static constexpr int    HELPER_SOCKET = 3;    // the control socket in the helper
-static constexpr double START_SECONDS = 120;  // importing jax from a cold disk on a busy machine
+static constexpr double START_SECONDS = 120;  // importing jaxlib from a cold disk on a busy machine
 
 // ---- messages ----------------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ static int spawn(int socket, pid_t & pid) {
 static std::string describe_command(const std::string & interpreter) {
     const char * path = getenv("NEURON_SIMULATOR_PATH");
     return "'" + interpreter +
-           " -m kernelgen.simulator' (NEURON_SIMULATOR_PYTHON names a Python 3.11 or later that has jax, " +
+           " -m kernelgen.simulator' (NEURON_SIMULATOR_PYTHON names a Python 3.11 or later that has jaxlib, " +
            "NEURON_SIMULATOR_PATH the folder that holds the package kernelgen; now '" + (path != nullptr ? path : "") +
            "')";
 }

@@ -193,6 +193,25 @@ template <typename F> NRT_STATUS with_runtime(const char * where, F body) {
     }
 }
 
+// Runs `body` on what the environment asks for, of which nrt_init need not have been called; not after nrt_close.
+template <typename F> NRT_STATUS with_config(const char * where, F body) {
+    try {
+        if (process().state == phase::closed) {
+            return closed_or_not_open(process(), where);
+        }
+        simulator::config config;
+        std::string       error;
+        if (!simulator::config::read(config, error)) {
+            return invalid(where, error.c_str());
+        }
+        body(config);
+        return NRT_SUCCESS;
+    } catch (const std::exception & error) {
+        log(level::error, where, "%s", error.what());
+        return NRT_FAIL_HOST_MEM_ALLOC;
+    }
+}
+
 // ---- the helper --------------------------------------------------------------------------------------------------------
 
 // What keeps a helper from starting is rarely gone a moment later, and a client may ask for hundreds of kernels.
@@ -622,21 +641,7 @@ NRT_STATUS nrt_get_total_vnc_count(uint32_t * count) {
     if (count == nullptr) {
         return invalid(where, "null pointer");
     }
-    try {
-        if (process().state == phase::closed) {
-            return closed_or_not_open(process(), where);
-        }
-        simulator::config config;
-        std::string       error;
-        if (!simulator::config::read(config, error)) {
-            return invalid(where, error.c_str());
-        }
-        *count = config.total;
-        return NRT_SUCCESS;
-    } catch (const std::exception & error) {
-        log(level::error, where, "%s", error.what());
-        return NRT_FAIL_HOST_MEM_ALLOC;
-    }
+    return with_config(where, [&](const simulator::config & config) { *count = config.total; });
 }
 
 NRT_STATUS nrt_get_visible_vnc_count(uint32_t * count) {
@@ -665,20 +670,20 @@ NRT_STATUS nrt_get_vnc_memory_stats(uint32_t vnc, nrt_vnc_memory_stats_t * stats
     });
 }
 
+// AWS does not document whether this may be called before nrt_init; the driver knows it, and so it may here.
 NRT_STATUS nrt_get_instance_info(nrt_instance_info_t * info, size_t size) {
     const char * const where = "nrt_get_instance_info";
-    return with_runtime(where, [&](runtime & rt) {
-        if (info == nullptr || size == 0) {
-            return invalid(where, "no room for the information");
-        }
-        const simulator::instance * profile = rt.config.profile;
+    if (info == nullptr || size == 0) {
+        return invalid(where, "no room for the information");
+    }
+    return with_config(where, [&](const simulator::config & config) {
+        const simulator::instance * profile = config.profile;
         nrt_instance_info_t         own     = {};
         own.family                          = profile != nullptr ? profile->family : NRT_INSTANCE_UNKNOWN;
         own.size                            = profile != nullptr ? profile->size : NRT_INSTANCE_SIZE_UNKNOWN;
         strncpy(own.arch_name, "simulator", sizeof(own.arch_name) - 1);
         memset(info, 0, size);
         memcpy(info, &own, std::min(size, sizeof(own)));
-        return NRT_SUCCESS;
     });
 }
 

@@ -52,6 +52,10 @@ def _kernels_impl(rctx):
         if not path.exists:
             fail("manifest {}: there is no file {}".format(manifest, path))
         rctx.watch(path)
+
+        # The files that a manifest names kernels by are of its repository.
+        root = str(path).removesuffix("/".join(["", manifest.package, manifest.name] if manifest.package else ["", manifest.name]))
+        command += ["--workspace", "{}={}".format(root, _repository(manifest))]
         command.append(_shown(path, rctx.workspace_root))
     rctx.report_progress("planning kernels")
     done = rctx.execute(
@@ -61,6 +65,8 @@ def _kernels_impl(rctx):
     )
     if done.return_code:
         fail("kernels can't be planned\n\n" + done.stderr + done.stdout)
+    for file in done.stdout.splitlines():
+        rctx.watch(file)
 
 def _repository(label):
     return str(label).partition("//")[0]

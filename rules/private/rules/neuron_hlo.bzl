@@ -1,4 +1,4 @@
-"""One kernel's HLO: of an op, or of a group of nodes of a graph."""
+"""One kernel's HLO: of an op, of a group of nodes of a graph, or of a function of a file."""
 
 load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
@@ -33,6 +33,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = []):
     args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
     args.add_all(targets, format_each = "--target=%s")
     outputs = [hlo]
+    notes = None
     if language != "jax":
         notes = ctx.actions.declare_file(kernel + ".notes.json")
         outputs.append(notes)
@@ -49,7 +50,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = []):
     )
     return [
         DefaultInfo(files = depset(outputs)),
-        NeuronHloInfo(hlo = hlo, id = kernel, spec = spec),
+        NeuronHloInfo(hlo = hlo, id = kernel, notes = notes, spec = spec),
     ]
 
 def _neuron_hlo_impl(ctx):
@@ -65,6 +66,9 @@ def _neuron_hlo_impl(ctx):
 def _neuron_graph_hlo_impl(ctx):
     modules = [(library, target[DefaultInfo].files.to_list()) for target, library in ctx.attr.emitters.items()]
     return _emit(ctx, ctx.attr.spec, [(library, module) for library, files in modules for module in files])
+
+def _neuron_source_hlo_impl(ctx):
+    return _emit(ctx, ctx.attr.spec, [(ctx.attr.library, ctx.file.emitter)], ctx.attr.language, ctx.attr.targets)
 
 _COMMON = {
     "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
@@ -87,6 +91,21 @@ The emitter's own module, the helpers it imports and the data it reads are the a
         "op": attr.string(mandatory = True, doc = "ggml's name of the op, in lower case."),
         "output": attr.string(mandatory = True, doc = "The result, in the same form."),
         "params": attr.string_dict(doc = "The op's parameters by ggml's names: `1` is a whole number, `1.0` a float, `true` a bool."),
+        "targets": attr.string_list(doc = "The targets that the kernel is for, where its language asks."),
+    },
+    provides = [NeuronHloInfo],
+)
+
+neuron_source_hlo = rule(
+    doc = """Emits one kernel that is named by its source, a function of a file (docs/source-kernels.md).
+
+The file, what it imports from its folder and the data it reads are the action's only sources. Reading another file is an error.""",
+    implementation = _neuron_source_hlo_impl,
+    attrs = _COMMON | {
+        "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The file."),
+        "language": attr.string(default = "jax", values = ["jax", "nki", "numpy"], doc = "What the function is written in."),
+        "library": attr.string(mandatory = True, doc = "A name for the file's folder."),
+        "spec": attr.string(mandatory = True, doc = "The kernel as `kernelgen plan --format json` has it."),
         "targets": attr.string_list(doc = "The targets that the kernel is for, where its language asks."),
     },
     provides = [NeuronHloInfo],

@@ -14,11 +14,13 @@ from kernelgen.building.emits import emit_arguments
 from kernelgen.building.pool import Pool
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.scan import registration
+from kernelgen.emitters.sources import of_source
 from kernelgen.errors import Diagnostic, Location
 from kernelgen.filenames import hlo_file
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.hlo.compare import first_difference
 from kernelgen.plan import Kernel
+from kernelgen.source_kernel import SourceSpec
 
 _SEEDS = ("1", "2")
 HINT = (
@@ -84,6 +86,8 @@ def place(kernel: Kernel, libraries: Mapping[str, Library]) -> Location | None:
     if isinstance(kernel.spec, GraphSpec):
         return None
     file = libraries[kernel.library].file(kernel.emitter)
+    if isinstance(kernel.spec, SourceSpec):
+        return Location(str(file), of_source(kernel.spec, file).line, 1)
     return Location(str(file), registration(file, kernel.spec.op).line, 1)
 
 

@@ -29,8 +29,8 @@ from kernelgen.filenames import hlo_file, notes_file
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel
 
-_PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "numpy", "protobuf")
-_KNOWN = frozenset({*sys.stdlib_module_names, *_PACKAGES, "kernelgen"})
+_PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "neuronx-cc", "nki", "numpy", "protobuf")
+_KNOWN = frozenset({*sys.stdlib_module_names, *_PACKAGES, "kernelgen", "neuronxcc"})
 """What may be imported: the digest covers it."""
 
 _VARIABLES = ("JAX_", "XLA_")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from kernelgen import neff_description
 from kernelgen.bundle import embed, pack, tree
 from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.index import Index
+from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.graph_kernel import Spec
@@ -36,8 +38,10 @@ def build(
     neffs: Mapping[str, Path],
     config: CompileConfig,
     *,
+    own_configs: Mapping[str, CompileConfig] | None = None,
     compiler: str | None = None,
     jax_version: str = "unknown",
+    notes: Mapping[str, Path] | None = None,
     tree_path: str | Path | None = None,
     pack_path: str | Path | None = None,
     embed_folder: str | Path | None = None,
@@ -52,8 +56,10 @@ def build(
         hlos: each kernel's HLO, by id.
         neffs: each kernel's NEFF, by id.
         config: the settings the NEFFs were compiled with.
+        own_configs: those of kernels that were compiled with others, by id.
         compiler: the compiler's identity; None takes it from the NEFFs.
         jax_version: version of the jax that emitted the HLO.
+        notes: what the emit step noted about kernels, by id; not all have it.
         tree_path: the folder to write the tree to, or None.
         pack_path: the file to write the pack to, or None.
         embed_folder: the folder for the embedded form's `.S`, `.c` and `.h`, or None; needs `pack_path`.
@@ -67,7 +73,17 @@ def build(
         KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
         OSError: an output cannot be written.
     """
-    contents = gather(bundle, specs, hlos, neffs, config, compiler=compiler, jax_version=jax_version)
+    contents = gather(
+        bundle,
+        specs,
+        hlos,
+        neffs,
+        config,
+        own_configs=own_configs,
+        compiler=compiler,
+        jax_version=jax_version,
+        notes=notes,
+    )
     if tree_path is not None:
         tree.write(tree_path, contents)
     if pack_path is not None:
@@ -86,8 +102,10 @@ def gather(
     neffs: Mapping[str, Path],
     config: CompileConfig,
     *,
+    own_configs: Mapping[str, CompileConfig] | None = None,
     compiler: str | None = None,
     jax_version: str = "unknown",
+    notes: Mapping[str, Path] | None = None,
 ) -> Contents:
     """Returns what a bundle will hold, after reading and checking every file once; see `build` for the arguments.
 
@@ -97,11 +115,16 @@ def gather(
         KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
     """
     mistakes: list[Diagnostic] = []
+    own = own_configs or {}
     # Files are named after it.
     file_name(bundle.id)
-    if config.target != bundle.target:
-        raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {config.target}")
+    for one in (config, *own.values()):
+        if one.target != bundle.target:
+            raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {one.target}")
+        if one.lnc != config.lnc:
+            raise KernelgenError(f"bundle {bundle.id} is for lnc {config.lnc}, settings of a kernel for {one.lnc}")
     stored_hlos: list[StoredFile] = []
+    noted: list[str] = []
     distinct: dict[str, _Neff] = {}
     kernel_neff: list[int] = []
     made_by: dict[tuple[bool, str], str] = {}
@@ -118,7 +141,8 @@ def gather(
             continue
         try:
             hlo = _stored(Path(hlos[kernel]))
-            neff = _neff(Path(neffs[kernel]), distinct, config)
+            note = _notes((notes or {}).get(kernel))
+            neff = _neff(Path(neffs[kernel]), distinct, own.get(kernel, config))
             if neff.hlo_sha256 not in (None, hlo.sha256):
                 raise KernelgenError(
                     f"{neffs[kernel]}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})"
@@ -134,6 +158,7 @@ def gather(
             continue
         made_by.setdefault((neff.simulated, neff.made_by), kernel)
         stored_hlos.append(hlo)
+        noted.append(note)
         kernel_neff.append(neff.number)
     if len(made_by) > 1:
         makers = "; ".join(f"{kernel} by {identity}" for (_, identity), kernel in sorted(made_by.items()))
@@ -154,7 +179,19 @@ def gather(
         jax_version=jax_version or "unknown",
     )
     files = tuple(neff.file for neff in distinct.values())
-    return Contents(origin, index, tuple(chosen), tuple(stored_hlos), files, tuple(kernel_neff))
+    flags = tuple(
+        (n, tuple(own[kernel].flags())) for n, kernel in enumerate(kernels) if own.get(kernel, config) != config
+    )
+    return Contents(
+        origin,
+        index,
+        tuple(chosen),
+        tuple(stored_hlos),
+        files,
+        tuple(kernel_neff),
+        notes=tuple(noted),
+        special_flags=flags,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +228,17 @@ def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
             )
         made = _Neff(len(known), file, True, info["compiler"], info["hlo_sha256"])
     return known.setdefault(sha, made)
+
+
+def _notes(path: Path | None) -> str:
+    """Returns what was noted about a kernel as canonical JSON; nothing when there is nothing."""
+    if path is None:
+        return ""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise KernelgenError(f"{path}: not the notes of a kernel") from None
+    return canonical_json(found) if found else ""
 
 
 def _stored(path: Path) -> StoredFile:

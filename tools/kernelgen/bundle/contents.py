@@ -9,9 +9,13 @@ from pathlib import Path
 from kernelgen.bundle.index import Index
 from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import GraphSpec, Spec
+from kernelgen.source_kernel import SourceSpec
 
-FORMATS = (1, 2)
-"""Versions of the bundle format that are read (docs/bundle-format.md); a bundle with graph kernels has the second."""
+FORMATS = (1, 2, 3)
+"""Versions of the bundle format that are read (docs/bundle-format.md).
+
+A bundle with kernels that are named by their source has the third, else one with graph kernels the second.
+"""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
@@ -82,6 +86,8 @@ class Contents:
         hlos: each kernel's HLO, by number.
         neffs: the distinct NEFFs, in the order in which kernels first use them.
         kernel_neff: for each kernel, the position of its NEFF in `neffs`.
+        notes: what is noted about each kernel, as JSON; a text is empty where there is nothing.
+        special_flags: (number, the compiler's flags) of kernels that were compiled with others than the bundle's.
     """
 
     origin: BundleOrigin
@@ -90,11 +96,15 @@ class Contents:
     hlos: tuple[StoredFile, ...]
     neffs: tuple[StoredFile, ...]
     kernel_neff: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    special_flags: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def format(self) -> int:
         """The version of the bundle format that it is written in."""
-        return FORMATS[any(isinstance(spec, GraphSpec) for spec in self.specs)]
+        if any(isinstance(spec, SourceSpec) for spec in self.specs):
+            return 3
+        return 2 if any(isinstance(spec, GraphSpec) for spec in self.specs) else 1
 
 
 def readable() -> str:

@@ -15,6 +15,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.graph_kernel import GraphNode, GraphSpec, Place, Spec
 from kernelgen.kernel import KernelSpec, params_to_json
+from kernelgen.source_kernel import KEY, SourceSpec
 
 MASK = 2**64 - 1
 ABSENT = MASK
@@ -33,6 +34,9 @@ def key(spec: Spec) -> tuple[int, ...]:
     """Returns the key words of a kernel, each in 0 … 2^64 - 1."""
     if isinstance(spec, GraphSpec):
         return _graph(spec)
+    if isinstance(spec, SourceSpec):
+        name = spec.name.encode()
+        return fnv1a(KEY.encode()), len(name), fnv1a(name)
     words = [fnv1a(spec.op.encode()), len(spec.inputs) | (0 if spec.alias is None else spec.alias + 1) << 32]
     for tensor in spec.inputs:
         words += [ABSENT] if tensor is None else _tensor(tensor)

@@ -59,6 +59,12 @@ def write(path: str | Path, contents: Contents) -> None:
         add("kernelgen.kernel.specs", [spec_json(spec) for spec in contents.specs], value.ARRAY, value.STRING)
         add("kernelgen.kernel.hlo_sha256", [hlo.sha256 for hlo in contents.hlos], value.ARRAY, value.STRING)
         add("kernelgen.kernel.neff", contents.kernel_neff, value.ARRAY, value.UINT32)
+        if any(contents.notes):
+            add("kernelgen.kernel.notes", list(contents.notes), value.ARRAY, value.STRING)
+        if contents.special_flags:
+            special = {number: "".join(f"{flag}\n" for flag in flags) for number, flags in contents.special_flags}
+            texts = [special.get(number, "") for number in range(len(index.ids))]
+            add("kernelgen.kernel.flags", texts, value.ARRAY, value.STRING)
         add("kernelgen.neff.sha256", [neff.sha256 for neff in contents.neffs], value.ARRAY, value.STRING)
         add("kernelgen.key.words", index.words, value.ARRAY, value.UINT64)
         add("kernelgen.key.offsets", index.offsets, value.ARRAY, value.UINT32)
@@ -108,6 +114,8 @@ class Pack:
         data_offset: from the start of the file to the tensor data.
         size: bytes of the file.
         metadata: every metadata value by name, as stored.
+        notes: what is noted about each kernel, as JSON, by number; none when the pack has no notes.
+        special_flags: the compiler's flags, by id, of kernels that were compiled with others than the bundle's.
     """
 
     path: Path
@@ -120,6 +128,8 @@ class Pack:
     data_offset: int
     size: int
     metadata: dict[str, Value] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    special_flags: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def read_neff(self, number: int, limit: int | None = None) -> bytes:
         """Returns the bytes of NEFF `number`, or the first `limit` of them."""
@@ -218,6 +228,15 @@ def _check(
         lists[name] = get(name, kind, is_array=True)
         if len(lists[name]) != count:
             fail(f"damaged kernel pack: {name} has {len(lists[name])} elements, expected {count}")
+    if "kernelgen.kernel.notes" in metadata:
+        lists["notes"] = get("kernelgen.kernel.notes", STRING, is_array=True)
+        if len(lists["notes"]) != n:
+            fail(f"damaged kernel pack: kernelgen.kernel.notes has {len(lists['notes'])} elements, expected {n}")
+    flags = [""] * n
+    if "kernelgen.kernel.flags" in metadata:  # where some are compiled with others
+        flags = get("kernelgen.kernel.flags", STRING, is_array=True)
+        if len(flags) != n:
+            fail(f"damaged kernel pack: kernelgen.kernel.flags has {len(flags)} elements, expected {n}")
     words = get("kernelgen.key.words", U64, is_array=True)
     offsets = lists["kernelgen.key.offsets"]
     slots = get("kernelgen.key.slots", U32, is_array=True)
@@ -267,4 +286,6 @@ def _check(
         data_offset=data_offset,
         size=size,
         metadata=metadata,
+        notes=tuple(lists.get("notes", ())),
+        special_flags={id: tuple(text.splitlines()) for id, text in zip(ids, flags, strict=True) if text},
     )

@@ -48,6 +48,7 @@ def write(path: str | Path, contents: Contents) -> None:
     """
     origin = contents.origin
     lines = []
+    special = dict(contents.special_flags)
     with fileio.replacing_folder(path) as folder:
         (folder / "generic/hlo").mkdir(parents=True)
         (folder / file_name(origin.target) / "neff").mkdir(parents=True)
@@ -71,7 +72,9 @@ def write(path: str | Path, contents: Contents) -> None:
                         "neff": neff,
                         "neff_sha256": source.sha256,
                         "neff_size": source.size,
+                        **({"notes": json.loads(contents.notes[number])} if contents.notes[number] else {}),
                     }
+                    | ({"flags": special[number]} if number in special else {})
                 )
             )
         head = canonical_json(

@@ -107,7 +107,7 @@ def command(
         cache=caches,
     )
     if dry_run:
-        preview = job.preview(plan, catalog.libraries, settings)
+        preview = job.preview(plan, catalog.folders, settings)
         _print_plan(plan, whole, preview, output)
         if text := _forecast(preview, settings):
             click.echo(text)
@@ -117,11 +117,11 @@ def command(
         with _reporter(len(plan.neffs)) as reporter:
             reporter.say(chosen.note or f"compiling with {settings.identity}")
             if chosen.name != "simulator" and (
-                ahead := _forecast(job.preview(plan, catalog.libraries, settings), settings)
+                ahead := _forecast(job.preview(plan, catalog.folders, settings), settings)
             ):
                 reporter.say(ahead)
-            checked = job.check_determinism(plan, catalog.libraries, settings) if check_determinism else None
-            result = job.run(plan, catalog.libraries, settings, reporter, checked)
+            checked = job.check_determinism(plan, catalog.folders, settings) if check_determinism else None
+            result = job.run(plan, catalog.folders, settings, reporter, checked)
         failed = [step for step in result.steps if step.failure is not None]
         written = _write_bundles(plan, result, settings, forms) if only is None else []
     _summarize(whole, result, failed, written, only, time.monotonic() - begun)
@@ -162,7 +162,7 @@ def _print_plan(plan: Plan, whole: Plan, work: Preview, output: Path) -> None:
 
 def _write_bundles(plan: Plan, result: Result, settings: BuildSettings, forms: Sequence[str]) -> list[tuple[Path, int]]:
     """Writes the bundles whose kernels are all there; returns (path, bytes) of what was written."""
-    whole = [b for b in plan.bundles if all(f"{kernel}.{b.config}" in result.neffs for kernel in b.kernels)]
+    whole = [b for b in plan.bundles if all(neff in result.neffs for neff in b.neffs().values())]
     written = bundle_forms.write(
         plan,
         whole,
@@ -204,9 +204,9 @@ def _summarize(
     if only is not None:
         click.echo("no bundles were written: --only leaves kernels out")
     elif failed:
-        broken = {(step.neff.kernel, step.neff.config) for step in failed}
+        broken = {step.neff.id for step in failed}
         for bundle in whole.bundles:
-            count = sum((kernel, bundle.config) in broken for kernel in bundle.kernels)
+            count = sum(neff in broken for neff in bundle.neffs().values())
             if count:
                 click.echo(f"{bundle.id} was not written: {count} of its {len(bundle.kernels)} kernels failed")
 

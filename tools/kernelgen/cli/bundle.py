@@ -8,7 +8,7 @@ import click
 
 from kernelgen.cli import bundle_forms
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
-from kernelgen.filenames import hlo_file, neff_file
+from kernelgen.filenames import NEFF, hlo_file
 from kernelgen.plan import Bundle, Plan
 
 
@@ -66,7 +66,7 @@ def command(
         output,
         forms,
         {kernel: hlo_dir / hlo_file(kernel) for b in chosen for kernel in b.kernels},
-        {f"{kernel}.{b.config}": neff_dir / neff_file(kernel, b.config) for b in chosen for kernel in b.kernels},
+        {neff: neff_dir / f"{neff}{NEFF}" for b in chosen for neff in b.neffs().values()},
         compiler=compiler_identity,
         jax_version=jax_version,
     )

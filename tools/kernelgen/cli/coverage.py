@@ -19,6 +19,7 @@ from kernelgen.cli import options, run_options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 from kernelgen.ggml import tokens
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.manifest.coverage import Coverage, GraphOp, Row
@@ -26,6 +27,7 @@ from kernelgen.manifest.graph_ops import Export
 from kernelgen.model import exporter
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.derive import Reasons
+from kernelgen.model.grouping import Groups
 from kernelgen.model.sizes import Settings
 from kernelgen.pieces import Served
 from kernelgen.targets import TARGETS
@@ -87,10 +89,11 @@ def command(
     if not models:
         _refuse_run_options(context)
     kernels = _held(held, target, catalog)
-    graphs = [graph_ops.read_export(path) for path in exports]
+    groups = Groups(kernels.groups)
+    graphs = [graph_ops.read_export(path, groups) for path in exports]
     if models:
         asked = exporter.find(program, llama_cpp)
-        graphs += [_of_model(path, settings, asked) for path in models]
+        graphs += [_of_model(path, settings, asked, groups) for path in models]
     refusals = _Refusals(catalog, kernels)
     missing_of_manifests = refusals.of_manifests(graphs)
     have = kernels.specs - missing_of_manifests
@@ -121,11 +124,13 @@ class _Held:
         specs: all of them.
         compiled: those of bundles.
         target: that they are for, where one is known.
+        groups: graph kernels.
     """
 
     specs: frozenset[KernelSpec]
     compiled: frozenset[KernelSpec]
     target: str | None
+    groups: frozenset[GraphSpec] = frozenset()
 
 
 def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
@@ -149,12 +154,14 @@ def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
     compiled = frozenset(spec for b in bundles if target in (None, b.target) for spec in b.specs)
     asked = {k.spec for request in requests for k in request.kernels if isinstance(k.spec, KernelSpec)}
-    return _Held(compiled | asked, compiled, target or (targets[0] if targets else None))
+    groups = {k.spec for request in requests for k in request.kernels if isinstance(k.spec, GraphSpec)}
+    groups.update(spec for b in bundles if target in (None, b.target) for spec in b.groups)
+    return _Held(compiled | asked, compiled, target or (targets[0] if targets else None), frozenset(groups))
 
 
-def _of_model(path: Path, settings: Settings, asked: exporter.Exporter) -> Export:
+def _of_model(path: Path, settings: Settings, asked: exporter.Exporter, groups: Groups) -> Export:
     """Returns every graph that a run with these settings can meet."""
-    collector = graph_ops.Collector(str(path))
+    collector = graph_ops.Collector(str(path), groups)
     calls = [
         call
         for n_seqs in range(1, settings.n_seq_max + 1)
@@ -275,10 +282,15 @@ def _report(graphs: Sequence[Export], held: frozenset[KernelSpec], why: _Why) ->
         for spec in dict.fromkeys(spec for graph in graphs for spec, _, _ in graph.ops)
         if (how := index.serve(spec)) is not None
     }
-    results = tuple((graph, coverage.compare(held, graph.ops, served)) for graph in graphs)
+    results = tuple((graph, coverage.compare(held, graph.ops, served, _grouped(graph))) for graph in graphs)
     reasons = why.of([op for _, result in results for op in result.missing])
     beyond = coverage.compare(held, [op for graph in graphs for op in graph.ops], served).beyond
     return _Report(results, served, reasons, beyond)
+
+
+def _grouped(graph: Export) -> frozenset[KernelSpec]:
+    """Returns the ops all of whose nodes are in groups."""
+    return frozenset(spec for spec, _, _ in graph.ops) - {spec for step in graph.steps for spec in step.alone}
 
 
 def _describe(spec: KernelSpec) -> str:
@@ -306,10 +318,12 @@ def _lengths(row: Row) -> str:
 def _text(report: _Report, verbose: bool) -> list[str]:
     lines = []
     for graph, result in report.results:
-        nodes = _nodes(graph)
+        nodes, grouped = _nodes(graph), _grouped(graph)
         for op in result.covered:
-            how = "".join(f" + {n}" for _, n in report.served[op.spec].pieces)
+            served = report.served.get(op.spec)
+            how = "".join(f" + {n}" for _, n in served.pieces) if served is not None else ""
             by = f", by kernels for {how[3:]} tokens" if how else ""
+            by = ", in groups" if op.spec in grouped else by
             lines.append(f"covered  {graph.file}:{op.line}: {op.name}: {_describe(op.spec)}{by}")
         for op in result.missing:
             count = f" ({_counted(nodes[op.spec], 'node')})" if nodes[op.spec] > 1 else ""
@@ -319,8 +333,12 @@ def _text(report: _Report, verbose: bool) -> list[str]:
         lines += [f"beyond   {spec.id}: {_describe(spec)}" for spec in report.beyond]
     for graph, result in report.results:
         for row in coverage.rows(graph.steps, report.served):
-            if row.sizes:
-                lines.append(f"{graph.file}: {_title(row)}: {_counts(row)}")
+            if row.sizes or row.groups is not None:
+                title = f": {_title(row)}" if row.sizes else ""
+                lines.append(f"{graph.file}{title}: {_counts(row)}")
+            for why, ops in row.outside.items():
+                listed = ", ".join(f"{count} {op}" for op, count in ops.items())
+                lines.append(f"             in no group: {listed}: {why}")
         total = len(result.covered) + len(result.missing)
         lines.append(f"{graph.file}: {len(result.covered)} of {total} ops covered, {len(result.missing)} missing")
     counts = Counter(spec.op for spec in report.beyond)
@@ -344,7 +362,8 @@ def _counts(row: Row) -> str:
         if row.padding or row.launches != row.covered
         else ""
     )
-    return f"{of}, {without or 'none'} without a kernel{more}"
+    groups = f", {_counted(row.grouped, 'node')} in {_counted(row.groups, 'group')}" if row.groups is not None else ""
+    return f"{of}, {without or 'none'} without a kernel{more}{groups}"
 
 
 _COLUMNS = ("n_tokens", "n_outputs", "n_seqs", "n_ctx", "flash_attn")
@@ -356,17 +375,28 @@ def _markdown(report: _Report) -> list[str]:
         "| without | launches | rows of padding |",
         "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    grouped = any(step.groups is not None for graph, _ in report.results for step in graph.steps)
+    if grouped:
+        lines = [lines[0] + " nodes in groups | groups |", lines[1] + "--:|--:|"]
     for graph, _ in report.results:
         for row in coverage.rows(graph.steps, report.served):
             cells: list[object] = [_cell(graph.file), *(row.sizes.get(name, "") for name in _COLUMNS), _lengths(row)]
             cells += [row.graphs if row.sizes else "", row.nodes, row.covered, row.nodes - row.covered]
-            cells += [row.launches, row.padding]
+            cells += [row.launches, row.padding, *([row.grouped, row.groups or 0] if grouped else [])]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     nodes: Counter[tuple[str, str]] = Counter()
     for graph, result in report.results:
         total = _nodes(graph)
         for op in result.missing:
             nodes[op.spec.op, report.why[op.spec].text] += total[op.spec]
+    outside: Counter[tuple[str, str]] = Counter()
+    for graph, _ in report.results:
+        for step in graph.steps:
+            for why, ops in coverage.ops_outside(step).items():
+                outside.update({(op, why): count for op, count in ops.items()})
+    if outside:
+        lines += ["", "| op | nodes | why they are in no group |", "|---|--:|---|"]
+        lines += [f"| {op} | {count} | {why} |" for (op, why), count in sorted(outside.items())]
     if nodes:
         lines += ["", "| op | nodes | why there is no kernel |", "|---|--:|---|"]
         lines += [f"| {op} | {count} | {_cell(text)} |" for (op, text), count in sorted(nodes.items())]
@@ -391,9 +421,10 @@ def _json(report: _Report) -> dict[str, Any]:
                         "context": dict(step.context),
                         "nodes": sum(step.nodes.values()),
                         "covered": coverage.covered(step, report.served),
-                        "missing": {s.id: count for s, count in step.nodes.items() if s not in report.served},
+                        "missing": {s.id: count for s, count in step.alone.items() if s not in report.served},
                         **dict(zip(("launches", "padding"), coverage.launches(step, report.served), strict=True)),
                     }
+                    | _groups_json(step)
                     for step in graph.steps
                 ],
             }
@@ -401,6 +432,15 @@ def _json(report: _Report) -> dict[str, Any]:
         ],
         "beyond": [{"id": spec.id, "spec": json.loads(spec_json(spec))} for spec in report.beyond],
     }
+
+
+def _groups_json(step: graph_ops.Step) -> dict[str, Any]:
+    if step.groups is None:
+        return {}
+    outside = [
+        {"why": why, "nodes": {spec.id: count for spec, count in nodes.items()}} for why, nodes in step.outside.items()
+    ]
+    return {"groups": {"launches": len(step.groups), "nodes": sum(step.groups), "outside": outside}}
 
 
 def _missing_json(graph: Export, result: Coverage, report: _Report) -> Iterator[dict[str, Any]]:

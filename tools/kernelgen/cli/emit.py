@@ -21,6 +21,7 @@ from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.filenames import hlo_file, notes_file
 from kernelgen.graph_kernel import GraphSpec, Spec, spec_from_json, spec_ops
 from kernelgen.plan import Kernel, Plan
+from kernelgen.source_kernel import SourceSpec
 
 
 @click.command(short_help="Write the HLO of kernels.")
@@ -113,12 +114,13 @@ def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagn
 
     with tempfile.TemporaryDirectory() as scratch:
         jobs = len(os.sched_getaffinity(0))
-        return determinism.check(kernels, catalog.libraries, Path(scratch), jobs, EMIT_TIMEOUT).differences
+        return determinism.check(kernels, catalog.folders, Path(scratch), jobs, EMIT_TIMEOUT).differences
 
 
 def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
     from kernelgen.emitters.loading import load_functions
     from kernelgen.hlo import stages
+    from kernelgen.hlo.function import lower_source
     from kernelgen.hlo.graph import lower_graph
     from kernelgen.hlo.lower import lower
 
@@ -127,6 +129,8 @@ def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
         functions = load_functions(catalog.emitters(kernel))
         if isinstance(kernel.spec, GraphSpec):
             lowered = lower_graph(kernel.spec, dict(zip(spec_ops(kernel.spec), functions, strict=True)))
+        elif isinstance(kernel.spec, SourceSpec):
+            lowered = lower_source(kernel.language, kernel.spec, functions[0], kernel.targets)
         else:
             lowered = lower(kernel.spec, functions[0], kernel.language, kernel.targets)
         text = stages.text(lowered, stage)

@@ -29,6 +29,7 @@ COMMANDS = MappingProxyType(
         "generate": "Write build files for Bazel or CMake.",
         "emit": "Write the HLO of kernels.",
         "run": "Run a kernel on the CPU, and compare what it computes.",
+        "check": "Compare kernels with their references.",
         "compile": "Compile HLO to NEFF.",
         "bundle": "Put compiled kernels together into a bundle.",
         "build": "Do the whole job, from manifests to bundles.",

@@ -19,6 +19,7 @@ from kernelgen.cli.options import (
     used_option,
 )
 from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import BUILTIN
 from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.plan import Plan
@@ -56,6 +57,13 @@ def command() -> None:
     help="Bazel package that exports the modules of a kernel library.",
 )
 @click.option(
+    "--workspace",
+    "workspaces",
+    multiple=True,
+    metavar="DIR=REPOSITORY",
+    help="Root of a repository whose files manifests name kernels by, and how its labels begin; the working folder's is @@.",
+)
+@click.option(
     "--data",
     multiple=True,
     metavar="NAME=LABEL",
@@ -69,8 +77,9 @@ def bazel(
     rules: str,
     packages: tuple[str, ...],
     data: tuple[str, ...],
+    workspaces: tuple[str, ...],
 ) -> None:
-    """Write the packages of a repository of kernel targets."""
+    """Write the packages of a repository of kernel targets; print on which files of kernels they depend."""
     from kernelgen.render import bazel as renderer
 
     labels = {BUILTIN: f"{rules}//kernels"} | dict(_labels("--package", packages, catalog))
@@ -87,7 +96,17 @@ def bazel(
         renderer.BazelLibrary(library, labels[library.name], tuple(sorted(data_of.get(library.name, []))))
         for library in catalog.libraries
     ]
-    _write(output, renderer.generate(plan, sources, rules))
+    roots = {Path.cwd(): "@@"}
+    for folder, _, repository in (value.rpartition("=") for value in workspaces):
+        roots[renderer.absolute(Path(folder))] = repository
+    named = [renderer.package_of(library, roots) for library in catalog.sources.values()]
+    _write(output, renderer.generate(plan, [*sources, *named], rules))
+    for file in (file for source in named for file in renderer.build_files(source)):
+        click.echo(str(file))
+    for kernel in plan.kernels:
+        if kernel.library in catalog.sources:
+            for file in dependencies(catalog.sources[kernel.library], kernel.emitter):
+                click.echo(str(renderer.absolute(file)))
 
 
 def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tuple[str, str]]:
@@ -154,7 +173,7 @@ def cmake(
         memory_mb=machine_memory_mb(),
         emit_timeout=emit_timeout,
     )
-    _write(output, renderer.generate(plan, catalog.libraries, build))
+    _write(output, renderer.generate(plan, catalog.folders, build))
     # CMake shows it.
     if chosen.note:
         click.echo(chosen.note)

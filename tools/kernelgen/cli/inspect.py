@@ -13,8 +13,9 @@ from kernelgen.errors import Diagnostic, KernelgenError, printable
 @click.command(short_help="Print what is in a bundle, a NEFF or an HLO file.")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
 @click.option("--check", is_flag=True, help="Read everything that a bundle holds and compare it with its index.")
+@click.option("--cost", is_flag=True, help="Print what a kernel in NKI takes of each engine, by a model.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(paths: tuple[Path, ...], check: bool, form: str) -> None:
+def command(paths: tuple[Path, ...], check: bool, cost: bool, form: str) -> None:
     """Print what is in a bundle (its pack, or its tree's folder), a NEFF or an HLO file.
 
     What it is, for which target, made by which compiler, inputs and outputs, sizes. Files are told by their content. JSON is one
@@ -26,7 +27,7 @@ def command(paths: tuple[Path, ...], check: bool, form: str) -> None:
     mistakes: list[Diagnostic] = []
     for path in paths:
         try:
-            found.append(inspect.describe(path, check=check))
+            found.append(inspect.describe(path, check=check, cost=cost))
         except KernelgenError as error:
             mistakes += error.diagnostics
     if form == "json":

@@ -17,7 +17,7 @@ from kernelgen import fileio, manifest
 from kernelgen.cli import options, run_options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import KernelgenError
+from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Model
@@ -83,7 +83,7 @@ def command(
         if len(found) > 1:
             raise KernelgenError("a model has a manifest of its own: name one source")
     else:
-        _list(context, found, output, name, targets, catalog)
+        _list(context, found, output, name, targets, catalog, fuse)
         return
     (source,) = found
     chosen = name or _name(output)
@@ -136,7 +136,7 @@ _MODELS = (Kind.MODEL, Kind.CHECKPOINT)
 _HEADER_WIDTH = 150
 """Characters of a line of the command that a manifest begins with."""
 
-_OF_LISTS = ("paths", "output", "name", "targets", "catalog")
+_OF_LISTS = ("paths", "output", "name", "targets", "catalog", "fuse")
 """Parameters that mean something for kernels that are listed."""
 
 
@@ -147,6 +147,7 @@ def _list(
     name: str | None,
     targets: tuple[str, ...],
     catalog: Catalog,
+    fuse: str,
 ) -> None:
     """Writes the manifest of the kernels that sources list."""
     for parameter in context.command.params:
@@ -154,8 +155,13 @@ def _list(
         if given and parameter.name not in _OF_LISTS:
             raise KernelgenError(f"{parameter.opts[0]} is for models, and {found[0].path} is {found[0].kind.value}")
     chosen = name or _name(output)
-    lists = [listed.read(source, catalog) for source in found]
-    merged = listed.merge(lists, catalog)
+    cut = groups.FUSE[fuse]
+    lists = [listed.read(source, catalog, cut is not None) for source in found]
+    if cut is not None and not any(one.graphs for one in lists):
+        names = ", ".join(str(source.path) for source in found)
+        hint = "graphs are in what export-graphs writes, and in what the backend writes to GGML_NEURON_RECORD_GRAPHS"
+        raise KernelgenError(Diagnostic(f"--fuse {fuse}: there is no graph in {names}", hint=hint))
+    merged = listed.merge(lists, catalog, cut)
     files = [source.path.name for source in found]
     if not any(entry.reason is None for entry in merged.entries):
         raise KernelgenError(f"{', '.join(files)}: no kernel can be built for what is listed")
@@ -163,7 +169,7 @@ def _list(
         chosen,
         targets or listed.targets(lists) or _ALL_TARGETS,
         f"Kernels that {', '.join(files)} list{'s' * (len(files) == 1)}",
-        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files])}"],
+        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files, *(['--fuse', fuse] if cut else [])])}"],
     )
     kernels = _write(output, head, merged, catalog)
     lines = [
@@ -171,7 +177,7 @@ def _list(
         for source, one in zip(found, lists, strict=True)
     ]
     lines += [note for one in lists for note in one.notes]
-    click.echo("\n".join([*lines, _counted(kernels, "kernel"), *_refused(merged), str(output)]))
+    click.echo("\n".join([*lines, _counted(kernels, "kernel"), *_groups(merged), *_refused(merged), str(output)]))
 
 
 def _write(output: Path, head: writing.Head, derived: Derived, catalog: Catalog) -> int:
@@ -263,13 +269,17 @@ def _summary(model: Model, derived: Derived, kernels: int, settings: Settings) -
                 f"{_counted(step.nodes, 'node')}, {without or 'none'} without a kernel"
             )
     lines.append(f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries")
-    made = [entry for entry in derived.graphs if entry.reason is None]
-    if made:
-        nodes = ", ".join(_counted(len(entry.kernel.nodes), "node") for entry in made)
-        lines.append(f"{_counted(len(made), 'group')} of nodes as one kernel each: {nodes}")
+    lines += _groups(derived)
     if derived.listed:
         lines.append(f"{_counted(derived.listed, 'kernel')} listed for one size each: no formula was found")
     return lines + _refused(derived)
+
+
+def _groups(derived: Derived) -> list[str]:
+    """Returns how many graph kernels there are, and of how many nodes each."""
+    made = [entry for entry in derived.graphs if entry.reason is None]
+    nodes = ", ".join(_counted(len(entry.kernel.nodes), "node") for entry in made)
+    return [f"{_counted(len(made), 'group')} of nodes as one kernel each: {nodes}"] if made else []
 
 
 def _refused(derived: Derived) -> list[str]:

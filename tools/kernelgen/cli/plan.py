@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.graph_kernel import GraphSpec, Spec
 from kernelgen.plan import Kernel, Plan
+from kernelgen.source_kernel import SourceSpec
 
 
 @click.command(short_help="Print the kernels, compiles and bundles that manifests ask for.")
@@ -36,6 +38,8 @@ def modules(kernel: Kernel) -> str:
 def _description(spec: Spec) -> str:
     if isinstance(spec, GraphSpec):
         return f"{len(spec.nodes)} nodes, {len(spec.slots)} slots of {sum(spec.slots)} bytes"
+    if isinstance(spec, SourceSpec):
+        return f"{', '.join(map(str, spec.inputs))} -> {', '.join(map(str, spec.outputs))}"
     inputs = ", ".join("-" if t is None else str(t) for t in spec.inputs)
     return f"{inputs} -> {spec.output}"
 
@@ -48,6 +52,10 @@ def _table(plan: Plan) -> str:
         lines.append(f"{kernel.id:<{width}}  {modules(kernel)}  {_description(spec)}")
     lines.append("")
     for bundle in plan.bundles:
-        lines.append(f"bundle {bundle.id}: {len(bundle.kernels)} kernels, compiled as {bundle.config}")
+        counts = Counter(bundle.configs().values())
+        special = "".join(
+            f", {count} as {config}" for config, count in sorted(counts.items()) if config != bundle.config
+        )
+        lines.append(f"bundle {bundle.id}: {len(bundle.kernels)} kernels, compiled as {bundle.config}{special}")
     lines.append(f"{len(plan.kernels)} kernels, {len(plan.neffs)} compiles, {len(plan.bundles)} bundles")
     return "\n".join(lines) + "\n"

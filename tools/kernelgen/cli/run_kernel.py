@@ -17,6 +17,8 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.languages import LANGUAGES
+from kernelgen.plan import Kernel
+from kernelgen.source_kernel import ArrayDesc, SourceSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,7 +128,8 @@ def _of_file(kernel: str, inputs: Sequence[str], params: Sequence[str], targets:
     language, function = load_file(Path(file), name)
     described = [_described(text) for text in inputs]
     if not described:
-        described = [(tuple(shape), _dtype(dtype)) for shape, dtype in getattr(function, "input_specs", None) or ()]
+        specs = getattr(function, "input_specs", None) or ()
+        described = [_described(f"{dtype}[{','.join(map(str, shape))}]") for shape, dtype in specs]
     if not described:
         raise KernelgenError(f"{kernel}: give its inputs: --inputs f32[128,512] for each, or a .npy file")
     launch = Launch(tuple(described), keywords=_keywords(params), targets=targets)
@@ -150,7 +153,21 @@ def _of_manifest(
     (chosen,) = found.values()
     if isinstance(chosen.spec, GraphSpec):
         raise KernelgenError(f"'{kernel}' is a graph kernel: `kernelgen run` runs kernels of one op")
+    if isinstance(chosen.spec, SourceSpec):
+        return _of_source(chosen, catalog)
     return _emitted(chosen.spec, catalog, language or chosen.language, targets)
+
+
+def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
+    from kernelgen.emitters.emission import emit
+    from kernelgen.neff import tensors_of
+
+    spec = kernel.spec
+    assert isinstance(spec, SourceSpec)
+    # A native call runs on no CPU: what the interpreter makes of the kernel stands in for it.
+    hlo = emit(catalog.emitters(kernel), spec.interpreted, targets=kernel.targets).hlo
+    results = tuple(tensor.name for tensor in tensors_of(hlo) if tensor.usage == "out")
+    return _Made(hlo, tuple(a.numpy for a in spec.inputs), results)
 
 
 def _emitted(spec: Any, catalog: Catalog, language: str, targets: tuple[str, ...]) -> _Made:
@@ -180,31 +197,16 @@ def _keywords(params: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "pred": "bool", "f8e4m3": "float8_e4m3"}
-_NAMES |= {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
-_NAMES |= {
-    f"{short}{bits}": f"{long}{bits}"
-    for short, long in (("i", "int"), ("s", "int"), ("u", "uint"))
-    for bits in (8, 16, 32)
-}
-
-
-def _dtype(text: str) -> str:
-    if text not in (*_NAMES, *_NAMES.values()):
-        raise KernelgenError(f"unknown dtype '{text}': it is one of {', '.join(_NAMES)}")
-    return _NAMES.get(text, text)
-
-
 def _described(text: str) -> tuple[tuple[int, ...], str]:
     """Returns shape and dtype of an input that is a file or a description."""
     if text.endswith(".npy"):
         array = _load(text)
         return array.shape, array.dtype.name
-    dtype, bracket, dims = text.partition("[")
-    sizes = dims.removesuffix("]").split(",") if dims != "]" else []
-    if not bracket or not dims.endswith("]") or not all(d.strip().isdecimal() for d in sizes):
-        raise KernelgenError(f"--inputs {text}: expected a .npy file, or a dtype and shape such as f32[128,512]")
-    return tuple(int(d) for d in sizes), _dtype(dtype.strip())
+    try:
+        return ArrayDesc.parse(text).numpy
+    except ValueError as error:
+        message = str(error).replace("expected a dtype", "expected a .npy file, or a dtype")
+        raise KernelgenError(f"--inputs {text}: {message}") from None
 
 
 def _load(path: str) -> Array:
@@ -221,12 +223,14 @@ def _load(path: str) -> Array:
 def _arrays(inputs: Sequence[str], parameters: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[Array]:
     if inputs and len(inputs) != len(parameters):
         raise KernelgenError(f"{len(inputs)} inputs are given, and the kernel has {len(parameters)}")
+    from kernelgen.hlo import judge
+
     found = []
     for i, (shape, dtype) in enumerate(parameters):
         if not inputs or not inputs[i].endswith(".npy"):
             if inputs and _described(inputs[i]) != (shape, dtype):
                 raise KernelgenError(f"--inputs {inputs[i]}: input {i} is {dtype}{list(shape)}")
-            found.append(_random(shape, dtype, seed + i))
+            found.append(judge.random(shape, dtype, seed + i))
             continue
         array = _load(inputs[i])
         if array.dtype.name != dtype or array.size != _size(shape):
@@ -241,17 +245,6 @@ def _size(shape: Sequence[int]) -> int:
     import math
 
     return math.prod(shape)
-
-
-def _random(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    import ml_dtypes
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
-    if kind.kind in "iub":
-        return rng.integers(0, 2, shape).astype(kind)
-    return rng.normal(size=shape).astype(kind)
 
 
 def _execute(made: _Made, arrays: Sequence[Array]) -> list[Array]:
@@ -291,25 +284,17 @@ def _wanted(
 
 
 def _compare(names: Sequence[str], results: Sequence[Array], wanted: Sequence[Array], rtol: float, atol: float) -> None:
-    import numpy as np
+    from kernelgen.hlo import judge
 
     if len(results) < len(wanted):
         raise KernelgenError(f"{len(results)} results, and {len(wanted)} to compare with", exit_code=EXIT_FAILED)
     wrong = []
     for name, have, want in zip(names, results, wanted, strict=False):
-        if have.shape != want.shape:
-            wrong.append(f"{name} is {list(have.shape)}, not {list(want.shape)}")
-            continue
-        a, b = have.astype(np.float64), want.astype(np.float64)
-        close = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
-        if not close.all():
-            with np.errstate(invalid="ignore"):
-                worst = np.nanmax(np.where(close, 0, np.abs(a - b)))
-            first = tuple(int(i) for i in np.argwhere(~close)[0])
-            where = f"first {list(first)}: {a[first]:g}, not {b[first]:g}"
-            wrong.append(f"{name}: {(~close).sum()} of {close.size} differ, by up to {worst:.3g}; {where}")
-        else:
+        found = judge.difference(have, want, rtol, atol)
+        if found is None:
             click.echo(f"{name}: equal within rtol {rtol:g}, atol {atol:g}")
+        else:
+            wrong.append(f"{name}: {found}")
     if wrong:
         raise KernelgenError("\n".join(wrong), exit_code=EXIT_FAILED)
 

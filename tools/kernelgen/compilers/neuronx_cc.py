@@ -7,12 +7,14 @@ releases that do not know them refuse them, and they change nothing, because the
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.compilers import neuronx_cc_driver as driver
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, Diagnostic, KernelgenError
+from kernelgen.hlo import native_calls
 
 NAME = driver.NAME
 
@@ -64,15 +66,16 @@ class NeuronxCC:
     ) -> bytes:
         """Returns the NEFF; see `Compiler.compile`, and the driver's `compile_hlo` for what a failure leaves."""
         try:
-            return driver.compile_hlo(
-                hlo,
-                self.executable,
-                config.flags(),
-                neff=f"{kernel}.{config.key}",
-                log_dir=log_dir,
-                timeout=timeout,
-                memory_mb=memory_mb,
-            )
+            with tempfile.TemporaryDirectory(prefix="kernelgen-native-") as folder:
+                return driver.compile_hlo(
+                    native_calls.materialized(hlo, Path(folder)),
+                    self.executable,
+                    config.flags(),
+                    neff=f"{kernel}.{config.key}",
+                    log_dir=log_dir,
+                    timeout=timeout,
+                    memory_mb=memory_mb,
+                )
         except driver.Failure as failure:
             raise _error(f"kernel {kernel} for {config.target}: {failure.message}", failure, EXIT_FAILED) from None
 

@@ -23,6 +23,9 @@ VERSION = "3"
 """Raised when the simulator makes other NEFFs of the same HLO; a test holds the bytes of one against it."""
 
 
+_NATIVE = b"AwsNeuronCustomNativeKernel"
+
+
 def identity() -> str:
     """Returns name and version: the simulator's own, and that of the XLA that it compiles with."""
     return f"simulator {VERSION} (jaxlib {importlib.metadata.version('jaxlib')})"
@@ -40,6 +43,9 @@ def simulate(hlo: bytes, flags: Sequence[str]) -> bytes:
     Raises:
         KernelgenError: `hlo` can't be read, or XLA does not compile it.
     """
+    if _NATIVE in hlo:
+        message = "it calls what NKI's own compiler made of a kernel, which no CPU runs: use neuronx-cc, or 'lowering: interpreted'"
+        raise KernelgenError(message, exit_code=EXIT_FAILED)
     try:
         check_compiles(hlo)
     except ValueError as error:

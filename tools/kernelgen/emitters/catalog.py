@@ -1,7 +1,7 @@
 """Which emitter computes an op: the one place that chooses. A plan's kernels carry its answer, and builds follow the plan.
 
-Of the languages that are asked for, in their order, the first that has an emitter for the op, the inputs' types and the target
-computes it. Without a wish that is JAX, or else what there is.
+Of the languages that are asked for, in their order, the first that has an emitter for the op, the inputs' types, the sizes and the
+target computes it. Without a wish that is JAX, or else what there is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 from kernelgen.emitters.library import Library, emitters_of
 from kernelgen.emitters.registration import Registration
@@ -19,6 +20,7 @@ from kernelgen.graph_kernel import GraphSpec, Spec, spec_ops
 from kernelgen.kernel import KernelSpec
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel
+from kernelgen.source_kernel import SourceSpec
 
 
 class Catalog:
@@ -30,6 +32,15 @@ class Catalog:
 
     def __init__(self, libraries: Sequence[Library]) -> None:
         self.libraries = tuple(libraries)
+        self.sources: dict[str, Library] = {}
+        """The folders of the files that manifests name kernels by, under the names that plans have for them."""
+        self.files: dict[str, Path] = {}
+        """These files, by the kernels' ids."""
+
+    @property
+    def folders(self) -> tuple[Library, ...]:
+        """Every folder that a plan's kernels may be of."""
+        return (*self.libraries, *self.sources.values())
 
     @cached_property
     def by_op(self) -> Mapping[str, tuple[Library, Registration]]:
@@ -68,11 +79,10 @@ class Catalog:
             if known in there:
                 return known
             return min(there, key=lambda found: found[1].language != DEFAULT, default=None)
-        types = [None if t is None else t.dtype for t in spec.inputs]
         for language in languages:
             of_language = [found for found in there if found[1].language == language]
             # What an emitter does not declare is for it to refuse, when there is no other choice.
-            fitting = [found for found in of_language if found[1].takes(types)] or (
+            fitting = [found for found in of_language if found[1].fits(spec)] or (
                 of_language if language == languages[-1] else []
             )
             if fitting:
@@ -130,6 +140,8 @@ class Catalog:
         Raises:
             KernelgenError: nothing does.
         """
+        if isinstance(spec, SourceSpec):
+            raise KernelgenError(f"kernel {spec.id} is named by {spec.source}: give the manifest that names it")
         if not isinstance(spec, GraphSpec):
             library, chosen = self.find(spec.op)
             return Kernel(spec, chosen.module, library.name, language=chosen.language)
@@ -161,7 +173,7 @@ class Catalog:
         Raises:
             KernelgenError: a module that it names is not there any more, or is wrong.
         """
-        libraries = {library.name: library for library in self.libraries}
+        libraries = {library.name: library for library in self.folders}
         return emitters_of(kernel.spec, [(libraries[name], libraries[name].file(m)) for name, m in kernel.emitters])
 
     def op(self, name: str) -> Op | None:

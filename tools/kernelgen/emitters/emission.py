@@ -17,11 +17,12 @@ from kernelgen.emitters import foreign
 from kernelgen.emitters.foreign import Reads
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import HINT, limited
-from kernelgen.emitters.loading import load_functions, reads
+from kernelgen.emitters.loading import environment, load_functions, reads
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location, TookTooLong
 from kernelgen.graph_kernel import GraphSpec, Spec
 from kernelgen.hlo.cpu import import_jax
+from kernelgen.source_kernel import SourceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ def _hlo(
 ) -> hlo.Emitted:
     if not isinstance(spec, GraphSpec):
         library, registration = emitters[0]
-        with foreign.running(reads(library)):
+        with foreign.running(reads(library)), environment(registration):
+            if isinstance(spec, SourceSpec):
+                return hlo.emit_source(registration.language, spec, functions[0], targets)
             return hlo.emit_in(registration.language, spec, functions[0], targets)
     found = {r.op: _noted(library, function) for (library, r), function in zip(emitters, functions, strict=True)}
     return hlo.emit_graph(spec, found)

@@ -7,6 +7,7 @@ data. What Python does not tell of is not known here: environment variables, the
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import hashlib
 import importlib.util
@@ -250,11 +251,24 @@ def untraced() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def builtins_kept() -> Iterator[None]:
+    """Makes Python's builtins what they were when the block ends, however it does; until then it calls none of them."""
+    now = builtins.__dict__
+    known = now.copy()
+    try:
+        yield
+    finally:
+        now.update(known)
+        for name in set(now) - set(known):
+            del now[name]
+
+
+@contextlib.contextmanager
 def running(reads: Reads) -> Iterator[None]:
     """Adds what the block reads to `reads`, and ends what it does to this process.
 
     The working folder, the environment's variables, the limit of recursion, the mask of new files' modes and the alarm are as
-    before when the block ends, however it does. A copy of this process that the block makes ends there.
+    before when the block ends, however it does; and so are the builtins. A copy of this process that the block makes ends there.
 
     Raises:
         Forked: inside the block, where it forks.
@@ -267,7 +281,8 @@ def running(reads: Reads) -> Iterator[None]:
     os.umask(mask)
     try:
         _TRACE.reads = reads
-        yield
+        with builtins_kept():
+            yield
     finally:
         if os.getpid() != process:
             os._exit(1)

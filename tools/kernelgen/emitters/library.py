@@ -12,9 +12,11 @@ from pathlib import Path
 
 from kernelgen.emitters import scan
 from kernelgen.emitters.registration import Registration
+from kernelgen.emitters.sources import of_source
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.graph_kernel import GraphSpec, Spec, spec_ops
 from kernelgen.languages import DEFAULT
+from kernelgen.source_kernel import SourceSpec
 
 BUILTIN = "kernelgen"
 """Name of the library that comes with kernelgen."""
@@ -120,6 +122,9 @@ def emitters_of(spec: Spec, modules: Sequence[tuple[Library, Path]]) -> list[tup
     Raises:
         KernelgenError: no module has an op, or one is wrong.
     """
+    if isinstance(spec, SourceSpec):
+        ((library, file),) = modules
+        return [(library, of_source(spec, file))]
     group = isinstance(spec, GraphSpec)
     found = []
     for op in spec_ops(spec):

@@ -23,8 +23,10 @@ from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.foreign import Reads
 from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library
 from kernelgen.emitters.registration import Registration
+from kernelgen.emitters.sources import of_function
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
-from kernelgen.languages.detect import language_of
+from kernelgen.hlo.cpu import import_jax
+from kernelgen.languages.environment import only
 
 
 def load_function(
@@ -50,7 +52,7 @@ def load_functions(
     # By name, not by path: a worker sees the same library under another path from one action to the next.
     digests = {}
     for library, registration in emitters:
-        package = _package_name(library)
+        package = _package_name(library, registration.env)
         _FINDER.roots[package] = library.root
         for file in dependencies(library, registration.module):
             key = (package if file.parent == library.root else BUILTIN_PACKAGE, file.name)
@@ -70,14 +72,19 @@ def load_functions(
         try:
             with (
                 foreign.running(reads(library)),
-                languages.get(registration.language).loading(registration.file, {}),
+                environment(registration),
+                languages.get(registration.language).loading(registration.file, dict(registration.env or ())),
             ):
-                module = importlib.import_module(f"{_package_name(library)}.{registration.module}")
+                module = importlib.import_module(f"{_package_name(library, registration.env)}.{registration.module}")
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, too: the code is anybody's
             raise _import_error(registration, error) from error
-        functions.append(getattr(module, registration.function))
+        try:
+            functions.append(getattr(module, registration.function))
+        except AttributeError:
+            where = Location(str(registration.file), registration.line, 1)
+            raise KernelgenError(Diagnostic(f"there is no '{registration.function}' in the module", where)) from None
     _LOADED.update(digests)
     return functions
 
@@ -88,17 +95,8 @@ def load_file(file: Path, function: str) -> tuple[str, Callable[..., Any]]:
     Raises:
         KernelgenError: it is not there, or the file raises while it is imported.
     """
-    try:
-        language = language_of(file.read_bytes(), str(file))
-    except OSError as error:
-        raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
-    made = Registration(
-        function, file.stem, file, function, inputs=(), required=0, params=(), context=(), line=1, language=language
-    )
-    try:
-        return language, load_function(Library(file.parent.name or "kernels", file.parent), made)
-    except AttributeError:
-        raise KernelgenError(Diagnostic(f"there is no '{function}'", Location(str(file), 1, 1))) from None
+    made = of_function(file, function)
+    return made.language, load_function(Library(file.parent.name or "kernels", file.parent), made)
 
 
 def reads(library: Library) -> Reads:
@@ -162,10 +160,20 @@ _READS: dict[str, Reads] = {}
 """What was read by libraries' emitters, by package."""
 
 
-def _package_name(library: Library) -> str:
+def environment(registration: Registration) -> contextlib.AbstractContextManager[None]:
+    """Returns what hides the variables of this process's environment from a kernel that has its own."""
+    if registration.env is None:
+        return contextlib.nullcontext()
+    import_jax()  # it reads this process's own
+    return only(dict(registration.env))
+
+
+def _package_name(library: Library, env: tuple[tuple[str, str], ...] | None = None) -> str:
     if library.name == BUILTIN:
         return BUILTIN_PACKAGE
-    return f"_kernelgen_library_{hashlib.sha256(str(library.root.resolve()).encode()).hexdigest()[:16]}"
+    # What a module is may depend on the environment that it is imported in.
+    what = str(library.root.resolve()) + (f"\0{env}" if env is not None else "")
+    return f"_kernelgen_library_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 
 
 def _import_error(registration: Registration, error: BaseException) -> KernelgenError:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen.emitters.conditions import Condition
 from kernelgen.emitters.type_rows import Row
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
+from kernelgen.kernel import KernelSpec
 from kernelgen.languages import DEFAULT
 
 
@@ -44,6 +46,8 @@ class Registration:
         types: the types that inputs may have, in rows; empty when not declared.
         language: what the kernel is written in.
         targets: the targets that it is for; empty for all.
+        where: what the kernel's sizes and parameters must fulfil, else it is for another emitter.
+        env: (name, value) of the environment variables that its file sees, which are all; None for those of this process.
     """
 
     op: str
@@ -58,6 +62,8 @@ class Registration:
     types: tuple[Row, ...] = ()
     language: str = DEFAULT
     targets: tuple[str, ...] = ()
+    where: tuple[Condition, ...] = ()
+    env: tuple[tuple[str, str], ...] | None = None
 
     @property
     def in_groups(self) -> bool:
@@ -76,6 +82,20 @@ class Registration:
             len(types) <= len(row) and all(t is None or t in allowed for t, allowed in zip(types, row, strict=False))
             for row in self.types
         )
+
+    def fits(self, spec: KernelSpec) -> bool:
+        """Returns whether the types of a kernel's inputs are among those declared, and its sizes and parameters as `where` says."""
+        if not self.takes([None if t is None else t.dtype for t in spec.inputs]):
+            return False
+        values = {
+            f"{name}_ne{i}": n
+            for name, t in zip(self.inputs, spec.inputs, strict=False)
+            if t is not None
+            for i, n in enumerate(t.ne)
+        }
+        values |= {p.name: p.default for p in self.params if type(p.default) is int}
+        values |= {name: value for name, value in spec.params if type(value) is int}
+        return all(condition.holds(values) for condition in self.where)
 
     @property
     def custom(self) -> bool:

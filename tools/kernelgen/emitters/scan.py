@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from kernelgen.emitter import CONTEXT
-from kernelgen.emitters import signature, type_rows
+from kernelgen.emitters import conditions, signature, type_rows
 from kernelgen.emitters.registration import ParamSpec, Registration
 from kernelgen.emitters.type_rows import Row
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
 from kernelgen.languages import DEFAULT, LANGUAGES
 from kernelgen.targets import TARGETS
 
-_KEYWORDS = ("types", "language", "targets")
-_KEYWORDS_TEXT = "'types', 'language' and 'targets'"
+_KEYWORDS = ("types", "language", "targets", "where")
+_KEYWORDS_TEXT = "'types', 'language', 'targets' and 'where'"
 _KNOWN_LANGUAGES = f"languages are {', '.join(LANGUAGES)}"
 _KNOWN_TARGETS = f"targets are {', '.join(TARGETS)}"
 _KINDS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": float, "bool": bool}
@@ -129,6 +130,7 @@ class _Module:
                 context.append(arg.arg)
             elif param := self._param(arg, value):
                 params.append(param)
+        where = self._where(decorator, [arg.arg for arg in (*a.posonlyargs, *a.args)], params)
         if len(self.mistakes) > before:
             return
         inputs = tuple(arg.arg for arg in (*a.posonlyargs, *a.args))
@@ -146,6 +148,7 @@ class _Module:
                 types,
                 language,
                 targets,
+                where,
             )
             problems = signature.check(registration)
             for message in problems:
@@ -205,6 +208,20 @@ class _Module:
             if name not in TARGETS:
                 self.fail(node, f"unknown target '{name}'{did_you_mean(name, TARGETS)} ({_KNOWN_TARGETS})")
         return tuple(dict.fromkeys(name for name, _ in found))
+
+    def _where(
+        self, decorator: ast.expr, inputs: Sequence[str], params: Sequence[ParamSpec]
+    ) -> tuple[conditions.Condition, ...]:
+        sizes = [f"{name}_ne{i}" for name in inputs for i in range(4)]
+        known = frozenset((*sizes, *(p.name for p in params if p.kind is int)))
+        found = []
+        for text, node in self._words(decorator, "where"):
+            condition, problem = conditions.read(text, known)
+            if condition is None:
+                self.fail(node, problem)
+            else:
+                found.append(condition)
+        return tuple(found)
 
     def _param(self, arg: ast.arg, value: ast.expr | None) -> ParamSpec | None:
         kind = _KINDS.get(ast.unparse(arg.annotation)) if arg.annotation else None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kernelgen.graph_kernel import GraphSpec
     from kernelgen.hlo.lower import Lowered
     from kernelgen.kernel import KernelSpec
+    from kernelgen.source_kernel import SourceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,26 @@ def emit_in(language: str, spec: KernelSpec, function: Callable[..., Any], targe
     from kernelgen.hlo.lower import lower, place
 
     return _canonical(spec.id, lower(spec, function, language, targets), place(function))
+
+
+def emit_source(
+    language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()
+) -> Emitted:
+    """Returns the canonical HLO of a kernel that is named by its source, and what is noted beside it.
+
+    Args:
+        language: what the function is written in.
+        spec: the kernel.
+        function: it.
+        targets: the targets that it is for; languages that know their limits check them.
+
+    Raises:
+        KernelgenError: the function fails, its results are not those declared, or no target's compiler would take the HLO.
+    """
+    from kernelgen.hlo.function import lower_source
+    from kernelgen.hlo.lower import place
+
+    return _canonical(spec.id, lower_source(language, spec, function, targets), place(function))
 
 
 def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> Emitted:

@@ -9,7 +9,8 @@ The form:
 * calls are inlined, so that a helper function of an emitter leaves no trace; instructions that no result needs are dropped;
 * a computation lists its parameters by number, then the other instructions in depth-first order of operands from the root;
 * computations come callee before caller, numbered from 1; instructions are numbered from 1 through the whole module;
-* names are `opcode.id`; metadata, stack frames, shardings, profiles and backend configurations are gone;
+* names are `opcode.id`; metadata, stack frames, shardings and profiles are gone, and backend configurations but for those of custom
+  calls;
 * the entry's parameters and results carry the names that the NEFF's tensors get, as the frontend attributes `neff_input_names`
   and `neff_output_names`; an input whose memory a result shares is called `<name>.must_alias_input`, and the pair is recorded
   in `input_output_alias`.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelgen.hlo import proto
+from kernelgen.hlo import native_calls, proto
 
 MODULE_NAME = "kernel"
 MUST_ALIAS_SUFFIX = ".must_alias_input"
@@ -253,7 +254,11 @@ def _strip(module: Any) -> None:
                 # A custom call's configuration is an argument of the call.
                 if name != "backend_config" or i.opcode != "custom-call":
                     i.ClearField(name)
+            kept = [a for a in i.frontend_attributes.map if i.custom_call_target == native_calls.TARGET]
+            attributes = {a.key: a.value for a in kept if a.key in native_calls.ATTRIBUTES}
             i.ClearField("frontend_attributes")
+            for key, value in sorted(attributes.items()):
+                i.frontend_attributes.map.add(key=key, value=value)
             if i.result_accuracy.mode == 0 and not _has_unknown_fields(i.result_accuracy):
                 i.ClearField("result_accuracy")
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_checking_client: Any = None
 _client: Any = None
 _starting = threading.Lock()
 
@@ -75,25 +76,40 @@ def xla_compile(hlo: bytes, client: Any, *, optimize: bool = True) -> Any:
 def check_compiles(hlo: bytes) -> None:
     """Raises what XLA has against a module. What comes out is not kept, so nothing is optimized.
 
-    It needs XLA alone: JAX, whose arrays nothing here makes, takes four times as long to import. And it compiles on one thread,
-    since builds compile on every core.
+    It compiles on one thread, since builds compile on every core.
 
     Raises:
         ValueError: XLA does not compile it (its message).
     """
+    global _checking_client
+    with _starting:
+        if _checking_client is None:
+            # The first compile starts as many threads as there are cores that it may run on, and all later ones use them.
+            with _on_one_core():
+                made = _make_client()
+                xla_compile(hlo, made, optimize=False)
+            _checking_client = made
+            return
+    xla_compile(hlo, _checking_client, optimize=False)
+
+
+def client() -> Any:
+    """Returns XLA's client for this machine's CPU, which computes in the thread that asks it to.
+
+    It needs jaxlib alone: JAX, which nothing needs that only runs HLO, takes four times as long to import.
+    """
     global _client
     with _starting:
         if _client is None:
-            _settings()
-            from jaxlib import xla_client
+            _client = _make_client()
+    return _client
 
-            # The first compile starts as many threads as there are cores that it may run on, and all later ones use them.
-            with _on_one_core():
-                made = xla_client.make_cpu_client()
-                xla_compile(hlo, made, optimize=False)
-            _client = made
-            return
-    xla_compile(hlo, _client, optimize=False)
+
+def _make_client() -> Any:
+    _settings()
+    from jaxlib import xla_client
+
+    return xla_client.make_cpu_client(asynchronous=False)
 
 
 @contextlib.contextmanager

@@ -5,14 +5,16 @@ Not a device and not a model of one: results are what the HLO means, computed as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from kernelgen.hlo import proto
-from kernelgen.hlo.cpu import import_jax, xla_compile
+from kernelgen.hlo.cpu import client, xla_compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +24,37 @@ class Executable:
     Attributes:
         loaded: XLA's executable.
         parameters: (name, NumPy dtype name, shape) per parameter.
+        results: (NumPy dtype name, shape) per result.
     """
 
     loaded: Any
     parameters: tuple[tuple[str, str, tuple[int, ...]], ...]
+    results: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, hlo: bytes, loaded: Any) -> Executable:
+        """Returns what XLA made of a serialized `HloModuleProto`, with its parameters and results.
+
+        Raises:
+            ValueError: `hlo` is not a module.
+        """
+        module = proto.parse(hlo)
+        parameters = tuple((i.name, *_array(i.shape)) for i in proto.parameters(proto.entry(module)))
+        results = tuple(_array(shape) for shape in proto.result_shapes(module))
+        return cls(loaded, parameters, results)
+
+    def execute(self, buffers: Sequence[Any]) -> list[Any]:
+        """Returns XLA's buffers of the results, which are computed by then.
+
+        Args:
+            buffers: one for each parameter, as `put` makes them.
+        """
+        handlers = [_result(dtype, shape) for dtype, shape in self.results]
+        made: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(handlers)
+        # XLA hands what takes longer to threads of its own, also where it is not asked to.
+        for buffer in made:
+            buffer.block_until_ready()
+        return made
 
     def run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """Returns the results for these parameters, in order.
@@ -33,18 +62,78 @@ class Executable:
         Raises:
             ValueError: number, shape or dtype of the arrays is not what the parameters are.
         """
-        jax = import_jax()
         if len(arrays) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} parameters, {len(arrays)} arrays")
         for array, (name, dtype, shape) in zip(arrays, self.parameters, strict=True):
             if (array.dtype.name, array.shape) != (dtype, shape):
                 raise ValueError(f"{name} is {dtype}{list(shape)}, not {array.dtype}{list(array.shape)}")
-        device = jax.devices("cpu")[0]
-        with jax.enable_x64(True):  # or 64-bit arrays are narrowed on the way in
-            # Copies: XLA may write a result over the parameter that it aliases.
-            buffers = [jax.device_put(np.array(a), device) for a in arrays]
-        results = self.loaded.execute_sharded(buffers)
-        return [np.asarray(shards[0]) for shards in results.disassemble_into_single_device_arrays()]
+        # Copies: XLA may write a result over the parameter that it aliases.
+        copies = [np.array(a) for a in arrays]
+        buffers = self.execute([put(a) for a in copies])
+        return [_copy(buffer, *result) for buffer, result in zip(buffers, self.results, strict=True)]
+
+
+def put(array: np.ndarray[Any, Any]) -> Any:
+    """Returns XLA's buffer of an array: in the same memory, which must outlive it, where XLA can use it as it lies, else a copy."""
+    device, sharding = _place()
+    from jaxlib import _jax
+
+    zero_copy = _jax.HostBufferSemantics.ZERO_COPY
+    # The lowest layer that takes an array: JAX's own costs ten times as much, and does not promise not to copy.
+    described = _Described(array.shape, array.dtype)
+    return _jax.batched_device_put(described, sharding, [array], [device], True, False, zero_copy, True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What jaxlib asks about an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    weak_type: bool = False
+
+
+@cache
+def _place() -> tuple[Any, Any]:
+    """Returns the device, and a sharding that has an array on it alone.
+
+    jaxlib leaves to JAX what its shardings answer; these are the answers of JAX's own.
+    """
+    device = client().devices()[0]
+    from jaxlib import _jax, xla_client
+
+    class OnOneDevice(_jax.SingleDeviceSharding):  # type: ignore[misc]  # jaxlib has no types
+        memory_kind = None
+        _internal_device_list = _jax.DeviceList((device,))
+
+        def _to_xla_hlo_sharding(self, _dimensions: int) -> Any:
+            return xla_client.HloSharding.replicate()
+
+    return device, OnOneDevice(device)
+
+
+@cache
+def _result(dtype: str, shape: tuple[int, ...]) -> Callable[..., Any]:
+    """Returns what makes the buffer of a result."""
+    from jaxlib import _jax
+
+    made: Callable[..., Any] = _jax.array_result_handler(_Described(shape, numpy_dtype(dtype)), _place()[1], True, True)
+    return made
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Returns the dtype of a name that NumPy, or ml_dtypes, has for it."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _copy(buffer: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Returns a copy of what a buffer holds."""
+    array: np.ndarray[Any, Any] = np.empty(shape, numpy_dtype(dtype))
+    if array.nbytes:
+        ctypes.memmove(array.ctypes.data, buffer.unsafe_buffer_pointer(), array.nbytes)
+    return array
 
 
 _NUMPY = {
@@ -72,19 +161,12 @@ def compile_for_cpu(hlo: bytes) -> Executable:
     Raises:
         ValueError: `hlo` is not a module, or XLA does not compile it (its message).
     """
-    return Executable(xla_compile(hlo, import_jax().devices("cpu")[0].client), parameters(hlo))
+    return Executable.of(hlo, xla_compile(hlo, client()))
 
 
-def parameters(hlo: bytes) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """Returns the parameters of a serialized `HloModuleProto`, as `Executable` has them.
-
-    Raises:
-        ValueError: `hlo` is not a module.
-    """
-    return tuple(
-        (i.name, _NUMPY[proto.ELEMENT_TYPES[i.shape.element_type]], tuple(i.shape.dimensions))
-        for i in proto.parameters(proto.entry(proto.parse(hlo)))
-    )
+def _array(shape: Any) -> tuple[str, tuple[int, ...]]:
+    """Returns (NumPy dtype name, shape) of a `ShapeProto`."""
+    return _NUMPY[proto.ELEMENT_TYPES[shape.element_type]], tuple(shape.dimensions)
 
 
 def run(hlo: bytes, arrays: Sequence[np.ndarray[Any, Any]] | Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen import languages
@@ -14,6 +14,7 @@ from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, described
 from kernelgen.hlo.lower import Lowered, place, traced_hlo
 from kernelgen.languages.emitting import add_notes, emitting
 from kernelgen.languages.protocol import Call
+from kernelgen.source_kernel import SourceSpec
 
 Array = tuple[tuple[int, ...], str]
 """Shape and NumPy dtype name."""
@@ -38,6 +39,70 @@ class Launch:
     grid: tuple[int, ...] = ()
     targets: tuple[str, ...] = ()
     lowering: str = "interpreted"
+
+
+def launch_of(spec: SourceSpec, targets: tuple[str, ...]) -> Launch:
+    """Returns how the function of a kernel is called that is named by its source."""
+    return Launch(
+        tuple(a.numpy for a in spec.inputs),
+        tuple(a.numpy for a in spec.outputs),
+        dict(spec.params),
+        spec.grid,
+        targets,
+        spec.lowering,
+    )
+
+
+def jax_function(
+    language: str, function: Callable[..., Any], launch: Launch, name: str
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns a function of JAX arrays that computes what a function of any language returns, for JAX to trace.
+
+    Args:
+        language: what it is written in.
+        function: it.
+        launch: how it is called.
+        name: the kernel's name in messages.
+    """
+
+    def called(*arrays: Any) -> tuple[Any, ...]:
+        with emitting(launch.targets):
+            call = Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering)
+            results = list(languages.get(language).call(function, call).results)
+        if launch.outputs is not None:
+            _check(results, launch.outputs, lambda message: KernelgenError(f"kernel {name}: {message}"))
+        return tuple(results)
+
+    return called
+
+
+def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...]) -> Lowered:
+    """Traces the function of a kernel that is named by its source, as `lower_function`; results are aliased as the spec says.
+
+    Args:
+        language: what it is written in.
+        spec: the kernel.
+        function: it.
+        targets: the targets that it is for.
+
+    Raises:
+        KernelgenError: the function fails, or its results are not those declared.
+    """
+    lowered = lower_function(language, function, launch_of(spec, targets), spec.id)
+    for result, parameter in spec.alias:
+        other = lowered.aliases.get(result, parameter)
+        taken = next((k for k, i in lowered.aliases.items() if i == parameter and k != result), None)
+        if other != parameter or taken is not None:
+            what = (
+                f"the function writes result {result} to input {other}"
+                if taken is None
+                else f"the function writes result {taken} to input {parameter}"
+            )
+            raise KernelgenError(
+                Diagnostic(f"kernel {spec.id}: {what}, and alias says that result {result} is written to {parameter}"),
+                exit_code=EXIT_FAILED,
+            )
+    return replace(lowered, aliases={**lowered.aliases, **dict(spec.alias)})
 
 
 def lower_function(language: str, function: Callable[..., Any], launch: Launch, name: str) -> Lowered:

@@ -14,6 +14,7 @@ from typing import Any
 
 from kernelgen import languages
 from kernelgen.emitter import CONTEXT
+from kernelgen.emitters.foreign import builtins_kept
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.cpu import import_jax
@@ -150,7 +151,8 @@ def call(
     updated = _updated(spec, function)
     called_as = languages.get(DEFAULT if language in languages.EMITTERS_IN_JAX else language)
     try:
-        returned = called_as.call(function, Call(tuple(given), keywords, targets=targets))
+        with builtins_kept():  # before the error is described
+            returned = called_as.call(function, Call(tuple(given), keywords, targets=targets))
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too: an emitter is anybody's code

@@ -9,6 +9,7 @@ This module knows the wire format, not what a good module looks like: see `canon
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -158,10 +159,18 @@ ELEMENT_TYPES = MappingProxyType(
 """XLA's element types by number, named as HLO text does."""
 
 
-def _module_class() -> type[Any]:
+def module_class(more: Mapping[str, str] | None = None) -> type[Any]:
+    """Returns the class of the module message.
+
+    Args:
+        more: fields to declare besides those of this module, by message and in the same form. A declared field is written at
+            another place than one that is not, so modules whose bytes matter are of the class without any.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="kernelgen/hlo.proto", package=_PACKAGE, syntax="proto3")
-    for message, fields in _SCHEMA.items():
+    more = more or {}
+    for message in (*_SCHEMA, *(more.keys() - _SCHEMA.keys())):
         m = file.message_type.add(name=message)
+        fields = _SCHEMA.get(message, "") + "\n" + more.get(message, "")
         for line in filter(None, map(str.strip, fields.splitlines())):
             kind, name, number = line.split()
             field = m.field.add(name=name, number=int(number))
@@ -177,16 +186,20 @@ def _module_class() -> type[Any]:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Module"))
 
 
-_Module = _module_class()
+_Module = module_class()
 
 
-def parse(data: bytes) -> Any:
+def parse(data: bytes, kind: type[Any] = _Module) -> Any:
     """Returns the module message in `data`.
+
+    Args:
+        data: the bytes.
+        kind: the message's class.
 
     Raises:
         ValueError: `data` is not a serialized `HloModuleProto` with an entry computation.
     """
-    module = _Module()
+    module = kind()
     try:
         module.ParseFromString(data)
     except DecodeError as error:
@@ -214,6 +227,13 @@ def entry(module: Any) -> Any:
 def parameters(computation: Any) -> list[Any]:
     """Returns a computation's parameters by number."""
     return sorted((i for i in computation.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
+
+
+def result_shapes(module: Any) -> list[Any]:
+    """Returns the shape of each result of a module."""
+    computation = entry(module)
+    root = next(i for i in computation.instructions if i.id == computation.root_id).shape
+    return list(root.tuple_shapes) or [root]
 
 
 def shape_text(shape: Any) -> str:

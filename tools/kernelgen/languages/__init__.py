@@ -21,9 +21,16 @@ EMITTERS_IN_JAX = ("jax", "nki")
 """Languages whose `@emitter` functions are functions of JAX arrays (around a kernel); those of others are kernels themselves."""
 
 
-def built_id(kernel: str, language: str) -> str:
-    """Returns the name of a kernel's HLO and NEFF: the kernel's id, and the language where that is not `DEFAULT`."""
-    return kernel if language == DEFAULT else f"{kernel}.{language}"
+def built_id(kernel: str, language: str, target: str = "") -> str:
+    """Returns the name of a kernel's HLO and NEFF: the kernel's id, and the language where that is not `DEFAULT`.
+
+    Args:
+        kernel: the id.
+        language: what computes it is written in.
+        target: the one target that the HLO is for, if it is.
+    """
+    name = f"{kernel}.{target}" if target else kernel
+    return name if language == DEFAULT else f"{name}.{language}"
 
 
 def get(name: str) -> Language:

@@ -1,4 +1,4 @@
-"""The environment variables that a kernel's file sees while it is imported: those that its manifest names."""
+"""The environment variables that a kernel's file sees: those that its manifest names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ from collections.abc import Iterator, Mapping
 @contextlib.contextmanager
 def environment(env: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables while the block lasts."""
-    before = {name: os.environ.get(name) for name in env}
-    os.environ.update(env)
+    with _restored():
+        os.environ.update(env)
+        yield
+
+
+@contextlib.contextmanager
+def only(env: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables and hides all others while the block lasts."""
+    with _restored():
+        os.environ.clear()
+        os.environ.update(env)
+        yield
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[None]:
+    before = dict(os.environ)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)

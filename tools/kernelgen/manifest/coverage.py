@@ -5,9 +5,10 @@ Kernels are compared as specs, which are canonical: strides of dimensions with o
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest.graph_ops import Step
@@ -48,6 +49,7 @@ def compare(
     kernels: Iterable[KernelSpec],
     graph: Sequence[tuple[KernelSpec, int, str]],
     served: Mapping[KernelSpec, Served] | None = None,
+    grouped: Collection[KernelSpec] = (),
 ) -> Coverage:
     """Returns which ops of `graph` (from `graph_ops.read`) `kernels` compute, and which kernels are beyond it.
 
@@ -55,14 +57,15 @@ def compare(
         kernels: what there is.
         graph: the ops.
         served: how ops are computed, where they are; by default by the kernels that are made for them alone.
+        grouped: ops all of whose nodes are in groups, which need no kernel of their own.
     """
     held = set(kernels)
     ops = [GraphOp(*item) for item in graph]
     by = {spec: (spec,) for spec in held} if served is None else {spec: how.kernels for spec, how in served.items()}
     needed = {kernel for op in ops for kernel in by.get(op.spec, ())}
     return Coverage(
-        tuple(op for op in ops if op.spec in by),
-        tuple(op for op in ops if op.spec not in by),
+        tuple(op for op in ops if op.spec in by or op.spec in grouped),
+        tuple(op for op in ops if op.spec not in by and op.spec not in grouped),
         tuple(sorted(held - needed, key=lambda spec: spec.id)),
     )
 
@@ -79,6 +82,9 @@ class Row:
         covered: how many of these kernels compute.
         launches: of kernels, for these.
         padding: rows of a graph that are computed beyond the nodes' own, or twice.
+        groups: how many of the launches are of groups; None where there are no groups.
+        grouped: how many nodes these have.
+        outside: how many nodes of each op are in no group, by why.
     """
 
     sizes: Mapping[str, int | str]
@@ -88,11 +94,14 @@ class Row:
     covered: int
     launches: int
     padding: int
+    groups: int | None = None
+    grouped: int = 0
+    outside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def rows(steps: Iterable[Step], served: Mapping[KernelSpec, Served]) -> list[Row]:
     """Returns what is covered of graphs, in their order."""
-    found: dict[tuple[tuple[tuple[str, int | str], ...], int, int, int, int], list[Step]] = {}
+    found: dict[tuple[tuple[tuple[str, int | str], ...], int, int, int, int, object], list[Step]] = {}
     for step in steps:
         sizes: list[tuple[str, int | str]] = [
             (name, size) for name, size in step.sizes.items() if name not in ("n_kv", "n_kv_swa")
@@ -101,7 +110,8 @@ def rows(steps: Iterable[Step], served: Mapping[KernelSpec, Served]) -> list[Row
             sizes.append(("n_ctx", int(step.context["n_ctx"])))
         if "flash_attn" in step.context:
             sizes.append(("flash_attn", "on" if step.context["flash_attn"] else "off"))
-        key = (tuple(sizes), sum(step.nodes.values()), covered(step, served), *launches(step, served))
+        grouped = (step.groups, json.dumps(ops_outside(step), sort_keys=True))
+        key = (tuple(sizes), sum(step.nodes.values()), covered(step, served), *launches(step, served), grouped)
         found.setdefault(key, []).append(step)
     return [
         Row(
@@ -109,21 +119,38 @@ def rows(steps: Iterable[Step], served: Mapping[KernelSpec, Served]) -> list[Row
             tuple(sorted({step.sizes["n_kv"] for step in steps if "n_kv" in step.sizes})),
             len(steps),
             nodes,
-            *counts,
+            computed,
+            launched,
+            padding,
+            None if steps[0].groups is None else len(steps[0].groups),
+            sum(steps[0].groups or ()),
+            ops_outside(steps[0]),
         )
-        for (sizes, nodes, *counts), steps in found.items()
+        for (sizes, nodes, computed, launched, padding, _), steps in found.items()
     ]
 
 
+def ops_outside(step: Step) -> dict[str, dict[str, int]]:
+    """Returns how many nodes of each op of a graph are in no group, by why."""
+    found: dict[str, dict[str, int]] = {}
+    for why, nodes in step.outside.items():
+        ops = Counter[str]()
+        for spec, count in nodes.items():
+            ops[spec.op] += count
+        found[why] = dict(sorted(ops.items()))
+    return found
+
+
 def covered(step: Step, served: Collection[KernelSpec]) -> int:
-    """Returns how many nodes of a graph are served."""
-    return sum(count for spec, count in step.nodes.items() if spec in served)
+    """Returns how many nodes of a graph are served, by groups or one by one."""
+    return sum(step.groups or ()) + sum(count for spec, count in step.alone.items() if spec in served)
 
 
 def launches(step: Step, served: Mapping[KernelSpec, Served]) -> tuple[int, int]:
     """Returns how many launches the served nodes of a graph take, and how many rows of padding they have."""
-    found = [(served[spec], count) for spec, count in step.nodes.items() if spec in served]
-    return sum(len(s.kernels) * count for s, count in found), sum(s.padding * count for s, count in found)
+    found = [(served[spec], count) for spec, count in step.alone.items() if spec in served]
+    alone = sum(len(s.kernels) * count for s, count in found)
+    return len(step.groups or ()) + alone, sum(s.padding * count for s, count in found)
 
 
 def nearest(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ from kernelgen.ggml.ops import N_WORDS
 from kernelgen.kernel import KernelSpec, spec_from_ggml
 from kernelgen.manifest.document import short
 from kernelgen.model.graphs import Graph, Reader
+from kernelgen.model.grouping import Groups
 
 _MAX_INPUTS = 10  # GGML_MAX_SRC
 
@@ -35,12 +36,27 @@ class Step:
             holds the distinct ops of several graphs.
         context: the context's settings, such as `n_ctx` and `flash_attn`; as `sizes`.
         nodes: how many of its nodes each kernel computes.
+        groups: how many of its nodes each group has, one for each launch; None where the export has no whole graphs, or there
+            are no groups.
+        outside: how many nodes each kernel computes that are in no group, by why; `nodes` where there are no groups.
     """
 
     line: int
     sizes: Mapping[str, int]
     context: Mapping[str, Any]
     nodes: Mapping[KernelSpec, int]
+    groups: tuple[int, ...] | None = None
+    outside: Mapping[str, Mapping[KernelSpec, int]] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> Mapping[KernelSpec, int]:
+        """How many nodes each kernel computes by itself."""
+        if self.groups is None:
+            return self.nodes
+        found: Counter[KernelSpec] = Counter()
+        for nodes in self.outside.values():
+            found.update(nodes)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +79,12 @@ class Collector:
 
     Args:
         file: what it is called.
+        groups: the graph kernels that there are.
     """
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, groups: Groups | None = None) -> None:
         self._file = file
+        self._groups = groups
         self._specs: dict[int, KernelSpec] = {}
         self._found: dict[KernelSpec, tuple[KernelSpec, int, str]] = {}
         self._steps: list[Step] = []
@@ -89,7 +107,19 @@ class Collector:
                     raise KernelgenError(Diagnostic(f"{short(name)}: {error}", Location(self._file, line, 1))) from None
             self._found.setdefault(spec, (spec, line, name))
             nodes[spec] += 1
-        self._steps.append(Step(line, graph.sizes, graph.context, MappingProxyType(nodes)))
+        self._steps.append(self._step(graph, line, nodes))
+
+    def _step(self, graph: Graph, line: int, nodes: Counter[KernelSpec]) -> Step:
+        step = Step(line, graph.sizes, graph.context, MappingProxyType(nodes))
+        if not self._groups:
+            return step
+        grouping = self._groups.find(graph)
+        outside: dict[str, Counter[KernelSpec]] = {}
+        for i, why in grouping.outside:
+            spec = self._specs.get(id(graph.nodes[i]))
+            if spec is not None:
+                outside.setdefault(why.words, Counter())[spec] += 1
+        return replace(step, groups=tuple(len(group.nodes) for group in grouping.groups), outside=outside)
 
     def export(self) -> Export:
         """Returns what was added.
@@ -111,19 +141,18 @@ def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
     return list(read_export(path).ops)
 
 
-def read_export(path: str | Path) -> Export:
+def read_export(path: str | Path, groups: Groups | None = None) -> Export:
     """Returns what a file holds; of test-export-graph-ops that is one step without sizes, with each distinct op once.
+
+    In whole graphs `groups` are looked for.
 
     Raises:
         KernelgenError: the file can't be read, holds no op, or has broken lines; each is named.
     """
     file = str(path)
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
+    data = _read(path)
     if data.startswith(b"{"):
-        return _graphs(data, file)
+        return _graphs(data, file, groups)
     lines = data.decode("utf-8", "replace").splitlines()
     found: list[tuple[KernelSpec, int, str]] = []
     problems: list[Diagnostic] = []
@@ -143,10 +172,35 @@ def read_export(path: str | Path) -> Export:
     return Export(file, tuple(found), (Step(1, {}, {}, Counter(spec for spec, _, _ in found)),))
 
 
-def _graphs(data: bytes, file: str) -> Export:
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise KernelgenError(f"can't read '{path}': {error.strerror or error}") from None
+
+
+def read_graphs(path: str | Path) -> list[Graph]:
+    """Returns the graphs of an export, each once; none of one that holds the distinct ops of several.
+
+    Raises:
+        KernelgenError: the file can't be read, or a line is broken.
+    """
+    data = _read(path)
+    if not data.startswith(b"{"):
+        return []
+    reader = Reader(data.splitlines(), str(path))
+    reader.model()
+    found: dict[object, Graph] = {}
+    for graph in reader.graphs():
+        roots = tuple((root.shape, root.node, root.output) for root in graph.roots.values())  # names are for readers
+        found.setdefault((graph.nodes, graph.wires, roots), graph)
+    return list(found.values())
+
+
+def _graphs(data: bytes, file: str, groups: Groups | None) -> Export:
     reader = Reader(data.splitlines(), file)
     reader.model()
-    collector = Collector(file)
+    collector = Collector(file, groups)
     for number, graph in enumerate(reader.graphs(), 2):
         collector.add(graph, number)
     return collector.export()

@@ -91,9 +91,13 @@ class _GraphEntry(KernelEntry):
         for values in self._combinations():
             spec = self._group(values)
             if spec is not None:
-                found += self._of_group(spec)
+                group = self._of_group(spec)
+                self.note_settings(group, values, self.own)
+                found += group
                 if fallback is None or fallback.value:
-                    found += [k for one in dict.fromkeys(node.kernel for node in spec.nodes) for k in self._chosen(one)]
+                    ops = [k for one in dict.fromkeys(node.kernel for node in spec.nodes) for k in self._chosen(one)]
+                    self.note_settings(ops, values, None)
+                    found += ops
         return list(dict.fromkeys(found)) if self.good else []
 
     def _of_group(self, spec: GraphSpec) -> list[Kernel]:

@@ -19,7 +19,8 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import sizes as manifest_sizes
 from kernelgen.manifest.document import Node, short
-from kernelgen.manifest.schema import Report
+from kernelgen.manifest.schema import Report, describe
+from kernelgen.manifest.settings import Changes, KernelSettings
 from kernelgen.manifest.sizes import NO_SIZES, Condition, Sizes
 from kernelgen.manifest.template import Template, TemplateError, Value
 from kernelgen.plan import Kernel
@@ -28,6 +29,7 @@ MAX_KERNELS = 100_000
 """Kernels that one entry, and one manifest, may stand for."""
 
 _WORD = re.compile(r"word([0-9]{1,2})")
+_EXPRESSION = re.compile(r"\$\{.*\}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,14 @@ class Choice:
     Attributes:
         targets: the manifest's targets.
         languages: its `languages`, or None.
+        manifest: its name.
+        settings: where it is noted which kernels are compiled with settings of their own, or None.
     """
 
     targets: tuple[str, ...] = ()
     languages: Node | None = None
+    manifest: str = ""
+    settings: KernelSettings | None = None
 
 
 def expand(
@@ -78,6 +84,7 @@ class KernelEntry:
         self.choice = choice
         self.languages = entry.get("languages") or choice.languages if entry.kind == "map" else None
         self.good = id(entry) not in report.wrong
+        self.own = choice.settings.own(entry) if choice.settings is not None and entry.kind == "map" else None
         self.op: Op | None = None
         self.variables: dict[str, list[Value]] = {}
         self.conditions: tuple[Condition, ...] = ()
@@ -110,6 +117,7 @@ class KernelEntry:
         if entry.kind != "map":
             return [], []
         self._read_op()
+        self._only_of_op()
         self._read_variables()
         if self.op is not None:
             self._check_counts(self.op)
@@ -124,11 +132,32 @@ class KernelEntry:
             spec = self._spec(self.op, values)
             if spec is None:
                 continue
-            kernels += self._chosen(spec)
+            chosen = self._chosen(spec)
+            self.note_settings(chosen, values, self.own)
+            kernels += chosen
             name = entry.get("name")
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
         return (kernels, named) if self.good else ([], [])
+
+    def _only_of_op(self) -> None:
+        """Notes what only a kernel that is named by its source has, and what it may lack."""
+        for key in ("outputs", "grid", "env", "lowering", "vjp", "check"):
+            if key in self.entry.value:
+                self.fail(self.entry.value[key].key, f"'{key}' is a key of kernels that are named by their source")
+        if self.entry.get("output") is None:
+            self.fail(self.entry, "key 'output' is missing", "output: the result, a tensor")
+        alias = self.entry.get("alias")
+        if alias is not None and alias.kind == "map":
+            self.fail(alias, "alias: expected an integer, not a mapping")
+        params = self.entry.get("params")
+        for name, item in params.value.items() if params is not None and params.kind == "map" else ():
+            value = item.node.value
+            if item.node.kind != "scalar" or value is None or (isinstance(value, str) and not _EXPRESSION.match(value)):
+                shown = describe(item.node)
+                self.fail(
+                    item.node, f"{short(name)}: expected a number, true, false or an expression '${{…}}', not {shown}"
+                )
 
     def _read_variables(self) -> None:
         batch = self.entry.get("batch")
@@ -163,6 +192,16 @@ class KernelEntry:
             own = self.entry.get("languages")
             self.fail(own or self.entry.get("op") or self.entry, found.message, found.hint)
             return []
+
+    def note_settings(self, chosen: Sequence[Kernel], values: Mapping[str, Value], own: Changes | None) -> None:
+        """Notes how kernels of the entry are compiled; `own` are settings that it names for them."""
+        if self.choice.settings is None:
+            return
+        try:
+            for kernel in chosen:
+                self.choice.settings.note(kernel.id, self.entry, values, own)
+        except TemplateError as error:
+            self.fail_with(values, self.entry, str(error))
 
     def _read_op(self) -> None:
         node = self.entry.get("op")

@@ -8,7 +8,7 @@ from pathlib import Path
 from kernelgen import fileio, model_files
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.manifest import document, graphs, kernels, recorded, schema, settings, sizes
+from kernelgen.manifest import document, graphs, kernels, recorded, schema, settings, sizes, sources
 from kernelgen.manifest.document import Document, Node
 from kernelgen.manifest.schema import Report
 from kernelgen.plan import Kernel, Request
@@ -77,12 +77,27 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
     if root.kind != "map":
         return None
     config = settings.read(root, report)
-    choice = kernels.Choice(tuple(c.target for c in config.configs), root.get("languages"))
-    found = _entries(root, catalog, report, choice)
+    own = settings.KernelSettings(root, config, report)
     name = root.get("name")
+    choice = kernels.Choice(
+        tuple(c.target for c in config.configs),
+        root.get("languages"),
+        manifest="" if name is None else str(name.value),
+        settings=own,
+    )
+    found, checks = _entries(root, catalog, report, choice)
     if name is None or report.diagnostics:
         return None
-    return Request(str(name.value), tuple(found), config.configs, config.memory_mb, config.cpus)
+    special = own.special()
+    return Request(
+        str(name.value),
+        tuple(found),
+        config.configs,
+        config.memory_mb,
+        config.cpus,
+        checks=tuple(checks),
+        special=special,
+    )
 
 
 def _items(root: Node, key: str) -> list[Node]:
@@ -90,8 +105,12 @@ def _items(root: Node, key: str) -> list[Node]:
     return list(node.value) if node is not None and node.kind == "seq" else []
 
 
-def _entries(root: Node, catalog: Catalog, report: Report, choice: kernels.Choice) -> list[Kernel]:
+def _entries(
+    root: Node, catalog: Catalog, report: Report, choice: kernels.Choice
+) -> tuple[list[Kernel], list[sources.Check]]:
     found: list[Kernel] = []
+    checks: list[sources.Check] = []
+    programs: dict[str, tuple[str, Node]] = {}
     named: dict[str, kernels.Named] = {}
     shared = sizes.read(root, report)
     for entry in _items(root, "graphs"):
@@ -100,6 +119,12 @@ def _entries(root: Node, catalog: Catalog, report: Report, choice: kernels.Choic
             report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")
             break
     for entry in _items(root, "kernels"):
+        if entry.kind == "map" and entry.get("source") is not None:
+            of_source, compared = sources.SourceEntry(entry, catalog, report, shared, choice).expand_source()
+            found += of_source
+            checks += compared
+            _check_names(of_source, entry, programs, report)
+            continue
         expanded, names = kernels.expand(entry, catalog, report, shared, choice)
         found += expanded
         if len(found) > kernels.MAX_KERNELS:
@@ -113,4 +138,15 @@ def _entries(root: Node, catalog: Catalog, report: Report, choice: kernels.Choic
                     f"kernel '{document.short(item.name)}' is already defined, with other content",
                     _first_is_at(first.node),
                 )
-    return found
+    return found, checks
+
+
+def _check_names(found: Sequence[Kernel], entry: Node, known: dict[str, tuple[str, Node]], report: Report) -> None:
+    """Notes names that stand for two kernels: a program asks for a kernel by its name."""
+    for kernel in found:
+        name = kernel.spec.op
+        id, first = known.setdefault(name, (kernel.spec.id, entry))
+        if id != kernel.spec.id:
+            hint = f"{_first_is_at(first)}; give each a name" if first is not entry else "use a variable in its name"
+            report.fail(entry.get("name") or entry, f"two kernels are named '{document.short(name)}'", hint)
+            return

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.manifest import sizes
 from kernelgen.manifest.document import Node, short
 from kernelgen.manifest.schema import Report
+from kernelgen.manifest.sizes import Condition
+from kernelgen.manifest.template import Value
 from kernelgen.targets import TARGETS, Target
 
 _SETTINGS = ("optlevel", "auto_cast", "auto_cast_type", "model_type", "lnc")
+# Settings that a kernel may have for itself: cores are joined for all kernels of a bundle.
+_OF_KERNELS = ("optlevel", "auto_cast", "auto_cast_type", "model_type")
 
 # Flags of neuronx-cc that a manifest says in another way, and those that the build sets itself.
 _SAID_BY = {
@@ -27,6 +34,23 @@ _SET_BY_BUILD = frozenset({"--framework", "--output", "-o", "--logfile", "--pipe
 _OF_WRAPPERS = frozenset({"--cache_dir", "--no_cache", "--retry_failed_compilation"})
 
 
+Changes = Mapping[str, Any]
+"""Fields of a `CompileConfig` that a kernel has other values for than its manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Settings of kernels of some sizes.
+
+    Attributes:
+        condition: what holds of their sizes.
+        changes: the settings.
+    """
+
+    condition: Condition
+    changes: Changes
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestSettings:
     """How a manifest's kernels are compiled.
@@ -34,11 +58,13 @@ class ManifestSettings:
     Attributes:
         configs: one per target.
         memory_mb, cpus: what one compile is counted for; None for the target's figure.
+        cases: settings by size; the first whose condition holds counts.
     """
 
     configs: tuple[CompileConfig, ...]
     memory_mb: int | None
     cpus: int | None
+    cases: tuple[Case, ...] = ()
 
 
 def read(root: Node, report: Report) -> ManifestSettings:
@@ -58,7 +84,113 @@ def read(root: Node, report: Report) -> ManifestSettings:
         tuple(CompileConfig.make(t.name, extra_flags=flags, **settings) for t in targets),
         megabytes(memory.text) if memory else None,
         int(cpus.value) if cpus else None,
+        _cases(compiler, targets, report),
     )
+
+
+def _cases(compiler: Node, targets: list[Target], report: Report) -> tuple[Case, ...]:
+    node = compiler.get("cases")
+    found = []
+    for item in node.value if node is not None and node.kind == "seq" else ():
+        if id(item) in report.wrong:
+            continue
+        condition = sizes.condition(item.get("when"), None, report)
+        changes = _changes(item, compiler, targets, report)
+        if changes == {} and set(item.value) == {"when"}:
+            report.fail(item, "a case without settings", f"it has {', '.join((*_OF_KERNELS, 'extra_flags'))}")
+        elif condition is not None and changes is not None:
+            found.append(Case(condition, changes))
+    return tuple(found)
+
+
+def _changes(node: Node, compiler: Node | None, targets: list[Target], report: Report) -> Changes | None:
+    """Returns the settings that kernels have for themselves, or None when one is wrong.
+
+    Args:
+        node: a mapping with settings.
+        compiler: the manifest's, which count where `node` says nothing.
+        targets: the manifest's.
+        report: where mistakes are noted.
+    """
+    own = {key: node.value[key].node for key in (*_OF_KERNELS, "extra_flags") if key in node.value}
+    general = {} if compiler is None else {key: entry.node for key, entry in compiler.value.items()}
+    checked = {key: value for key, value in {**general, **own}.items() if key in _OF_KERNELS}
+    _check(checked, targets, report, cast_is_known=True, own=own)
+    flags = _extra_flags(own.get("extra_flags"), report)
+    if any(id(value) in report.wrong for value in own.values()):
+        return None
+    changes: dict[str, Any] = {key: own[key].value for key in _OF_KERNELS if key in own}
+    return changes | ({"extra_flags": flags} if "extra_flags" in own else {})
+
+
+class KernelSettings:
+    """Which kernels are compiled with settings of their own: noted while the entries of a manifest are read.
+
+    A kernel has one set of settings in a bundle, however many entries and sizes ask for it: what an entry says of it itself; else
+    the manifest's, where one asks for it to which no case applies; else those of the case that comes first.
+
+    Args:
+        root: the manifest.
+        settings: of the manifest.
+        report: where mistakes are noted.
+    """
+
+    def __init__(self, root: Node, settings: ManifestSettings, report: Report) -> None:
+        compiler = root.get("compiler")
+        self._compiler = compiler if compiler is not None and id(compiler) not in report.wrong else None
+        self._settings = settings
+        self._targets = [TARGETS[c.target] for c in settings.configs]
+        self._report = report
+        self._found: dict[str, tuple[int, Changes, Node]] = {}
+        self._met: set[int] = set()
+
+    def own(self, entry: Node) -> Changes | None:
+        """Returns the settings that an entry names, or None where it names none or has a mistake in them."""
+        node = entry.get("compiler")
+        if node is None or id(node) in self._report.wrong:
+            return None
+        return _changes(node, self._compiler, self._targets, self._report)
+
+    def note(self, kernel: str, entry: Node, values: Mapping[str, Value], own: Changes | None) -> None:
+        """Notes that an entry asks for a kernel.
+
+        Args:
+            kernel: `Kernel.id`.
+            entry: the entry.
+            values: of its variables.
+            own: the settings that it names for the kernel.
+
+        Raises:
+            TemplateError: whether a case applies can't be computed.
+        """
+        if own is None and not self._settings.cases:
+            return
+        rank, changes = (-1, own) if own is not None else self._case(values)
+        known = self._found.setdefault(kernel, (rank, changes, entry))
+        if rank < known[0]:
+            self._found[kernel] = (rank, changes, entry)
+        elif rank == known[0] and changes != known[1]:
+            message = f"the kernel {kernel} has other settings in the entry at {known[2].location}"
+            self._report.fail(entry.get("compiler") or entry, message, "a bundle has a kernel once: give both the same")
+
+    def _case(self, values: Mapping[str, Value]) -> tuple[int, Changes]:
+        first: tuple[int, Changes] | None = None
+        for number, case in enumerate(self._settings.cases, 1):
+            if case.condition.names <= values.keys():
+                self._met.add(number)
+                if case.condition.holds(values) and first is None:
+                    first = number, case.changes
+        return first or (0, {})
+
+    def special(self) -> tuple[tuple[str, tuple[CompileConfig, ...]], ...]:
+        """Returns the kernels whose settings are not the manifest's, as of `Request`, when all entries are read."""
+        for number, case in enumerate(self._settings.cases, 1):
+            if number not in self._met and not self._report.diagnostics:
+                names = " and ".join(sorted(case.condition.names)) or "no variable"
+                self._report.fail(case.condition.node, f"no entry has {names}", sizes.UNKNOWN_HINT)
+        configs = self._settings.configs
+        made = {id: tuple(replace(c, **changes) for c in configs) for id, (_, changes, _) in self._found.items()}
+        return tuple((id, own) for id, own in sorted(made.items()) if own != configs)
 
 
 def _targets(root: Node, report: Report) -> list[Target]:
@@ -73,10 +205,20 @@ def _cast_is_known(compiler: Node, report: Report) -> bool:
     return node is None or id(node) not in report.wrong
 
 
-def _check(given: dict[str, Node], targets: list[Target], report: Report, *, cast_is_known: bool) -> None:
-    cast_type = given.get("auto_cast_type")
-    if cast_type is not None and cast_is_known:
-        cast = given.get("auto_cast")
+def _check(
+    given: dict[str, Node],
+    targets: list[Target],
+    report: Report,
+    *,
+    cast_is_known: bool,
+    own: Mapping[str, Node] | None = None,
+) -> None:
+    """Notes what contradicts; `own` are the settings among the given whose mistakes are noted, all where it is None."""
+    cast_type, cast = given.get("auto_cast_type"), given.get("auto_cast")
+    if own is not None and "auto_cast_type" not in own and cast_type is not None:
+        if "auto_cast" in own and cast is not None and cast.value == "none":
+            report.fail(cast, f"auto_cast none contradicts auto_cast_type {cast_type.value}, which all kernels have")
+    elif cast_type is not None and cast_is_known:
         if cast is None or cast.value == "none":
             said = "none, its default" if cast is None else "none"
             report.fail(

@@ -19,6 +19,7 @@ _OPERATORS: Mapping[str, Callable[[int, int], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+UNKNOWN_HINT = "the variables are those of sizes and batch"
 _COMPARISON = re.compile(r"([^<>=!]+)(<=|>=|==|!=|<|>)([^<>=!]+)")
 
 
@@ -51,7 +52,7 @@ class Condition:
         sides = (self.left.fill(values), self.right.fill(values))
         for side in sides:
             if not isinstance(side, int):
-                raise TemplateError(f"where compares integers, not '{side}'")
+                raise TemplateError(f"a comparison takes integers, not '{side}'")
         left, right = sides
         assert isinstance(left, int)
         assert isinstance(right, int)
@@ -96,23 +97,23 @@ def conditions(node: Node | None, known: Collection[str] | None, report: Report)
     """
     if node is None or node.kind != "seq":
         return ()
-    found = []
-    for item in node.value:
-        if id(item) in report.wrong:
-            continue
-        match = _COMPARISON.fullmatch(item.text)
-        if match is None:
-            report.fail(item, f"expected a comparison as 'n_outputs <= n_tokens', not '{short(item.text)}'")
-            continue
-        try:
-            left, right = (Template("${" + side.strip() + "}") for side in match.group(1, 3))
-        except TemplateError as error:
-            report.fail(item, f"{error}: '{short(item.text)}'", error.hint)
-            continue
-        condition = Condition(item, left, right, _OPERATORS[match.group(2)])
-        unknown = [name for name in (*left.names, *right.names) if known is not None and name not in known]
-        if unknown:
-            report.fail(item, f"unknown variable '{unknown[0]}'", "the variables are those of sizes and batch")
-            continue
-        found.append(condition)
-    return tuple(found)
+    found = (condition(item, known, report) for item in node.value if id(item) not in report.wrong)
+    return tuple(one for one in found if one is not None)
+
+
+def condition(item: Node, known: Collection[str] | None, report: Report) -> Condition | None:
+    """Returns a comparison, or None when it has a mistake; the arguments are those of `conditions`."""
+    match = _COMPARISON.fullmatch(item.text)
+    if match is None:
+        report.fail(item, f"expected a comparison as 'n_outputs <= n_tokens', not '{short(item.text)}'")
+        return None
+    try:
+        left, right = (Template("${" + side.strip() + "}") for side in match.group(1, 3))
+    except TemplateError as error:
+        report.fail(item, f"{error}: '{short(item.text)}'", error.hint)
+        return None
+    unknown = [name for name in (*left.names, *right.names) if known is not None and name not in known]
+    if unknown:
+        report.fail(item, f"unknown variable '{unknown[0]}'", UNKNOWN_HINT)
+        return None
+    return Condition(item, left, right, _OPERATORS[match.group(2)])

@@ -122,6 +122,28 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
     return Derived(entries, [steps[key] for key in order], listed, _graphs(classes.graphs.values(), reasons))
 
 
+def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[GraphEntry]:
+    """Returns the graph kernels of graphs as they are, each with the reason why it can't be built."""
+    found: dict[GraphFormula, GraphEntry] = {}
+    for graph in graphs:
+        _note_as_it_is(found, graph, {}, cut)
+    return _graphs(found.values(), reasons)
+
+
+def _note_as_it_is(found: dict[GraphFormula, GraphEntry], graph: Graph, point: Point, cut: Cut) -> None:
+    """Adds the graph kernels of one graph, without formulas."""
+    kernels = [None if node.empty else constant(node.spec()) for node in graph.nodes]
+    grouped, _ = groups.fit([graph], [point], kernels, cut, Fitter(NAMES if point else (), [point]))
+    _note(found, grouped, [point])
+
+
+def _note(found: dict[GraphFormula, GraphEntry], grouped: Iterable[GraphFormula], points: Sequence[Point]) -> None:
+    """Adds graph kernels that are asked for at some sizes."""
+    for graph in grouped:
+        entry = found.setdefault(graph, GraphEntry(graph, [], graph.nodes[-1].name))
+        entry.points += points
+
+
 def _graphs(entries: Iterable[GraphEntry], reasons: Reasons) -> list[GraphEntry]:
     """Returns the graph kernels, each with the reason why it can't be built; without those that others stand for already."""
     found = []
@@ -195,18 +217,10 @@ class _Classes:
             self._kinds[id(node)] = self._kept.setdefault(key, len(self._kept))
         return self._kinds[id(node)]
 
-    def note(self, grouped: Iterable[GraphFormula], points: Iterable[Point]) -> None:
-        """Adds graph kernels that are asked for at some sizes."""
-        for graph in grouped:
-            entry = self.graphs.setdefault(graph, GraphEntry(graph, [], graph.nodes[-1].name))
-            entry.points += points
-
     def note_as_it_is(self, graph: Graph, point: Point) -> None:
         """Adds the graph kernels of one graph, without formulas."""
         if self._cut is not None:
-            kernels = [None if node.empty else constant(node.spec()) for node in graph.nodes]
-            grouped, _ = groups.fit([graph], [point], kernels, self._cut, Fitter(NAMES, [point]))
-            self.note(grouped, [point])
+            _note_as_it_is(self.graphs, graph, point, self._cut)
 
     def entries(self, asked: Mapping[int, Sequence[Call]]) -> tuple[list[Entry], set[int]]:
         """Returns an entry for each kernel, and the numbers of sequences for which something has no formula."""
@@ -237,7 +251,7 @@ class _Classes:
                 grouped, complete = groups.fit(one.graphs, one.points, kernels, self._cut, fitter)
                 if not complete:
                     incomplete.add(n_seqs)
-                self.note(grouped, points.values())
+                _note(self.graphs, grouped, list(points.values()))
         for (n_seqs, _), calls in met.items():
             if calls != set(asked[n_seqs]):
                 incomplete.add(n_seqs)

@@ -61,7 +61,7 @@ class _Cut:
         return wires, self.escapes, len(self.slots)
 
 
-def _readers(graph: Graph) -> dict[int, int]:
+def readers_of(graph: Graph) -> dict[int, int]:
     """Returns the last node that reads each root."""
     found: dict[int, int] = {}
     for i, wires in enumerate(graph.wires):
@@ -105,7 +105,7 @@ def segment_spec(graph: Graph, segment: Segment, readers: Mapping[int, int] | No
     Raises:
         ValueError: it is not a group, or a tensor of it none that a kernel has.
     """
-    cut = _cut(graph, segment, _readers(graph) if readers is None else readers)
+    cut = _cut(graph, segment, readers_of(graph) if readers is None else readers)
     nodes = []
     for i, inputs, into, escapes in zip(range(len(segment)), cut.inputs, cut.into, cut.escapes, strict=True):
         node = graph.nodes[segment.start + i]
@@ -240,7 +240,7 @@ def fit(
         fitter: of these points.
     """
     segments = cut(graphs[0])
-    readers = [_readers(graph) for graph in graphs]
+    readers = [readers_of(graph) for graph in graphs]
     found: dict[GraphFormula, None] = {}
     complete = all(cut(graph) == segments for graph in graphs[1:])
     if not complete:

@@ -21,7 +21,6 @@ from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, kernels
 from kernelgen.manifest.document import Entry, Node, short
@@ -171,7 +170,7 @@ class _Reader:
             made.value[key] = Entry(_scalar(node, key), node)
         expanded, _ = kernels.expand(made, self._catalog, self.report)
         found = expanded[0].spec if expanded else None
-        assert not isinstance(found, GraphSpec)
+        assert isinstance(found, KernelSpec)
         return found
 
     def _of_other_types(self, op: str, inputs: Sequence[str], output: str) -> KernelSpec | None:

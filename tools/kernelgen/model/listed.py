@@ -18,7 +18,9 @@ from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, graph_ops, kernels
 from kernelgen.manifest.schema import Report
 from kernelgen.model import hsa
-from kernelgen.model.derive import Derived, Entry, Reasons
+from kernelgen.model.derive import Derived, Entry, Reasons, graph_kernels
+from kernelgen.model.graphs import Graph
+from kernelgen.model.groups import Cut
 from kernelgen.model.kernel_formulas import constant
 from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
@@ -49,29 +51,32 @@ class Listed:
         items: its kernels, in its order, perhaps one several times.
         targets: that it names.
         notes: what is to be said of how it was read.
+        graphs: of which graph kernels can be made.
     """
 
     items: tuple[Item, ...]
     targets: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    graphs: tuple[Graph, ...] = ()
 
 
-def read(source: Source, catalog: Catalog) -> Listed:
-    """Returns what a source lists.
+def read(source: Source, catalog: Catalog, graphs: bool = False) -> Listed:
+    """Returns what a source lists, and with `graphs` also the graphs that it has.
 
     Raises:
         KernelgenError: it has mistakes; each is named with its place.
     """
     if source.kind is Kind.GRAPHS:
-        return Listed(tuple(Item(spec, name) for spec, _, name in graph_ops.read(source.path)))
+        items = tuple(Item(spec, name) for spec, _, name in graph_ops.read(source.path))
+        return Listed(items, graphs=tuple(graph_ops.read_graphs(source.path)) if graphs else ())
     if source.kind is Kind.HSA:
         found = hsa.read(source.path, catalog)
         return Listed(tuple(Item(kernel.spec, kernel.name) for kernel in found.kernels), notes=found.notes)
     return _manifest(source.path, catalog)
 
 
-def merge(lists: Sequence[Listed], catalog: Catalog) -> Derived:
-    """Returns the kernels of all lists, each once."""
+def merge(lists: Sequence[Listed], catalog: Catalog, cut: Cut | None = None) -> Derived:
+    """Returns the kernels of all lists, each once, and the graph kernels of the parts that `cut` cuts their graphs into."""
     reasons = Reasons(catalog)
     found: dict[KernelSpec, Item] = {}
     for item in (item for one in lists for item in one.items):
@@ -79,7 +84,8 @@ def merge(lists: Sequence[Listed], catalog: Catalog) -> Derived:
         found[item.spec] = item if known is None else _both(known, item)
     items = sorted(found.values(), key=lambda item: _order(item.spec))
     entries = [Entry(constant(i.spec), [{}], _comment(i), i.mistake or reasons.of_spec(i.spec)) for i in items]
-    return Derived(entries, [])
+    graphs = [graph for one in lists for graph in one.graphs] if cut is not None else []
+    return Derived(entries, [], graphs=graph_kernels(graphs, cut, reasons) if cut is not None else [])
 
 
 def targets(lists: Iterable[Listed]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ The files are written into a repository of their own (`@neuron_kernels`) by `rul
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any
 
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, param_text, spec_json
 from kernelgen.languages import DEFAULT
-from kernelgen.plan import Kernel, Plan
+from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
+from kernelgen.source_kernel import SourceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +30,16 @@ class BazelLibrary:
         library: the folder of emitters.
         package: the package's label without a target, `@@repository//path`.
         data: labels of the files that its emitters open.
+        prefix: where the library's folder is in the package, ending in `/`; empty for the package's own.
     """
 
     library: Library
     package: str
     data: tuple[str, ...] = ()
+    prefix: str = ""
 
     def label(self, file: Path) -> str:
-        return f"{self.package}:{file.relative_to(self.library.root).as_posix()}"
+        return f"{self.package}:{self.prefix}{file.relative_to(self.library.root).as_posix()}"
 
 
 def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping[str, str]:
@@ -63,9 +69,10 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "flags": {c.key: c.flags() for c in plan.configs},
         "targets": {c.key: c.target for c in plan.configs},
         "kernels": [_op_kernel(k, k.spec) for k in plan.kernels if isinstance(k.spec, KernelSpec)],
-        "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if not isinstance(k.spec, KernelSpec)],
+        "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if isinstance(k.spec, GraphSpec)],
+        "sources": [_source_kernel(k) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
         "neffs": plan.neffs,
-        "bundles": plan.bundles,
+        "bundles": [_bundle(plan, bundle) for bundle in plan.bundles],
         "manifests": _targets_by_manifest(plan),
     }
     return {
@@ -74,6 +81,16 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "bundles/BUILD.bazel": render("bazel/bundles.BUILD.j2", values),
         "kernels/BUILD.bazel": render("bazel/kernels.BUILD.j2", values),
         "plan.json": plan.to_json(),
+    }
+
+
+def _bundle(plan: Plan, bundle: Bundle) -> dict[str, Any]:
+    flags = {c.key: c.flags() for c in plan.configs}
+    return {
+        "id": bundle.id,
+        "name": bundle.name,
+        "flags": flags[bundle.config] if bundle.special else None,
+        "neffs": list(bundle.neffs().values()),
     }
 
 
@@ -105,10 +122,60 @@ def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequen
     }
 
 
+def _source_kernel(kernel: Kernel) -> dict[str, Any]:
+    return {
+        "id": kernel.id,
+        "emitter": f"{kernel.library}/{kernel.emitter}",
+        "library": kernel.library,
+        "language": None if kernel.language == DEFAULT else kernel.language,
+        "targets": list(kernel.targets),
+        "spec": spec_json(kernel.spec),
+    }
+
+
+def absolute(path: Path) -> Path:
+    """Returns a path from the root, without `..`; links are not followed, since packages have the names that links have."""
+    return Path(os.path.normpath(path.absolute()))
+
+
+def package_of(library: Library, workspaces: Mapping[Path, str]) -> BazelLibrary:
+    """Returns a folder of sources with the package that it is in, or below whose folder it is.
+
+    Args:
+        library: the folder.
+        workspaces: the repository of each folder that is one's root, as labels begin: `@@`.
+
+    Raises:
+        KernelgenError: it is in no package.
+    """
+    folder = absolute(library.root)
+    for package in (folder, *folder.parents):
+        root = next((root for root in package.parents if root in workspaces), package)
+        if root not in workspaces:
+            break
+        if any((package / name).is_file() for name in ("BUILD.bazel", "BUILD")):
+            label = "" if package == root else package.relative_to(root).as_posix()
+            prefix = "" if package == folder else f"{folder.relative_to(package).as_posix()}/"
+            return BazelLibrary(Library(library.name, folder), f"{workspaces[root]}//{label}", prefix=prefix)
+    raise KernelgenError(
+        Diagnostic(
+            f"{library.root}: a manifest names kernels by files in it, and it is in no Bazel package",
+            hint='add a BUILD.bazel to it: exports_files(glob(["*.py"]))',
+        )
+    )
+
+
+def build_files(source: BazelLibrary) -> list[Path]:
+    """Returns the BUILD files that decide which package a folder is in, those that are not there, too."""
+    folder = source.library.root
+    above = [folder, *folder.parents][: len(Path(source.prefix).parts) + 1]
+    return [package / name for package in above for name in ("BUILD.bazel", "BUILD")]
+
+
 def _label_of(file: Path, sources: Sequence[BazelLibrary]) -> str:
-    for source in sources:
-        if file.is_relative_to(source.library.root):
-            return source.label(file)
+    holding = [source for source in sources if file.is_relative_to(source.library.root)]
+    if holding:
+        return max(holding, key=lambda source: len(source.library.root.parts)).label(file)
     raise ValueError(f"{file} belongs to no kernel library")
 
 

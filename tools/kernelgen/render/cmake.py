@@ -15,9 +15,10 @@ from kernelgen.cache import CacheSettings
 from kernelgen.canonical import canonical_json
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import EMIT_TIMEOUT
-from kernelgen.filenames import hlo_file, neff_file, origin_file
+from kernelgen.filenames import hlo_file, neff_file, notes_file, origin_file
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import spec_json
+from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 
@@ -68,6 +69,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
     """
     by_name = {s.name: s for s in sources}
     specs = {k.id: spec_json(k.spec) for k in plan.kernels}
+    noted = {k.id for k in plan.kernels if k.language != DEFAULT}
     flags = {c.key: [f"--flag={word}" for word in c.flags()] for c in plan.configs}
     jax = f"--jax={build.jax_version}"
     # A simulated NEFF says itself what made it.
@@ -100,15 +102,18 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         *build.cache.arguments(),
         f"--notices={build.folder / 'workers' / 'notices'}",
     )
+    settings = {c.key: c.flags() for c in plan.configs}
     for bundle in plan.bundles:
         entries = [
             {
                 "hlo": str(build.folder / "hlo" / hlo_file(kernel)),
-                "neff": str(build.folder / "neff" / neff_file(kernel, bundle.config)),
-                "origin": str(build.folder / "neff" / origin_file(kernel, bundle.config)),
+                "neff": str(build.folder / "neff" / neff_file(kernel, config)),
+                "origin": str(build.folder / "neff" / origin_file(kernel, config)),
                 "spec": specs[kernel],
+                **({"notes": str(build.folder / "hlo" / notes_file(kernel))} if kernel in noted else {}),
             }
-            for kernel in bundle.kernels
+            | ({"flags": settings[config]} if config != bundle.config else {})
+            for kernel, config in bundle.configs().items()
         ]
         files[f"steps/{bundle.id}.bundle"] = _lines(
             jax,

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.hlo.cpu import import_jax
-from kernelgen.hlo.execute import Executable, parameters
+from kernelgen.hlo.cpu import client
+from kernelgen.hlo.execute import Executable
 
 VARIABLE = "NEURON_SIMULATOR_CACHE"
 
@@ -76,7 +76,7 @@ def compiled(hlo: bytes, compile_: Callable[[bytes], Executable]) -> Executable:
     file = kept / name[:2] / f"{name}.xla"
     loaded = _load(file)
     if loaded is not None:
-        return Executable(loaded, parameters(hlo))
+        return Executable.of(hlo, loaded)
     executable = compile_(hlo)
     _store(file, executable.loaded)
     return executable
@@ -90,11 +90,11 @@ def _load(file: Path) -> Any:
         return None
     if hashlib.sha256(data[32:]).digest() != data[:32]:
         return None
-    device = import_jax().devices("cpu")[0]
     from jaxlib import _jax
 
+    xla = client()
     try:
-        return device.client.deserialize_executable(data[32:], _jax.DeviceList((device,)), _jax.CompileOptions())
+        return xla.deserialize_executable(data[32:], _jax.DeviceList((xla.devices()[0],)), _jax.CompileOptions())
     except Exception:  # jaxlib raises types of its own; whatever they say, the HLO can be compiled
         return None
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from kernelgen import neff
 from kernelgen.hlo import proto
-from kernelgen.hlo.execute import Executable, compile_for_cpu
-from kernelgen.simulator import cache
+from kernelgen.hlo.cpu import client
+from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
+from kernelgen.simulator import cache, products
 
 MAX_EXECUTABLES = 1024
 """Compiled HLO that is kept at most; what was not used for longest is compiled again when it is needed. Each takes about 640 KiB
@@ -107,7 +108,7 @@ class Device:
         self._lock = threading.Lock()
         self._number = 0
         self._executables = _Executables()
-        self._put = _array_maker()
+        client()  # a machine without jaxlib is told so before it has a model
 
     def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...]]:
         """Returns a new model's number and its tensors, inputs first.
@@ -125,7 +126,7 @@ class Device:
         contents = neff.read_simulated(data, source="nrt_load")
         digest = hashlib.sha256(contents.hlo).digest()
         executable = self._executables.get(digest, contents.hlo)
-        types = [np.dtype(_numpy_type(dtype)) for _, dtype, _ in executable.parameters]
+        types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters]
         inputs = [t for t in contents.tensors if t.usage == "in"]
         outputs = [t for t in contents.tensors if t.usage == "out"]
         model = Model(
@@ -172,17 +173,13 @@ class Device:
             model.bindings[places] = binding
         arguments = binding.arguments
         if binding.copies:
-            put = self._put
             pairs = zip(arguments, binding.views, strict=True)
             arguments = [put(view) if argument is None else argument for argument, view in pairs]
         executable = self._executables.get(model.digest, model.hlo)
-        results = executable.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
-        arrays = [shards[0] for shards in results]
-        # All of them first: a result may lie where an input of the same execution does.
-        for array in arrays:
-            array.block_until_ready()
-        for array, (address, size) in zip(arrays, binding.results, strict=True):
-            ctypes.memmove(address, array.unsafe_buffer_pointer(), size)
+        # All of them are computed first: a result may lie where an input of the same execution does.
+        buffers = executable.execute(arguments)
+        for buffer, (address, size) in zip(buffers, binding.results, strict=True):
+            ctypes.memmove(address, buffer.unsafe_buffer_pointer(), size)
 
     def _bind(self, model: Model, places: Sequence[tuple[int, int]]) -> Binding:
         count = len(model.inputs)
@@ -192,7 +189,7 @@ class Device:
         for (dtype, shape, size), place in zip(model.inputs, places[:count], strict=True):
             address = self._address(place, size)
             view = np.frombuffer(self._arenas[place[0]].data, dtype, size // dtype.itemsize, place[1]).reshape(shape)
-            array = self._put(view)
+            array = put(view)
             arguments.append(array if array.unsafe_buffer_pointer() == address else None)
             views.append(view)
         for size, place in zip(model.outputs, places[count:], strict=True):
@@ -244,7 +241,7 @@ def _compile(hlo: bytes) -> Executable:
     # XLA would consume the inputs that results share memory with, and they are the client's.
     module.ClearField("input_output_alias")
     try:
-        executable = cache.compiled(proto.serialize(module), compile_for_cpu)
+        executable = cache.compiled(products.rewrite(proto.serialize(module)), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():
@@ -252,30 +249,3 @@ def _compile(hlo: bytes) -> Executable:
         if order != ",".join(map(str, reversed(range(order.count(",") + 1 if order else 0)))):
             raise DeviceError(f"XLA lays a result out as {layout}, which is not how the client reads it")
     return executable
-
-
-def _numpy_type(name: str) -> Any:
-    import ml_dtypes
-
-    return getattr(ml_dtypes, name, name)
-
-
-def _array_maker() -> Callable[[np.ndarray[Any, Any]], Any]:
-    """Returns a function that makes XLA's array of a NumPy one, in the same memory where XLA can use it as it lies."""
-    from kernelgen.hlo.cpu import import_jax
-
-    jax = import_jax()
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # the thread that asked does the work: no hand-over
-    from jax.sharding import SingleDeviceSharding
-    from jaxlib import _jax
-
-    device = jax.devices("cpu")[0]
-    sharding = SingleDeviceSharding(device)
-    zero_copy = _jax.HostBufferSemantics.ZERO_COPY
-
-    def put(view: np.ndarray[Any, Any]) -> Any:
-        aval = jax.core.ShapedArray(view.shape, view.dtype)
-        # The lowest layer that takes an array: jax.device_put costs ten times as much, and does not promise not to copy.
-        return _jax.batched_device_put(aval, sharding, [view], [device], True, False, zero_copy, True)
-
-    return put

@@ -41,13 +41,12 @@ class _Nki:
         Raises:
             KernelgenError: the kernel breaks a rule of NKI or a limit of a target, or its lowering is not available.
         """
-        from kernelgen.errors import KernelgenError
         from kernelgen.languages.protocol import Returned
 
-        if call.lowering != "interpreted":
-            raise KernelgenError(
-                f"the lowering '{call.lowering}' of an NKI kernel is not available; use 'lowering: interpreted'"
-            )
+        if call.lowering == "native":
+            from kernelgen.languages.nki.native import called
+
+            return called(function, call)
         recorded = _recorded(function, call.arguments, call.keywords, call.grid, call.targets, call.results)
         values = _lowered(recorded, [a for a in call.arguments if a is not None])
         place = [i for i, a in enumerate(call.arguments) if a is not None]
@@ -58,7 +57,7 @@ class _Nki:
                 results.append(value)
             else:
                 updated[place[alias]] = value
-        return Returned(tuple(results), updated, {"nki": list(recorded.notes)})
+        return Returned(tuple(results), updated, _notes(recorded))
 
 
 def inline(
@@ -79,8 +78,14 @@ def inline(
     from kernelgen.languages import emitting
 
     recorded = _recorded(kernel, arrays, static, tuple(grid), tuple(targets) or emitting.targets(), None)
-    emitting.add_notes({"nki": list(recorded.notes)})
+    emitting.add_notes(_notes(recorded))
     return tuple(_lowered(recorded, [a for a in arrays if a is not None]))
+
+
+def _notes(recorded: Recorded) -> dict[str, Any]:
+    from kernelgen.languages.nki.cost import cost
+
+    return {"nki": list(recorded.notes), "costs": [cost(recorded.block, recorded.storages).to_json()]}
 
 
 def _recorded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -47,11 +48,13 @@ class Plan:
         return tuple(count for axis in self.axes for _, count in axis.parts)
 
 
+@functools.lru_cache(1 << 12)
 def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the row-major strides of a shape, in elements."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
+@functools.lru_cache(1 << 14)
 def plan(shape: tuple[int, ...], offset: int, dims: Dims) -> Plan | None:
     """Returns how the elements `offset + Σ i·stride` of row-major memory are taken with slices, None where they can't be."""
     backwards = tuple(i for i, (stride, size) in enumerate(dims) if stride < 0 and size > 1)

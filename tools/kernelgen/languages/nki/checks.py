@@ -37,7 +37,10 @@ def _only_trn3() -> bool:
 def tile(tensor: Tensor) -> None:
     """A tile of SBUF or PSUM fits: at most 128 partitions, one bank of PSUM, SBUF's bytes."""
     recorder = current()
-    if not recorder.check or not tensor.on_chip:
+    if not recorder.check or tensor.buffer.is_hbm:
+        return
+    known = (tensor.dims, tensor.partition, tensor.dtype, tensor.buffer)
+    if known in recorder.allowed:
         return
     shape = tensor.shape
     if len(shape) < 2:
@@ -61,6 +64,7 @@ def tile(tensor: Tensor) -> None:
             "err_psum_exceed_arch_limit",
             f"a tile of {width} bytes per partition exceeds the {PSUM_BANKS} banks of {PSUM_BANK_BYTES} bytes of PSUM",
         )
+    recorder.allowed.add(known)
 
 
 def writable(tensor: Tensor) -> None:
@@ -122,6 +126,12 @@ def in_hbm(tensor: Any, what: str) -> Tensor:
 def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double: bool = False) -> None:
     """The sizes and dtypes that the tensor engine takes."""
     recorder = current()
+    known = (
+        double,
+        *((t.dims, t.dtype, t.buffer, t.gather is None) for t in (stationary, moving, target) if t is not None),
+    )
+    if known in recorder.allowed:
+        return
     k, m = stationary.shape[0], math.prod(stationary.shape[1:]) // (2 if double else 1)
     n = math.prod(moving.shape[1:]) // (2 if double else 1)
     if moving.shape[0] != k:
@@ -157,6 +167,7 @@ def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double:
         raise NkiTypeError("err_unsupported_memory", f"a product goes to PSUM, not to {target.buffer}")
     if target is not None:
         psum_bank(target)
+    recorder.allowed.add(known)
 
 
 def psum_bank(target: Tensor) -> None:

@@ -53,8 +53,10 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     Raises:
         NkiTypeError: NKI has no such dtype.
     """
-    if isinstance(value, str) and value in _NAMED:
-        return _NAMED[value]
+    try:
+        return _KNOWN[value]
+    except (KeyError, TypeError):
+        pass
     if value is bool:
         return boolean
     try:
@@ -68,12 +70,21 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     return found
 
 
+_KNOWN: dict[Any, np.dtype[Any]] = {
+    **_NAMED,
+    **{d: d for d in (*FLOATS, *INTS)},
+    **{d.type: d for d in (*FLOATS, *INTS)},
+}
+"""What is most often named: looking it up is faster than asking NumPy."""
+_FLOATS, _INTS = frozenset(FLOATS), frozenset((*INTS, boolean))
+
+
 def is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype in FLOATS
+    return np.dtype(dtype) in _FLOATS
 
 
 def is_int(dtype: np.dtype[Any]) -> bool:
-    return dtype in INTS or dtype == boolean
+    return np.dtype(dtype) in _INTS
 
 
 def promoted(*dtypes: np.dtype[Any]) -> np.dtype[Any]:

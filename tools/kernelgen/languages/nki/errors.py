@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from pathlib import Path
@@ -37,12 +38,17 @@ class NkiValueError(NkiError, ValueError):
     """An argument has a value that the function does not take."""
 
 
+@functools.cache
+def _is_own(file: str) -> bool:
+    return file.startswith((_HERE, "<frozen"))
+
+
 def kernel_location() -> tuple[str, int]:
     """Returns the file and line of the innermost frame outside of the interpreter, ("", 0) where there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_HERE) and not name.startswith("<frozen"):
+        if not _is_own(name):
             return name, frame.f_lineno
         frame = frame.f_back
     return "", 0

@@ -136,13 +136,16 @@ def _buffer(given: Any) -> Buffer:
 
 def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> Tensor:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    where = _buffer(buffer)
-    partition = next((i for i, n in enumerate(sizes) if isinstance(n, PartitionDim)), 0)
-    declared = dtype_of(dtype)
-    initial = None if value is None else np.full(sizes, value).astype(declared)
-    made = tensors.new(tuple(int(n) for n in sizes), declared, where, name=name, partition=partition, initial=initial)
+    where = buffer if isinstance(buffer, Buffer) else _buffer(buffer)
+    partition = (
+        next((i for i, n in enumerate(sizes) if isinstance(n, PartitionDim)), 0)
+        if PartitionDim in map(type, sizes)
+        else 0
+    )
+    made = tensors.new(sizes, dtype_of(dtype), where, name=name, partition=partition)
     checks.tile(made)
     if value is not None:
+        made.storage.initial = np.full(made.shape, value).astype(made.dtype)
         operators.mark_written(made)
     return made
 

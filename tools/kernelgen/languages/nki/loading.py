@@ -19,14 +19,14 @@ PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
 
 
 def absent(package: str) -> bool:
-    """Whether a package is not installed (the public index has empty placeholders, which hold no nki)."""
+    """Whether a package is not installed. The public index has empty placeholders, and a folder of that name is no package."""
     if package in sys.modules:
         return False
     try:
         spec = importlib.util.find_spec(package if package != "neuronxcc" else "neuronxcc.nki")
     except (ImportError, ValueError):
         return True
-    return spec is None
+    return spec is None or spec.origin is None
 
 
 @contextlib.contextmanager

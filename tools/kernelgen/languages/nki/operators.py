@@ -14,7 +14,7 @@ from kernelgen.languages.nki.elementwise import BINARY, BITWISE, COMPARISONS, RE
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError, kernel_location
 from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, computes, lowering, masked, to_float
-from kernelgen.languages.nki.program import PSUM, SBUF, Buffer, Instruction, current
+from kernelgen.languages.nki.program import PSUM, SBUF, Buffer, Instruction, Storage, current
 from kernelgen.languages.nki.tensors import Tensor
 
 
@@ -26,22 +26,23 @@ def emit(
     integers: tuple[Any, ...] = (),
 ) -> None:
     """Records an instruction; what it writes must be writable."""
-    recorder = current()
     for tensor in writes:
-        checks.writable(tensor)
+        if not tensor.storage.mutable:
+            checks.writable(tensor)
         mark_written(tensor)
     for tensor in reads:
-        checks.inside(tensor)
+        if tensor.valid is not None:
+            checks.inside(tensor)
     for tensor in writes:
-        checks.inside(tensor)
+        if tensor.valid is not None:
+            checks.inside(tensor)
     file, line = kernel_location()
-    recorder.record(Instruction(op, tuple(reads), tuple(writes), attributes, integers, file, line))
+    current().record(Instruction(op, tuple(reads), tuple(writes), attributes, integers, file, line))
 
 
 def flags(tensor: Tensor) -> Any:
     """Returns a view of what of PSUM was written, in the tensor's shape."""
-    written = tensor.storage.written
-    assert written is not None
+    written = _written(tensor.storage)
     width = tensor.storage.dtype.itemsize // tensor.dtype.itemsize if tensor.cast is not None else 1
     if tensor.gather is not None:
         return written[np.clip(tensor.gather // max(width, 1), 0, written.size - 1)]
@@ -51,20 +52,28 @@ def flags(tensor: Tensor) -> Any:
     return np.lib.stride_tricks.as_strided(written[tensor.offset :], tensor.shape, strides)
 
 
+def _written(storage: Storage) -> Any:
+    """Returns which elements of PSUM were written, as an array that may be changed."""
+    if isinstance(storage.written, bool):
+        storage.written = np.full(storage.size, storage.written)
+    return storage.written
+
+
 def mark_written(tensor: Tensor) -> None:
-    written = tensor.storage.written
-    tensor.storage.stored = True
-    if written is None:
+    storage = tensor.storage
+    storage.stored = True
+    if storage.written is None or storage.written is True:
         return
     if tensor.gather is not None:
+        written = _written(storage)
         written[np.clip(tensor.gather, 0, written.size - 1)] = True
     elif (
-        (tensor.mask is None and tensor.size == written.size and not tensor.dynamic)
+        (tensor.mask is None and tensor.size == storage.size and not tensor.dynamic)
         or tensor.dynamic
         or tensor.valid is not None
         or tensor.cast is not None
     ):
-        written[:] = True
+        storage.written = True
     elif tensor.mask is not None:
         flags(tensor)[np.broadcast_to(tensor.mask, tensor.shape)] = True
     else:
@@ -378,9 +387,12 @@ def accumulation(target: Tensor, wanted: bool | None = None) -> Any:
     """Returns how a product goes into PSUM (see `accumulate`): what was never written is overwritten."""
     if wanted is not None:
         return "add" if wanted else "set"
-    if target.storage.written is None:
+    storage = target.storage
+    if storage.written is None or storage.written is True:
         return "add"
-    written = target.storage.written if target.size == target.storage.size else flags(target)
+    if storage.written is False:
+        return "set"
+    written = storage.written if target.size == storage.size else flags(target)
     if written.all():
         return "add"
     if not written.any():

@@ -7,6 +7,7 @@ Recording runs the kernel once per program of its grid with concrete indices and
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kernelgen.languages.nki.tensors import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Buffer:
     """A kind of memory: sbuf, psum, hbm, private_hbm or shared_hbm. Where in it a tensor is placed has no effect on values."""
 
@@ -43,8 +44,14 @@ class Buffer:
 
     @property
     def is_hbm(self) -> bool:
-        return self.kind.endswith("hbm")
+        return self.kind not in ("sbuf", "psum")
 
+
+MOST_STEPS = 4_000_000
+"""Instructions and iterations that a kernel may have; recording so many takes some minutes and some gigabytes."""
+
+REGISTERS = Buffer("sbuf")
+"""The registers of engines: instructions use them as tiles of SBUF, and they take nothing of it."""
 
 SBUF, PSUM, HBM, PRIVATE_HBM, SHARED_HBM = map(Buffer, ("sbuf", "psum", "hbm", "private_hbm", "shared_hbm"))
 
@@ -59,7 +66,8 @@ class Storage:
         held: what the values are held in: float32 for results that the older generation leaves unrounded, else `dtype`.
         initial: None for memory that was never written (NaN where `held` is a float), or the values it begins with.
         parameter: the number of the kernel's tensor argument that it is, if it is one.
-        written: which elements of PSUM were written.
+        written: which elements of PSUM were written: False for none, True for all, else an array; None for other memory.
+        first, last: the numbers of the first and last instruction that used it; (-1, -1) before any did.
     """
 
     number: int
@@ -70,9 +78,11 @@ class Storage:
     name: str = ""
     initial: np.ndarray[Any, Any] | None = None
     parameter: int | None = None
-    written: np.ndarray[Any, Any] | None = None
+    written: np.ndarray[Any, Any] | bool | None = None
     mutable: bool = True
     stored: bool = False
+    first: int = -1
+    last: int = -1
 
     @property
     def size(self) -> int:
@@ -109,6 +119,9 @@ class Instruction:
 class Block:
     items: list[Any] = field(default_factory=list)
     """Instructions, loops and exchanges in order; after `roll` rolled loops as well."""
+    begin: int = 0
+    end: int = 0
+    """The numbers of its first instruction and of the first one after it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -163,6 +176,9 @@ class Recorder:
         self._shared_next = 0
         self._constants: dict[tuple[Any, ...], Storage] = {}
         self.seed = 0
+        self.allowed: set[Any] = set()
+        """What `checks` found to be within the limits: a kernel does the same many times."""
+        self._count = 0
         self.reduced: dict[tuple[Any, ...], Any] = {}
 
     def storage(
@@ -178,7 +194,7 @@ class Recorder:
         mutable: bool = True,
     ) -> Storage:
         """Returns new memory; in a grid, what is in shared_hbm is the same for all programs, told by the order of its creation."""
-        shape = tuple(int(n) for n in shape)
+        shape = tuple(map(int, shape))
         if buffer is SHARED_HBM and parameter is None and math.prod(self.grid) > 1:
             place = self._shared_next
             self._shared_next += 1
@@ -194,8 +210,8 @@ class Recorder:
         made = Storage(
             len(self.storages), shape, dtype, held or dtype, buffer, name, initial, parameter, mutable=mutable
         )
-        if buffer.kind == "psum":
-            made.written = np.zeros(made.size, np.bool_)
+        if buffer is PSUM:
+            made.written = False
         self.storages.append(made)
         if buffer is SHARED_HBM and parameter is None:
             self._shared.append(made)
@@ -210,9 +226,33 @@ class Recorder:
 
     def record(self, instruction: Instruction) -> None:
         self.block.items.append(instruction)
+        self._used(instruction.reads)
+        self._used(instruction.writes)
+        self._step()
+
+    def _step(self) -> None:
+        self._count += 1
+        if self._count > MOST_STEPS:
+            raise NkiError(
+                "err_too_many_instructions",
+                f"the kernel has more than {MOST_STEPS:,} instructions and iterations of loops; does a loop end?",
+            )
 
     def exchange(self, exchange: Exchange) -> None:
         self.block.items.append(exchange)
+        self._used([t for t in (exchange.source, exchange.destination) if t is not None])
+        self._step()
+
+    def _used(self, tensors: Iterable[Tensor]) -> None:
+        number = self._count
+        for tensor in tensors:
+            storage = tensor.storage
+            if not 0 <= storage.first <= number:
+                storage.first = number
+            if number > storage.last:
+                storage.last = number
+            if tensor.dynamic:
+                self._used([d.index for d in tensor.dynamic])
 
     def iterate(self, kind: str, values: Iterable[int]) -> Iterator[int]:
         """Yields the values and records what happens between two of them as an iteration of a loop."""
@@ -221,9 +261,13 @@ class Recorder:
         outer.items.append(loop)
         try:
             for value in values:
-                self.block = Block()
-                loop.iterations.append(self.block)
-                yield value
+                self._step()
+                self.block = block = Block(begin=self._count)
+                loop.iterations.append(block)
+                try:
+                    yield value
+                finally:
+                    block.end = self._count
         finally:
             self.block = outer
 
@@ -233,10 +277,11 @@ class Recorder:
         self.program = program
         self._shared_next = 0
         self.registers = {}
-        self.block = block = Block()
+        self.block = block = Block(begin=self._count)
         try:
             yield block
         finally:
+            block.end = self._count
             self.block = self.root
 
 
@@ -260,8 +305,16 @@ def recording() -> bool:
 
 @contextlib.contextmanager
 def recorded_by(recorder: Recorder) -> Iterator[Recorder]:
+    """Makes a recorder the current one.
+
+    Meanwhile Python's search for cycles is off: it would walk all that is recorded again and again.
+    """
     _CURRENT.append(recorder)
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         yield recorder
     finally:
         _CURRENT.pop()
+        if collecting:
+            gc.enable()

@@ -8,15 +8,16 @@ iteration does differently stays before the loop ("the first product overwrites,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from kernelgen.languages.nki.access import plan
 from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, Storage
 from kernelgen.languages.nki.tensors import Tensor
 
-BOUND = 256
+BOUND = 32
 """Loops of at most so many instructions stay unrolled."""
 
 
@@ -51,7 +52,6 @@ class Roller:
     bound: int = BOUND
     keep_checked: bool = False
     notes: list[str] = field(default_factory=list)
-    _homes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
     _outside: frozenset[int] = frozenset()
 
@@ -63,32 +63,19 @@ class Roller:
             outlive: the numbers of the storages that are used after it: parameters and results.
         """
         self._outside = outlive
-        self._find_homes(block, ())
-        return Block(self._items(block, ()))
+        return Block(self._items(block))
 
-    def _find_homes(self, block: Block, path: tuple[int, ...]) -> None:
-        """Finds for every storage the innermost iteration in which all of its uses are."""
-        for place, item in enumerate(block.items):
-            if isinstance(item, Instruction):
-                for tensor in _tensors(item):
-                    number = tensor.storage.number
-                    home = self._homes.get(number)
-                    self._homes[number] = path if home is None else _common(home, path)
-            elif isinstance(item, Loop):
-                for turn, iteration in enumerate(item.iterations):
-                    self._find_homes(iteration, (*path, place, turn))
-
-    def _items(self, block: Block, path: tuple[int, ...]) -> list[Any]:
+    def _items(self, block: Block) -> list[Any]:
         items: list[Any] = []
-        for place, item in enumerate(block.items):
+        for item in block.items:
             if isinstance(item, Loop):
-                items += self._rolled(item, (*path, place))
+                items += self._rolled(item)
             else:
                 items.append(item)
         return items
 
-    def _rolled(self, loop: Loop, path: tuple[int, ...]) -> list[Any]:
-        turns = [self._items(iteration, (*path, turn)) for turn, iteration in enumerate(loop.iterations)]
+    def _rolled(self, loop: Loop) -> list[Any]:
+        turns = [self._items(iteration) for iteration in loop.iterations]
         flat = [item for turn in turns for item in turn]
         if len(turns) < 3 or _weight(flat) <= self.bound or any(isinstance(item, Exchange) for item in flat):
             return flat
@@ -98,8 +85,7 @@ class Roller:
             rest = turns[peeled:]
             if len(rest) < 2:
                 break
-            numbers = [self._locals(turn, (*path, peeled + i)) for i, turn in enumerate(rest)]
-            body = self._body(rest, numbers)
+            body = self._body(rest, loop.iterations[peeled:])
             if body is not None:
                 self.notes.append(
                     f"a loop of {len(rest)} iterations is rolled"
@@ -110,35 +96,31 @@ class Roller:
         self.notes.append(f"a loop of {len(turns)} iterations is unrolled: its iterations differ")
         return flat
 
-    def _locals(self, items: list[Any], path: tuple[int, ...]) -> dict[int, int]:
+    def _locals(self, items: list[Any], block: Block) -> dict[int, int]:
         """Returns the storages that only this iteration uses, numbered by their first use."""
         found: dict[int, int] = {}
         for tensor in _all_tensors(items):
-            number = tensor.storage.number
-            if number in found or number in self._outside:
+            storage = tensor.storage
+            if storage.first < block.begin or storage.last >= block.end or storage.number in found:
                 continue
-            home = self._homes.get(number, ())
-            if home[: len(path)] == path and tensor.storage.parameter is None:
-                found[number] = len(found)
+            if storage.parameter is None and storage.number not in self._outside:
+                found[storage.number] = len(found)
         return found
 
-    def _body(self, turns: list[list[Any]], numbers: list[dict[int, int]]) -> Rolled | None:
-        shapes = [_shape(turn, known) for turn, known in zip(turns, numbers, strict=True)]
-        if any(shape != shapes[0] for shape in shapes[1:]):
-            return None
-        columns = [_integers(turn) for turn in turns]
-        count = len(turns)
-        steps: list[int] = []
-        for values in zip(*columns, strict=True):
-            step = values[1] - values[0]
-            if any(values[i + 1] - values[i] != step for i in range(1, count - 1)):
+    def _body(self, turns: list[list[Any]], blocks: list[Block]) -> Rolled | None:
+        local = self._locals(turns[0], blocks[0])
+        for turn, block in zip(turns[1:], blocks[1:], strict=True):
+            if not _Alike(local, self._locals(turn, block)).items(turns[0], turn):
                 return None
-            steps.append(step)
+        count = len(turns)
+        columns = np.asarray([_integers(turn) for turn in turns], np.int64)
+        steps = columns[1] - columns[0]
+        if not (np.diff(columns, axis=0) == steps).all():
+            return None
         loop = next(self._numbers)
-        body = _moved(turns[0], iter(steps), loop, count)
+        body = _moved(turns[0], iter(steps.tolist()), loop, count)
         if body is None:
             return None
-        local = numbers[0]
         written = {t.storage.number: t.storage for t in _all_tensors(turns[0], reads=False)}
         read = {t.storage.number: t.storage for t in _all_tensors(turns[0])}
         carried = tuple(s for n, s in sorted(written.items()) if n not in local)
@@ -152,23 +134,15 @@ def _checks_indices(item: Any) -> bool:
     return item.op in ("assign", "rmw") and any(t.dynamic for t in (*item.reads, *item.writes))
 
 
-def _common(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return a[:n]
-
-
 def _weight(items: list[Any]) -> int:
     return sum(_weight(item.body.items) if isinstance(item, Rolled) else 1 for item in items)
 
 
 def _tensors(instruction: Instruction, reads: bool = True) -> list[Tensor]:
-    found = [*instruction.reads, *instruction.writes] if reads else list(instruction.writes)
-    indices = [d.index for tensor in (*instruction.reads, *instruction.writes) for d in tensor.dynamic]
-    return found + indices if reads else found
+    if not reads:
+        return list(instruction.writes)
+    found = [*instruction.reads, *instruction.writes]
+    return found + [d.index for tensor in found for d in tensor.dynamic]
 
 
 def _all_tensors(items: list[Any], reads: bool = True) -> list[Tensor]:
@@ -181,55 +155,82 @@ def _all_tensors(items: list[Any], reads: bool = True) -> list[Tensor]:
     return found
 
 
-def _shape(items: list[Any], local: dict[int, int]) -> list[Hashable]:
-    """Returns what has to be equal for two iterations to be alike: everything but the integers that `_integers` returns."""
-    shape: list[Hashable] = []
-    for item in items:
-        if isinstance(item, Rolled):
-            inner = _shape(item.body.items, local)
-            shape.append(("loop", item.count, tuple(_renamed(part, item.number) for part in inner)))
-        else:
-            shape.append(
-                (
-                    item.op,
-                    item.attributes,
-                    tuple(
-                        tuple(("varies", loop, step, None) for loop, step in i.parts) if isinstance(i, Varying) else ()
-                        for i in item.integers
-                    ),
-                    tuple(_tensor_shape(t, local) for t in item.reads),
-                    tuple(_tensor_shape(t, local) for t in item.writes),
-                )
-            )
-    return shape
+class _Alike:
+    """Compares two iterations of a loop: they are alike if all is equal but the integers that `_integers` returns.
+
+    Args:
+        first, other: the numbers of the storages that belong to each alone, with their places.
+    """
+
+    def __init__(self, first: dict[int, int], other: dict[int, int]) -> None:
+        self._first = first
+        self._other = other
+        self._loops: dict[int, int] = {}
+        """The number that a loop inside of the first iteration has, by that of the same loop in the other."""
+
+    def items(self, first: list[Any], other: list[Any]) -> bool:
+        return len(first) == len(other) and all(map(self._item, first, other))
+
+    def _item(self, a: Any, b: Any) -> bool:
+        if isinstance(a, Rolled):
+            if not isinstance(b, Rolled) or a.count != b.count:
+                return False
+            self._loops[b.number] = a.number
+            return self.items(a.body.items, b.body.items)
+        if isinstance(b, Rolled) or a.op != b.op or a.attributes != b.attributes:
+            return False
+        return (
+            len(a.integers) == len(b.integers)
+            and all(map(self._integer, a.integers, b.integers))
+            and len(a.reads) == len(b.reads)
+            and len(a.writes) == len(b.writes)
+            and all(map(self._tensor, a.reads, b.reads))
+            and all(map(self._tensor, a.writes, b.writes))
+        )
+
+    def _integer(self, a: Any, b: Any) -> bool:
+        parts, others = (i.parts if isinstance(i, Varying) else () for i in (a, b))
+        return parts == tuple((self._loops.get(loop, loop), step) for loop, step in others)
+
+    def _tensor(self, a: Tensor, b: Tensor) -> bool:
+        if a is b:
+            return True
+        if not (a.dims is b.dims or a.dims == b.dims) or not self._storage(a.storage, b.storage):
+            return False
+        if a.is_plain and b.is_plain:
+            return a.dtype is b.dtype or a.dtype == b.dtype
+        return (
+            a.dtype == b.dtype
+            and a.cast == b.cast
+            and _same_array(a.gather, b.gather)
+            and _same_array(a.valid, b.valid)
+            and _same_array(a.mask, b.mask)
+            and (not (a.dynamic or b.dynamic) or self._dynamic(a, b))
+            and (not (a.varying or b.varying) or self._varying(a, b))
+        )
+
+    def _dynamic(self, a: Tensor, b: Tensor) -> bool:
+        return len(a.dynamic) == len(b.dynamic) and all(
+            (c.shape, c.stride, c.limit) == (d.shape, d.stride, d.limit) and self._tensor(c.index, d.index)
+            for c, d in zip(a.dynamic, b.dynamic, strict=True)
+        )
+
+    def _varying(self, a: Tensor, b: Tensor) -> bool:
+        return a.varying == tuple((self._loops.get(loop, loop), *rest) for loop, *rest in b.varying)
+
+    def _storage(self, a: Storage, b: Storage) -> bool:
+        if a is b:
+            return a.number not in self._first  # what only one iteration uses can't be in both
+        place = self._first.get(a.number)
+        if place is None or place != self._other.get(b.number):
+            return False
+        return a.shape == b.shape and a.held == b.held and _same_array(a.initial, b.initial)
 
 
-def _renamed(part: Hashable, number: int) -> Hashable:
-    """Gives the index of an inner loop the same name in every iteration of the outer one."""
-    if isinstance(part, tuple):
-        if len(part) == 4 and part[0] == "varies" and part[1] == number:
-            return ("varies", "inner", *part[2:])
-        return tuple(_renamed(p, number) for p in part)
-    return part
-
-
-def _tensor_shape(tensor: Tensor, local: dict[int, int]) -> Hashable:
-    storage = tensor.storage
-    number = storage.number
-    who: Hashable = ("own", local[number], storage.shape, storage.held) if number in local else number
-    if number in local and storage.initial is not None:
-        who = (who, storage.initial.tobytes())
-    return (
-        who,
-        tensor.dims,
-        tensor.dtype,
-        tensor.cast,
-        None if tensor.gather is None else tensor.gather.tobytes(),
-        None if tensor.valid is None else (tensor.valid.shape, tensor.valid.tobytes()),
-        None if tensor.mask is None else (tensor.mask.shape, tensor.mask.tobytes()),
-        tuple((_tensor_shape(d.index, local), d.shape, d.stride, d.limit) for d in tensor.dynamic),
-        tuple(("varies", loop, coefficient, steps) for loop, coefficient, steps in tensor.varying),
-    )
+def _same_array(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    return a is not None and b is not None and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _integers(items: list[Any]) -> list[int]:
@@ -238,10 +239,12 @@ def _integers(items: list[Any]) -> list[int]:
         if isinstance(item, Rolled):
             found += _integers(item.body.items)
         else:
-            found += [i if isinstance(i, int) else i.start for i in item.integers]
+            if item.integers:
+                found += [i if isinstance(i, int) else i.start for i in item.integers]
             for tensor in (*item.reads, *item.writes):
                 found.append(tensor.offset)
-                found += [d.index.offset for d in tensor.dynamic]
+                if tensor.dynamic:
+                    found += [d.index.offset for d in tensor.dynamic]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,10 @@ import numpy as np
 
 from kernelgen.languages.nki import indices
 from kernelgen.languages.nki.access import strides_of
-from kernelgen.languages.nki.dtypes import dtype_of
+from kernelgen.languages.nki.dtypes import dtype_of, float32
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from kernelgen.languages.nki.indices import Array, DynamicSlice
-from kernelgen.languages.nki.program import Buffer, Storage, current
+from kernelgen.languages.nki.program import HBM, SBUF, Buffer, Storage, current
 
 Strided = tuple[tuple[int, int], ...]
 
@@ -67,7 +68,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple([size for _, size in self.dims])
+        return _shape_of(self.dims)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -79,7 +80,19 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        return _size_of(self.dims)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether offset and dimensions say all about what it is a view of."""
+        return not (
+            self.gather is not None
+            or self.valid is not None
+            or self.mask is not None
+            or self.cast is not None
+            or self.dynamic
+            or self.varying
+        )
 
     @property
     def buffer(self) -> Buffer:
@@ -91,7 +104,7 @@ class Tensor:
 
     @property
     def on_chip(self) -> bool:
-        return self.storage.buffer.kind in ("sbuf", "psum")
+        return not self.storage.buffer.is_hbm
 
     @property
     def itemsize(self) -> int:
@@ -420,8 +433,22 @@ class Tensor:
 
 def whole(storage: Storage, partition: int = 0) -> Tensor:
     """Returns a tensor of all of a storage."""
-    dims = tuple(zip(strides_of(storage.shape), storage.shape, strict=True))
-    return Tensor(storage, 0, dims, storage.dtype, partition)
+    return Tensor(storage, 0, _row_major(storage.shape), storage.dtype, partition)
+
+
+@functools.lru_cache(1 << 12)
+def _row_major(shape: tuple[int, ...]) -> Strided:
+    return tuple(zip(strides_of(shape), shape, strict=True))
+
+
+@functools.lru_cache(1 << 12)
+def _shape_of(dims: Strided) -> tuple[int, ...]:
+    return tuple(size for _, size in dims)
+
+
+@functools.lru_cache(1 << 12)
+def _size_of(dims: Strided) -> int:
+    return math.prod(size for _, size in dims)
 
 
 def reshaped(dims: Strided, shape: tuple[int, ...]) -> Strided | None:
@@ -499,6 +526,49 @@ def _number(item: Any) -> Any:
 
 
 def _indexed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
+    if tensor.is_plain:
+        found = _known_view(tensor, key)
+        if found is not None:
+            offset, dims, partition = found
+            return Tensor(tensor.storage, tensor.offset + offset, dims, tensor.dtype, partition)
+    return _found_view(tensor, key)
+
+
+_PLAIN = frozenset((int, type(None)))
+
+
+def _known_view(tensor: Tensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
+    """Returns what plain numbers and slices make of a view: what they add to the offset, the dimensions, the partitions' one.
+
+    None for any other index, and for a slice that goes past the end.
+    """
+    plain: list[Any] = []
+    for item in key:
+        kind = type(item)
+        if kind is int:
+            plain.append(item)
+        elif kind is slice:
+            part = (item.start, item.stop, item.step)
+            if not _PLAIN.issuperset(map(type, part)):
+                return None
+            plain.append(part)
+        elif kind is DynamicSlice and type(item.start) is int and type(item.size) is int:
+            plain.append((item.start, item.start + item.size, None))
+        else:
+            return None
+    return _plain_view(tensor.dims, tensor.partition, tensor.on_chip, tuple(plain))
+
+
+@functools.lru_cache(1 << 15)
+def _plain_view(dims: Strided, partition: int, on_chip: bool, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
+    """As `_known_view`, for a key with (start, stop, step) for slices; a kernel makes the same views again and again."""
+    storage = Storage(0, (), float32, float32, SBUF if on_chip else HBM)
+    whole_view = Tensor(storage, 0, dims, float32, partition)
+    made = _found_view(whole_view, tuple(item if isinstance(item, int) else slice(*item) for item in key))
+    return None if made.valid is not None else (made.offset, made.dims, made.partition)
+
+
+def _found_view(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
     items = _expanded(tensor, key)
     if all(isinstance(item, slice) and item == slice(None) for item in items):
         return tensor

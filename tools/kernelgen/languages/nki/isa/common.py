@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -15,7 +16,7 @@ from kernelgen.languages.nki.errors import NkiValueError
 from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, masked, to_float
 from kernelgen.languages.nki.operators import _operand, immediate, neutral_of, number, reduce_values, result
-from kernelgen.languages.nki.program import SBUF, Buffer, current
+from kernelgen.languages.nki.program import REGISTERS, SBUF, Buffer, current
 from kernelgen.languages.nki.tensors import Tensor
 
 
@@ -40,7 +41,7 @@ def destination(
     if dst is None:
         return result(shape, dtype, like, mask, buffer)
     checks.on_chip(dst, "the destination")
-    if dst.size != int(np.prod(shape)):
+    if dst.size != math.prod(shape):
         raise NkiValueError(
             "err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {tuple(shape)}"
         )
@@ -81,7 +82,7 @@ def register(engine: str, partitions: int) -> Tensor:
     """Returns an engine's reduction registers, one per partition; they keep what they hold from one instruction to the next."""
     registers = current().registers
     if engine not in registers:
-        registers[engine] = tensors.new((checks.PARTITIONS, 1), float32, SBUF, name=f"{engine} registers")
+        registers[engine] = tensors.new((checks.PARTITIONS, 1), float32, REGISTERS, name=f"{engine} registers")
     whole: Tensor = registers[engine]
     return whole[0:partitions]
 

@@ -12,7 +12,7 @@ from kernelgen.languages.nki.isa import constants, dma, gpsimd, scalar, tensor, 
 from kernelgen.languages.nki.isa.constants import GENERATIONS, engine, nc_version, oob_mode
 from kernelgen.languages.nki.isa.constants import reduce_cmd as _command
 from kernelgen.languages.nki.operators import assign, number
-from kernelgen.languages.nki.program import SBUF, Exchange, current, recording
+from kernelgen.languages.nki.program import REGISTERS, Exchange, current, recording
 from kernelgen.languages.nki.tensors import Tensor, new
 
 dge_mode = constants.newer_dge_mode
@@ -30,7 +30,7 @@ class VirtualRegister:
     """A number that is known at run time."""
 
     def __init__(self, state: Any = None) -> None:
-        self._tensor = new((1, 1), int32, SBUF, name="register")
+        self._tensor = new((1, 1), int32, REGISTERS, name="register")
         register_move(self, 0 if state is None else state)
 
     def register_tensor(self) -> Tensor:

@@ -37,6 +37,9 @@ class json_line {
         line += std::to_string(value);
     }
 
+    // Returns what was written so far.
+    const std::string & written() const { return line; }
+
     void print(FILE * file) {
         line += '\n';
         fwrite(line.data(), 1, line.size(), file);

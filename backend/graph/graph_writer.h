@@ -1,0 +1,113 @@
+// Writes a graph of ggml as docs/graphs.md describes it: export-graphs does, and the backend when it records graphs.
+
+#pragma once
+
+#include "ggml.h"
+#include "json.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+constexpr int GRAPH_FORMAT_VERSION = 1;
+
+// Numbers the tensors of a graph and writes them: nodes in the order in which they are computed, and everything else
+// before its first use. A tensor that is no node of the graph is given to it, whatever computed it.
+class graph_writer {
+  public:
+    // Returns what a tensor is to the graph ("weight", "cache", "input", "output"), or NULL.
+    using role_of_t = std::function<const char *(const ggml_tensor *)>;
+
+    graph_writer(json_line & out, role_of_t role_of) : out(out), role_of(std::move(role_of)) {}
+
+    void write(ggml_cgraph * graph) {
+        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+            in_graph.insert(ggml_graph_node(graph, i));
+        }
+        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+            number_of(ggml_graph_node(graph, i));
+        }
+    }
+
+  private:
+    int number_of(const ggml_tensor * t) {
+        const auto found = numbers.find(t);
+        if (found != numbers.end()) {
+            return found->second;
+        }
+        // Sources come before what uses them; in a graph they do so already, so that this is never deep.
+        int       sources[GGML_MAX_SRC];
+        int       n_src  = 0;
+        const int n_seen = in_graph.count(t) ? GGML_MAX_SRC : 0;
+        for (int i = 0; i < n_seen; i++) {
+            // some ops name themselves as a source: a placeholder for their own type
+            sources[i] = !t->src[i] ? -1 : t->src[i] == t ? SELF : number_of(t->src[i]);
+            n_src      = t->src[i] ? i + 1 : n_src;
+        }
+        const int root   = t->view_src ? number_of(t->view_src) : -1;
+        const int number = (int) numbers.size();
+        numbers[t]       = number;
+        std::replace(sources, sources + n_src, SELF, number);
+        write_tensor(t, sources, n_src, root);
+        return number;
+    }
+
+    template <typename T> void write_array(const char * key, const T * values, int count) {
+        out.begin_array(key);
+        for (int i = 0; i < count; i++) {
+            out.number((int64_t) values[i]);
+        }
+        out.end_array();
+    }
+
+    void write_tensor(const ggml_tensor * t, const int * sources, int n_src, int root) {
+        const bool  is_node = in_graph.count(t) != 0;
+        std::string op      = is_node ? ggml_op_desc(t) : "none";
+        std::transform(op.begin(), op.end(), op.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+        int n_params = is_node ? GGML_MAX_OP_PARAMS / (int) sizeof(int32_t) : 0;
+        while (n_params > 0 && t->op_params[n_params - 1] == 0) {
+            n_params--;
+        }
+        out.begin_object();
+        out.text("name", t->name);
+        out.text("op", op.c_str());
+        out.text("type", ggml_type_name(t->type));
+        write_array("ne", t->ne, GGML_MAX_DIMS);
+        write_array("nb", t->nb, GGML_MAX_DIMS);
+        if (n_src) {
+            write_array("src", sources, n_src);
+        }
+        if (n_params) {
+            write_array("params", t->op_params, n_params);
+        }
+        if (root >= 0) {
+            const int64_t view[] = { root, (int64_t) t->view_offs };
+            write_array("view", view, 2);
+        }
+        if (const char * role = role_of(t)) {
+            out.text("role", role);
+        }
+        // A branch that this graph does not take: see ggml_build_forward_select.
+        if (is_node && !is_view_op(t->op) && !(t->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+            out.boolean("skipped", true);
+        }
+        out.end_object();
+    }
+
+    static bool is_view_op(ggml_op op) {
+        return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+               op == GGML_OP_TRANSPOSE;
+    }
+
+    static constexpr int SELF = -2;
+
+    json_line &                                  out;
+    const role_of_t                              role_of;
+    std::unordered_map<const ggml_tensor *, int> numbers;
+    std::unordered_set<const ggml_tensor *>      in_graph;
+};

@@ -1,0 +1,133 @@
+"""What emitting NKI kernels costs: seconds and lines of HLO, beside the same computation in JAX.
+
+    ./bazelw run //benchmarks:nki_emission
+
+The product of large matrices is written here, with a DMA per tile of each product; the other kernels are kernelgen's own, in NKI
+and in JAX, for a Llama of 8 billion parameters. Seconds are of one CPU: recording, rolling loops, and lowering through JAX to
+canonical HLO. The ratio is to the emitter in JAX in the same run. Exit status 1 where a kernel takes more than a second or has more
+than 1,000 lines.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernelgen import hlo
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.loading import load_function
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.hlo import proto
+from kernelgen.kernel import KernelSpec
+from kernelgen.languages.nki import kernel, loading
+
+with loading.interpreter():
+    import nki.isa as nisa
+    import nki.language as nl
+
+SECONDS, LINES = 1.0, 1000
+
+
+def product(stationary: Any, moving: Any) -> Any:
+    """`stationary.T @ moving` in tiles of [128, 128] and [128, 512], a DMA for each tile of each product."""
+    rows, columns = stationary.shape[1], moving.shape[1]
+    result = nl.ndarray((rows, columns), stationary.dtype, buffer=nl.shared_hbm)
+    for m in nl.affine_range(rows // 128):
+        for n in nl.affine_range(columns // 512):
+            sums = nl.ndarray((128, 512), nl.float32, buffer=nl.psum)
+            for k in nl.affine_range(stationary.shape[0] // 128):
+                a = nl.ndarray((128, 128), stationary.dtype, buffer=nl.sbuf)
+                b = nl.ndarray((128, 512), moving.dtype, buffer=nl.sbuf)
+                nisa.dma_copy(dst=a, src=stationary[nl.ds(k * 128, 128), nl.ds(m * 128, 128)])
+                nisa.dma_copy(dst=b, src=moving[nl.ds(k * 128, 128), nl.ds(n * 512, 512)])
+                nisa.nc_matmul(dst=sums, stationary=a, moving=b)
+            done = nl.ndarray((128, 512), stationary.dtype, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=done, src=sums)
+            nisa.dma_copy(dst=result[nl.ds(m * 128, 128), nl.ds(n * 512, 512)], src=done)
+    return result
+
+
+def traced(function: Callable[..., Any], inputs: list[Any]) -> tuple[float, int]:
+    """Returns the CPU seconds that it takes to lower a function of arrays, and the lines of its HLO."""
+    start = time.process_time()
+    lowered = jax.jit(function).lower(*inputs).compiler_ir("hlo")
+    seconds = time.process_time() - start
+    assert lowered is not None
+    return seconds, len(lowered.as_hlo_text().splitlines())
+
+
+def emitted(spec: KernelSpec, language: str, catalog: Catalog) -> tuple[float, int]:
+    """Returns the CPU seconds that it takes to emit a kernel in a language, and the instructions of its HLO."""
+    chosen = catalog.choose(spec, (language,), "trn1")
+    assert chosen is not None
+    assert chosen[1].fits(spec)
+    function = load_function(*chosen)
+    start = time.process_time()
+    made = hlo.emit(spec, function)
+    seconds = time.process_time() - start
+    module = proto.parse(made)
+    return seconds, sum(len(computation.instructions) for computation in module.computations)
+
+
+def own() -> Iterator[tuple[str, KernelSpec]]:
+    """Yields kernels of a Llama of 8 billion parameters, for a token with 4,096 cells of cache and for 512 with 1,024."""
+    for n, cells in ((1, 4096), (512, 1024)):
+        x, weights = f"(4096,{n},1,1)/f32", "(4096,14336,1,1)"
+        q, kv = f"(128,{n},32,1)/f32", f"(128,{cells},8,1)/f16"
+        tables = {
+            f"mul_mat f16, {n}": ("mul_mat", [f"{weights}/f16", x], f"(14336,{n},1,1)/f32", {}),
+            f"mul_mat q8_0, {n}": ("mul_mat", [f"{weights}/q8_0", x], f"(14336,{n},1,1)/f32", {}),
+            f"rms_norm, {n}": ("rms_norm", [x], x, {"eps": 1e-5}),
+            f"soft_max, {n}": (
+                "soft_max",
+                [f"({cells},{n},32,1)/f32", f"({cells},{n},1,1)/f16"],
+                f"({cells},{n},32,1)/f32",
+                {"scale": 0.125},
+            ),
+            f"flash_attn_ext, {n}": (
+                "flash_attn_ext",
+                [q, kv, kv, f"({cells},{n},1,1)/f16"],
+                f"(128,32,{n},1)/f32",
+                {"scale": 0.125},
+            ),
+            f"rope, {n}": (
+                "rope",
+                [f"(128,32,{n},1)/f32", f"({n},1,1,1)/i32"],
+                f"(128,32,{n},1)/f32",
+                {"n_dims": 128},
+            ),
+        }
+        for name, (op, inputs, output, params) in tables.items():
+            yield name, KernelSpec.make(op, [TensorDesc.parse(t) for t in inputs], TensorDesc.parse(output), params)
+
+
+def measured() -> Iterator[tuple[str, tuple[float, int], tuple[float, int]]]:
+    """Yields each kernel's name, and its seconds and lines in NKI and in JAX."""
+    square = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
+    base = traced(lambda a, b: a.T @ b, square)
+    found = traced(lambda a, b: kernel.record(product, [a, b], {}, older=False)(a, b), square)
+    yield "matmul 4096 x 4096 x 4096 bf16", found, base
+    catalog = Catalog([builtin_library()])
+    for name, spec in own():
+        base = emitted(spec, "jax", catalog)
+        yield name, emitted(spec, "nki", catalog), base
+
+
+def main() -> int:
+    jax.jit(lambda x: x + 1).lower(jnp.zeros(3))  # JAX's own start
+    good = True
+    print(f"{'kernel':32} {'seconds':>8} {'lines':>6} {'JAX: seconds':>13} {'lines':>6} {'ratio':>6}")
+    for name, (seconds, lines), (base, base_lines) in measured():
+        good = good and seconds <= SECONDS and lines <= LINES
+        print(f"{name:32} {seconds:8.2f} {lines:6} {base:13.3f} {base_lines:6} {seconds / base:6.0f}", flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""Flash attention in NKI: keys and values pass by once for all query heads that share them.
+
+Where the queries of a key's head fit into the partitions, as those of one token do, their scores stay in SBUF and the softmax is of
+whole rows. A prompt's queries are in several tiles, each with a running maximum and sum that the next block of keys corrects.
+"""
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+from jax import lax
+
+import nki
+from kernelgen.emitter import emitter
+from kernelgen.languages.nki import inline
+
+from .common import PREC_F32, alibi_slopes, f32, result
+from .nki_common import PARTITIONS, blocks, hbm, psum, row_tiles, runs, sbuf
+
+KEYS, BANK = 2048, 512
+"""Keys at once: their scores fill four banks of PSUM; and those of a bank."""
+
+WHOLE_ROWS = 8192
+"""Keys whose scores fit into SBUF, with the mask and the weights."""
+
+QUERIES = 2048
+"""Queries whose sums fit into SBUF while the keys pass by."""
+
+LEAST = float(np.finfo(np.float32).min)
+
+
+class _Task:
+    """What a call is to compute, of which each method takes a part.
+
+    Args:
+        q: [B, G, rows, DK]: the queries of the heads that share a key's head, row after row.
+        k: [K, G, n_kv, DK]; v: [V, G, n_kv, DV].
+        mask: [M3, M2, n or more, n_kv] or None.
+        sinks, slopes: [H, 1] f32 or None.
+        settings: n (tokens), scale, cap (of the scores, 0 for none), weights (the dtype in which weights meet values).
+    """
+
+    def __init__(self, q, k, v, mask, sinks, slopes, settings):
+        self.q, self.k, self.v = q, k, v
+        self.mask, self.sinks, self.slopes = mask, sinks, slopes
+        self.n, self.scale, self.cap = settings["n"], settings["scale"], settings["cap"]
+        self.weights = settings["weights"]
+        self.n_kv = k.shape[2]
+
+    def queries(self, b, g, start, rows):
+        """Returns queries with their channels on the partitions, [128, ⌈DK / 128⌉, rows]."""
+        channels = self.q.shape[3]
+        tile = sbuf((min(channels, PARTITIONS), -(-channels // PARTITIONS), rows), self.k.dtype)
+        for at, p in blocks(channels, PARTITIONS):
+            source = self.q[b, g, start : start + rows, at : at + p]
+            nisa.dma_transpose(dst=tile[0:p, at // PARTITIONS], src=source)
+        return tile
+
+    def keys(self, b, g, first, width):
+        """Returns keys with their channels on the partitions, [128, ⌈DK / 128⌉, width]."""
+        channels = self.k.shape[3]
+        tile = sbuf((min(channels, PARTITIONS), -(-channels // PARTITIONS), width), self.k.dtype)
+        group = self.q.shape[0] // self.k.shape[0]
+        for at, p in blocks(channels, PARTITIONS):
+            source = self.k[b // group, g, first : first + width, at : at + p]
+            nisa.dma_transpose(dst=tile[0:p, at // PARTITIONS], src=source)
+        return tile
+
+    def values(self, b, g, first, width):
+        """Returns values with 128 keys on the partitions, [128, ⌈width / 128⌉, DV]."""
+        group = self.q.shape[0] // self.v.shape[0]
+        source = self.v[b // group, g, first : first + width]
+        tile = sbuf((min(width, PARTITIONS), -(-width // PARTITIONS), source.shape[1]), self.weights)
+        for at, count in blocks(width, PARTITIONS):
+            nisa.dma_copy(dst=tile[0:count, at // PARTITIONS], src=source[at : at + count])
+        return tile
+
+    def scores(self, target, queries, keys, b, g, start, first):
+        """Writes the scores of queries from row `start` with keys from number `first`, scaled and masked: [p, width]."""
+        p, width = target.shape
+        channels = self.k.shape[3]
+        for at, size in blocks(width, BANK):
+            sums = psum((p, size))
+            for chunk, count in ((c // PARTITIONS, d) for c, d in blocks(channels, PARTITIONS)):
+                moving = keys[0:count, chunk, at : at + size]
+                nisa.nc_matmul(dst=sums, stationary=queries[0:count, chunk], moving=moving)
+            if self.cap:
+                nisa.activation(target[:, at : at + size], nl.tanh, sums, scale=self.scale / self.cap)
+            else:
+                nisa.tensor_scalar(target[:, at : at + size], sums, nl.multiply, self.scale)
+        if self.cap:
+            nisa.tensor_scalar(target, target, nl.multiply, self.cap)
+        if self.mask is not None:
+            nisa.tensor_tensor(target, target, self.shown(b, g, start, p, first, width), nl.add)
+
+    def shown(self, b, g, start, p, first, width):
+        """Returns the mask of p queries and `width` keys, times the heads' slopes: [p, width]."""
+        outer, heads = self.mask.shape[:2]
+        tile = sbuf((p, width), self.mask.dtype)
+        own = self.q.shape[2] // self.n
+        for at, row, count in runs(start, p, self.n):
+            head, token = g * own + row // self.n, row % self.n
+            source = self.mask[b % outer, head % heads, token : token + count, first : first + width]
+            nisa.dma_copy(dst=tile[at : at + count], src=source)
+        if self.slopes is None:
+            return tile
+        weighted = sbuf((p, width))
+        nisa.tensor_scalar(weighted, tile, nl.multiply, self.of_heads(self.slopes, g, start, p))
+        return weighted
+
+    def of_heads(self, values, g, start, p):
+        """Returns a number per head as one per query, [p, 1]."""
+        tile = sbuf((p, 1))
+        own = self.q.shape[2] // self.n
+        for at, row, count in runs(start, p, self.n):
+            head = g * own + row // self.n
+            nisa.dma_copy(dst=tile[at : at + count], src=values[head : head + 1].broadcast_to((count, 1)))
+        return tile
+
+    def begin(self, top, total, g, start):
+        """Sets the maximum and the sum before the first key: a sink's, or such as leave a query without any key at zeros."""
+        if self.sinks is None:
+            nisa.memset(top, LEAST)
+            nisa.memset(total, 0.0)
+        else:
+            nisa.tensor_copy(dst=top, src=self.of_heads(self.sinks, g, start, top.shape[0]))
+            nisa.memset(total, 1.0)
+
+    def weighted(self, sums, weights, values):
+        """Adds the product of weights [p, width] and values [128, ⌈width / 128⌉, DV] to `sums`."""
+        p, width = weights.shape
+        for first, size in blocks(width, BANK):
+            turned = psum((min(size, PARTITIONS), -(-size // PARTITIONS), p), weights.dtype)
+            stationary = sbuf(turned.shape, weights.dtype)
+            for at, count in blocks(size, PARTITIONS):
+                part = weights[:, first + at : first + at + count]
+                nisa.nc_transpose(dst=turned[0:count, at // PARTITIONS], data=part)
+            if size % PARTITIONS == 0:
+                nisa.tensor_copy(dst=stationary, src=turned)
+            for at, count in blocks(size, PARTITIONS):
+                chunk = at // PARTITIONS
+                if size % PARTITIONS:
+                    nisa.tensor_copy(dst=stationary[0:count, chunk], src=turned[0:count, chunk])
+                moving = values[0:count, (first + at) // PARTITIONS]
+                nisa.nc_matmul(dst=sums, stationary=stationary[0:count, chunk], moving=moving)
+
+    def store(self, y, sums, total, b, g, start):
+        """Writes sums [p, DV] over totals [p, 1] to the result, [B, n, H, DV]. A query that sees no key has the total 0."""
+        p = sums.shape[0]
+        over, done = sbuf((p, 1)), sbuf(sums.shape)
+        nisa.tensor_scalar(over, total, nl.maximum, 1.0)
+        nisa.reciprocal(over, over)
+        nisa.tensor_scalar(done, sums, nl.multiply, over)
+        own = self.q.shape[2] // self.n
+        for at, row, count in runs(start, p, self.n):
+            head, token = g * own + row // self.n, row % self.n
+            nisa.dma_copy(dst=y[b, token : token + count, head], src=done[at : at + count])
+
+
+def _whole_rows(task, y, b, g):
+    """All queries of a key's head in one tile, their scores in SBUF."""
+    p, n_kv = task.q.shape[2], task.n_kv
+    queries = task.queries(b, g, 0, p)
+    scores, weights = sbuf((p, n_kv)), sbuf((p, n_kv), task.weights)
+    for first, width in blocks(n_kv, KEYS):
+        task.scores(scores[:, first : first + width], queries, task.keys(b, g, first, width), b, g, 0, first)
+    top, total, most, added = (sbuf((p, 1)) for _ in range(4))
+    task.begin(top, total, g, 0)
+    nisa.tensor_reduce(dst=most, op=nl.maximum, data=scores, axis=1)
+    nisa.tensor_tensor(most, most, top, nl.maximum)
+    nisa.tensor_scalar(most, most, nl.multiply, -1.0)
+    nisa.activation_reduce(weights, nl.exp, scores, nl.add, added, bias=most)
+    nisa.activation(top, nl.exp, top, bias=most)
+    nisa.scalar_tensor_tensor(total, total, nl.multiply, top, nl.add, added)
+    sums = psum((p, task.v.shape[3]))
+    for first, width in blocks(n_kv, KEYS):
+        task.weighted(sums, weights[:, first : first + width], task.values(b, g, first, width))
+    task.store(y, sums, total, b, g, 0)
+
+
+def _running(task, y, b, g, first_head, heads):
+    """Several tiles of the queries of some heads, each with its sums, maximum and total while blocks of keys pass by."""
+    n = task.n
+    start, size = first_head * n, min(heads * n, PARTITIONS)
+    tiles = -(-heads * n // PARTITIONS) if n < PARTITIONS else heads * -(-n // PARTITIONS)
+    queries = task.queries(b, g, start, heads * n)
+    sums, top, total = sbuf((size, tiles, task.v.shape[3])), sbuf((size, tiles)), sbuf((size, tiles))
+    nisa.memset(sums, 0.0)
+    for at, p, tile in row_tiles(heads, n):
+        task.begin(top[0:p, tile : tile + 1], total[0:p, tile : tile + 1], g, start + at)
+    for first, width in blocks(task.n_kv, KEYS):
+        keys, values = task.keys(b, g, first, width), task.values(b, g, first, width)
+        for at, p, tile in row_tiles(heads, n):
+            state = (sums[0:p, tile], top[0:p, tile : tile + 1], total[0:p, tile : tile + 1])
+            scores = sbuf((p, width))
+            task.scores(scores, queries[:, :, at : at + p], keys, b, g, start + at, first)
+            _added(task, state, scores, values)
+    for at, p, tile in row_tiles(heads, n):
+        task.store(y, sums[0:p, tile], total[0:p, tile : tile + 1], b, g, start + at)
+
+
+def _added(task, state, scores, values):
+    """Takes a block of keys into the state (sums [p, DV], maximum [p, 1], total [p, 1]) of a tile of queries."""
+    sums, top, total = state
+    p, width = scores.shape
+    most, added, kept = (sbuf((p, 1)) for _ in range(3))
+    weights = sbuf((p, width), task.weights)
+    nisa.tensor_reduce(dst=most, op=nl.maximum, data=scores, axis=1)
+    nisa.tensor_tensor(most, most, top, nl.maximum)
+    nisa.tensor_scalar(most, most, nl.multiply, -1.0)
+    nisa.activation_reduce(weights, nl.exp, scores, nl.add, added, bias=most)
+    nisa.activation(kept, nl.exp, top, bias=most)
+    nisa.tensor_scalar(top, most, nl.multiply, -1.0)
+    nisa.scalar_tensor_tensor(total, total, nl.multiply, kept, nl.add, added)
+    block = psum((p, sums.shape[1]))
+    task.weighted(block, weights, values)
+    nisa.scalar_tensor_tensor(sums, sums, nl.multiply, kept, nl.add, block)
+
+
+@nki.jit
+def _attention(q, k, v, mask, sinks, slopes, settings):
+    """See `_Task`; returns [B, n, H, DV] f32."""
+    task = _Task(q, k, v, mask, sinks, slopes, settings)
+    batches, groups, rows, _ = q.shape
+    y = hbm((batches, task.n, groups * rows // task.n, v.shape[3]), nl.float32)
+    for b in range(batches):
+        for g in nl.affine_range(groups):
+            if rows <= PARTITIONS and task.n_kv <= WHOLE_ROWS:
+                _whole_rows(task, y, b, g)
+            else:
+                for head, count in blocks(rows // task.n, max(1, QUERIES // task.n)):
+                    _running(task, y, b, g, head, count)
+    return y
+
+
+@emitter(
+    "flash_attn_ext",
+    types="f32, f32 f16 bf16, f32 f16 bf16, f16, f32",
+    language="nki",
+    where=(
+        "k_ne2 == v_ne2",
+        "v_ne0 <= 512",
+        "q_ne3 * k_ne2 * (q_ne1 * q_ne2 // k_ne2 // 128 + 1) * (k_ne1 // 2048 + 1) <= 256",
+    ),
+)
+def flash_attn_ext(
+    q,
+    k,
+    v,
+    mask=None,
+    sinks=None,
+    *,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+    prec: int = 0,
+    n_kv_max: int = 0,
+    out,
+):
+    """softmax(scale * q k^T + slope * mask) v for every head, as the emitter in JAX says (`attention.flash_attn_ext`).
+
+    q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16 or bf16, K2 dividing H and V2 equal to it;
+    mask: [M3, M2, n or more, n_kv] f16; sinks: [1, 1, 1, H] f32. Returns [B, n, H, DV] f32.
+    """
+    del n_kv_max
+    batches, heads, n, channels = q.shape
+    sinks = None if sinks is None else lax.reshape(f32(sinks), (heads, 1))
+    slopes = None
+    if mask is not None and max_bias > 0:
+        slopes = np.reshape(alibi_slopes(heads, max_bias), (heads, 1))
+    settings = {
+        "n": n,
+        "scale": scale,
+        "cap": logit_softcap,
+        "weights": np.dtype(np.float32) if prec == PREC_F32 else v.dtype,
+    }
+    q = lax.reshape(lax.convert_element_type(q, k.dtype), (batches, k.shape[1], heads // k.shape[1] * n, channels))
+    return result(inline(_attention, q, k, v, mask, sinks, slopes, settings=settings)[0], out)

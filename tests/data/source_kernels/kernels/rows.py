@@ -1,0 +1,2 @@
+def last(rows):
+    return rows[-1:]

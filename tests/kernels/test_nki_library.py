@@ -1,0 +1,101 @@
+"""kernelgen's own kernels in NKI compute what the reference does, and decline what they are not made for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import LIBRARY, check, emit, spec
+
+from kernelgen.emitters.catalog import Catalog
+
+NKI = ("nki",)
+LLAMA = {"n_dims": 64, "mode": 0, "freq_base": 5e5}
+SHOWN = "(96,5,1,1)/f16"
+
+
+def attention(kind: str, n: int, n_kv: int, heads: int = 4, groups: int = 2, mask: bool = True, **params: float):
+    inputs = [f"(64,{n},{heads},1)/f32", *[f"(64,{n_kv},{groups},1)/{kind}"] * 2]
+    if mask:
+        inputs.append(f"({n_kv},{n},1,1)/f16")
+    return spec("flash_attn_ext", inputs, f"(64,{heads},{n},1)/f32", scale=0.125, **params)
+
+
+def product(kind: str, m: int, k: int, n: int, shared: int = 1, matrices: int = 1):
+    a, b = f"({k},{m},{matrices},1)/{kind}", f"({k},{n},{matrices * shared},1)/f32"
+    return spec("mul_mat", [a, b], f"({m},{n},{matrices * shared},1)/f32")
+
+
+CASES = {
+    "rms_norm": (spec("rms_norm", ["(96,130,2,1)/f16"], "(96,130,2,1)/f16", eps=1e-5), 1e-7),
+    "soft_max": (
+        spec("soft_max", ["(96,5,4,2)/f32", SHOWN, "(4,1,1,1)/f32"], "(96,5,4,2)/f32", scale=0.3, max_bias=8.0),
+        1e-7,
+    ),
+    "mul_mat f16": (product("f16", 600, 160, 3, shared=2, matrices=2), 1e-6),
+    "mul_mat bf16": (product("bf16", 40, 520, 1), 1e-6),
+    "mul_mat q8_0": (product("q8_0", 130, 160, 2), 1e-6),
+    "prompt": (attention("f16", 70, 300, max_bias=4.0), 1e-5),
+    "one token": (attention("f16", 1, 600, logit_softcap=5.0), 1e-5),
+    "rope": (spec("rope", ["(64,4,5,1)/f32", "(5,1,1,1)/i32"], "(64,4,5,1)/f32", **LLAMA), 1e-7),
+    "rope yarn": (
+        spec(
+            "rope",
+            ["(80,3,2,1)/f16", "(2,1,1,1)/i32", "(20,1,1,1)/f32"],
+            "(80,3,2,1)/f16",
+            **{"n_dims": 40, "mode": 2, "ext_factor": 0.7, "n_ctx_orig": 512, "freq_scale": 0.5},
+        ),
+        1e-6,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_kernel_in_nki_computes_what_the_reference_does(name):
+    kernel, limit = CASES[name]
+    check(kernel, limit, languages=NKI)
+
+
+def test_the_hlo_of_a_kernel_in_nki_is_its_own():
+    kernel, _ = CASES["rms_norm"]
+    assert emit(kernel, NKI) != emit(kernel, ("jax",))
+    assert emit(kernel, NKI) == emit.__wrapped__(kernel, NKI)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "language"),
+    [
+        (CASES["rms_norm"][0], "nki"),
+        (spec("rms_norm", ["(20000,1,1,1)/f32"], "(20000,1,1,1)/f32", eps=1e-5), "jax"),
+        (product("q8_0", 64, 64, 1), "nki"),
+        (product("q4_K", 64, 256, 1), "jax"),
+        (product("f16", 64, 20000, 1), "jax"),
+        (attention("f16", 512, 1024, heads=32, groups=8), "nki"),
+        (attention("f16", 1, 32768, heads=32, groups=8), "nki"),
+        (attention("f16", 512, 4096, heads=32, groups=8), "jax"),
+        (attention("q8_0", 1, 64), "jax"),
+    ],
+)
+def test_what_a_kernel_declines_is_for_the_next_language(kernel, language):
+    (chosen,) = Catalog([LIBRARY]).kernels(kernel, ["nki", "jax"], ["trn1", "trn2"])
+    assert chosen.language == language
+
+
+@pytest.mark.long
+def test_every_test_case_of_these_ops_passes_with_the_kernels_in_nki():
+    here = Path(__file__).parent
+    tests = [str(here / f"test_{family}.py") for family in ("norm", "softmax", "rope", "matmul", "attention")]
+    environment = {**os.environ, "KERNELGEN_TEST_LANGUAGES": "nki,jax"}
+    for name in ("TEST_TOTAL_SHARDS", "TEST_SHARD_INDEX", "TEST_SHARD_STATUS_FILE"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", str(here.parent.parent / "pyproject.toml"), *tests],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

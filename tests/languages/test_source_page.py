@@ -1,0 +1,38 @@
+"""docs/source-kernels.md: its files are written where it says, and its commands print what it shows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import page
+
+PAGE = "source-kernels.md"
+
+
+def test_the_page_shows_what_happens(tmp_path: Path) -> None:
+    files = ["find.c", "kernels/cumsum.py", "kernels/norm.py", "kernels/reference.py", "sums.yaml"]
+    assert page.write(PAGE, tmp_path) == files
+    assert page.check(PAGE, tmp_path, failing=("kernelgen check sums.yaml --only 'cumsum_3'",)) == 6
+    # An edit that means the same compiles nothing.
+    source = tmp_path / "kernels" / "cumsum.py"
+    source.write_text(source.read_text().replace("    return np.", "    # a comment\n    return np."))
+    build = "kernelgen build sums.yaml -o build --compiler simulator"
+    assert "8 built (0 compiled, 8 up to date)" in page.run(build, tmp_path)
+
+
+def test_the_program_of_the_page_is_right_for_the_library(tmp_path: Path) -> None:
+    page.write(PAGE, tmp_path)
+    header = page.DOCS.parent / "backend" / "bundle" / "include"
+    command = ["cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{header}", "find.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+
+def test_the_functions_of_the_page_are_tied_for_jax(tmp_path: Path) -> None:
+    page.write(PAGE, tmp_path)
+    text = (page.DOCS / PAGE).read_text(encoding="utf-8")
+    code = next(c for c in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "operator(" in c)
+    (tmp_path / "use.py").write_text(code)
+    assert page.run(f"'{sys.executable}' use.py", tmp_path) == "[ 0.12304688 -0.00195312]\n"

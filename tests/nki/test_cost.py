@@ -1,0 +1,80 @@
+"""What a kernel takes by the model: each engine's cycles by the documented formulas, bytes of DMA, and memory in use at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernelgen import inspect
+from kernelgen.errors import KernelgenError
+from kernelgen.filenames import notes_file
+from kernelgen.hlo import emit
+from kernelgen.kernel import KernelSpec
+from kernelgen.languages.nki import kernel, loading
+from kernelgen.languages.nki.cost import cost
+
+with loading.interpreter():
+    import nki.isa as nisa
+    import nki.language as nl
+
+
+def products(a, b):
+    """`a.T @ b` in blocks of 128 of the contracted axis, then an exponential with its sum."""
+    sums = nl.ndarray((64, 256), nl.float32, buffer=nl.psum)
+    for k in nl.affine_range(a.shape[0] // 128):
+        left, right = nl.ndarray((128, 64), a.dtype, buffer=nl.sbuf), nl.ndarray((128, 256), b.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=left, src=a[nl.ds(128 * k, 128)])
+        nisa.dma_copy(dst=right, src=b[nl.ds(128 * k, 128)])
+        nisa.nc_matmul(dst=sums, stationary=left, moving=right)
+    done, total = nl.ndarray((64, 256), nl.float32, buffer=nl.sbuf), nl.ndarray((64, 1), nl.float32, buffer=nl.sbuf)
+    nisa.activation_reduce(done, nl.exp, sums, nl.add, total)
+    nisa.tensor_scalar(total, total, nl.multiply, 2.0)
+    nisa.tensor_partition_reduce(dst=total[0:1], op=nl.add, data=total)
+    result = nl.ndarray((64, 256), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=result, src=done)
+    return result
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(np.float16, 1), (np.float32, 4)])
+@pytest.mark.parametrize("bound", [0, 1000])
+def test_a_kernel_takes_what_the_formulas_say_rolled_or_not(dtype, factor, bound):
+    a, b = np.zeros((1024, 64), dtype), np.zeros((1024, 256), dtype)
+    recorded = kernel.record(products, [a, b], {}, older=False, bound=bound)
+    assert any("rolled" in note for note in recorded.notes) == (bound == 0)
+    found = cost(recorded.block, recorded.storages)
+    assert found.cycles == {
+        "tensor": 8 * 256 * factor,
+        "scalar": 256 + 64,
+        "vector": 64,
+        "gpsimd": 64 + 150,
+    }
+    assert found.instructions == {"tensor": 8, "scalar": 1, "vector": 1, "gpsimd": 1, "dma": 17}
+    assert found.dma_bytes == a.nbytes + b.nbytes + 64 * 256 * 4
+    assert found.psum_bytes == 2048
+    # The tiles of one step of the loop, or the result and its sum.
+    assert found.sbuf_bytes == max((64 + 256) * a.itemsize, 256 * 4 + 4)
+
+
+def test_inspect_prints_the_cost_that_is_noted_beside_the_hlo(tmp_path: Path):
+    tensor = "(4,1,1,1)/f32"
+    spec = KernelSpec.from_json({"op": "toy", "inputs": [tensor], "output": tensor, "params": {}, "alias": None})
+    file = tmp_path / "toy.hlo.pb"
+    file.write_bytes(emit(spec, lambda x: x))
+    with pytest.raises(KernelgenError, match="no cost is noted"):
+        inspect.describe(file, cost=True)
+    a, b = np.zeros((1024, 64), np.float16), np.zeros((1024, 256), np.float16)
+    recorded = kernel.record(products, [a, b], {}, older=False)
+    noted = cost(recorded.block, recorded.storages).to_json()
+    (tmp_path / notes_file("toy")).write_text(json.dumps({"nki": ["a note"], "costs": [noted]}))
+    assert inspect.describe(file)["notes"] == {"nki": ["a note"]}
+    found = inspect.describe(file, cost=True)
+    (made,) = found["cost"]
+    assert made["modelled"] is True
+    assert made["bottleneck"] == "dma"
+    assert made["cycles"]["dma"] == -(-noted["dma_bytes"] * 14 // 3300)  # 330 GB/s at 1.4 GHz
+    text = inspect.text(found)
+    assert "modelled, not measured; the bottleneck is dma" in text
+    assert f"17 instructions {made['cycles']['dma']:>12,} cycles, {noted['dma_bytes']:,} bytes" in text

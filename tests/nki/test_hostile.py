@@ -1,0 +1,136 @@
+"""Kernels in NKI that misbehave: each is an error at its file and line, within a time limit, and leaves nothing for the next one."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelgen import worker
+from kernelgen.languages.nki import loading, program
+
+HEAD = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from kernelgen.emitter import emitter
+from kernelgen.languages.nki import inline
+
+def copied(x):
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=result, src=x)
+    return result
+"""
+BODIES = {
+    "loops": "while True: pass",
+    "counts": "for i in nl.affine_range(10 ** 15): pass",
+    "copies": "for i in nl.affine_range(10 ** 15): copied(x)",
+    "misses": "import nki.no_such_module",
+    "imports": "import neuronxcc_of_nobody",
+    "redefines": "import builtins; builtins.len = builtins.isinstance = builtins.range = None; raise ValueError('done')",
+    "adds": "import builtins; builtins.another_kernel_was_here = True; return copied(x)",
+    "sees": "return copied(x) if nl.affine_range(len([0])) and 'another_kernel_was_here' not in dir(__builtins__) else None",
+    "writes": "import os; os.chdir('/'); os.environ['HOSTILE'] = '1'; open('/no/such/folder/file', 'w')",
+    "exits": "import sys; sys.exit(0)",
+    "recurses": "return recurses_kernel(x)",
+    "partitions": "nl.ndarray((10 ** 9, 4), x.dtype, buffer=nl.sbuf)",
+    "sbuf": "nl.zeros((128, 10 ** 12), x.dtype, buffer=nl.sbuf)",
+    "psum": "nl.zeros((128, 10 ** 12), nl.float32, buffer=nl.psum)",
+    "reads": "return copied(x.ap([[1, 10 ** 12]]))",
+    "nothing": "pass",
+}
+REFUSED = {
+    "misses": "ModuleNotFoundError: No module named 'nki'",
+    "imports": r"ModuleNotFoundError: No module named 'neuronxcc_of_nobody'",
+    "redefines": "ValueError: done",
+    "writes": "FileNotFoundError: ",
+    "exits": "SystemExit: 0",
+    "recurses": "RecursionError: ",
+    "partitions": "err_num_partition_exceed_arch_limit",
+    "sbuf": "err_sbuf_exceed_arch_limit",
+    "psum": "err_psum_exceed_arch_limit",
+    "reads": "err_access_out_of_bounds",
+}
+
+
+def source() -> str:
+    text = HEAD
+    for name, body in BODIES.items():
+        text += f"\ndef {name}_kernel(x):\n    {body}\n\n"
+        text += f'@emitter("{name}", language="nki")\ndef {name}(x):\n    return inline({name}_kernel, x)[0]\n'
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/own.py").write_text(source())
+    return tmp_path
+
+
+def emit(folder: Path, op: str, *more: str) -> tuple[int, str]:
+    """Emits a kernel as a build does, in this process, and checks that it leaves the process as it was."""
+    before = dict(vars(builtins)), Path.cwd(), gc.isenabled()
+    tensor = "(4,4,1,1)/f32"
+    spec = json.dumps({"op": op, "inputs": [tensor], "output": tensor, "params": {}, "alias": None})
+    found = worker.run(
+        [
+            *("emit", f"--spec={spec}", "--library=mine", f"--emitter={folder / 'mine/own.py'}"),
+            *(f"--output={folder / op}", *more),
+        ]
+    )
+    assert (dict(vars(builtins)), Path.cwd(), gc.isenabled()) == before
+    assert "HOSTILE" not in os.environ
+    assert not program.recording()
+    assert not {name for name in sys.modules if name.split(".")[0] in loading.PACKAGES}
+    assert (folder / op).exists() == (found[0] == 0)
+    return found
+
+
+def located(op: str, said: str) -> bool:
+    line = source()[: source().index(f"def {op}_kernel")].count("\n") + 2
+    return re.match(rf"\S+own\.py:({line}):1: error: ", said) is not None
+
+
+@pytest.mark.parametrize("op", sorted(REFUSED))
+def test_a_kernel_that_misbehaves_is_an_error_at_its_line(folder, op):
+    code, said = emit(folder, op)
+    assert code
+    assert re.search(REFUSED[op], said), said
+    assert located(op, said), said
+    assert emit(folder, "sees")[0] == 0
+
+
+@pytest.mark.parametrize("op", ["loops", "counts", "copies"])
+def test_a_kernel_that_never_ends_is_stopped_at_its_time_limit(folder, op):
+    code, said = emit(folder, op, "--timeout=0.5")
+    assert code == 1
+    assert "it took longer than its time limit and was stopped after 0.5 s" in said
+    assert re.match(r"\S+own\.py:\d+:1: error: ", said), said
+
+
+def test_a_kernel_that_never_ends_is_stopped_before_it_fills_the_memory(folder, monkeypatch):
+    monkeypatch.setattr(program, "MOST_STEPS", 1000)
+    for op in ("counts", "copies"):
+        code, said = emit(folder, op)
+        assert code
+        assert "err_too_many_instructions" in said
+        assert located(op, said), said
+
+
+def test_builtins_that_a_kernel_adds_are_gone(folder):
+    assert emit(folder, "adds") == (0, "")
+    assert emit(folder, "sees") == (0, "")
+
+
+def test_a_kernel_without_a_result_is_an_error(folder):
+    code, said = emit(folder, "nothing")
+    assert code
+    assert "err_no_result" in said

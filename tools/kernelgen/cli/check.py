@@ -1,0 +1,124 @@
+"""`kernelgen check`: kernels, run on the CPU from the HLO that a compiler is given, against the references that manifests name."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernelgen import manifest
+from kernelgen.cli import options
+from kernelgen.cli.emit import select
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError, described
+from kernelgen.manifest.sources import Check
+from kernelgen.plan import Kernel, Plan
+from kernelgen.source_kernel import SourceSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+@click.command(short_help="Compare kernels with their references.")
+@options.manifests_argument
+@options.kernels_option
+@click.option("--only", metavar="GLOB", help="Only kernels whose id or name matches.")
+def command(manifests: tuple[Path, ...], catalog: Catalog, only: str | None) -> int:
+    """Run kernels on the CPU, from the HLO that a compiler is given, and compare them with the references that manifests name.
+
+    A backward kernel is compared with what JAX makes of its forward kernel. The exit status is 1 when a kernel differs.
+    """
+    requests = manifest.load(manifests, catalog)
+    kernels = {k.spec.id: k for k in Plan.merge(requests).kernels}
+    checks = {check.kernel: check for request in requests for check in request.checks}
+    if not checks:
+        raise KernelgenError("no kernel of these manifests has a reference: see `check` in docs/source-kernels.md")
+    ids = sorted(checks)
+    failed = 0
+    chosen = select(ids, [kernels[id].spec.op for id in ids], only)
+    for id in chosen:
+        with contextlib.redirect_stdout(sys.stderr):  # what a kernel prints is not a result
+            wrong = _compare(kernels[id], checks[id], kernels, catalog)
+        failed += bool(wrong)
+        click.echo(f"{id}: {'differs' if wrong else 'ok'}")
+        for line in wrong:
+            click.echo(f"    {line}")
+    without = len(kernels) - len(ids)
+    more = f", {without} without a reference" if without and only is None else ""
+    click.echo(f"{len(chosen) - failed} ok, {failed} different{more}")
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def _compare(kernel: Kernel, check: Check, kernels: dict[str, Kernel], catalog: Catalog) -> list[str]:
+    """Returns how a kernel differs from its reference, a line for each result that does."""
+    from kernelgen.emitters import emission
+    from kernelgen.hlo import execute, judge
+    from kernelgen.neff import tensors_of
+
+    spec = kernel.spec
+    assert isinstance(spec, SourceSpec)
+    arrays = [judge.random(*a.numpy, check.seed + i) for i, a in enumerate(spec.inputs)]
+    try:
+        hlo = emission.emit(catalog.emitters(kernel), spec.interpreted, targets=kernel.targets).hlo
+        results = execute.run(hlo, arrays)
+        wanted = _wanted(check, spec, arrays, kernels, catalog)
+    except (KernelgenError, ValueError) as error:
+        return str(error).splitlines()
+    names = [tensor.name for tensor in tensors_of(hlo) if tensor.usage == "out"]
+    if len(wanted) != len(spec.outputs):
+        return [f"the reference returns {len(wanted)} results, and the kernel {len(spec.outputs)}"]
+    found = [
+        (name, judge.difference(have, want, check.rtol, check.atol))
+        for name, have, want in zip(names, results, wanted, strict=False)
+    ]
+    return [f"{name}: {text}" for name, text in found if text is not None]
+
+
+def _wanted(
+    check: Check, spec: SourceSpec, arrays: Sequence[Array], kernels: dict[str, Kernel], catalog: Catalog
+) -> list[Array]:
+    if check.file is None:
+        return _gradients(kernels[check.forward], arrays, catalog)
+    from kernelgen.emitters.loading import load_file
+
+    _, function = load_file(check.file, check.function)
+    return _called(function, f"{check.file}:{check.function}", arrays, dict(spec.params))
+
+
+def _called(function: Callable[..., Any], name: str, arrays: Sequence[Array], keywords: dict[str, Any]) -> list[Array]:
+    import numpy as np
+
+    try:
+        returned = function(*(a.copy() for a in arrays), **keywords)
+    except Exception as error:
+        raise KernelgenError(f"{name}: {described(error)}", exit_code=EXIT_FAILED) from error
+    return [np.asarray(r) for r in (returned if isinstance(returned, tuple | list) else (returned,))]
+
+
+def _gradients(forward: Kernel, arrays: Sequence[Array], catalog: Catalog) -> list[Array]:
+    """Returns the gradients of a kernel's inputs as JAX makes them of what the kernel does."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from kernelgen.differentiable import as_jax
+
+    spec = forward.spec
+    assert isinstance(spec, SourceSpec)
+    function = as_jax(forward, catalog)
+    n = len(spec.inputs)
+    given = [jnp.asarray(a) for a in arrays]
+    floats = [i for i, a in enumerate(spec.inputs) if a.is_float]
+
+    def of_floats(*values: Any) -> Any:
+        changed = dict(zip(floats, values, strict=True))
+        return function(*(changed.get(i, given[i]) for i in range(n)))
+
+    _, backward = jax.vjp(of_floats, *(given[i] for i in floats))
+    return [np.asarray(g) for g in backward(tuple(given[n:]))]

@@ -1,0 +1,49 @@
+"""Arrays to run a kernel with, and where two kernels' results differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def random(shape: Sequence[int], dtype: str, seed: int) -> Array:
+    """Returns random values: floats from the normal distribution, integers 0 or 1.
+
+    Args:
+        shape: of the array.
+        dtype: the dtype's name in NumPy or ml_dtypes.
+        seed: equal seeds give equal values.
+    """
+    import ml_dtypes
+
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    if kind.kind in "iub":
+        return rng.integers(0, 2, tuple(shape)).astype(kind)
+    return rng.normal(size=tuple(shape)).astype(kind)
+
+
+def difference(have: Array, want: Array, rtol: float, atol: float) -> str | None:
+    """Returns how a result differs from what is wanted: in how many elements, by how much, and where first. None: it does not.
+
+    Args:
+        have: the result.
+        want: what is wanted; `nan` equals itself.
+        rtol: the relative tolerance.
+        atol: the absolute one.
+    """
+    if have.shape != want.shape:
+        return f"it is {list(have.shape)}, not {list(want.shape)}"
+    a, b = have.astype(np.float64), want.astype(np.float64)
+    close = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+    if close.all():
+        return None
+    with np.errstate(invalid="ignore"):
+        worst = np.nanmax(np.where(close, 0, np.abs(a - b)))
+    first = tuple(int(i) for i in np.argwhere(~close)[0])
+    where = f"first {list(first)}: {a[first]:g}, not {b[first]:g}"
+    return f"{(~close).sum()} of {close.size} differ, by up to {worst:.3g}; {where}"

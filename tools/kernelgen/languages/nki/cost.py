@@ -1,0 +1,143 @@
+"""What a recorded kernel takes by the documented formulas: instructions and cycles of each engine, DMA, and memory.
+
+This is a model and no measurement.
+
+Cycles (AWS's documentation of nki.isa): the vector and scalar engines take one per element of a partition, 64 at least; an
+activation that reduces as well takes 64 more; GpSimd takes 150 more; the tensor engine takes max(min(64, columns of the stationary
+tile), columns of the moving one), four times that for float32. DMA is counted in bytes. What instructions wait for each other is
+not modelled. The kernel's notes have the figures; `kernelgen inspect --cost` prints them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelgen.languages.nki.checks import PSUM_BANK_BYTES
+from kernelgen.languages.nki.dtypes import float32
+from kernelgen.languages.nki.program import PSUM, SBUF, Block, Instruction, Loop, Storage
+from kernelgen.languages.nki.roll import Rolled
+from kernelgen.languages.nki.tensors import Tensor
+
+LEAST_CYCLES = 64
+GPSIMD_CYCLES = 150
+REDUCE_CYCLES = 64
+
+ENGINES = ("tensor", "vector", "scalar", "gpsimd")
+
+_GPSIMD = {
+    "affine_select", "gather_flattened", "iota", "local_gather", "nonzero_with_count", "partition_reduce", "shuffle", "topk",
+}  # fmt: skip
+_DMA = {"dma_compute", "rmw"}
+
+
+@dataclass(slots=True)
+class Cost:
+    """What a kernel takes.
+
+    Attributes:
+        instructions: of each engine, and of DMA.
+        cycles: of each engine.
+        dma_bytes: what DMA moves between memories.
+        sbuf_bytes: the most of SBUF that is in use at once, per partition; memory is in use from its first instruction to its last.
+        psum_bytes: likewise of PSUM, in whole banks per tile.
+    """
+
+    instructions: dict[str, int] = field(default_factory=dict)
+    cycles: dict[str, int] = field(default_factory=dict)
+    dma_bytes: int = 0
+    sbuf_bytes: int = 0
+    psum_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cycles": self.cycles,
+            "instructions": self.instructions,
+            "dma_bytes": self.dma_bytes,
+            "sbuf_bytes_per_partition": self.sbuf_bytes,
+            "psum_bytes_per_partition": self.psum_bytes,
+        }
+
+
+def cost(block: Block, storages: Iterable[Storage]) -> Cost:
+    """Returns what a kernel takes.
+
+    Args:
+        block: what was recorded; loops may be rolled.
+        storages: all memory that it uses.
+    """
+    found = Cost(dict.fromkeys((*ENGINES, "dma"), 0), dict.fromkeys(ENGINES, 0))
+    for instruction, times in _instructions(block.items, 1):
+        engine = _engine(instruction)
+        found.instructions[engine] += times
+        if engine == "dma":
+            found.dma_bytes += times * _moved(instruction)
+        else:
+            found.cycles[engine] += times * _cycles(instruction, engine)
+    used = list(storages)
+    found.sbuf_bytes = _most_at_once((s, s.bytes_per_partition) for s in used if s.buffer is SBUF)
+    found.psum_bytes = _most_at_once(
+        (s, -(-s.bytes_per_partition // PSUM_BANK_BYTES) * PSUM_BANK_BYTES) for s in used if s.buffer is PSUM
+    )
+    return found
+
+
+def _instructions(items: Iterable[Any], times: int) -> Iterator[tuple[Instruction, int]]:
+    for item in items:
+        if isinstance(item, Instruction):
+            yield item, times
+        elif isinstance(item, Rolled):
+            yield from _instructions(item.body.items, times * item.count)
+        elif isinstance(item, Loop):
+            for iteration in item.iterations:
+                yield from _instructions(iteration.items, times)
+
+
+def _engine(instruction: Instruction) -> str:
+    op = instruction.op
+    tensors = (*instruction.reads, *instruction.writes)
+    if op in _DMA or (op in ("assign", "transpose", "fill") and any(not t.on_chip for t in tensors)):
+        return "dma"
+    if op == "matmul" or (op == "transpose" and instruction.writes[0].buffer.kind == "psum"):
+        return "tensor"
+    if op == "activation":
+        return "scalar"
+    return "gpsimd" if op in _GPSIMD else "vector"
+
+
+def _cycles(instruction: Instruction, engine: str) -> int:
+    if engine == "tensor":
+        stationary, moving = (instruction.reads * 2)[:2]
+        double = bool(instruction.op == "matmul" and instruction.attributes[1])
+        columns, rows = (_per_partition(t) // (2 if double else 1) for t in (stationary, moving))
+        return max(min(LEAST_CYCLES, columns), rows) * (4 if moving.dtype == float32 else 1)
+    most = max(map(_per_partition, (*instruction.reads, *instruction.writes)))
+    taken = max(LEAST_CYCLES, most)
+    if engine == "scalar" and len(instruction.writes) > 1:
+        taken += REDUCE_CYCLES
+    return taken + (GPSIMD_CYCLES if engine == "gpsimd" else 0)
+
+
+def _per_partition(tensor: Tensor) -> int:
+    return math.prod(tensor.shape[1:])
+
+
+def _moved(instruction: Instruction) -> int:
+    """Returns the bytes that a DMA writes, or reads where that is more."""
+    read = sum(t.size * t.dtype.itemsize for t in instruction.reads)
+    return max(read, sum(t.size * t.dtype.itemsize for t in instruction.writes))
+
+
+def _most_at_once(sizes: Iterable[tuple[Storage, int]]) -> int:
+    changes: dict[int, int] = {}
+    for storage, size in sizes:
+        if storage.first >= 0:
+            changes[storage.first] = changes.get(storage.first, 0) + size
+            changes[storage.last + 1] = changes.get(storage.last + 1, 0) - size
+    now = most = 0
+    for _, change in sorted(changes.items()):
+        now += change
+        most = max(most, now)
+    return most
