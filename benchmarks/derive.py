@@ -93,6 +93,7 @@ def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Ite
     """Yields what deriving a model's manifest takes, and writes it to `output`."""
     name = file.stem
     command = [*KERNELGEN, "model", file, "-o", output, "--ftype", "F16", f"--llama-cpp={programs.libraries}"]
+    command += ["--fuse", "none"]
     log, recorder = output.with_suffix(".arguments"), output.with_suffix(".sh")
     recorder.write_text(RECORD_ARGUMENTS.format(log=log, program=programs.exporter))
     recorder.chmod(0o755)

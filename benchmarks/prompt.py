@@ -85,6 +85,7 @@ def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: 
     exporter = os.environ.get(VARIABLE, ROOT / "backend" / "exporter" / "exporter" / "export-graphs")
     output = folder / "derived.yaml"
     words = ["model", model, "-o", output, "--n-ctx", N_CTX, "--target", harness.TARGET, "--exporter", exporter]
+    words += ["--fuse", "none"]  # pieces and padding of single ops
     words += ["--llama-cpp", programs.llama_cpp, *(["--n-tokens", way.n_tokens] if way.n_tokens else [])]
     with contextlib.redirect_stdout(sys.stderr):
         status = cli.run(list(map(str, words)))

@@ -251,11 +251,9 @@ class group_search {
             if (neuron_is_work(cgraph->nodes[i])) {
                 work.push_back(i);
                 tokens.push_back(neuron_token_of(cgraph->nodes[i]));
-                loose.push_back(neuron_token_of(cgraph->nodes[i], neuron_token_kind::WITHOUT_EXTENTS));
             }
         }
-        hashes       = neuron_token_hashes(tokens);
-        loose_hashes = neuron_token_hashes(loose);
+        hashes = neuron_token_hashes(tokens);
         for (const uint64_t token : tokens) {
             reasons.push_back(kernels.groups.has_member(token) ? NEURON_UNGROUPED_PLACE : NEURON_UNGROUPED_OP);
         }
@@ -304,20 +302,24 @@ class group_search {
         return neuron_group_words(cgraph, watched, group);
     }
 
-    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, or a longer one that a kernel
-    // for other lengths computes.
+    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, else the longest one that a kernel
+    // for more tokens, or for a longer cache, computes.
     bool find_at(size_t first, neuron_group & group) {
-        const bool   exact = find_exact(first, group);
-        neuron_group other;
-        if (!kernels.is_exact_only() && find_longer(first, group.kernel ? group.nodes.size() : 0, other)) {
-            group = std::move(other);
-            return true;
-        }
-        return exact;
+        return find_exact(first, group) || (!kernels.is_exact_only() && find_longer(first, group));
     }
 
-    // Finds a group of more than `least` nodes that a kernel for more tokens, or for a longer cache, computes.
-    bool find_longer(size_t first, size_t least, neuron_group & group) {
+    // Computes the tokens without extents, when they are first needed.
+    void loosen() {
+        if (loose.empty()) {
+            for (const int i : work) {
+                loose.push_back(neuron_token_of(cgraph->nodes[i], neuron_token_kind::WITHOUT_EXTENTS));
+            }
+            loose_hashes = neuron_token_hashes(loose);
+        }
+    }
+
+    bool find_longer(size_t first, neuron_group & group) {
+        loosen();
         const ggml_tensor * node     = cgraph->nodes[work[first]];
         const auto *        families = kernels.groups.families_beginning_with(loose[first], node->ne[0]);
         if (!families) {
@@ -325,9 +327,6 @@ class group_search {
         }
         for (const neuron_group_family & family : *families) {
             const size_t n = family.tokens.size();
-            if (n <= least) {
-                return false;
-            }
             if (!begins(first, loose_hashes, family.tokens)) {
                 continue;
             }
@@ -341,19 +340,35 @@ class group_search {
     }
 
     // Chooses the smallest kernel of a family that computes a group with this key.
-    bool choose(const neuron_group_family & family, const std::vector<uint64_t> & words, neuron_group & group) const {
-        neuron_group_fit fit;
+    bool choose(const neuron_group_family & family, std::vector<uint64_t> words, neuron_group & group) {
+        choice & last = chosen[&family];
+        if (last.words == words && last.kernel && make_room(last.fit, group)) {  // a layer like the one before
+            return use(last, group);
+        }
+        last.kernel = nullptr;
         for (const neuron_group_kernel & kernel : family.kernels) {
-            if (kernel.n_words != words.size() || !neuron_fit_group(words.data(), kernel.key, words.size(), fit) ||
-                !make_room(fit, group)) {
-                continue;
+            if (kernel.n_words == words.size() && neuron_fit_group(words.data(), kernel.key, words.size(), last.fit) &&
+                make_room(last.fit, group)) {
+                last.kernel = &kernel;
+                last.words  = std::move(words);
+                return use(last, group);
             }
-            group.kernel  = { kernel.bundle, kernel.number };
-            group.longer  = true;
-            group.padding = fit.padding;
-            return true;
         }
         return false;
+    }
+
+    // What was chosen last of a family.
+    struct choice {
+        std::vector<uint64_t>       words;
+        neuron_group_fit            fit;
+        const neuron_group_kernel * kernel = nullptr;
+    };
+
+    static bool use(const choice & c, neuron_group & group) {
+        group.kernel  = { c.kernel->bundle, c.kernel->number };
+        group.longer  = true;
+        group.padding = c.fit.padding;
+        return true;
     }
 
     // Gives a group's slots and results what a kernel has; returns whether the tensors that it reads on in are long enough.
@@ -396,15 +411,16 @@ class group_search {
         return false;
     }
 
-    const ggml_cgraph *           cgraph;
-    const neuron_kernel_store &   kernels;
-    const bool                    watched;
-    std::vector<int>              work;  // nodes that have to be computed
-    std::vector<uint64_t>         tokens;
-    neuron_token_hashes           hashes;
-    std::vector<uint64_t>         loose;  // tokens without extents
-    neuron_token_hashes           loose_hashes;
-    std::vector<neuron_ungrouped> reasons;
+    const ggml_cgraph *                                     cgraph;
+    const neuron_kernel_store &                             kernels;
+    const bool                                              watched;
+    std::vector<int>                                        work;  // nodes that have to be computed
+    std::vector<uint64_t>                                   tokens;
+    neuron_token_hashes                                     hashes;
+    std::vector<uint64_t>                                   loose;  // tokens without extents
+    neuron_token_hashes                                     loose_hashes;
+    std::unordered_map<const neuron_group_family *, choice> chosen;
+    std::vector<neuron_ungrouped>                           reasons;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
     ./bazelw run //tests/llama:any_tokens                             all of it
     ./bazelw run //tests/llama:any_tokens -- -m llama,gemma3          these models
     ./bazelw run //tests/llama:any_tokens -- --depths 0,255 --step 7  these depths, and every seventh number of tokens
+    ./bazelw run //tests/llama:any_tokens -- -m llama --fuse layer    with layers as kernels
 
 A model's manifest is derived for 1, 8, 32, 128 and 512 tokens. Then, for each model and type of the cache:
 
@@ -618,6 +619,7 @@ def main() -> int:
     parser.add_argument(
         "--step", type=int, default=1, help="between numbers of tokens, beside those of kernels and their neighbours"
     )
+    parser.add_argument("--fuse", choices=("none", "layer"), default="none", help="as of `kernelgen model`")
     parser.add_argument("--seeds", type=int, default=4, help="of random calls with several sequences")
     args = parser.parse_args()
     programs = harness.Programs.find()
@@ -640,7 +642,8 @@ def main() -> int:
         if model.key not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            sweep = Sweep(programs, model, Path(folder))
+            layered = model if args.fuse == "none" else replace(model, layers=4)  # of which several are alike
+            sweep = Sweep(programs, layered, Path(folder), fuse=args.fuse)
             begun, number = time.monotonic(), 0
 
             def say(call: Call, total: int = len(pairs), model: Model = model) -> None:

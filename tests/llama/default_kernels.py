@@ -3,12 +3,15 @@
     ./bazelw run //tests/llama:default_kernels                       every architecture
     ./bazelw run //tests/llama:default_kernels -- -a llama,qwen3     these
     ./bazelw run //tests/llama:default_kernels -- --write-page       all, and write the table to docs/default-kernels.md
+    ./bazelw run //tests/llama:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/layers.md
 
-test-llama-archs writes an architecture's small random models. `kernelgen model` derives their kernels from the files' headers, with no
-option but the length of the context: those for 1, 8, 32, 128 and 256 tokens, and for no length of the test's own. With these the test runs: calls of 64
+test-llama-archs writes an architecture's small random models. `kernelgen model` derives the kernels of their ops from the files' headers, with no
+other option but the length of the context: those for 1, 8, 32, 128 and 256 tokens, and for no length of the test's own. With these the test runs: calls of 64
 and 32 tokens (128 for some), logits against the CPU's, and once more after saving and loading. Nothing is recorded.
 
-Exit status 1 when a model failed, or when an architecture has nodes on the CPU that docs/default-kernels.md does not tell of.
+With `--fuse layer` llama.cpp's test-fusion runs as well, and says how far the logits are from those of the same kernels without groups.
+
+Exit status 1 when a model failed, or when an architecture has nodes on the CPU that the page does not tell of.
 """
 
 from __future__ import annotations
@@ -39,15 +42,26 @@ import models
 from kernelgen import cli, fileio, manifest
 from kernelgen.ggml.ops import op
 from kernelgen.ggml.tokens import cuts
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec
 
 N_CTX = 256
 """Cells of the context that test-llama-archs makes."""
 
-PAGE = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "default-kernels.md"
+DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs"
+PAGE = DOCS / "default-kernels.md"
+PAGES = {"none": PAGE, "layer": DOCS / "layers.md"}
+
+LIMIT_FUSED = 1e-6
+"""Normalised mean squared error of logits with groups against those without, at most."""
 
 _LACKING = re.compile(
     r"of the (?P<ops>\d+) ops of a graph ran .*?, (?P<lacking>\d+) on the CPU because no kernel computes them"
+)
+_GROUPED = re.compile(r"(?P<ops>\d+) ops ran in groups, in (?P<launches>\d+) launches")
+_OUTSIDE = re.compile(r"\d+ ops were in no group: (.*)")
+_FUSED = re.compile(
+    r" (?:dense|moe) +\w+ +(?P<label>\S+) +(?P<fused>\d+) +\d+ +\d+ +(?P<error>\S+) +\S+ \w+$", re.MULTILINE
 )
 _LAUNCHED = re.compile(r"other numbers of tokens were launched (\d+) times, with (\d+) rows of padding")
 
@@ -66,6 +80,10 @@ class Model:
         failure: what went wrong beside the rows.
         seconds: how long it took.
         absent: whether test-llama-archs writes no file of it, so that there is nothing to derive kernels from.
+        ran: ops that the device ran in the whole test; `grouped` of these in groups, in `group_launches` launches.
+        outside: ops that were in no group, by reason.
+        fused: largest error of logits with groups against those without; None: there were no groups.
+        folds: whether some graph kernel computes several parts of one graph.
     """
 
     rows: list[models.Row] = field(default_factory=list)
@@ -77,6 +95,12 @@ class Model:
     failure: str = ""
     seconds: float = 0.0
     absent: bool = False
+    ran: int = 0
+    grouped: int = 0
+    group_launches: int = 0
+    outside: dict[str, int] = field(default_factory=dict)
+    fused: float | None = None
+    folds: bool = False
 
     @property
     def passed(self) -> bool:
@@ -126,12 +150,15 @@ class Lane:
         programs: what runs them.
         work: the folder with the architectures' results.
         threads: that a program may use.
+        fuse: what is one kernel, as of `kernelgen model`.
     """
 
-    def __init__(self, programs: harness.Programs, work: Path, threads: int) -> None:
-        self.programs, self.work, self.threads = programs, work, threads
+    def __init__(self, programs: harness.Programs, work: Path, threads: int, fuse: str = "none") -> None:
+        self.programs, self.work, self.threads, self.fuse = programs, work, threads, fuse
         self.builder = models.Builder()
-        self.depends = lane.digest(models.depends_on(programs), lane.digest_files([Path(__file__), derived.exporter()]))
+        self.depends = lane.digest(
+            models.depends_on(programs), lane.digest_files([Path(__file__), derived.exporter()]), fuse
+        )
 
     def do(self, name: str, progress: lane.Progress) -> Model:
         """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
@@ -150,20 +177,22 @@ class Lane:
 
     def _do(self, name: str, folder: Path, progress: lane.Progress) -> Model:
         pattern = f"^{re.escape(name)}$"
-        specs: dict[str, KernelSpec] = {}
+        specs: dict[str, KernelSpec | GraphSpec] = {}
+        files = []
         progress("deriving", 0)
         for number, (_, file) in enumerate(derived.save(self.programs, pattern, folder)):
             output = folder / f"m{number}.yaml"
             said = io.StringIO()
             where = ("--exporter", derived.exporter(), "--llama-cpp", self.programs.llama_cpp)
             words = ["model", file, "-o", output, "--n-ctx", N_CTX, "--target", harness.TARGET, *where]
+            words += ["--fuse", self.fuse]
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 if cli.run(list(map(str, words))):
                     return Model(failure=said.getvalue().strip())
             (request,) = manifest.load([output], self.builder.catalog)
             specs |= {kernel.spec.id: kernel.spec for kernel in request.kernels}
             config = next(c for c in request.configs if c.target == harness.TARGET)
-            file.unlink()
+            files.append(file)
         if not specs:
             return Model(absent=True)
         built = lane.Built()
@@ -194,7 +223,40 @@ class Lane:
             model.failure = f"the backend ran ops on the CPU and did not say so: {dict(ran['cpu'])}"
         elif not ran["device"]:
             model.failure = "nothing ran on the device"
+        model.ran = ran["device"].total()
+        _add_groups(model, output_text)
+        if model.grouped:
+            self._compare(model, files, environment)
         return model
+
+    def _compare(self, model: Model, files: Sequence[Path], environment: dict[str, str]) -> None:
+        """Adds how far the logits are from those without groups."""
+        model.fused = 0.0
+        for file in files:
+            words = ("--model", file, "--device", "NEURON0", "--record", file.with_suffix(".csv"))
+            done = self.programs.run(
+                "test-fusion", *words, environment=environment, preload=True, timeout=models.TIMEOUT
+            )
+            rows = list(_FUSED.finditer(done.stdout + done.stderr))
+            model.fused = max((float(row["error"]) for row in rows), default=model.fused)
+            model.folds |= any(int(row["fused"]) > 1 for row in rows)
+            if done.returncode or not rows:
+                model.failure = model.failure or f"test-fusion: {(done.stdout + done.stderr)[-1500:]}"
+        if not model.fused <= LIMIT_FUSED:
+            model.failure = model.failure or f"the error against the same kernels without groups is {model.fused:.1e}"
+
+
+def _add_groups(model: Model, log: str) -> None:
+    """Adds what the backend says of groups."""
+    outside: Counter[str] = Counter()
+    for match in _GROUPED.finditer(log):
+        model.grouped += int(match["ops"])
+        model.group_launches += int(match["launches"])
+    for match in _OUTSIDE.finditer(log):
+        for part in match[1].split("; "):
+            count, _, reason = part.partition(" because ")
+            outside[reason] += int(count)
+    model.outside = dict(outside)
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------------
@@ -204,12 +266,15 @@ def run_all(
     programs: harness.Programs,
     work: Path,
     names: Sequence[str],
+    fuse: str,
     *,
     jobs: int | None = None,
     say: harness.Say = print,
 ) -> dict[str, Model]:
     """Does architectures side by side, and returns what became of each; the arguments are those of `models.run_all`."""
-    return lane.answers(Path(__file__), {"work": str(work)}, programs, names, jobs, Model.from_json, line, say)
+    return lane.answers(
+        Path(__file__), {"work": str(work), "fuse": fuse}, programs, names, jobs, Model.from_json, line, say
+    )
 
 
 def line(name: str, model: Model) -> str:
@@ -217,9 +282,14 @@ def line(name: str, model: Model) -> str:
     if model.absent:
         return f"{name}: left out: {_NO_FILE}"
     how = "passed" if model.passed else "FAILED"
+    groups = (
+        f", {model.grouped} of {model.ran} ops in groups, {model.fused:.1e} from none"
+        if model.fused is not None
+        else ""
+    )
     where = f"{model.lacking} of {model.ops} nodes on the CPU: {_joined(model.reasons)}" if model.lacking else "wholly"
     return (
-        f"{name}: {how}, {where}, {model.kernels} kernels, {model.launches} launches for other numbers of tokens, "
+        f"{name}: {how}, {where}, {model.kernels} kernels, {model.launches} launches for other numbers of tokens{groups}, "
         f"{model.seconds:.0f} s" + (f"; {model.failure}" if model.failure else "")
     )
 
@@ -253,6 +323,50 @@ kernel for other numbers*, the tokens are not the outermost axis. Such a model r
 | architecture | passes | kernels | launches | on the CPU | why |
 |---|---|--:|--:|--:|---|
 """
+
+
+_LAYERS = """\
+# Architectures with layers as kernels
+
+Which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](graph-kernels.md): the kernels are those that [`kernelgen model`](models.md)
+derives by default, for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells, and the test's own calls have 64, 32 and for some 128 tokens. The page is written by
+
+    ./bazelw run //tests/llama:default_kernels -- --fuse layer --write-page
+
+Of {all} architectures {passed} pass, with the test's limits and at most {limit:.0e} from the logits without groups (normalised mean squared error, by llama.cpp's `test-fusion`). {grouped}
+have ops in groups, {share:.0%} of all ops of the whole test, and in {folds} one kernel computes several layers of a graph: the test's models have two layers, of which
+the last one is different, unless they need more. *Other ops* are in no group, for these reasons; most of them belong to calls of several sequences with a cache each, whose kernels are exact.
+
+| architecture | passes | kernels | ops in groups | ops per launch | folds | error against no groups | other ops |
+|---|---|--:|--:|--:|---|--:|---|
+"""
+
+
+def layers_page(found: Mapping[str, Model]) -> str:
+    """Returns the text of the page about layers."""
+    there = {name: model for name, model in found.items() if not model.absent}
+    ran = sum(model.ran for model in there.values())
+    intro = _LAYERS.format(
+        n_ctx=N_CTX,
+        limit=LIMIT_FUSED,
+        all=len(there),
+        passed=sum(model.passed for model in there.values()),
+        grouped=sum(model.grouped > 0 for model in there.values()),
+        share=sum(model.grouped for model in there.values()) / max(1, ran),
+        folds=sum(model.folds for model in there.values()),
+    )
+    lines = []
+    for name, model in sorted(there.items()):
+        share = f"{model.grouped / model.ran:.0%}" if model.ran else ""
+        per_launch = f"{model.grouped / model.group_launches:.1f}" if model.group_launches else ""
+        reasons = sorted(model.outside.items(), key=lambda item: (-item[1], item[0]))
+        others = "; ".join(f"{count} {reason}" for reason, count in reasons)
+        said = model.failure.splitlines()[0].replace("|", "/") if model.failure else others
+        error = "" if model.fused is None else f"{model.fused:.1e}"
+        passed, folds = ("yes" if value else "no" for value in (model.passed, model.folds))
+        cells = (name, passed, model.kernels, share, per_launch, folds, error, said)
+        lines.append(f"| {' | '.join(map(str, cells))} |\n")
+    return intro + "".join(lines)
 
 
 def page(found: Mapping[str, Model]) -> str:
@@ -307,7 +421,7 @@ def summary(found: Mapping[str, Model]) -> Iterable[str]:
 
 
 def _make(setup: dict[str, Any]) -> Any:
-    own = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"])
+    own = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"], setup["fuse"])
     return lambda name, progress: asdict(own.do(name, progress))
 
 
@@ -318,25 +432,27 @@ def main() -> int:
     parser.add_argument("-a", dest="names", metavar="NAMES", help="architectures; all by default")
     parser.add_argument("--work", type=Path, help="where results are kept between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
-    parser.add_argument("--write-page", action="store_true", help="write docs/default-kernels.md")
+    parser.add_argument("--fuse", choices=sorted(PAGES), default="none", help="as of `kernelgen model`")
+    parser.add_argument("--write-page", action="store_true", help="write docs/default-kernels.md or docs/layers.md")
     parser.add_argument("--lane", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.lane:
         lane.serve(_make)
         return 0
     programs = harness.Programs.find()
-    work = (args.work or backend_ops.default_work().with_name("default-kernels")).absolute()
+    work = (args.work or backend_ops.default_work().with_name(PAGES[args.fuse].stem)).absolute()
     names = models.architectures(programs, work)
     if args.names:
         unknown = set(args.names.split(",")) - set(names)
         if unknown:
             parser.error(f"test-llama-archs does not run {', '.join(sorted(unknown))}; it runs {', '.join(names)}")
         names = [name for name in names if name in args.names.split(",")]
-    found = run_all(programs, work, names, jobs=args.jobs, say=backend_ops.say)
+    found = run_all(programs, work, names, args.fuse, jobs=args.jobs, say=backend_ops.say)
     for text in summary(found):
         print(text)
     if args.write_page:
-        fileio.write_bytes(PAGE, page(found).encode())
+        text = page(found) if args.fuse == "none" else layers_page(found)
+        fileio.write_bytes(PAGES[args.fuse], text.encode())
     missed = worse(found, PAGE.read_text(encoding="utf-8") if PAGE.is_file() else "")
     if missed:
         print(f"failed, or with nodes on the CPU that docs/default-kernels.md does not tell of: {', '.join(missed)}")

@@ -44,11 +44,13 @@ from kernelgen import fileio, hlo, neff
 from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulator import Simulator
+from kernelgen.emitters import emission
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.errors import KernelgenError
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, kernels, schema, settings
 from kernelgen.plan import Bundle, Kernel
@@ -213,12 +215,14 @@ class Builder:
             refused.setdefault(entries[diagnostic.location.line - first], diagnostic.message)
         return {entry: kernel for entry, kernel in found.items() if entry not in refused}, config, refused
 
-    def emit(self, spec: KernelSpec) -> bytes:
+    def emit(self, spec: KernelSpec | GraphSpec) -> bytes:
         """Returns a kernel's HLO.
 
         Raises:
             KernelgenError: its emitter does not take it.
         """
+        if isinstance(spec, GraphSpec):
+            return emission.emit(self.catalog.emitters(self.catalog.kernel(spec)), spec).hlo
         chosen = self.catalog.choose(spec, self.languages, harness.TARGET)
         return hlo.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
 
@@ -260,7 +264,12 @@ class Builder:
         return built, sha256
 
     def pack(
-        self, specs: Mapping[str, KernelSpec], config: CompileConfig, path: Path, built: Built, progress: Progress
+        self,
+        specs: Mapping[str, KernelSpec | GraphSpec],
+        config: CompileConfig,
+        path: Path,
+        built: Built,
+        progress: Progress,
     ) -> dict[str, str]:
         """Emits kernels and writes their pack, unless there are none; returns why kernels are refused, by kernel.
 

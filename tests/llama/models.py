@@ -36,6 +36,7 @@ import harness
 import lane
 
 from kernelgen import fileio
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec
 
 LIMIT = 1e-4
@@ -193,7 +194,7 @@ class Builder(lane.Builder):
         super().__init__()
         self._kept: dict[str, bytes] = {}
 
-    def emit(self, spec: KernelSpec) -> bytes:
+    def emit(self, spec: KernelSpec | GraphSpec) -> bytes:
         if spec.id not in self._kept:
             self._kept[spec.id] = super().emit(spec)
         return self._kept[spec.id]

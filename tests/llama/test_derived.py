@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import default_kernels
@@ -79,6 +80,19 @@ def test_the_page_of_default_kernels_tells_what_is_left() -> None:
     assert default_kernels.worse({"whole": left, "left": failed, "new": left}, text) == ["whole", "left", "new"]
 
 
+def test_the_page_of_layers_tells_what_is_in_groups() -> None:
+    log = """\
+ggml-neuron: 300 ops ran in groups, in 10 launches, 30.0 ops each
+ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 because their groups have other nodes beside them
+"""
+    model = default_kernels.Model([models.Row(1e-9, "OK", "OK")], 80, 290, ran=400, fused=2e-12, folds=True)
+    default_kernels._add_groups(model, log)
+    text = default_kernels.layers_page({"llama": model, "none": default_kernels.Model(absent=True)})
+    assert "Of 1 architectures 1 pass" in text and "75% of all ops" in text
+    others = "90 no group has such a node; 10 their groups have other nodes beside them"
+    assert f"| llama | yes | 80 | 75% | 30.0 | yes | 2.0e-12 | {others} |\n" in text
+
+
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
@@ -103,13 +117,13 @@ def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "weights", "flash_attn", "n_ctx"),
+    ("architecture", "weights", "flash_attn", "n_ctx", "fuse"),
     [
-        ("llama", np.float16, "on", 256),
+        ("llama", np.float16, "on", 256, "layer"),
         # attention of 256 cells, too, finds the kernels for 512 alone
-        pytest.param("llama", np.float16, "off", 512, marks=pytest.mark.long),
-        ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256),
-        pytest.param("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, marks=pytest.mark.long),
+        pytest.param("llama", np.float16, "off", 512, "none", marks=pytest.mark.long),
+        ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none"),
+        pytest.param("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, "none", marks=pytest.mark.long),
     ],
 )
 def test_a_model_is_derived_built_and_run(
@@ -119,6 +133,7 @@ def test_a_model_is_derived_built_and_run(
     weights: type[np.floating] | gguf.GGMLQuantizationType,
     flash_attn: str,
     n_ctx: int,
+    fuse: str,
 ) -> None:
     """All logits of a random model, for a prompt at once, in calls of a number for which there are no kernels, and token by token: every
     layer on the device, with the kernels that its header asks for.
@@ -127,7 +142,7 @@ def test_a_model_is_derived_built_and_run(
     random_llama.write(model, architecture=architecture, weights=weights)
     output = tmp_path / "random.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", n_ctx, "--n-kv", n_ctx, "--flash-attn", flash_attn]
-    arguments += ["--target", harness.TARGET]
+    arguments += ["--target", harness.TARGET, "--fuse", fuse]
     # What the prompt comes to; with one token llama.cpp looks whether the device has flash attention. The warm-up has two, and others
     # have 13 and 5, which kernels for other numbers compute.
     arguments += ["--n-tokens", f"1,8,{PROMPT_TOKENS}"]
@@ -168,3 +183,6 @@ def test_a_model_is_derived_built_and_run(
         # llama.cpp itself keeps the embedding of the input tokens on the CPU
         assert set(models.dispatched(log)["cpu"]) <= {"GET_ROWS"}
         assert "because no kernel computes them" not in log and "no kernel for" not in log
+        grouped = re.search(r"(\d+) ops ran in groups", log)
+        assert (fuse == "none") == (grouped is None)
+        assert grouped is None or int(grouped[1]) >= 0.9 * ran["device"].total()

@@ -57,8 +57,8 @@ def derive(exporter: Exporter, tmp_path: Path) -> Derive:
 
 
 def run_model(exporter: Exporter, source: Path, output: Path, *arguments: object) -> int:
-    """Runs `kernelgen model` and returns its exit status."""
-    where = ("--exporter", exporter.program, "--llama-cpp", exporter.libraries)
+    """Runs `kernelgen model` and returns its exit status; the kernels are those of ops unless `--fuse` is among the arguments."""
+    where = ("--exporter", exporter.program, "--llama-cpp", exporter.libraries, "--fuse", "none")
     return cli.run(list(map(str, ("model", source, "-o", output, *where, *arguments))))
 
 

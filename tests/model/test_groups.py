@@ -60,8 +60,9 @@ def test_a_layer_is_a_segment_and_all_but_the_last_are_one_kernel(qwen3: Graph) 
         2,
     ]  # of the head also the embeddings, which are an output
     assert [len(spec.written) for spec in specs] == [0, *[2] * 5, 0]
-    (step,) = whole(qwen3)
-    assert len(segment_spec(qwen3, step).nodes) == len(qwen3.nodes)
+    embedding, step = whole(qwen3)  # which llama.cpp computes on the CPU
+    assert len(embedding) == 1
+    assert len(segment_spec(qwen3, step).nodes) == len(qwen3.nodes) - 1
 
 
 def test_names_and_numbers_of_layers_do_not_count(qwen3: Graph, exporter: Exporter, tmp_path: Path) -> None:
@@ -114,8 +115,8 @@ def test_the_manifest_of_a_model_has_its_layers_as_formulas(exporter: Exporter, 
     for n_tokens in (1, 5):
         one = graph(exporter, file, n_tokens)
         specs = [segment_spec(one, segment) for segment in layers(one)]
-        assert set(specs) <= held
+        assert {spec for spec in specs if len(spec.nodes) > 1} <= held  # the embedding is an op's kernel
         assert {node.kernel for spec in specs for node in spec.nodes} <= held
     text = output.read_text()
-    assert len(re.findall("^  - name: ", text, re.MULTILINE)) == 4
+    assert len(re.findall("^  - name: ", text, re.MULTILINE)) == 3
     assert "blk." not in text.partition("\nkernels:")[0].partition("\ngraphs:")[2]

@@ -211,7 +211,7 @@ def test_the_summary_and_the_manifest_say_what_it_is(
     assert lines[1] == "  1 token, 1 output, flash attention on: 52 nodes, none without a kernel"
     assert lines[-1] == str(output)
     text = output.read_text()
-    assert "#   kernelgen model Tiny-Qwen3.gguf --n-ctx 512 --n-tokens 1 --flash-attn on\n" in text
+    assert "#   kernelgen model Tiny-Qwen3.gguf --n-ctx 512 --n-tokens 1 --flash-attn on --fuse none\n" in text
     assert "\nname: tiny_qwen3\ntargets: [trn1, trn1n, inf2, trn2]\n" in text
     assert f"{len(specs(output))} kernels in " in lines[-2]
 
@@ -224,7 +224,7 @@ def test_few_numbers_of_tokens_and_flash_attention_are_the_default(exporter: Exp
         (["--n-ubatch", 16], "--n-ctx 4096 --n-tokens 1,8,16 --n-ubatch 16 --flash-attn on"),
     ):
         assert run_model(exporter, file, output, *options) == 0
-        assert f"#   kernelgen model model.gguf {made}\n" in output.read_text()
+        assert f"#   kernelgen model model.gguf {made} --fuse none\n" in output.read_text()
     assert all(spec.op != "soft_max" for spec in specs(output))
 
 

@@ -275,20 +275,23 @@ def manifest_name(model: str, ftype: str) -> str:
 
 _FEWER_TARGETS = tuple(part for target in ("trn1", "inf2", "trn2") for part in ("--target", target))
 
+# Kernels of ops alone, to be few: builds of these are what tests wait for, and one of the first shows how a build goes.
+_OPS = ("--fuse", "none")
+
 # With flash attention and without it, and each length of the cache by itself.
 _LENGTHS = ",".join(map(str, range(256, 4097, 256)))
 _BOTH = ("--n-ctx", "4096", "--n-tokens", "1,512", "--n-kv", _LENGTHS, "--flash-attn", "both")
 
 MANIFESTS = (
     # What README.md builds first.
-    Manifest(Path("manifests/llama3.yaml"), "llama3", "Llama-3-8B", "F16", (*_BOTH, *_FEWER_TARGETS)),
+    Manifest(Path("manifests/llama3.yaml"), "llama3", "Llama-3-8B", "F16", (*_BOTH, *_OPS, *_FEWER_TARGETS)),
     # What tests and quick benchmarks build in its place.
     Manifest(
         Path("benchmarks/small.yaml"),
         "llama3",
         SMALL,
         "F16",
-        ("--n-ctx", "256", "--n-tokens", "16", "--flash-attn", "both", "--target", "trn1", "--target", "inf2"),
+        ("--n-ctx", "256", "--n-tokens", "16", "--flash-attn", "both", *_OPS, "--target", "trn1", "--target", "inf2"),
     ),
     *(
         Manifest(FOLDER / f"{manifest_name(model, ftype)}.yaml", manifest_name(model, ftype), model, ftype)

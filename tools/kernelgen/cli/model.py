@@ -25,6 +25,9 @@ from kernelgen.model.sizes import Call, Settings
 from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
 
+_FUSE = "layer"
+"""What `--fuse` is by default."""
+
 _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 
 
@@ -45,9 +48,9 @@ _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 @click.option(
     "--fuse",
     type=click.Choice(list(groups.FUSE)),
-    default="none",
+    default=_FUSE,
     show_default=True,
-    help="Which parts of a graph are one kernel each: its layers, all of it, or none.",
+    help="Which parts of a graph are one kernel each, beside the kernels of its ops: its layers, all of it, or none.",
 )
 @options.kernels_option
 @click.pass_context
@@ -223,7 +226,7 @@ def _made_by(settings: Settings, path: Path, fuse: str) -> list[str]:
     parts += ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
-    if fuse != "none":
+    if fuse != _FUSE:
         parts += ["--fuse", fuse]
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     # A shell reads the lines as one.

@@ -247,6 +247,8 @@ def fit(
         return [], False
     met = set()
     for segment in segments:
+        if len(segment) == 1:  # its op's kernel is as good
+            continue
         own = kernels[segment.start : segment.end]
         cuts = [_cut(g, segment, r) for g, r in zip(graphs, readers, strict=True)]
         same = tuple(_content(g, segment, c) for g, c in zip(graphs, cuts, strict=True))

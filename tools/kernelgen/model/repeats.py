@@ -31,7 +31,7 @@ def layers(graph: Graph) -> list[Segment]:
     n = len(graph.nodes)
     found = _period(tuple(node.op for node in graph.nodes))
     if found is None:
-        return [Segment(0, n)] if n else []
+        return whole(graph)
     period, first, last, count = found
     cost = crossing(graph)
     slack = last - first - count * period
@@ -42,13 +42,31 @@ def layers(graph: Graph) -> list[Segment]:
     )
     end = start + count * period
     cuts = [*_before(start, period, cost), *range(start, end + 1, period), *_behind(end, n, period, cost)]
-    edges = sorted({0, *cuts, n})
-    return [Segment(a, b) for a, b in itertools.pairwise(edges)]
+    return _segments(graph, {0, *cuts, n})
 
 
 def whole(graph: Graph) -> list[Segment]:
-    """Returns the whole graph as one segment."""
-    return [Segment(0, len(graph.nodes))] if graph.nodes else []
+    """Returns the whole graph as one segment, but for the embedding."""
+    return _segments(graph, {0, len(graph.nodes)})
+
+
+def _segments(graph: Graph, edges: set[int]) -> list[Segment]:
+    """Returns what is between these places, the first of which is cut behind the embedding unless hardly anything is left then."""
+    embedding = _embedding(graph)
+    if all(not 0 < edge <= embedding + 1 for edge in edges):
+        edges = edges | {embedding}
+    return [Segment(a, b) for a, b in itertools.pairwise(sorted(edges))]
+
+
+def _embedding(graph: Graph) -> int:
+    """Returns how many nodes at the beginning look rows up in what is given to the graph: the tokens' embedding and the like, which
+    llama.cpp computes on the CPU whatever a device can do.
+    """
+    given = [
+        node.op == "get_rows" and all(at is None or graph.roots[at.root].node is None for at in wires.inputs)
+        for node, wires in zip(graph.nodes, graph.wires, strict=True)
+    ]
+    return next((i for i, one in enumerate(given) if not one), len(given))
 
 
 def crossing(graph: Graph) -> list[int]:
