@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from programs import ROOT, SCENARIOS, Programs, Result, Run, build
+from programs import GROUPS, RANDOM, ROOT, SCENARIOS, Programs, Result, Run, build
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +86,18 @@ def kernels(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("kernels")
     build(recorded, output)
     return output
+
+
+@pytest.fixture(scope="session")
+def group_kernels(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the kernels of the groups that `GROUPS` and `RANDOM` have, and of their nodes; `groups.yaml` is beside it."""
+    path = tmp_path_factory.mktemp("groups") / "groups.yaml"
+    command = [programs.find("groups"), "manifest", *GROUPS, *RANDOM]
+    path.write_text(
+        subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
+    )
+    build(path, path.parent / "kernels")
+    return path.parent / "kernels"
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,14 @@ SCENARIOS = (
 )
 
 
+# Of the program `groups`, each a graph with groups in it.
+GROUPS = (
+    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading"),
+    *("in-place", "views", "several-results", "kept", "square"),
+)
+RANDOM = ("random-0", "random-1")
+
+
 @dataclass(frozen=True)
 class Result:
     """How a run of `scenarios` ended.

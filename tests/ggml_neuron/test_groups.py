@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from programs import ROOT, Programs, build
+from programs import GROUPS, RANDOM, ROOT, Programs, build
 
 from kernelgen import cli
 from kernelgen.emitters.catalog import Catalog
@@ -23,10 +23,6 @@ from kernelgen.manifest import load
 from kernelgen.manifest.graph_ops import read_graphs
 from kernelgen.model.grouping import Groups, Outside
 
-GROUPS = (
-    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading"),
-    *("in-place", "views", "several-results", "kept", "square"),
-)
 SHORTER = tuple(
     f"shorter-{name}"
     for name in (
@@ -38,7 +34,6 @@ REFUSED = tuple(
     f"refused-{name}"
     for name in ("in-place", "scores", "columns", "unmasked-cells", "cache-of-its-own", "end-of-cache")
 )
-RANDOM = ("random-0", "random-1")
 MUTATED = (
     *(
         f"mutated-{what}"
@@ -53,22 +48,15 @@ SCHEDULED = tuple(
 Compute = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def manifest(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def manifest(group_kernels: Path) -> Path:
     """Returns a manifest of the scenarios' groups, and of their nodes one by one."""
-    path = tmp_path_factory.mktemp("groups") / "groups.yaml"
-    command = [programs.find("groups"), "manifest", *GROUPS, *RANDOM]
-    path.write_text(
-        subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
-    )
-    return path
+    return group_kernels.parent / "groups.yaml"
 
 
-@pytest.fixture(scope="module")
-def kernels(manifest: Path) -> Path:
-    folder = manifest.parent / "kernels"
-    build(manifest, folder)
-    return folder
+@pytest.fixture
+def kernels(group_kernels: Path) -> Path:
+    return group_kernels
 
 
 @pytest.fixture(scope="module")

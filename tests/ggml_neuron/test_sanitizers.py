@@ -64,6 +64,23 @@ def test_two_cores_with_nodes_for_the_cpu(sanitized: Programs, kernels: Path) ->
     expect_ok(scenarios(sanitized, "two-cores-and-the-cpu", **variables), ("two-cores-and-the-cpu",))
 
 
+def test_groups(sanitized: Programs, group_kernels: Path, tmp_path: Path) -> None:
+    """Graphs with groups: found before ggml gives out memory and after it, refused for what differs, looked at, and recorded."""
+    names = ("hit", "cache", "scheduled:kept", "reused:kept", "mutated-wiring", "escapes", "watched")
+    graphs = tmp_path / "recorded.graphs"
+    for buffers, some in (("device", names), ("host", ("several-results", "views"))):
+        result = execute(
+            sanitized,
+            *(sanitized.find("groups"), "run", sanitized.find("libggml-neuron.so"), sanitized.llama_cpp, *some),
+            GGML_NEURON_KERNEL_DIR=group_kernels,
+            GGML_NEURON_BUFFERS=buffers,
+            GGML_NEURON_RECORD_GRAPHS=graphs,
+        )
+        expect_ok(result, some)
+        assert re.search(r"[1-9]\d* ops ran in groups", result.stderr), result.stderr
+    assert len(graphs.read_text().splitlines()) > len(names)
+
+
 @pytest.mark.parametrize("buffers", ["device", "host"])
 def test_failures(sanitized: Programs, kernels: Path, buffers: str) -> None:
     """Each function of libnrt fails once, at its first, second or third call."""
