@@ -102,9 +102,11 @@ def _cost_text(made: dict[str, Any]) -> list[str]:
 
 
 def _notes_text(notes: dict[str, Any]) -> list[str]:
-    """Returns notes as lines: a line for each entry of a list, else one for each value."""
+    """Returns notes as lines: a line for each entry of a list, else one for each value; `--cost` shows the costs."""
     lines = []
     for name, value in notes.items():
+        if name == "costs":
+            continue
         for entry in value if isinstance(value, list) else [value]:
             shown = entry if isinstance(entry, str) else canonical_json(entry)
             lines.append(f"  {name.removesuffix('s') if isinstance(value, list) else name:{_WIDTH}} {shown}")

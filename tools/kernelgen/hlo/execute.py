@@ -39,9 +39,7 @@ class Executable:
             ValueError: `hlo` is not a module.
         """
         module = proto.parse(hlo)
-        parameters = tuple((i.name, *_array(i.shape)) for i in proto.parameters(proto.entry(module)))
-        results = tuple(_array(shape) for shape in proto.result_shapes(module))
-        return cls(loaded, parameters, results)
+        return cls(loaded, parameters(hlo), tuple(_array(shape) for shape in proto.result_shapes(module)))
 
     def execute(self, buffers: Sequence[Any]) -> list[Any]:
         """Returns XLA's buffers of the results, which are computed by then.
@@ -162,6 +160,15 @@ def compile_for_cpu(hlo: bytes) -> Executable:
         ValueError: `hlo` is not a module, or XLA does not compile it (its message).
     """
     return Executable.of(hlo, xla_compile(hlo, client()))
+
+
+def parameters(hlo: bytes) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Returns the parameters of a serialized `HloModuleProto`, as `Executable` has them.
+
+    Raises:
+        ValueError: `hlo` is not a module.
+    """
+    return tuple((i.name, *_array(i.shape)) for i in proto.parameters(proto.entry(proto.parse(hlo))))
 
 
 def _array(shape: Any) -> tuple[str, tuple[int, ...]]:
