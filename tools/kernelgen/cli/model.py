@@ -26,7 +26,7 @@ from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
 
 _FUSE = "layer"
-"""What `--fuse` is by default."""
+"""What `--fuse` is of a model by default; of lists of kernels it is `none`."""
 
 _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 
@@ -48,9 +48,8 @@ _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 @click.option(
     "--fuse",
     type=click.Choice(list(groups.FUSE)),
-    default=_FUSE,
-    show_default=True,
-    help="Which parts of a graph are one kernel each, beside the kernels of its ops: its layers, all of it, or none.",
+    help="Which parts of a graph are one kernel each, beside the kernels of its ops: its layers, all of it, or none.  "
+    f"[default: {_FUSE}; of files that list kernels none]",
 )
 @options.kernels_option
 @click.pass_context
@@ -64,7 +63,7 @@ def command(
     program: Path | None,
     llama_cpp: Path | None,
     python: str | None,
-    fuse: str,
+    fuse: str | None,
     catalog: Catalog,
 ) -> None:
     """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
@@ -83,8 +82,9 @@ def command(
         if len(found) > 1:
             raise KernelgenError("a model has a manifest of its own: name one source")
     else:
-        _list(context, found, output, name, targets, catalog, fuse)
+        _list(context, found, output, name, targets, catalog, fuse or "none")
         return
+    fuse = fuse or _FUSE
     (source,) = found
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)

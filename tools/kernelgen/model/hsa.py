@@ -170,7 +170,7 @@ class _Reader:
             made.value[key] = Entry(_scalar(node, key), node)
         expanded, _ = kernels.expand(made, self._catalog, self.report)
         found = expanded[0].spec if expanded else None
-        assert isinstance(found, KernelSpec)
+        assert found is None or isinstance(found, KernelSpec)
         return found
 
     def _of_other_types(self, op: str, inputs: Sequence[str], output: str) -> KernelSpec | None:
