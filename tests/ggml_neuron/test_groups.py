@@ -7,7 +7,6 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -186,13 +185,11 @@ def test_what_differs_in_anything_is_not_the_group(
     graphs = tmp_path / "recorded.graphs"
     result = compute(kernels, *MUTATED, GGML_NEURON_RECORD_GRAPHS=str(graphs))
     expect_ok(result, *MUTATED)
-    # `kernelgen coverage` finds the same reasons
+    # `kernelgen coverage` finds the same reasons, of other numbers of nodes: kernels for more tokens serve groups, too
     groups = Groups(groups_of(manifest))
     counts = Counter(why for graph in read_graphs(graphs) for _, why in groups.find(graph).outside)
     said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in Outside}
     assert all(said.values()) and counts.keys() == said.keys(), result.stderr
-    times = {Fraction(int(match[1]), counts[why]) for why, match in said.items() if match}
-    assert len(times) == 1, (counts, result.stderr)  # each graph was computed as often
 
 
 def test_a_program_that_looks_at_nodes_sees_what_they_compute(compute: Compute, kernels: Path) -> None:

@@ -1,7 +1,8 @@
 """Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/groups.cpp`): the same rules, for reports.
 
-From a node on the longest group wins that there is a kernel for; the search goes on behind it. A group is exact: its shapes are the
-graph's own.
+From a node on the longest group wins that there is a kernel for; the search goes on behind it. A group's shapes are the
+graph's own, as with GGML_NEURON_EXACT=1: the backend also computes groups of fewer tokens or of a shorter cache by kernels for more
+(`group_lengths.cpp`), which is not looked for here.
 """
 
 from __future__ import annotations
