@@ -138,6 +138,6 @@ def test_a_kernel_is_called_from_jax(tmp_path):
     np.testing.assert_array_equal(found, (X + 1 + np.arange(8)[:, None] // 4) * 2)
 
 
-def test_the_native_lowering_is_refused(tmp_path):
-    with pytest.raises(KernelgenError, match="the lowering 'native' of an NKI kernel is not available"):
+def test_the_native_lowering_is_refused_without_its_compiler(tmp_path):
+    with pytest.raises(KernelgenError, match="the lowering 'native' needs NKI's own compiler, which is not installed"):
         call(load(tmp_path, GRID, "updates"), X, lowering="native")

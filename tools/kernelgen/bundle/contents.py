@@ -86,7 +86,8 @@ class Contents:
         hlos: each kernel's HLO, by number.
         neffs: the distinct NEFFs, in the order in which kernels first use them.
         kernel_neff: for each kernel, the position of its NEFF in `neffs`.
-        notes: what is noted about each kernel, as JSON; a text is empty where there is nothing.
+        notes: what is noted about each kernel, as JSON; a text is empty where there is nothing, and there is none at
+            all where nothing is noted.
         special_flags: (number, the compiler's flags) of kernels that were compiled with others than the bundle's.
     """
 

@@ -49,6 +49,7 @@ def write(path: str | Path, contents: Contents) -> None:
     origin = contents.origin
     lines = []
     special = dict(contents.special_flags)
+    notes = contents.notes or [""] * len(contents.specs)
     with fileio.replacing_folder(path) as folder:
         (folder / "generic/hlo").mkdir(parents=True)
         (folder / file_name(origin.target) / "neff").mkdir(parents=True)
@@ -72,7 +73,7 @@ def write(path: str | Path, contents: Contents) -> None:
                         "neff": neff,
                         "neff_sha256": source.sha256,
                         "neff_size": source.size,
-                        **({"notes": json.loads(contents.notes[number])} if contents.notes[number] else {}),
+                        **({"notes": json.loads(notes[number])} if notes[number] else {}),
                     }
                     | ({"flags": special[number]} if number in special else {})
                 )
