@@ -83,7 +83,8 @@ def test_the_page_shows_every_command() -> None:
     text = (ROOT / PAGE).read_text()
     shown = {match for command, _ in sessions() for match in re.findall(r"kernelgen (\w+)", command)}
     mentioned = set(re.findall(r"kernelgen (\w+)", text))
-    elsewhere = {"doctor", "model", "simulate"}  # what they print depends on the machine, or on llama.cpp
+    # What these print depends on the machine or on llama.cpp; and docs/source-kernels.md shows check.
+    elsewhere = {"check", "doctor", "model", "simulate"}
     assert set(COMMANDS) - elsewhere <= shown
     assert elsewhere <= mentioned
 

@@ -33,7 +33,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 KEY = re.compile(r"(?<=[`'])[A-Za-z_][\w.]*(?=[`'])|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+\.[a-z_]+\b")
 VARIABLE = re.compile(r"\b(?:GGML_)?NEURON_(?!KERNELS_)[A-Z_]+\b")
 
-TABLES = ("ggml/ops.py", "hlo/proto.py", "bundle/embed.py")
+TABLES = ("ggml/ops.py", "hlo/proto.py", "bundle/embed.py", "simulator/products.py")
 """Their texts are data, or C."""
 
 OF_OTHERS = {
@@ -49,7 +49,7 @@ NO_KEYS = {
     "general.alignment general.architecture kernelgen.kernel kernelgen.key kernelgen.neff n_kernels n_neffs": "in a pack",
     "neuron.kernels neuron_hlo data neuron_kernelgen emit_timeout": "Bazel",
     "add_neuron_kernels": "CMake",
-    "nrt_load neuron_kernels_table": "C",
+    "nrt_execute nrt_load neuron_kernels_table": "C",
     "op_params": "ggml",
     "ggml_op_add ggml_unary_op_relu input_tensors kernel_name": "of ggml-hsa-gen-kernels",
     "model_type weight_map": "of Hugging Face models",
