@@ -72,7 +72,7 @@ def rope(
 
 
 def refuse(x: Array, pos: Array, n_dims: int, mode: int, n_offs: int) -> None:
-    """Raises `Unsupported` for what there is no rotation of."""
+    """Raises `Unsupported` when the mode is unknown, or the channels or positions do not fit the tensors."""
     n_tokens, ne0 = x.shape[1], x.shape[3]
     if mode not in (NORMAL, NEOX, MROPE, VISION, IMROPE):
         raise Unsupported(f"rope has no mode {mode}; 0, 2, 8, 24 and 40 are known")

@@ -175,7 +175,7 @@ class graph_recorder {
         char head[64] = "";
         if (info.st_size &&
             (pread(fd, head, strlen(BEGINNING), 0) != (ssize_t) strlen(BEGINNING) || strcmp(head, BEGINNING) != 0)) {
-            return path + " exists and is no recording of graphs";
+            return path + " exists and is not a recording of graphs";
         }
         const std::string text = (info.st_size ? "" : first_line()) + pending;
         for (size_t done = 0; done < text.size();) {

@@ -17,7 +17,7 @@
 constexpr int GRAPH_FORMAT_VERSION = 1;
 
 // Numbers the tensors of a graph and writes them: nodes in the order in which they are computed, and everything else
-// before its first use. A tensor that is no node of the graph is given to it, whatever computed it.
+// before its first use. A tensor that is not a node of the graph is an input, even if another graph computed it.
 class graph_writer {
   public:
     // Returns what a tensor is to the graph ("weight", "cache", "input", "output"), or NULL.

@@ -53,7 +53,7 @@ static bool read_target(const neuron_nrt & nrt, std::string & target) {
     return true;
 }
 
-// Returns how many cores a list such as "3", "0-3" or "0,2,4-5" names; 0 when it is no such list.
+// Returns how many cores a list such as "3", "0-3" or "0,2,4-5" names; 0 when the text is not such a list.
 static uint32_t count_listed(const std::string & list) {
     uint32_t           count = 0;
     std::istringstream parts(list);

@@ -269,7 +269,10 @@ def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
 def test_a_file_that_is_no_recording_is_not_written_to(compute: Compute, tmp_path: Path) -> None:
     path = tmp_path / "mine"
     recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
-    for text, said in (("[]\n", f"{path} exists and is no recording of graphs"), (None, f"{tmp_path}/no/where can't")):
+    for text, said in (
+        ("[]\n", f"{path} exists and is not a recording of graphs"),
+        (None, f"{tmp_path}/no/where can't"),
+    ):
         if text is not None:
             path.write_text(text)
         file = path if text is not None else tmp_path / "no" / "where"

@@ -174,7 +174,7 @@ def test_what_the_runtime_binds(folder: Path, entry: str, tensors: str) -> None:
         ("k/scan.py:scan, inputs: ['f32[2]'], outputs: ['f32[3]'], alias: 0", "output 0 is f32[3] and input 0 f32[2]"),
         ("k/scan.py:scan, inputs: ['f32[2]'], outputs: ['f32[2]'], alias: 1", "there is no input 1"),
         ("k/scan.py:scan, inputs: ['f32[2]'], outputs: ['f32[2]'], alias: {4: 0}", "there is no output 4"),
-        ("k/scan.py:scan, inputs: [], outputs: ['f32[2]'], name: a b", "'a b' is no name that a program can ask for"),
+        ("k/scan.py:scan, inputs: [], outputs: ['f32[2]'], name: a b", "'a b' is not a name that a program can ask for"),
         ("k/scan.py:scan, inputs: [], outputs: ['f32[2]'], grid: [0]", "grid: expected a number of programs, not '0'"),
         ("k/scan.py:scan, inputs: [], outputs: ['f32[2]'], params: {x: .inf}", "a static argument is a finite number"),
         ("k/scan.py:scan, inputs: ['f32[${n}]'], outputs: ['f32[2]'], batch: {n: [1, 2]}", "two kernels are named 'scan'"),
@@ -288,10 +288,12 @@ def test_a_backward_kernel_gives_what_differentiating_the_interpreted_kernel_giv
     plan(folder, f"{entry}}}\n{entry}, name: own, vjp: k/squares.py:squares_back}}\n")
     rng = np.random.default_rng(0)
     x, y, weights = (rng.normal(size=(128, 8)).astype(np.float32) for _ in range(3))
-    grads = []
-    for name in ("squares", "own"):
+
+    def gradients(name):
         kernel = operator(folder / "m.yaml", name)
-        grads.append(jax.grad(lambda *a: (kernel(*a)[0] * weights).sum(), (0, 1))(x, y))  # noqa: B023
+        return jax.grad(lambda *a: (kernel(*a)[0] * weights).sum(), (0, 1))(x, y)
+
+    grads = [gradients(name) for name in ("squares", "own")]
     for by_itself, by_the_kernel, wanted in zip(*grads, (2 * x * y * weights, x * x * weights), strict=True):
         np.testing.assert_allclose(by_itself, wanted, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(by_the_kernel, by_itself, rtol=1e-5, atol=1e-6)

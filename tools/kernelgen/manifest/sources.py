@@ -253,7 +253,7 @@ class SourceEntry(KernelEntry):
             self.fail_with(
                 values,
                 node,
-                f"'{short(str(value))}' is no name that a program can ask for: letters, digits, underscores, hyphens and "
+                f"'{short(str(value))}' is not a name that a program can ask for: letters, digits, underscores, hyphens and "
                 "dots, beginning with a letter or an underscore, at most 100",
             )
         return str(value)
