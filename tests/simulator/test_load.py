@@ -148,3 +148,10 @@ def test_says_that_jaxlib_is_missing(client: Run, add: Path, environment: dict[s
         f"the helper is not able to run: {sys.executable} lacks what kernelgen needs (No module named jaxlib)"
         in result.stderr
     )
+
+
+def test_a_kernel_runs_without_jax(client: Run, add: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """It takes most of the time that a helper would need to start."""
+    (tmp_path / "jax.py").write_text("raise ImportError('the helper imports jax')\n")
+    result = client("run", add, NEURON_SIMULATOR_PATH=f"{tmp_path}:{environment['NEURON_SIMULATOR_PATH']}")
+    assert result.returncode == 0, result.stderr
