@@ -59,7 +59,7 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     n_experts, (n_tokens, n_used), n_rows = a.shape[1], ids.shape[2:], b.shape[2]
     pairs = n_tokens * n_used
     a = lax.reshape(a, a.shape[1:])
-    one = TensorDesc.make((*inputs[0].ne[:2], 1, 1), inputs[0].dtype)
+    one = TensorDesc.make((*inputs[0].ne[:2], 1, 1), inputs[0].dtype, form=inputs[0].form)
     ids = lax.reshape(ids, (pairs,))
 
     def product(rows: Array, expert: Array) -> Array:

@@ -54,6 +54,19 @@ def test_quantized_weights(dtype: str, batch: str) -> None:
     check(spec("mul_mat", [f"(512,6,{batch})/{dtype}", "(512,3,4,1)/f32"], "(6,3,4,1)/f32"), 1e-6)
 
 
+@pytest.mark.parametrize("dtype", GROUPS["quantized"])
+def test_quantized_weights_as_planes(dtype: str) -> None:
+    """The planes are the same numbers in the same arithmetic: not one bit of the result differs."""
+    kernels = [f"(512,6,2,1)/{t}" for t in (dtype, f"{dtype}:planes")]
+    plain, planes = (check(spec("mul_mat", [w, "(512,3,4,1)/f32"], "(6,3,4,1)/f32"), 1e-6) for w in kernels)
+    np.testing.assert_array_equal(plain, planes)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_transposed_weights(dtype: str) -> None:
+    check(spec("mul_mat", [f"(40,7,2,1)/{dtype}:transposed", "(40,5,4,1)/f32"], "(7,5,4,1)/f32"), 1e-6)
+
+
 def test_quantized_weights_with_longer_rows() -> None:
     check(spec("mul_mat", ["(64,6,1,1)/q8_0/(34,102,612,612)", "(64,3,1,1)/f32"], "(6,3,1,1)/f32"), 1e-6)
 

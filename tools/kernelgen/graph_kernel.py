@@ -93,7 +93,7 @@ class GraphNode:
             if (
                 operand is not None
                 and operand.place == self.place
-                and (operand.tensor.ne, operand.tensor.dtype) == (self.output.ne, self.output.dtype)
+                and (operand.tensor.ne, operand.tensor.type_text) == (self.output.ne, self.output.type_text)
             ):
                 return i
         return None
@@ -326,8 +326,10 @@ class _Maker:
         self.numbers.setdefault(root, len(self.numbers))
         self.low[root] = min(loose.offset, self.low.get(root, loose.offset))
         self.high[root] = max(end, self.high.get(root, end))
-        if self.types.setdefault(root, loose.tensor.dtype) != loose.tensor.dtype:
-            raise ValueError(f"{what}: a view has the type of its tensor, {self.types[root]}, not {loose.tensor.dtype}")
+        if self.types.setdefault(root, loose.tensor.type_text) != loose.tensor.type_text:
+            raise ValueError(
+                f"{what}: a view has the type of its tensor, {self.types[root]}, not {loose.tensor.type_text}"
+            )
 
     def _place(self, loose: Loose) -> Place:
         if isinstance(loose.root, int):

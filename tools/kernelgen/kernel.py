@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from kernelgen.canonical import canonical_json
 from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.forms import WEIGHTS
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES_BY_NUMBER
@@ -54,6 +55,10 @@ class KernelSpec:
         srcs = list(inputs)
         while srcs and srcs[-1] is None:
             srcs.pop()
+        weight = WEIGHTS.get(op)
+        formed = next((t for i, t in enumerate((*srcs, output)) if t is not None and t.form and i != weight), None)
+        if formed is not None:
+            raise ValueError(f"{op}: only the weights of {' and '.join(WEIGHTS)} have a form, not {formed}")
         known = ggml_ops.op(op)
         full = known.with_defaults(params or {})
         return KernelSpec(op, tuple(srcs), output, tuple(sorted(full.items())), known.alias if alias is None else alias)
