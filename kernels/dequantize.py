@@ -1,7 +1,8 @@
 """Quantized tensors: ggml's block formats, read; `quantize` writes them.
 
-A quantized tensor arrives as its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8, or in the form `planes` as those of its
-rows, `[ne3, ne2, ne1, bytes per row]` u8, and stays so in the NEFF's inputs: what is here becomes part of the kernel that uses it. Formats are those of ggml-common.h, results those of ggml-quants.c.
+A quantized tensor arrives as its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8, or in the form `planes` as those of
+its rows, `[ne3, ne2, ne1, bytes per row]` u8, and stays so in the NEFF's inputs: what is here becomes part of the kernel that uses
+it. Formats are those of ggml-common.h, results those of ggml-quants.c.
 
 The lattices of the IQ types (`iq2xxs_grid` and its like) come from the gguf package, which keeps them as ggml does. In a kernel
 each is a table of 16-bit words, the codes of one point of the lattice packed; what a code stands for is computed.

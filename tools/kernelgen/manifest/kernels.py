@@ -166,13 +166,15 @@ class KernelEntry:
             return inputs
         if op.name == "mul_mat" and weight.ne[2] * weight.ne[3] > 1:  # heads of a cache
             return inputs
-        return [formed(t, self.forms()) if i == index else t for i, t in enumerate(inputs)]
+        return [*inputs[:index], formed(weight, self.forms()), *inputs[index + 1 :]]
 
     def _check_formed(self, formed: bool) -> None:
         """Notes forms that an entry asks for of its own and has no weight for."""
         own = self.entry.get("weights")
         if own is not None and self.usable(own) and own.value and self.good and not formed:
-            hint = f"a weight is the first operand of {' or '.join(WEIGHTS)}, contiguous, and has no variable of `sizes`"
+            hint = (
+                f"a weight is the first operand of {' or '.join(WEIGHTS)}, contiguous, and has no variable of `sizes`"
+            )
             self.fail(own, f"the entry has no weight that can be {' or '.join(self.forms())}", hint)
 
     def _only_of_op(self) -> None:
