@@ -112,6 +112,18 @@ def test_mul_mat_id(n_experts: int, used: int, tokens: int, per_token: int) -> N
     check(spec("mul_mat_id", inputs, f"(7,{used},{tokens},1)/f32"), src2=experts(n_experts, tokens, used))
 
 
+@pytest.mark.parametrize("tokens", [2, 70])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_K", "f16"])
+def test_mul_mat_id_of_weights_in_forms(dtype: str, tokens: int) -> None:
+    form = "transposed" if dtype == "f16" else "planes"
+    chosen = experts(8, tokens, 4)
+    results = []
+    for weights in (dtype, f"{dtype}:{form}"):
+        inputs = [f"(256,7,8,1)/{weights}", f"(256,1,{tokens},1)/f32", f"(4,{tokens},1,1)/i32"]
+        results.append(check(spec("mul_mat_id", inputs, f"(7,4,{tokens},1)/f32"), 1e-6, src2=chosen))
+    np.testing.assert_allclose(*results, rtol=0 if form == "planes" else 1e-4, atol=0 if form == "planes" else 1e-5)
+
+
 @pytest.mark.parametrize("n_experts", [1, 2])
 def test_mul_mat_id_with_one_expert_for_all(n_experts: int) -> None:
     """More rows than a block has, and an expert that nobody asks for."""

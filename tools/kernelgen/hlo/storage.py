@@ -8,8 +8,8 @@ tensor that is not contiguous is a view of its storage, and the view is part of 
   rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
-A weight may be in another form than ggml's (`kernelgen.ggml.forms`). Of `transposed` the parameter has the order of its bytes, and
-the view is a transpose; of `planes` the view has a row's bytes as its last dimension, and the emitter finds the fields in it.
+A weight may be in another form than ggml's (`kernelgen.ggml.forms`). Its view is then what is stored: of `planes` it has a row's bytes as
+its last dimension, in which the emitter finds the fields, and of `transposed` the rows last.
 
 Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
 bytes. `view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.
@@ -37,7 +37,8 @@ class Storage:
         dtype: NumPy name of the parameter's element type.
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension.
+            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension, and in `transposed` ne0
+            comes before ne1.
         length: elements of `dtype` in the storage.
         dense: whether the view covers every element once.
         unit: bytes of an element of `dtype`.
@@ -80,7 +81,8 @@ def storage(tensor: TensorDesc) -> Storage:
     else:
         raise ValueError(f"Neuron devices have no {tensor.dtype}")
     if tensor.form == TRANSPOSED:
-        strides[0], strides[1] = unit * tensor.ne[1], unit
+        lengths[:2] = tensor.ne[1], tensor.ne[0]
+        strides[:2] = unit, unit * tensor.ne[1]
     kept: tuple[int, ...] = (3, 2, 1, 0)
     if tensor.form == PLANES:
         kept, trailing = (3, 2, 1), ((lengths[0] * t.size, 1),)
