@@ -20,8 +20,8 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     float32, and `b` stays float32. `prec` and `prec_src1` say how coarse accumulation and `b` may get, and this is finer; `hint`
     tells of a structure of `a` that could be used, and changes no number.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or quantized, or [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or bf16; A3
-    divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
+    a: [A3, A2, m, k] f32, f16, bf16 or quantized, or [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
+    bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint, prec_src1
     a = floats(a, inputs[0])
@@ -53,8 +53,8 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
 
     Rounding is that of `mul_mat`.
 
-    a: [1, E, m, k] f32, f16, bf16 or quantized, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B dividing U; ids: [1, 1, T, U] i32, each below
-    E. Returns [1, T, U, m] f32.
+    a: [1, E, m, k] f32, f16, bf16 or quantized, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
+    dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
     """
     del prec, prec_src1
     n_experts, (n_tokens, n_used), n_rows = a.shape[1], ids.shape[2:], b.shape[2]

@@ -98,8 +98,7 @@ class Catalog:
             KernelgenError: nothing computes it for one of the targets.
         """
         known = self.by_op.get(spec.op)
-        plain = known and not languages and known[1].language == DEFAULT and not known[1].targets
-        if plain and known[1].takes_forms(spec):
+        if known and not languages and known[1].in_groups and known[1].takes_forms(spec):
             return [self.kernel(spec)]
         chosen: dict[tuple[str, str, str], list[str]] = {}
         for target in targets:

@@ -8,8 +8,8 @@ tensor that is not contiguous is a view of its storage, and the view is part of 
   rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
-A weight may be in another form than ggml's (`kernelgen.ggml.forms`). Its view is then what is stored: of `planes` it has a row's bytes as
-its last dimension, in which the emitter finds the fields, and of `transposed` the rows last.
+A weight may be in another form than ggml's (`kernelgen.ggml.forms`). Its view is then what is stored: of `planes` it has a row's
+bytes as its last dimension, in which the emitter finds the fields, and of `transposed` the rows last.
 
 Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
 bytes. `view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.
@@ -37,8 +37,8 @@ class Storage:
         dtype: NumPy name of the parameter's element type.
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension, and in `transposed` ne0
-            comes before ne1.
+            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension, and in
+            `transposed` ne0 comes before ne1.
         length: elements of `dtype` in the storage.
         dense: whether the view covers every element once.
         unit: bytes of an element of `dtype`.
