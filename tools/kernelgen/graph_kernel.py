@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.ggml import ops as ggml_ops
@@ -183,6 +183,15 @@ class GraphSpec:
     def escaping(self) -> tuple[int, ...]:
         """The numbers of the nodes whose results are read outside, ascending."""
         return tuple(i for i, node in enumerate(self.nodes) if node.escapes)
+
+    @property
+    def without_forms(self) -> GraphSpec:
+        """The kernel of the same group on weights as ggml has them."""
+
+        def plain(operand: Operand | None) -> Operand | None:
+            return None if operand is None else Operand(operand.place, operand.tensor.in_form(""))
+
+        return GraphSpec(tuple(replace(n, inputs=tuple(map(plain, n.inputs))) for n in self.nodes), self.slots)
 
     def uses(self, slot: int) -> tuple[Operand, ...]:
         """Returns the distinct tensors that nodes read or write in a slot, in order of use."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from kernelgen.canonical import canonical_json
@@ -72,6 +72,13 @@ class KernelSpec:
     def op_params(self) -> tuple[int, ...]:
         """ggml's 16 words of `op_params`; all 0 for a custom op."""
         return ggml_ops.op(self.op).encode(dict(self.params))
+
+    @property
+    def without_forms(self) -> KernelSpec:
+        """The kernel of the same op on weights as ggml has them."""
+        if all(t is None or not t.form for t in self.inputs):
+            return self
+        return replace(self, inputs=tuple(None if t is None else t.in_form("") for t in self.inputs))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as plain values; `from_json` is its inverse."""
