@@ -22,6 +22,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record_graphs.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/recording.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/tokens.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/variables.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights.cpp
