@@ -25,6 +25,8 @@ SCENARIOS = (
     "inplace-twice",
     "same-twice",
     "optimizer",
+    "unused",
+    "not-a-number",
     "reuse",
     "skip",
 )

@@ -759,6 +759,61 @@ def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
     assert "nrt_execute failed: NRT_HW_ERROR (6)" in result.log
 
 
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_a_core_that_goes_on_reporting_a_nan_is_not_taken_for_a_failure(run: Run, kernels: Path, buffers: str) -> None:
+    """The simulator keeps the report, as a device does, so that each execution after it comes with a status that is not success."""
+    scenarios = ("chain", "not-a-number", "chain", "add")
+    result = run(*scenarios, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_RT_LOG_LEVEL="INFO")
+    assert result.said == dict.fromkeys(scenarios, "ok"), result.log
+    assert "output 'output0' has an element that is not a number; core 0 reports that from now on" in result.log
+    assert result.log.count("or a program before it: results that are not numbers are passed on; said once") == 1
+
+
+def test_an_input_that_the_compiler_left_out_is_not_bound(run: Run, kernels: Path) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "1"}
+    for strict in ("1", "0"):
+        result = run("unused", NEURON_SIMULATOR_STRICT=strict, **variables)
+        assert result.said == {"unused": "ok"}, result.log
+        assert ran_on(result) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "wrong"),
+    [
+        ("input0=1024,output0=1024", ""),  # a compiler may leave any input out
+        ("output0=1024", ""),
+        ("input0=1024,input1=256", "it lacks output0"),
+        ("input0=1024,input1=256,input2=4,output0=1024", "input2 has 4 bytes and the index says 0"),
+        ("input0=1024,input1=256,output0=1024,output1=4", "output1 has 4 bytes and the index says 0"),
+        ("input0=1024,input1=260,output0=1024", "input1 has 260 bytes and the index says 256"),
+        ("input0=1024,bias=256,output0=1024", "its NEFF has a tensor 'bias', which no kernel of kernelgen has"),
+    ],
+)
+def test_the_tensors_of_a_neff_are_those_of_the_index(
+    run: Run, kernels: Path, noop: dict[str, str | Path], tensors: str, wrong: str
+) -> None:
+    variables = noop | {"NOOP_NRT_TENSORS": tensors, "GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "1"}
+    result = run("skip", **variables)
+    assert ran_on(result) == ((0, 1) if wrong else (1, 0)), result.log
+    assert wrong in result.log and ("add-64x4-f32-" in result.log)
+
+
+def test_what_the_backend_places_itself_is_aligned(run: Run, kernels: Path) -> None:
+    """Scratch memory and the tensors of buffers, which slices are made of, lie at multiples of 128 bytes."""
+    names = ("add", "chain", "cache", "inplace", "same-twice", "optimizer", "scheduled")
+    for buffers in ("device", "host"):
+        result = run(
+            *names,
+            GGML_NEURON_KERNEL_DIR=kernels,
+            GGML_NEURON_BUFFERS=buffers,
+            GGML_NEURON_LOG="1",
+            NEURON_SIMULATOR_SLICE_ALIGNMENT="128",
+        )
+        assert result.said == dict.fromkeys(names, "ok"), result.log
+        assert "SLICE_ALIGNMENT" not in result.log
+        assert ran_on(result)[0] > len(names)
+
+
 def test_results_that_are_no_numbers_are_passed_on(run: Run, kernels: Path, noop: dict[str, str]) -> None:
     result = run("fails-once", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_FAIL="nrt_execute=1003", **noop)
     assert result.said == {"fails-once": "the second execution: GGML status: success"}, result.log
