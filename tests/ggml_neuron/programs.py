@@ -89,6 +89,21 @@ class Programs:
         return inherited | {name: str(value) for name, value in chosen.items() if value is not None}
 
 
+def find_programs() -> Programs:
+    """Returns what was built from C++, wherever it is."""
+    built = ROOT / "backend" / "ggml-neuron" / "test_programs"
+    llama_cpp = ROOT / "tests" / "llama" / "llama_cpp"
+    simulator = ROOT / "backend" / "simulator" / "libnrt.so.1"
+    found = Programs(
+        Path(os.environ.get("GGML_NEURON_TEST_PROGRAMS", built)).absolute(),
+        Path(os.environ.get("LLAMA_CPP_PROGRAMS", llama_cpp)).absolute(),
+        Path(os.environ.get("GGML_NEURON_LIBNRT", simulator)).absolute(),
+    )
+    for path in (found.folder, found.llama_cpp, found.simulator):
+        assert path.exists(), f"{path} is not there; run this through Bazel"
+    return found
+
+
 def build(manifest: Path, output: Path) -> None:
     """Builds a manifest's pack and tree with the simulator."""
     arguments = ["build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree"]

@@ -1177,7 +1177,7 @@ NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t off
         if (data == nullptr) {
             return invalid(where, "null pointer");
         }
-        memcpy(tensor->data() + offset, data, size);
+        tensor->memory->in().write(tensor->position() + offset, data, size);
         return NRT_SUCCESS;
     });
 }
@@ -1188,7 +1188,7 @@ NRT_STATUS nrt_tensor_memset(nrt_tensor_t * handle, uint64_t offset, int value, 
         NRT_STATUS status;
         const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor != nullptr) {
-            memset(tensor->data() + offset, value, size);
+            tensor->memory->in().fill(tensor->position() + offset, value, size);
         }
         return status;
     });
