@@ -539,6 +539,25 @@ def test_without_libnrt_there_are_no_devices(run: Run, libnrt: str) -> None:
     assert f"ggml-neuron: no devices: no libnrt: {libnrt}" in result.log
 
 
+@pytest.mark.parametrize("version", ["0.24.0", "0.26.1", "1.25.3", "0.2"])
+def test_another_ggml_than_the_plugin_was_built_for_is_refused(
+    run: Run, programs: Programs, kernels: Path, version: str
+) -> None:
+    other = {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": version}
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **other)
+    assert (result.status, result.said) == (3, {})
+    said = rf"ggml-neuron: no devices: the plugin was built for ggml 0\.\d+\.\d+, and ggml {version} loads it: build it again"
+    assert re.search(said, result.log), result.log
+
+
+def test_another_patch_of_ggml_is_taken(run: Run, programs: Programs, kernels: Path) -> None:
+    source = (ROOT / "backend" / "exporter" / "CMakeLists.txt").read_text()
+    built_for = re.search(r"set\(EXPORTER_SUPPORTS_GGML (\S+)\)", source)
+    assert built_for
+    other = {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": f"{built_for[1]}.99-dev"}
+    assert run("add", GGML_NEURON_KERNEL_DIR=kernels, **other).said == {"add": "ok"}
+
+
 def test_a_libnrt_that_does_not_initialize_gives_no_devices(run: Run, noop: dict[str, str]) -> None:
     result = run("add", NOOP_NRT_FAIL="nrt_init=2", **noop)
     assert result.status == 3
