@@ -989,12 +989,35 @@ static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & sha
     shared.contexts.push_back(std::move(device));
 }
 
+#ifdef GGML_NEURON_GGML_VERSION
+// Returns why this ggml can't have the backend; empty when it can. A version's last number, and what follows it in versions under
+// development, is of changes that leave the interface as it is.
+static std::string ggml_backend_neuron_other_ggml() {
+    const auto minor = [](const std::string & version) {
+        return version.substr(0, version.find('.', version.find('.') + 1));
+    };
+    const std::string loaded = ggml_version();
+    if (minor(loaded) == minor(GGML_NEURON_GGML_VERSION)) {
+        return "";
+    }
+    return "the plugin was built for ggml " GGML_NEURON_GGML_VERSION ", and ggml " + loaded +
+           " loads it: build it again with the sources of that llama.cpp (-DGGML_NEURON_LLAMA_DIR=...)";
+}
+#endif
+
 // Never destroyed: buffers may be freed by destructors that run later than any of ours.
 static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
     static ggml_backend_neuron_reg_context * context = [] {
         auto *      shared = new ggml_backend_neuron_reg_context;
         std::string message;
         neuron_warn_of_unknown_variables();
+#ifdef GGML_NEURON_GGML_VERSION
+        message = ggml_backend_neuron_other_ggml();
+        if (!message.empty()) {
+            ggml_backend_neuron_no_devices(message);
+            return shared;
+        }
+#endif
         shared->nrt = neuron_nrt_get(message);
         if (!shared->nrt) {
             // Where the library is absent and no variable is set, nobody expects devices.
