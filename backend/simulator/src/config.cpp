@@ -117,18 +117,28 @@ static std::string bad(const char * name, const char * text, const char * expect
 }
 
 // What can be done wrong on purpose, so that those who look for it can be seen to find it.
-static const char * const FAULTS[] = { "init", "load", "execute", "results", "late", "aliases", "slices", "copies" };
+static const char * const FAULTS[] = { "init", "load",    "execute", "unit",  "results",
+                                       "late", "aliases", "slices",  "copies" };
+
+// Of these the number of an execution may follow, as in execute:5.
+static bool takes_number(const std::string & fault) {
+    return fault == "execute" || fault == "unit";
+}
 
 static bool read_fault(config & out, std::string & error) {
     const char * const fault = variable("NEURON_SIMULATOR_FAULT");
     std::string        known;
+    const char *       number = fault != nullptr ? strchr(fault, ':') : nullptr;
+    const std::string  name   = fault == nullptr ? "" : number != nullptr ? std::string(fault, number) : fault;
     for (const char * one : FAULTS) {
-        known += (known.empty() ? "" : ", ") + std::string(one);
-        if (fault != nullptr && strcmp(one, fault) == 0) {
+        known += (known.empty() ? "" : ", ") + std::string(one) + (takes_number(one) ? "[:NUMBER]" : "");
+        if (name == one) {
             out.fault = one;
         }
     }
-    if (fault != nullptr && out.fault.empty()) {
+    const bool counted =
+        number == nullptr || (takes_number(name) && read_number(++number, out.fault_at) && *number == '\0');
+    if (fault != nullptr && (out.fault.empty() || !counted)) {
         error = bad("NEURON_SIMULATOR_FAULT", fault, ("one of " + known).c_str());
         return false;
     }
@@ -229,6 +239,11 @@ bool config::read(config & out, std::string & error) {
     const char * const timeout = variable("NEURON_RT_EXEC_TIMEOUT");
     if (timeout != nullptr && !read_duration(timeout, HUGE_VAL, out.exec_timeout)) {
         error = bad("NEURON_RT_EXEC_TIMEOUT", timeout, "seconds");
+        return false;
+    }
+    const char * const queue = variable("NEURON_SIMULATOR_QUEUE");
+    if (queue != nullptr && !read_count(queue, out.queue)) {
+        error = bad("NEURON_SIMULATOR_QUEUE", queue, "a number of requests from 1 to 128");
         return false;
     }
     const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");
