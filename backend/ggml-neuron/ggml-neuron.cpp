@@ -313,6 +313,7 @@ struct ggml_backend_neuron_context {
     neuron_planner                       planner;
     neuron_census                        census;
     std::atomic<bool>                    computed{ false };  // a graph
+    neuron_stream                        stream;
 };
 
 static enum ggml_status ggml_backend_neuron_status(NRT_STATUS status) {
@@ -381,7 +382,9 @@ static NRT_STATUS ggml_backend_neuron_lengthen_masks(const neuron_planned_node &
 }
 
 // locked
-static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, const neuron_planned_node & planned) {
+static enum ggml_status ggml_backend_neuron_compute_group(neuron_core &               core,
+                                                          neuron_stream &             stream,
+                                                          const neuron_planned_node & planned) {
     const neuron_planned_group & group  = *planned.group;
     NRT_STATUS                   status = ggml_backend_neuron_lengthen_masks(planned);
     for (size_t i = 0; i < group.uploads.size() && status == NRT_SUCCESS; i++) {
@@ -392,7 +395,7 @@ static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, co
         status = core.copy(group.before[i].from, group.before[i].to);
     }
     if (status == NRT_SUCCESS) {
-        status = core.execute(*group.step, group.members.back().node->name);
+        status = core.execute(*group.step, stream, group.members.back().node->name);
     }
     for (size_t i = 0; i < group.after.size() && status == NRT_SUCCESS; i++) {
         status = core.copy(group.after[i].from, group.after[i].to);
@@ -419,9 +422,11 @@ static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, co
 }
 
 // locked
-static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_planned_node & planned) {
+static enum ggml_status ggml_backend_neuron_compute(neuron_core &               core,
+                                                    neuron_stream &             stream,
+                                                    const neuron_planned_node & planned) {
     if (planned.group) {
-        return ggml_backend_neuron_compute_group(core, planned);
+        return ggml_backend_neuron_compute_group(core, stream, planned);
     }
     if (planned.later) {
         g_counts.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
@@ -448,7 +453,7 @@ static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const ne
         }
     }
     for (neuron_step * step : planned.steps) {
-        const NRT_STATUS status = core.execute(*step, planned.node->name);
+        const NRT_STATUS status = core.execute(*step, stream, planned.node->name);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
@@ -480,12 +485,20 @@ static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
     return ((ggml_backend_neuron_context *) backend->context)->device->name.c_str();
 }
 
+static void ggml_backend_neuron_synchronize(ggml_backend_t backend) {
+    auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
+    neuron_core &               core = *ctx->device->core;
+    std::lock_guard<std::mutex> lock(core.mutex);
+    core.flights.wait_for(ctx->stream);
+}
+
 static void ggml_backend_neuron_free(ggml_backend_t backend) {
     auto *            ctx     = (ggml_backend_neuron_context *) backend->context;
     const std::string summary = ctx->census.summary();
     if (!summary.empty()) {
         fprintf(stderr, "ggml-neuron: %s: %s\n", ctx->device->name.c_str(), summary.c_str());
     }
+    ggml_backend_neuron_synchronize(backend);
     neuron_record_flush();
     neuron_record_graphs_flush();
     delete ctx;
@@ -498,8 +511,15 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     if (neuron_recording_graphs()) {
         neuron_record_graph(cgraph);
     }
+    std::lock_guard<std::mutex> graph_lock(core.graph_mutex);
     std::lock_guard<std::mutex> lock(core.mutex);
-    ctx->computed              = true;
+    ctx->computed = true;
+    if (ctx->stream.failed != NRT_SUCCESS) {
+        NEURON_ERROR(
+            "%s: a launch of the last graph failed after its results were promised: this graph is not computed\n",
+            ctx->device->name.c_str());
+        return ggml_backend_neuron_status(core.finish(ctx->stream));
+    }
     const neuron_plan * plan   = nullptr;
     enum ggml_status    status = ctx->planner.get(cgraph, &plan);
     if (status == GGML_STATUS_SUCCESS) {
@@ -509,7 +529,10 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
         }
     }
     for (size_t i = 0; status == GGML_STATUS_SUCCESS && i < plan->nodes.size(); i++) {
-        status = ggml_backend_neuron_compute(core, plan->nodes[i]);
+        status = ggml_backend_neuron_compute(core, ctx->stream, plan->nodes[i]);
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        core.finish(ctx->stream);
     }
     return status;
 }
@@ -591,7 +614,7 @@ static const struct ggml_backend_i ggml_backend_neuron_i = {
     /* .set_tensor_2d_async     = */ NULL,
     /* .get_tensor_2d_async     = */ NULL,
     /* .cpy_tensor_async        = */ NULL,
-    /* .synchronize             = */ NULL,
+    /* .synchronize             = */ ggml_backend_neuron_synchronize,
     /* .graph_plan_create       = */ NULL,
     /* .graph_plan_free         = */ NULL,
     /* .graph_plan_update       = */ NULL,
@@ -670,6 +693,8 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
         { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds },
         /* .computed = */
         false,
+        /* .stream = */
+        {},
     };
     return new ggml_backend{
         /* .guid    = */ ggml_backend_neuron_guid(),
