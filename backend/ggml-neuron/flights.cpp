@@ -80,7 +80,7 @@ NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, co
     f->step   = &step;
     f->stream = &stream;
     f->node   = node;
-    f->number = ++n_launched;
+    f->number = stream.last = ++n_launched;
     return depth > 1 ? schedule(step, *f.release()) : execute(step, *f.release());
 }
 
@@ -257,14 +257,6 @@ void neuron_flights::wait_for_use(const neuron_use & use) {
         }
         wait_for(number);
     }
-}
-
-void neuron_flights::wait_for(const neuron_stream & stream) {
-    uint64_t number = 0;
-    for (const auto & f : flights) {
-        number = f->stream == &stream ? f->number : number;
-    }
-    wait_for(number);
 }
 
 bool neuron_flights::uses(const void * model, uint64_t & number) const {

@@ -33,7 +33,9 @@ struct neuron_use {
 
 // A sequence of launches whose order matters to somebody: those of one ggml backend.
 struct neuron_stream {
-    NRT_STATUS failed = NRT_SUCCESS;  // guarded by the core's mutex: what the first launch that failed came to
+    // Guarded by the core's mutex.
+    NRT_STATUS failed = NRT_SUCCESS;  // what the first launch that failed came to
+    uint64_t   last   = 0;            // the number of its last launch
 };
 
 // How many launches are in flight on a core at most, unless GGML_NEURON_QUEUE_DEPTH says otherwise. AWS advises to keep two or
@@ -60,13 +62,12 @@ class neuron_flights {
 
     // Wait for launches: those that an access to memory must wait for, those of a stream, those before a number, one of a model.
     void wait_for_use(const neuron_use & use);
-    void wait_for(const neuron_stream & stream);
+
+    void wait_for(const neuron_stream & stream) { wait_for(stream.last); }
+
     void wait_for(uint64_t number);
 
     void wait_for_all() { wait_for(n_launched); }
-
-    // The number of the last launch, from 1.
-    uint64_t last() const { return n_launched; }
 
     // Returns whether a launch in flight uses a model, and the number of the last that does.
     bool uses(const void * model, uint64_t & number) const;
