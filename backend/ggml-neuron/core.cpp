@@ -28,6 +28,10 @@ bool neuron_core::open() {
 void neuron_core::release() {
     std::lock_guard<std::mutex> lock(mutex);
     flights.wait_for_all();
+    if (flights.is_queue() && flights.queued()) {
+        NEURON_LOG("core %d: %llu launches, %llu of them while another one was in flight\n", vnc,
+                   (unsigned long long) flights.queued(), (unsigned long long) flights.overlapping());
+    }
     destroy_steps([](const std::vector<uint64_t> &) { return true; });
     for (auto & entry : models) {
         if (entry.second->handle) {

@@ -86,6 +86,7 @@ NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, co
 
 // Takes the flight.
 NRT_STATUS neuron_flights::schedule(neuron_step & step, flight & f) {
+    n_overlapping += !flights.empty();
     flights.emplace_back(&f);
     NRT_STATUS status;
     while ((status = nrt.nrta_execute_schedule(step.model->handle, step.input, step.output, 0, &f.status, &f.seq)) ==

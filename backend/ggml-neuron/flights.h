@@ -60,6 +60,11 @@ class neuron_flights {
     // sets `stream.failed`. `node` is what it computes.
     NRT_STATUS launch(neuron_step & step, neuron_stream & stream, const char * node);
 
+    // Launches that were queued, and of these those that were while another was in flight.
+    uint64_t queued() const { return n_launched; }
+
+    uint64_t overlapping() const { return n_overlapping; }
+
     // Wait for launches: those that an access to memory must wait for, those of a stream, those before a number, one of a model.
     void wait_for_use(const neuron_use & use);
 
@@ -115,5 +120,6 @@ class neuron_flights {
     std::vector<int>                    events;    // eventfds that nobody waits for
     std::condition_variable_any         executed;  // nrt_execute returned
     uint64_t                            n_launched        = 0;
+    uint64_t                            n_overlapping     = 0;
     bool                                said_not_a_number = false;
 };
