@@ -904,12 +904,14 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
     if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
         return true;
     }
-    auto & shared = ggml_backend_neuron_shared();
-    auto * device = (ggml_backend_neuron_device_context *) dev->context;
-    if (const ggml_tensor * weight = ggml_backend_neuron_probed_weight(op)) {
-        return ggml_backend_neuron_takes_weight(op, weight);
-    }
+    auto &     shared  = ggml_backend_neuron_shared();
+    auto *     device  = (ggml_backend_neuron_device_context *) dev->context;
     const bool in_host = shared.buffers == neuron_buffers::HOST;
+    if (const ggml_tensor * weight = ggml_backend_neuron_probed_weight(op)) {
+        // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
+        const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
+        return !elsewhere && ggml_backend_neuron_takes_weight(op, weight);
+    }
     if (neuron_is_kept_by_host(op) || (!in_host && !ggml_backend_neuron_holds_updates(device, op))) {
         return false;
     }
