@@ -11,11 +11,13 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/costs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/flights.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fusion.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_index.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_lengths.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/groups.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/host_buffer.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/kernels.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/log.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/missing.cpp
