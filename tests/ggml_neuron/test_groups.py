@@ -33,10 +33,11 @@ REFUSED = tuple(
     f"refused-{name}"
     for name in ("in-place", "scores", "columns", "unmasked-cells", "cache-of-its-own", "end-of-cache")
 )
+TIED = ("tied-wiring", "tied-roots")
 MUTATED = (
     *(
         f"mutated-{what}"
-        for what in ("shape", "type", "parameters", "strides", "order", "op", "wiring", "memory", "roots")
+        for what in ("shape", "type", "parameters", "strides", "order", "op", "wiring", "memory", "roots", "written")
     ),
     *("escapes", "part-escapes", "middle-is-output", "ends-early"),
 )
@@ -190,6 +191,16 @@ def test_what_differs_in_anything_is_not_the_group(
     counts = Counter(why for graph in read_graphs(graphs) for _, why in groups.find(graph).outside)
     said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in Outside}
     assert all(said.values()) and counts.keys() == said.keys(), result.stderr
+
+
+def test_one_tensor_is_several_slots_of_a_kernel(
+    compute: Compute, manifest: Path, kernels: Path, tmp_path: Path
+) -> None:
+    """A model that was loaded may have one tensor where another one has several: rope's factors of each layer."""
+    graphs = tmp_path / "recorded.graphs"
+    expect_ok(compute(kernels, *TIED, GGML_NEURON_RECORD_GRAPHS=str(graphs)), *TIED)
+    groups = Groups(groups_of(manifest))
+    assert [groups.find(graph).outside for graph in read_graphs(graphs)] == [()] * len(TIED)
 
 
 def test_a_program_that_looks_at_nodes_sees_what_they_compute(compute: Compute, kernels: Path) -> None:

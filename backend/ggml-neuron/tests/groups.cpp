@@ -111,6 +111,8 @@ struct norm_options {
     bool      same    = false;  // x is the weight, too
     bool      inplace = false;
     bool      shared  = false;  // x and the weight are parts of one tensor
+    bool      twice   = false;  // the norm is the weight, too
+    bool      added   = false;  // the weight is added
 };
 
 static ggml_tensor * norm(graph & g, ggml_tensor * x, const norm_options & o = {}) {
@@ -220,9 +222,9 @@ static attention_options reading(int64_t n_seen, int64_t n_cell) {
 }
 
 // Results in the memory of earlier nodes, of a slot, and of a part of one.
-static void in_place_of(graph & g, int64_t n) {
+static void in_place_of(graph & g, int64_t n, bool tied = false) {
     ggml_tensor * a    = g.input(GGML_TYPE_F32, 64, n);
-    ggml_tensor * b    = g.input(GGML_TYPE_F32, 64, n);
+    ggml_tensor * b    = tied ? a : g.input(GGML_TYPE_F32, 64, n);
     ggml_tensor * to   = g.input(GGML_TYPE_F32, 64, 9);
     ggml_tensor * part = ggml_view_2d(g.get(), to, 64, n, to->nb[1], 3 * to->nb[1]);
     ggml_tensor * t    = g.add(ggml_add(g.get(), a, b));
@@ -345,9 +347,9 @@ static const std::map<std::string, norm_options> & mutations() {
         m["strides"].gaps   = true;
         m["order"].swapped  = true;
         m["op"].add         = true;
-        m["wiring"].same    = true;
+        m["wiring"].twice   = true;
         m["memory"].inplace = true;
-        m["roots"].shared   = true;
+        m["roots"].added    = true;
         return m;
     }();
     return all;
@@ -358,7 +360,9 @@ static void square(graph & g, const norm_options & o) {
     ggml_tensor * x = g.input(GGML_TYPE_F32, 64, 4);
     ggml_tensor * w = o.same ? x : g.input(GGML_TYPE_F32, 64, 4);
     ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, o.eps));
-    t               = g.add(o.swapped ? ggml_mul(g.get(), w, t) : ggml_mul(g.get(), t, w));
+    t               = g.add(o.added     ? ggml_add(g.get(), t, w)
+                            : o.swapped ? ggml_mul(g.get(), w, t)
+                                        : ggml_mul(g.get(), t, o.twice ? t : w));
     g.end(product(g, t), 0, { 3 });
 }
 
@@ -366,12 +370,43 @@ static void square_group(graph & g) {
     square(g, {});
 }
 
+// One tensor that is several slots of a kernel, or its parts are: where nothing is written to it, that is the same.
+static norm_options one_tensor(bool shared) {
+    norm_options o;
+    o.same   = !shared;
+    o.shared = shared;
+    return o;
+}
+
+static void tied_wiring(graph & g) {
+    square(g, one_tensor(false));
+}
+
+static void tied_roots(graph & g) {
+    const norm_options o = one_tensor(true);
+    g.end(product(g, norm(g, nullptr, o), o), 0, { 3 });
+}
+
+// One slot of a kernel, which is not the same as several tensors.
+static void tied(graph & g) {
+    norm_options o = one_tensor(false);
+    o.added        = true;
+    square(g, o);
+}
+
 static void mutated(graph & g, const norm_options & o) {
-    if (o.swapped || o.same) {
+    if (o.swapped || o.twice || o.added) {
         square(g, o);
     } else {
         g.end(product(g, norm(g, nullptr, o), o), 0, {});
     }
+    g.groups.clear();
+    g.launches = 0;
+}
+
+// A slot that is written is also read as another one.
+static void mutated_written(graph & g) {
+    in_place_of(g, 4, true);
     g.groups.clear();
     g.launches = 0;
 }
@@ -872,6 +907,10 @@ static const std::map<std::string, builder> & builders() {
             { "several-results",  several_results                                     },
             { "kept",             kept                                                },
             { "square",           square_group                                        },
+            { "tied",             tied                                                },
+            { "tied-wiring",      tied_wiring                                         },
+            { "tied-roots",       tied_roots                                          },
+            { "mutated-written",  mutated_written                                     },
             { "escapes",          escapes                                             },
             { "part-escapes",     part_escapes                                        },
             { "middle-is-output", middle_is_output                                    },
