@@ -32,7 +32,7 @@ SCENARIOS = (
 
 # Of the program `groups`, each a graph with groups in it.
 GROUPS = (
-    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading"),
+    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading", "softmax", "softmax-unmasked"),
     *("in-place", "views", "several-results", "kept", "square", "tied"),
 )
 RANDOM = ("random-0", "random-1")

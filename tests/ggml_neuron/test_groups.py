@@ -26,12 +26,13 @@ SHORTER = tuple(
     f"shorter-{name}"
     for name in (
         *("twice", "twice-1", "several-results", "cache", "unmasked", "reading"),
-        *("attention-1x32", "attention-1x64", "attention-2x32"),
+        *("attention-1x32", "attention-1x64", "attention-2x32", "tied"),
+        *("softmax-1x32", "softmax-1x64", "softmax-2x32", "softmax-unmasked"),
     )
 )
 REFUSED = tuple(
     f"refused-{name}"
-    for name in ("in-place", "scores", "columns", "unmasked-cells", "cache-of-its-own", "end-of-cache")
+    for name in ("in-place", "scores", "columns", "unmasked-cells", "unmasked-scores", "cache-of-its-own", "end-of-cache")
 )
 TIED = ("tied-wiring", "tied-roots")
 MUTATED = (

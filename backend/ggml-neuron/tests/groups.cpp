@@ -213,6 +213,33 @@ static void attention(graph & g) {
     attention_of(g, {});
 }
 
+// The same without flash attention: the cache of values is transposed, and scores are capped.
+static void scores_of(graph & g, const attention_options & o) {
+    ggml_tensor * x      = g.input(GGML_TYPE_F32, 64, o.n);
+    ggml_tensor * rows   = g.input(GGML_TYPE_I64, o.n);
+    ggml_tensor * places = g.input(GGML_TYPE_I64, 64 * o.n);
+    ggml_tensor * mask   = g.input(GGML_TYPE_F32, o.n_seen, o.n);
+    ggml_tensor * k      = g.input(GGML_TYPE_F16, 64, o.n_cell);
+    ggml_tensor * v      = g.input(GGML_TYPE_F16, 64 * o.n_cell);
+    const size_t  row    = (size_t) o.n_cell * v->nb[0];
+    ggml_tensor * t      = norm(g, x);
+    ggml_tensor * q      = g.add(ggml_mul_mat(g.get(), g.input(GGML_TYPE_F16, 64, 128), t));
+    g.add(ggml_set_rows(g.get(), k, product(g, t), rows));
+    ggml_tensor * fresh = ggml_reshape_2d(g.get(), product(g, t), 1, 64 * o.n);
+    g.add(ggml_set_rows(g.get(), ggml_reshape_2d(g.get(), v, 1, 64 * o.n_cell), fresh, places));
+    g.written           = { k, v };
+    q                   = ggml_permute(g.get(), ggml_reshape_3d(g.get(), q, 32, 4, o.n), 0, 2, 1, 3);
+    ggml_tensor * keys  = ggml_view_3d(g.get(), k, 32, o.n_seen, 2, k->nb[1], k->nb[1] / 2, 0);
+    ggml_tensor * value = ggml_view_3d(g.get(), v, o.n_seen, 32, 2, row, 32 * row, 0);
+    t                   = g.add(ggml_mul_mat(g.get(), keys, q));
+    t                   = g.add(ggml_tanh(g.get(), g.add(ggml_scale(g.get(), t, 0.2f))));
+    t                   = g.add(ggml_soft_max_ext(g.get(), t, o.masked ? mask : nullptr, 2.0f, 0.0f));
+    t                   = ggml_permute(g.get(), g.add(ggml_mul_mat(g.get(), value, t)), 0, 2, 1, 3);
+    t                   = g.add(ggml_cont_2d(g.get(), t, 128, o.n));
+    t                   = g.add(ggml_mul_mat(g.get(), g.input(GGML_TYPE_F16, 128, 64), t));
+    g.end(ggml_add(g.get(), t, x), 0, { 15 });
+}
+
 static attention_options unmasked(int64_t n, int64_t n_seen) {
     return { n, n_seen, 96, false, true };
 }
@@ -288,6 +315,9 @@ static void kept(graph & g) {
 // groups of fewer tokens, or of a shorter cache, than there are kernels for
 //
 
+static void         square(graph & g, const norm_options & o);
+static norm_options one_tensor(bool shared);
+
 static void shorter(std::map<std::string, builder> & b) {
     b["shorter-twice"] = [](graph & g) {
         twice_of(g, 3);
@@ -309,6 +339,23 @@ static void shorter(std::map<std::string, builder> & b) {
             };
         }
     }
+    for (const auto & [n, n_seen] : {
+             std::pair{ 1, 64 },
+             { 1, 32 },
+             { 2, 32 }
+    }) {
+        b["shorter-softmax-" + std::to_string(n) + "x" + std::to_string(n_seen)] = [n = n, n_seen = n_seen](graph & g) {
+            scores_of(g, { n, n_seen });
+        };
+    }
+    b["shorter-softmax-unmasked"] = [](graph & g) {
+        scores_of(g, unmasked(1, 64));
+    };
+    b["shorter-tied"] = [](graph & g) {
+        norm_options o = one_tensor(false);
+        o.n            = 3;
+        square(g, o);
+    };
     b["shorter-unmasked"] = [](graph & g) {
         attention_of(g, unmasked(1, 64));
     };
@@ -320,6 +367,7 @@ static void shorter(std::map<std::string, builder> & b) {
         { "in-place",         [](graph & g) { in_place_of(g, 3); }                }, // would write beyond
         { "scores",           [](graph & g) { cache_of(g, 3, 7); }                }, // a result of other columns
         { "columns",          [](graph & g) { views_of(g, 2); }                   }, // the same, transposed
+        { "unmasked-scores",  [](graph & g) { scores_of(g, unmasked(2, 32)); }    }, // likewise
         { "unmasked-cells",   [](graph & g) { attention_of(g, unmasked(2, 32)); } }, // nothing hides what is beyond
         { "cache-of-its-own", [](graph & g) { attention_of(g, { 2, 32, 80 }); }   }, // it writes to another cache
         { "end-of-cache",     [](graph & g) { attention_of(g, reading(40, 48)); } }, // which goes on nowhere
@@ -357,8 +405,8 @@ static const std::map<std::string, norm_options> & mutations() {
 
 // Where an order of sources or a wiring is to matter all are of the same shape.
 static void square(graph & g, const norm_options & o) {
-    ggml_tensor * x = g.input(GGML_TYPE_F32, 64, 4);
-    ggml_tensor * w = o.same ? x : g.input(GGML_TYPE_F32, 64, 4);
+    ggml_tensor * x = g.input(GGML_TYPE_F32, 64, o.n);
+    ggml_tensor * w = o.same ? x : g.input(GGML_TYPE_F32, 64, o.n);
     ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, o.eps));
     t               = g.add(o.added     ? ggml_add(g.get(), t, w)
                             : o.swapped ? ggml_mul(g.get(), w, t)
@@ -900,6 +948,8 @@ static const std::map<std::string, builder> & builders() {
             { "between",          between                                             },
             { "cache",            cache                                               },
             { "attention",        attention                                           },
+            { "softmax",          [](graph & g) { scores_of(g, {}); }                 },
+            { "softmax-unmasked", [](graph & g) { scores_of(g, unmasked(2, 64)); }    },
             { "unmasked",         [](graph & g) { attention_of(g, unmasked(2, 64)); } },
             { "reading",          [](graph & g) { attention_of(g, reading(64, 96)); } },
             { "in-place",         in_place                                            },

@@ -158,12 +158,10 @@ def _has_slots_of(spec: GraphSpec, kernel: GraphSpec) -> bool:
         return whole.setdefault(b.index, (a.index, a.offset - b.offset)) == (a.index, a.offset - b.offset)
 
     for one, other in zip(spec.nodes, kernel.nodes, strict=True):
-        places = zip(one.inputs, other.inputs, strict=True)
-        if (
-            one.escapes != other.escapes
-            or not all(same(a and a.place, b and b.place) for a, b in places)
-            or not same(one.place, other.place)
-        ):
+        places = [(one.place, other.place)]
+        for a, b in zip(one.inputs, other.inputs, strict=True):
+            places.append((None if a is None else a.place, None if b is None else b.place))
+        if one.escapes != other.escapes or not all(same(a, b) for a, b in places):
             return False
     written = {whole[slot][0] for slot in kernel.written}
     uses = Counter(slot for slot, _ in whole.values())
