@@ -32,7 +32,15 @@ SHORTER = tuple(
 )
 REFUSED = tuple(
     f"refused-{name}"
-    for name in ("in-place", "scores", "columns", "unmasked-cells", "unmasked-scores", "cache-of-its-own", "end-of-cache")
+    for name in (
+        "in-place",
+        "scores",
+        "columns",
+        "unmasked-cells",
+        "unmasked-scores",
+        "cache-of-its-own",
+        "end-of-cache",
+    )
 )
 TIED = ("tied-wiring", "tied-roots")
 MUTATED = (

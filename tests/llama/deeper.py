@@ -6,6 +6,8 @@ header of such a file is written again with several times as many layers, and ll
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -22,8 +24,8 @@ from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import layers
 from kernelgen.model.sizes import Call, Settings
 
-TIMES = 4
-"""How many times as many layers."""
+TIMES = (4, 12)
+"""How many times as many layers; the latter where kinds of layers come again after some."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 _PER_LAYER_NOT = ("sections", "tokenizer.")
@@ -49,8 +51,8 @@ class Folded:
     why: str = ""
 
 
-def write(source: Path, output: Path, times: int = TIMES) -> None:
-    """Writes a header as `source` has it, with `times` as many layers, and a hole where tensors are."""
+def write(source: Path, output: Path, first: int, times: int) -> None:
+    """Writes a header as `source` has it, with the layers from `first` on `times` over, and a hole where tensors are."""
     reader = gguf.GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     count = f"{architecture}.block_count"
@@ -62,19 +64,19 @@ def write(source: Path, output: Path, times: int = TIMES) -> None:
         value: Any = field.contents()
         kind = field.types[0]
         if name == count:
-            value = n_layer * times
+            value = first + (n_layer - first) * times
         elif kind == gguf.GGUFValueType.ARRAY:
             if len(value) == n_layer and not any(word in name for word in _PER_LAYER_NOT):
-                value = list(value) * times
+                value = list(value[:first]) + list(value[first:]) * times
             if value:  # which GGUFWriter can't write otherwise
                 writer.add_key_value(name, value, kind, sub_type=field.types[-1])
             continue
         writer.add_key_value(name, value, kind)
     for tensor in reader.tensors:
         match = _LAYER.fullmatch(tensor.name)
-        names = (
-            [f"blk.{int(match[1]) + k * n_layer}.{match[2]}" for k in range(times)] if match else [tensor.name]
-        )
+        names = [tensor.name]
+        if match and int(match[1]) >= first:
+            names = [f"blk.{int(match[1]) + k * (n_layer - first)}.{match[2]}" for k in range(times)]
         shape = [int(n) for n in reversed(tensor.shape)]
         dtype = np.dtype(np.float16 if tensor.tensor_type == gguf.GGMLQuantizationType.F16 else np.float32)
         for name in names:
@@ -92,15 +94,27 @@ def write(source: Path, output: Path, times: int = TIMES) -> None:
 def folded(source: Path, folder: Path, exporter: Exporter, n_ctx: int) -> Folded:
     """Returns how the graph of one token of a model is cut that has more layers of the kinds that `source` has."""
     file = folder / f"{source.stem}-deeper.gguf"
-    try:
-        write(source, file)
-        settings = Settings((n_ctx,), n_ctx, 1, (1,), (1,), (n_ctx,), "f16", "f16", (True,), False, False)
-        ((_, _, graph),) = exporter.graphs(file, settings, [Call(n_ctx, 1, 1, 1, n_ctx)])
-    except KernelgenError as error:
-        return Folded(why=f"llama.cpp does not load more layers of it: {_short(str(error))}")
-    finally:
-        file.unlink(missing_ok=True)
-    return cut(graph)
+    settings = Settings((n_ctx,), n_ctx, 1, (1,), (1,), (n_ctx,), "f16", "f16", (True,), False, False)
+    found = Folded(why="llama.cpp does not load it with more layers")
+    starts = range(layers_of(source))  # what is before may be of other kinds than all that follow
+    for times, first in itertools.product(TIMES, starts):
+        try:
+            write(source, file, first, times)
+            ((_, _, graph),) = exporter.graphs(file, settings, [Call(n_ctx, 1, 1, 1, n_ctx)])
+        except KernelgenError:
+            continue
+        finally:
+            file.unlink(missing_ok=True)
+        found = cut(graph)
+        if not found.why:
+            break
+    return found
+
+
+def layers_of(file: Path) -> int:
+    """Returns how many layers a model's header says."""
+    fields = gguf.GGUFReader(file).fields
+    return int(fields[f"{fields['general.architecture'].contents()}.block_count"].contents())
 
 
 def cut(graph: Graph) -> Folded:
@@ -108,19 +122,14 @@ def cut(graph: Graph) -> Folded:
     segments = layers(graph)
     found: Counter[Any] = Counter()
     for segment in segments:
-        try:
+        with contextlib.suppress(ValueError):  # not a group: its nodes run one by one
             found[segment_spec(graph, segment, apart=True)] += 1
-        except ValueError:  # not a group: its nodes run one by one
-            return Folded(len(graph.nodes), why="a part of it is not a group")
     most = max((n for spec, n in found.items() if len(spec.nodes) > 1), default=0)
     why = ""
     if len(segments) <= 2:
         why = "its graph has no period that covers half of it"
+    elif found.total() < len(segments):
+        why = "its layers are not groups: they have an input without elements"
     elif most < 2:
         why = "no two of its layers are the same"
     return Folded(len(graph.nodes), len(segments), len(found), most, why)
-
-
-def _short(text: str) -> str:
-    line = next((line for line in text.splitlines() if line.strip()), "")
-    return re.sub(r"\d+", "n", line.rpartition("error: ")[2])[:100]

@@ -117,8 +117,8 @@ def segment_spec(
         graph: the graph.
         segment: the nodes of it.
         readers: as `readers_of` returns them.
-        apart: whether a weight that several layers read is a slot for each. A file has such a weight once, and llama.cpp loads it once,
-            or once for each layer: such a kernel computes both.
+        apart: whether a weight that several layers read is a slot for each. A file has such a weight once, and llama.cpp loads it
+            once, or once for each layer: such a kernel computes both.
 
     Raises:
         ValueError: it is not a group, or a tensor of it none that a kernel has.
