@@ -6,8 +6,9 @@ import json
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 from programs import GROUPS, RANDOM, ROOT, Programs, build
@@ -165,6 +166,29 @@ def test_groups_that_no_longer_kernel_computes(compute: Compute, kernels: Path) 
     expect_ok(result, *REFUSED)
     reason = "their group has no kernel for this many tokens and cells, nor for more"
     assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    "seeds", [(0, 1), *(pytest.param(range(i, i + 5), marks=pytest.mark.long) for i in range(2, 42, 5))]
+)
+def test_random_graphs_of_random_lengths(
+    programs: Programs, compute: Compute, tmp_path: Path, seeds: Sequence[int]
+) -> None:
+    """Their kernels are for 6 tokens and 64 cells: groups of fewer are computed right by these, or node by node."""
+    whole = [f"lengths-{seed}" for seed in seeds]
+    command = [programs.find("groups"), "manifest", *whole]
+    manifest = tmp_path / "lengths.yaml"
+    manifest.write_text(
+        subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
+    )
+    build(manifest, tmp_path / "kernels")
+    random = Random(seeds[0])
+    shorter = [f"{name}-{random.randint(1, 6)}x{random.choice((8, 40, 64))}" for name in whole for _ in range(3)]
+    result = compute(tmp_path / "kernels", *whole, *shorter)
+    expect_ok(result, *whole, *shorter)
+    # of lengths as the kernels have them every group is computed by one, in three computations of two groups each
+    grouped = re.search(r"\d+ ops ran in groups, in (\d+) launches", result.stderr)
+    assert grouped and int(grouped[1]) > 6 * len(whole), result.stderr
 
 
 def test_exact_kernels_alone(compute: Compute, kernels: Path) -> None:
