@@ -73,7 +73,8 @@ def readers_of(graph: Graph) -> dict[int, int]:
 
 def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int], apart: bool) -> _Cut:
     numbers: dict[tuple[int, int | None], int] = {}
-    layer: int | None = None
+    numbered = (_layer(name, None) for name in graph.names[segment.start : segment.end])
+    layer = next((number for number in numbered if number is not None), None)
 
     def wire(at: At) -> _Wire:
         root = graph.roots[at.root]
