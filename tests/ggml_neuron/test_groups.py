@@ -191,6 +191,11 @@ def test_random_graphs_of_random_lengths(
     assert grouped and int(grouped[1]) > 6 * len(whole), result.stderr
 
 
+def test_threads_compute_groups_while_they_are_turned_off_and_on(compute: Compute, kernels: Path) -> None:
+    names = ("threads:attention", "threads:shorter-softmax-1x32")
+    expect_ok(compute(kernels, *names), *names)
+
+
 def test_exact_kernels_alone(compute: Compute, kernels: Path) -> None:
     result = compute(kernels, "shorter-twice", GGML_NEURON_EXACT="1")
     assert result.stdout.splitlines() == ["shorter-twice: 0 groups were launched, not 6"]

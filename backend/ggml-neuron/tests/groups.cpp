@@ -33,6 +33,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -1068,6 +1069,36 @@ static void run_watched(const builder & build, const std::string & wanted, int e
         expected, 2);
 }
 
+// Threads compute a graph, each with a backend of its own, while groups are turned off and on.
+static void run_threads(const builder & build) {
+    const outcome                   wanted = compute(cpu, build, memory::OWN);
+    std::vector<std::exception_ptr> errors(3);
+    std::vector<std::thread>        threads;
+    launches();
+    for (std::exception_ptr & error : errors) {
+        threads.emplace_back([&wanted, &build, &error] {
+            try {
+                for (int i = 0; i < 3; i++) {
+                    compare(compute(neuron, build, memory::OWN), wanted, 1e-4, "in a thread");
+                    enable(i != 0);
+                }
+            } catch (...) {
+                error = std::current_exception();
+            }
+        });
+    }
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+    enable(true);
+    for (const std::exception_ptr & error : errors) {
+        if (error) {
+            std::rethrow_exception(error);
+        }
+    }
+    check(launches() > 0, "no group was launched");
+}
+
 static const std::map<std::string, builder> & builders() {
     static const std::map<std::string, builder> all = [] {
         std::map<std::string, builder> b = {
@@ -1146,6 +1177,8 @@ static void run(const std::string & name) {
         const outcome got = compute(neuron, build, memory::OWN);
         check(launches() == 0, "groups were launched that are turned off");
         compare(got, compute(cpu, build, memory::OWN), 1e-4, "by the CPU");
+    } else if (how == "threads") {
+        run_threads(build);
     } else if (how == "reused") {
         run_reused(build);
     } else {
