@@ -34,8 +34,8 @@ SCENARIOS = (
 
 # Of the program `groups`, each a graph with groups in it.
 GROUPS = (
-    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading"),
-    *("in-place", "views", "several-results", "kept", "square"),
+    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading", "softmax", "softmax-unmasked"),
+    *("in-place", "views", "several-results", "kept", "square", "tied"),
 )
 RANDOM = ("random-0", "random-1")
 

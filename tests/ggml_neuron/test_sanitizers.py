@@ -66,7 +66,10 @@ def test_two_cores_with_nodes_for_the_cpu(sanitized: Programs, kernels: Path) ->
 
 def test_groups(sanitized: Programs, group_kernels: Path, tmp_path: Path) -> None:
     """Graphs with groups: found before ggml gives out memory and after it, refused for what differs, looked at, and recorded."""
-    names = ("hit", "cache", "scheduled:kept", "reused:kept", "mutated-wiring", "escapes", "watched")
+    names = (
+        *("hit", "cache", "scheduled:kept", "reused:kept", "mutated-wiring", "escapes", "watched"),
+        *("tied-wiring", "shorter-softmax-1x32", "threads:attention"),
+    )
     graphs = tmp_path / "recorded.graphs"
     for buffers, some in (("device", names), ("host", ("several-results", "views"))):
         result = execute(
