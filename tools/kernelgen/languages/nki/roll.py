@@ -86,7 +86,8 @@ class Roller:
             if body is not None:
                 beside = " and ".join(["first"] * first + ["last"] * last)
                 self.notes.append(
-                    f"a loop of {end - first} iterations is rolled" + (f", its {beside} iteration beside it" if beside else "")
+                    f"a loop of {end - first} iterations is rolled"
+                    + (f", its {beside} iteration beside it" if beside else "")
                 )
                 before, after = ([item for turn in part for item in turn] for part in (turns[:first], turns[end:]))
                 return [*before, body, *after]

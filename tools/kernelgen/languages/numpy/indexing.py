@@ -110,7 +110,7 @@ def _to_front(index: Any, items: tuple[Any, ...]) -> list[int]:
     dots = next((k for k, i in enumerate(given) if i is Ellipsis), None)
     if dots is None or len(items) != len(given) - 1:
         return []
-    arrays = [k for k, i in enumerate(items) if _is_array(i) or isinstance(i, int) or isinstance(i, Tensor)]
+    arrays = [k for k, i in enumerate(items) if _is_array(i) or isinstance(i, int | Tensor)]
     if arrays != list(range(arrays[0], arrays[-1] + 1)) or not arrays[0] < dots <= arrays[-1]:
         return []
     rank = len(np.broadcast_shapes(*(getattr(items[k], "shape", ()) for k in arrays)))

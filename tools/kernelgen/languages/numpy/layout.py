@@ -24,7 +24,9 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = N
     try:
         return Tensor(jnp.reshape(x, newshape if shape is None else shape))
     except (TypeError, ValueError, ZeroDivisionError):
-        raise ValueError(f"can't reshape an array of shape {x.shape} into {newshape if shape is None else shape}") from None
+        raise ValueError(
+            f"can't reshape an array of shape {x.shape} into {newshape if shape is None else shape}"
+        ) from None
 
 
 @implements(np.ravel)
