@@ -758,6 +758,35 @@ def test_an_instance_is_known_by_its_family(
     assert f", {cores} cores\n" in result.log
 
 
+@pytest.mark.parametrize(
+    ("lnc", "instance", "said"),
+    [
+        ("1", "", {"add": "ok"}),
+        (None, "", {"add": "ok"}),
+        ("2", "", {}),
+        ("2", "trn1.2xlarge", {}),
+        ("some", "", {}),
+        (None, "trn1.2xlarge", {"add": "ok"}),
+        (None, "trn2.48xlarge", {}),  # whose default is 2
+    ],
+)
+def test_kernels_for_other_logical_cores_are_left_out(
+    run: Run, kernels: Path, tmp_path: Path, lnc: str | None, instance: str, said: dict[str, str]
+) -> None:
+    """The kernels are for --lnc 1; where the instance is one of trn2, they say that they are for trn2."""
+    tree = tmp_path / "tree"
+    shutil.copytree(kernels / "scenarios_trn1", tree)
+    if instance.startswith("trn2"):
+        index = json.loads((tree / "index.json").read_text())
+        (tree / "index.json").write_text(json.dumps(index).replace('"target": "trn1"', '"target": "trn2"'))
+    variables = {"NEURON_LOGICAL_NC_CONFIG": lnc, "NEURON_SIMULATOR_INSTANCE": instance}
+    result = run("add", GGML_NEURON_KERNEL_DIR=tree, **variables)
+    assert result.said == said, result.log
+    assert bool(re.search(r"compiled for --lnc 1, and the NeuronCores have [02] \(", result.log)) == (not said), (
+        result.log
+    )
+
+
 def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NEURON_RT_NUM_CORES="17")
     assert result.said == {"add": "ok"}, result.log
