@@ -66,6 +66,15 @@ def test_a_node_that_only_the_device_can_run_is_computed_without_a_kernel(run: R
     assert ran_on(result) == (0, 1)
 
 
+def test_rows_written_on_the_cpu_are_all_that_is_moved(run: Run, kernels: Path) -> None:
+    """Of a cache of 17.6 MiB two planes' six rows of 1 KiB: what lies between some of them comes along."""
+    result = run("stranded-rows", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    assert result.said == {"stranded-rows": "ok"}, result.log
+    assert ran_on(result) == (0, 1)
+    moved = re.search(r"nodes on the CPU moved (\S+) MiB to the host or back, at most \1 MiB, for SET_ROWS ", result.log)
+    assert moved and float(moved[1]) <= 0.1, result.log
+
+
 def test_without_a_kernel_an_optimizers_step_changes_its_momenta_too(run: Run, kernels: Path) -> None:
     result = run(
         "stranded-optimizer", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1"
