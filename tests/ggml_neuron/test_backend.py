@@ -71,7 +71,9 @@ def test_rows_written_on_the_cpu_are_all_that_is_moved(run: Run, kernels: Path) 
     result = run("stranded-rows", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     assert result.said == {"stranded-rows": "ok"}, result.log
     assert ran_on(result) == (0, 1)
-    moved = re.search(r"nodes on the CPU moved (\S+) MiB to the host or back, at most \1 MiB, for SET_ROWS ", result.log)
+    moved = re.search(
+        r"nodes on the CPU moved (\S+) MiB to the host or back, at most \1 MiB, for SET_ROWS ", result.log
+    )
     assert moved and float(moved[1]) <= 0.1, result.log
 
 

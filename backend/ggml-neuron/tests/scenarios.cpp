@@ -755,11 +755,11 @@ static ggml_backend_dev_t core(int n) {
     return ggml_backend_reg_dev_get(neurons, (size_t) n);
 }
 
-// A NeuronCore for each of two threads: kernels, nodes without one, memory that comes and goes, and questions.
-static void two_cores() {
+// A NeuronCore for each of several threads: kernels, nodes without one, memory that comes and goes, and questions.
+static void several_cores(int n_cores, int rounds) {
     const std::vector<float> wanted = run(cpu, chain);
-    in_threads(2, [&wanted](int n) {
-        for (int i = 0; i < 5; i++) {
+    in_threads(n_cores, [&wanted, rounds](int n) {
+        for (int i = 0; i < rounds; i++) {
             compare(run(core(n), chain), wanted);
             stranded(core(n));
             context ctx;
@@ -1387,7 +1387,8 @@ int main(int argc, char ** argv) {
         { "empty",                       empty                                                                    },
         { "stranded",                    [] { stranded(neuron); }                                                 },
         { "freed-copy",                  freed_copy                                                               },
-        { "two-cores",                   two_cores                                                                },
+        { "two-cores",                   [] { several_cores(2, 5); }                                              },
+        { "every-core",                  [] { several_cores((int) ggml_backend_reg_dev_count(neurons), 2); }      },
         { "two-cores-and-the-cpu",       two_cores_and_the_cpu                                                    },
         { "threads",                     threads                                                                  },
         { "scheduled",                   scheduled                                                                },
