@@ -9,6 +9,7 @@
 #include "ggml-impl.h"
 #include "group_plan.h"
 #include "groups.h"
+#include "host_buffer.h"
 #include "kernels.h"
 #include "log.h"
 #include "nrt.h"
@@ -318,6 +319,7 @@ struct ggml_backend_neuron_context {
     neuron_planner                       planner;
     neuron_census                        census;
     std::atomic<bool>                    computed{ false };  // a graph
+    neuron_stream                        stream;
 };
 
 static enum ggml_status ggml_backend_neuron_status(NRT_STATUS status) {
@@ -391,7 +393,9 @@ static NRT_STATUS ggml_backend_neuron_lengthen_masks(const neuron_planned_node &
 }
 
 // locked
-static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, const neuron_planned_node & planned) {
+static enum ggml_status ggml_backend_neuron_compute_group(neuron_core &               core,
+                                                          neuron_stream &             stream,
+                                                          const neuron_planned_node & planned) {
     const neuron_planned_group & group  = *planned.group;
     NRT_STATUS                   status = ggml_backend_neuron_lengthen_masks(planned);
     for (size_t i = 0; i < group.uploads.size() && status == NRT_SUCCESS; i++) {
@@ -402,7 +406,7 @@ static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, co
         status = core.copy(group.before[i].from, group.before[i].to);
     }
     if (status == NRT_SUCCESS) {
-        status = core.execute(*group.step, group.members.back().node->name);
+        status = core.execute(*group.step, stream, group.members.back().node->name);
     }
     for (size_t i = 0; i < group.after.size() && status == NRT_SUCCESS; i++) {
         status = core.copy(group.after[i].from, group.after[i].to);
@@ -429,9 +433,11 @@ static enum ggml_status ggml_backend_neuron_compute_group(neuron_core & core, co
 }
 
 // locked
-static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const neuron_planned_node & planned) {
+static enum ggml_status ggml_backend_neuron_compute(neuron_core &               core,
+                                                    neuron_stream &             stream,
+                                                    const neuron_planned_node & planned) {
     if (planned.group) {
-        return ggml_backend_neuron_compute_group(core, planned);
+        return ggml_backend_neuron_compute_group(core, stream, planned);
     }
     if (planned.later) {
         g_counts.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
@@ -458,7 +464,7 @@ static enum ggml_status ggml_backend_neuron_compute(neuron_core & core, const ne
         }
     }
     for (neuron_step * step : planned.steps) {
-        const NRT_STATUS status = core.execute(*step, planned.node->name);
+        const NRT_STATUS status = core.execute(*step, stream, planned.node->name);
         if (status != NRT_SUCCESS) {
             return ggml_backend_neuron_status(status);
         }
@@ -490,12 +496,128 @@ static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
     return ((ggml_backend_neuron_context *) backend->context)->device->name.c_str();
 }
 
+static void ggml_backend_neuron_synchronize(ggml_backend_t backend) {
+    auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
+    neuron_core &               core = *ctx->device->core;
+    std::lock_guard<std::mutex> lock(core.mutex);
+    core.flights.wait_for(ctx->stream);
+}
+
+// Whether a graph may still be computed when it was given to a backend: tensors in host memory are computed with before that.
+static bool ggml_backend_neuron_is_async(const ggml_backend_neuron_device_context * device) {
+    return ggml_backend_neuron_shared().buffers == neuron_buffers::DEVICE && device->core->flights.is_queue();
+}
+
+// These wait for the launches that use the tensor's memory, and for no others; then the data has been copied when they return.
+static void ggml_backend_neuron_set_tensor_async(ggml_backend_t backend,
+                                                 ggml_tensor *  tensor,
+                                                 const void *   data,
+                                                 size_t         offset,
+                                                 size_t         size) {
+    ggml_backend_tensor_set(tensor, data, offset, size);
+
+    GGML_UNUSED(backend);
+}
+
+static void ggml_backend_neuron_get_tensor_async(ggml_backend_t      backend,
+                                                 const ggml_tensor * tensor,
+                                                 void *              data,
+                                                 size_t              offset,
+                                                 size_t              size) {
+    ggml_backend_tensor_get(tensor, data, offset, size);
+
+    GGML_UNUSED(backend);
+}
+
+// Copies from a NeuronCore, or from host memory, to a NeuronCore. Between cores the way leads through the host: the runtime copies
+// between tensors of one core only.
+static bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
+                                                 ggml_backend_t      backend_dst,
+                                                 const ggml_tensor * src,
+                                                 ggml_tensor *       dst) {
+    auto *                      to     = ggml_backend_neuron_buffer_context_of(dst);
+    auto *                      from   = ggml_backend_neuron_buffer_context_of(src);
+    const ggml_backend_buffer_t buffer = src->view_src ? src->view_src->buffer : src->buffer;
+    if (!to || !ggml_is_contiguous(src)) {
+        return false;
+    }
+    if (from && from->core == to->core) {
+        return ggml_backend_neuron_buffer_cpy_tensor(dst->buffer, src, dst);
+    }
+    const size_t size = ggml_nbytes(src);
+    if (from) {
+        std::vector<uint8_t> data(size);
+        ggml_backend_neuron_require(from->memory->read(data.data(), from->offset_of(src), size), "reading", src);
+        ggml_backend_neuron_require(to->memory->write(data.data(), to->offset_of(dst), size), "writing", dst);
+        return true;
+    }
+    // what another backend computes into host memory, it may not have computed yet
+    if (!buffer || !ggml_backend_buffer_is_host(buffer)) {
+        return false;
+    }
+    ggml_backend_synchronize(backend_src);
+    ggml_backend_neuron_require(to->memory->write(src->data, to->offset_of(dst), size), "writing", dst);
+    return true;
+
+    GGML_UNUSED(backend_dst);
+}
+
+//
+// events
+//
+
+struct ggml_backend_neuron_event_context {
+    neuron_core * core   = nullptr;
+    uint64_t      number = 0;  // of the launch that is waited for; guarded by the core's mutex
+};
+
+static void ggml_backend_neuron_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    auto *                      ctx      = (ggml_backend_neuron_context *) backend->context;
+    auto *                      recorded = (ggml_backend_neuron_event_context *) event->context;
+    std::lock_guard<std::mutex> lock(recorded->core->mutex);
+    recorded->number = ctx->stream.last;
+}
+
+static void ggml_backend_neuron_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event) {
+    auto *                      recorded = (ggml_backend_neuron_event_context *) event->context;
+    std::lock_guard<std::mutex> lock(recorded->core->mutex);
+    recorded->core->flights.wait_for(recorded->number);
+
+    GGML_UNUSED(dev);
+}
+
+// Launches of one core are computed in order, and the host waits for what it touches; what is launched on another core waits here.
+static void ggml_backend_neuron_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
+    if (event->device != backend->device) {
+        ggml_backend_event_synchronize(event);
+    }
+}
+
+static ggml_backend_event_t ggml_backend_neuron_device_event_new(ggml_backend_dev_t dev) {
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
+    if (!ggml_backend_neuron_is_async(device)) {
+        return NULL;
+    }
+    return new ggml_backend_event{
+        /* .device  = */ dev,
+        /* .context = */ new ggml_backend_neuron_event_context{ device->core.get(), 0 },
+    };
+}
+
+static void ggml_backend_neuron_device_event_free(ggml_backend_dev_t dev, ggml_backend_event_t event) {
+    delete (ggml_backend_neuron_event_context *) event->context;
+    delete event;
+
+    GGML_UNUSED(dev);
+}
+
 static void ggml_backend_neuron_free(ggml_backend_t backend) {
     auto *            ctx     = (ggml_backend_neuron_context *) backend->context;
     const std::string summary = ctx->census.summary();
     if (!summary.empty()) {
         fprintf(stderr, "ggml-neuron: %s: %s\n", ctx->device->name.c_str(), summary.c_str());
     }
+    ggml_backend_neuron_synchronize(backend);
     neuron_record_flush();
     neuron_record_graphs_flush();
     delete ctx;
@@ -508,8 +630,15 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     if (neuron_recording_graphs()) {
         neuron_record_graph(cgraph);
     }
+    std::lock_guard<std::mutex> graph_lock(core.graph_mutex);
     std::lock_guard<std::mutex> lock(core.mutex);
-    ctx->computed              = true;
+    ctx->computed = true;
+    if (ctx->stream.failed != NRT_SUCCESS) {
+        NEURON_ERROR(
+            "%s: a launch of the last graph failed after its results were promised: this graph is not computed\n",
+            ctx->device->name.c_str());
+        return ggml_backend_neuron_status(core.finish(ctx->stream));
+    }
     const neuron_plan * plan   = nullptr;
     enum ggml_status    status = ctx->planner.get(cgraph, &plan);
     if (status == GGML_STATUS_SUCCESS) {
@@ -519,7 +648,10 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
         }
     }
     for (size_t i = 0; status == GGML_STATUS_SUCCESS && i < plan->nodes.size(); i++) {
-        status = ggml_backend_neuron_compute(core, plan->nodes[i]);
+        status = ggml_backend_neuron_compute(core, ctx->stream, plan->nodes[i]);
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        core.finish(ctx->stream);
     }
     return status;
 }
@@ -596,19 +728,19 @@ static void ggml_backend_neuron_graph_optimize(ggml_backend_t                   
 static const struct ggml_backend_i ggml_backend_neuron_i = {
     /* .get_name                = */ ggml_backend_neuron_get_name,
     /* .free                    = */ ggml_backend_neuron_free,
-    /* .set_tensor_async        = */ NULL,
-    /* .get_tensor_async        = */ NULL,
+    /* .set_tensor_async        = */ ggml_backend_neuron_set_tensor_async,
+    /* .get_tensor_async        = */ ggml_backend_neuron_get_tensor_async,
     /* .set_tensor_2d_async     = */ NULL,
     /* .get_tensor_2d_async     = */ NULL,
-    /* .cpy_tensor_async        = */ NULL,
-    /* .synchronize             = */ NULL,
+    /* .cpy_tensor_async        = */ ggml_backend_neuron_cpy_tensor_async,
+    /* .synchronize             = */ ggml_backend_neuron_synchronize,
     /* .graph_plan_create       = */ NULL,
     /* .graph_plan_free         = */ NULL,
     /* .graph_plan_update       = */ NULL,
     /* .graph_plan_compute      = */ NULL,
     /* .graph_compute           = */ ggml_backend_neuron_graph_compute,
-    /* .event_record            = */ NULL,
-    /* .event_wait              = */ NULL,
+    /* .event_record            = */ ggml_backend_neuron_event_record,
+    /* .event_wait              = */ ggml_backend_neuron_event_wait,
     /* .graph_optimize          = */ ggml_backend_neuron_graph_optimize,
 };
 
@@ -658,11 +790,13 @@ static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct 
     props->description = ggml_backend_neuron_device_get_description(dev);
     props->type        = ggml_backend_neuron_device_get_type(dev);
     ggml_backend_neuron_device_get_memory(dev, &props->memory_free, &props->memory_total);
-    props->caps = {
-        /* .async                 = */ false,
-        /* .host_buffer           = */ false,
-        /* .buffer_from_host_ptr  = */ ggml_backend_neuron_shared().buffers == neuron_buffers::HOST,
-        /* .events                = */ false,
+    const bool in_host = ggml_backend_neuron_shared().buffers == neuron_buffers::HOST;
+    const bool async   = ggml_backend_neuron_is_async((ggml_backend_neuron_device_context *) dev->context);
+    props->caps        = {
+        /* .async                 = */ async,
+        /* .host_buffer           = */ !in_host,
+        /* .buffer_from_host_ptr  = */ in_host,
+        /* .events                = */ async,
         /* .mmap_support          = */ true,
     };
 }
@@ -680,6 +814,8 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
         { *device->core, ggml_backend_neuron_shared().kernels, ggml_backend_neuron_holds },
         /* .computed = */
         false,
+        /* .stream = */
+        {},
     };
     return new ggml_backend{
         /* .guid    = */ ggml_backend_neuron_guid(),
@@ -696,6 +832,11 @@ static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggm
         return ggml_backend_cpu_buffer_type();
     }
     return &((ggml_backend_neuron_device_context *) dev->context)->buft;
+}
+
+// Where tensors are in host memory anyway, that is the CPU's.
+static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_host_buffer_type(ggml_backend_dev_t dev) {
+    return ggml_backend_neuron_shared().buffers == neuron_buffers::HOST ? NULL : neuron_host_buffer_type(dev);
 }
 
 static ggml_backend_buffer_t ggml_backend_neuron_device_buffer_from_host_ptr(ggml_backend_dev_t dev,
@@ -773,12 +914,14 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
     if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
         return true;
     }
-    auto & shared = ggml_backend_neuron_shared();
-    auto * device = (ggml_backend_neuron_device_context *) dev->context;
-    if (const ggml_tensor * weight = ggml_backend_neuron_probed_weight(op)) {
-        return ggml_backend_neuron_takes_weight(op, weight);
-    }
+    auto &     shared  = ggml_backend_neuron_shared();
+    auto *     device  = (ggml_backend_neuron_device_context *) dev->context;
     const bool in_host = shared.buffers == neuron_buffers::HOST;
+    if (const ggml_tensor * weight = ggml_backend_neuron_probed_weight(op)) {
+        // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
+        const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
+        return !elsewhere && ggml_backend_neuron_takes_weight(op, weight);
+    }
     if (neuron_is_kept_by_host(op) || (!in_host && !ggml_backend_neuron_holds_updates(device, op))) {
         return false;
     }
@@ -821,14 +964,14 @@ static const struct ggml_backend_device_i ggml_backend_neuron_device_i = {
     /* .get_props            = */ ggml_backend_neuron_device_get_props,
     /* .init_backend         = */ ggml_backend_neuron_device_init_backend,
     /* .get_buffer_type      = */ ggml_backend_neuron_device_get_buffer_type,
-    /* .get_host_buffer_type = */ NULL,
+    /* .get_host_buffer_type = */ ggml_backend_neuron_device_get_host_buffer_type,
     /* .buffer_from_host_ptr = */ ggml_backend_neuron_device_buffer_from_host_ptr,
     /* .supports_op          = */ ggml_backend_neuron_device_supports_op,
     /* .supports_buft        = */ ggml_backend_neuron_device_supports_buft,
     /* .offload_op           = */ NULL,
-    /* .event_new            = */ NULL,
-    /* .event_free           = */ NULL,
-    /* .event_synchronize    = */ NULL,
+    /* .event_new            = */ ggml_backend_neuron_device_event_new,
+    /* .event_free           = */ ggml_backend_neuron_device_event_free,
+    /* .event_synchronize    = */ ggml_backend_neuron_event_synchronize,
 };
 
 //

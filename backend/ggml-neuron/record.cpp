@@ -5,6 +5,7 @@
 #include "../bundle/src/key.h"
 #include "kernels.h"
 #include "log.h"
+#include "recording.h"
 #include "targets.h"
 
 #include <fcntl.h>
@@ -23,7 +24,6 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -482,20 +482,14 @@ class folder_lock {
     int fd;
 };
 
-// How often the folder's lock is tried for before something is lost, and the pause between.
-constexpr int                       LOCK_TRIES = 100;
-constexpr std::chrono::milliseconds LOCK_PAUSE{ 50 };
-
-struct recorder {
-    std::mutex                            mutex;
+struct recorder final : neuron_recording_file {
     std::string                           path;
     std::string                           target = "trn1";
     std::unordered_map<uint64_t, entry>   entries;
-    bool                                  dirty  = false;
-    bool                                  failed = false;
+    bool                                  dirty = false;
     std::chrono::steady_clock::time_point last_flush{};
 
-    recorder() {
+    recorder() : neuron_recording_file("GGML_NEURON_RECORD", "ops that were asked for") {
         const char * value = getenv("GGML_NEURON_RECORD");
         path               = value ? value : "";
     }
@@ -531,31 +525,11 @@ struct recorder {
         }
     }
 
-    // Writes what is not written yet, if need be when other processes have done so.
-    void flush() {
-        for (int i = 0; i < LOCK_TRIES; i++) {
-            {
-                std::lock_guard<std::mutex> lock(mutex);
-                if (write()) {
-                    return;
-                }
-            }
-            std::this_thread::sleep_for(LOCK_PAUSE);
-        }
-        std::lock_guard<std::mutex> lock(mutex);
-        fail("another process keeps the folder of " + path +
-             " locked, so the last ops that were asked for are not in it");
-    }
-
-    // locked
-    void fail(const std::string & message) {
-        failed = true;
-        NEURON_ERROR("GGML_NEURON_RECORD: %s: recording is off\n", message.c_str());
-    }
+    std::string locked() const override { return "the folder of " + path; }
 
     // locked. Merges what this process noted into the file, which other processes do as well. Returns false when one of them
     // is at it.
-    bool write() {
+    bool write() override {
         if (path.empty() || !dirty || failed) {
             return true;
         }

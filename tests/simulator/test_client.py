@@ -173,6 +173,8 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_FAULT": "memory@0"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_FAULT": "memory/3,kill@x"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_FAULT": "memory/3,kill@2"}, "NRT_SUCCESS 1 1"),
+        ({"NEURON_SIMULATOR_QUEUE": "0"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_FAULT": "execute@x"}, "NRT_INVALID 0 0"),
     ],
 )
 def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
@@ -183,7 +185,7 @@ def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
 
 
 def test_strict(client: Run, add: Path) -> None:
-    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G")
+    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_RELEASE="2.27")
     good(result)
     for line in (
         "nrt_execute: output 'output0' overlaps 'input0', which is not declared",
@@ -199,6 +201,35 @@ def test_a_later_release_has_large_tensors(client: Run, add: Path) -> None:
     result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_RELEASE="2.28")
     assert result.returncode == 1
     assert "nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, (size_t) 1 << 32" in result.stderr
+
+
+def test_requests_in_flight(client: Run, add: Path) -> None:
+    result = client("queue", add, NEURON_SIMULATOR_LAUNCH_US="200000", NEURON_SIMULATOR_QUEUE="2")
+    good(result)
+    for where in ("nrt_tensor_read", "nrt_tensor_write", "nrt_execute", "nrta_tensor_read", "nrta_tensor_copy"):
+        assert f"NRT simulator ERROR {where}: a request in flight uses this memory" in result.stderr
+    assert "NRT simulator ERROR nrt_tensor_free: a request in flight uses it; that request fails" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("execute@2", "NRT_SUCCESS NRT_EXEC_COMPLETED_WITH_ERR NRT_SUCCESS NRT_SUCCESS"),
+        (
+            "lost@2",
+            "NRT_SUCCESS NRT_EXEC_UNIT_UNRECOVERABLE NRT_EXEC_UNIT_UNRECOVERABLE NRT_EXEC_UNIT_UNRECOVERABLE",
+        ),
+    ],
+)
+def test_statuses_come_late(client: Run, add: Path, fault: str, expected: str) -> None:
+    result = client("late", add, NEURON_SIMULATOR_LAUNCH_US="20000", NEURON_SIMULATOR_FAULT=fault)
+    assert good(result).strip() == expected
+
+
+def test_an_earlier_release_has_no_requests_in_flight(client: Run, add: Path) -> None:
+    result = client("no-queue", add, NEURON_SIMULATOR_RELEASE="2.28")
+    good(result)
+    assert "nrta_execute_schedule: release 2.28 of the SDK does not have it as it is now" in result.stderr
 
 
 def test_a_core_has_one_process(client: Run, built: Path, environment: dict[str, str], tmp_path: Path) -> None:

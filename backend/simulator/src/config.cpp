@@ -231,6 +231,11 @@ bool config::read(config & out, std::string & error) {
         error = bad("NEURON_RT_EXEC_TIMEOUT", timeout, "seconds");
         return false;
     }
+    const char * const queue = variable("NEURON_SIMULATOR_QUEUE");
+    if (queue != nullptr && !read_count(queue, out.queue)) {
+        error = bad("NEURON_SIMULATOR_QUEUE", queue, "a number of requests from 1 to 128");
+        return false;
+    }
     const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");
     if (launch != nullptr && !read_duration(launch, MAX_LAUNCH_US, out.launch_us)) {
         error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 1000000");

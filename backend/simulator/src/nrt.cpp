@@ -15,7 +15,9 @@
 #include "neff.h"
 #include "numbers.h"
 #include "protocol.h"
+#include "units.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -148,6 +150,8 @@ struct runtime {
     std::vector<bool>                              has_microcode;  // by core; guarded by program_mutex
     std::mutex                                     program_mutex;
     std::vector<simulator::core_state>             core_states;    // by core
+
+    std::unique_ptr<simulator::units> units;                       // what nrta_* queues; from nrt_init to the next
 
     std::mutex                         helper_mutex;               // guards what follows
     std::shared_ptr<simulator::helper> helper;
@@ -467,13 +471,13 @@ std::shared_ptr<nrt_tensor> data_range(runtime &            rt,
 // ---- execution ---------------------------------------------------------------------------------------------------------
 
 // Finds the tensor that a set has for one of the model's and sees to its fitting.
-NRT_STATUS bind(const runtime &               rt,
-                const nrt_model &             model,
-                const tensor_info &           info,
-                const nrt_tensor_set &        set,
-                std::shared_ptr<nrt_tensor> & out) {
-    const char * const where = "nrt_execute";
-    const char * const kind  = info.usage == NRT_TENSOR_USAGE_INPUT ? "input" : "output";
+NRT_STATUS bind_tensor(const runtime &               rt,
+                       const nrt_model &             model,
+                       const tensor_info &           info,
+                       const nrt_tensor_set &        set,
+                       const char *                  where,
+                       std::shared_ptr<nrt_tensor> & out) {
+    const char * const kind = info.usage == NRT_TENSOR_USAGE_INPUT ? "input" : "output";
     if (!set.find(info.name.c_str(), out)) {
         log(level::error, where, "the %s set has no tensor '%s'", kind, info.name.c_str());
         return NRT_FAILURE;
@@ -508,7 +512,9 @@ bool overlap(const nrt_tensor & a, const nrt_tensor & b) {
 
 // What a device does when an output overlaps another tensor is not documented, but for an input that it is declared to share
 // memory with.
-NRT_STATUS check_overlaps(const nrt_model & model, const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
+NRT_STATUS check_overlaps(const nrt_model &                                model,
+                          const std::vector<std::shared_ptr<nrt_tensor>> & tensors,
+                          const char *                                     where) {
     for (size_t i = 0; i < tensors.size(); i++) {
         const tensor_info & output = model.tensors[i];
         if (output.usage != NRT_TENSOR_USAGE_OUTPUT) {
@@ -517,8 +523,8 @@ NRT_STATUS check_overlaps(const nrt_model & model, const std::vector<std::shared
         // Inputs come first, so each pair of outputs is looked at once.
         for (size_t k = 0; k < i; k++) {
             if (static_cast<int32_t>(k) != output.alias && overlap(*tensors[i], *tensors[k])) {
-                log(level::error, "nrt_execute", "output '%s' overlaps '%s', which is not declared",
-                    output.name.c_str(), model.tensors[k].name.c_str());
+                log(level::error, where, "output '%s' overlaps '%s', which is not declared", output.name.c_str(),
+                    model.tensors[k].name.c_str());
                 return NRT_INVALID;
             }
         }
@@ -582,9 +588,8 @@ class spoiler {
 };
 
 // Returns what an execution comes to before it is made, because NEURON_SIMULATOR_FAULT says so; `done`: it is not made.
-NRT_STATUS fault_of_execution(runtime & rt, uint32_t core, const spoiler & outputs, bool & done) {
-    done                     = true;
-    const char * const where = "nrt_execute";
+NRT_STATUS fault_of_execution(runtime & rt, uint32_t core, const spoiler & outputs, const char * where, bool & done) {
+    done = true;
     if (rt.faults.strikes("lost")) {
         rt.core_states[core].lost = true;
         outputs.write_half();
@@ -634,48 +639,92 @@ void wait_for_launch(double launch_us) {
     }
 }
 
-NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt_tensor_set & outputs) {
-    namespace protocol = simulator::protocol;
-    const size_t n     = model.tensors.size();
+// A model and the memory that one execution of it uses.
+struct execution {
+    const char *                             where;
+    std::shared_ptr<nrt_model>               model;
+    std::vector<std::shared_ptr<nrt_tensor>> tensors;  // inputs, then outputs
+    std::vector<uint8_t>                     message;  // for the helper
+};
 
-    std::vector<std::shared_ptr<nrt_tensor>> tensors(n);
-    std::vector<uint8_t>                     message(sizeof(protocol::execute) + n * sizeof(protocol::binding));
+simulator::span span_of(const nrt_tensor & tensor, size_t offset, size_t size, bool written) {
+    const size_t begin = tensor.position() + offset;
+    return { tensor.arena(), begin, begin + size, written };
+}
+
+std::vector<simulator::span> spans_of(const execution & execution) {
+    std::vector<simulator::span> spans;
+    for (size_t i = 0; i < execution.tensors.size(); i++) {
+        const nrt_tensor & tensor = *execution.tensors[i];
+        const bool         output = execution.model->tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT;
+        spans.push_back(span_of(tensor, 0, tensor.size, output));
+    }
+    return spans;
+}
+
+// What an access is that does not wait for a request in flight on the same memory, is not documented. `own`: a queue that keeps its order.
+NRT_STATUS check_in_flight(const runtime &                      rt,
+                           const std::vector<simulator::span> & spans,
+                           const simulator::unit *              own,
+                           const char *                         where) {
+    if (!rt.config.strict || !rt.units->busy(spans, own)) {
+        return NRT_SUCCESS;
+    }
+    log(level::error, where, "a request in flight uses this memory, and its completion was not waited for");
+    return NRT_INVALID;
+}
+
+// Sees to a model's tensors being there and fitting, and fills in an execution.
+NRT_STATUS prepare(runtime & rt, const nrt_tensor_set & inputs, const nrt_tensor_set & outputs, execution & out) {
+    namespace protocol         = simulator::protocol;
+    nrt_model &        model   = *out.model;
+    const char * const where   = out.where;
+    auto &             tensors = out.tensors;
+    auto &             message = out.message;
+    const size_t       n       = model.tensors.size();
+
+    tensors.resize(n);
+    message.resize(sizeof(protocol::execute) + n * sizeof(protocol::binding));
     for (size_t i = 0; i < n; i++) {
         const tensor_info & info   = model.tensors[i];
         const bool          input  = info.usage == NRT_TENSOR_USAGE_INPUT;
-        const NRT_STATUS    status = bind(rt, model, info, input ? inputs : outputs, tensors[i]);
+        const NRT_STATUS    status = bind_tensor(rt, model, info, input ? inputs : outputs, where, tensors[i]);
         if (status != NRT_SUCCESS) {
             return status;
         }
         if (info.alias >= 0) {
             const nrt_tensor & source = *tensors[static_cast<size_t>(info.alias)];
             if (source.arena() != tensors[i]->arena() || source.position() != tensors[i]->position()) {
-                log(level::error, "nrt_execute", "output '%s' is to be the memory of input '%s' and is not",
-                    info.name.c_str(), model.tensors[static_cast<size_t>(info.alias)].name.c_str());
+                log(level::error, where, "output '%s' is to be the memory of input '%s' and is not", info.name.c_str(),
+                    model.tensors[static_cast<size_t>(info.alias)].name.c_str());
                 return NRT_INVALID;
             }
         }
         const protocol::binding binding = { tensors[i]->arena(), 0, tensors[i]->position() };
         memcpy(message.data() + sizeof(protocol::execute) + i * sizeof(binding), &binding, sizeof(binding));
     }
-    if (rt.config.strict) {
-        const NRT_STATUS status = check_overlaps(model, tensors);
-        if (status != NRT_SUCCESS) {
-            return status;
-        }
-    }
-    wait_for_launch(rt.config.launch_us);
+    return rt.config.strict ? check_overlaps(model, tensors, where) : NRT_SUCCESS;
+}
+
+NRT_STATUS run(runtime & rt, const execution & execution) {
+    namespace protocol         = simulator::protocol;
+    const char * const where   = execution.where;
+    nrt_model &        model   = *execution.model;
+    const auto &       tensors = execution.tensors;
+    const auto &       message = execution.message;
+    const size_t       n       = tensors.size();
+
     const spoiler outputs_of(rt.faults, model, tensors);
     if (!rt.faults.empty()) {
         bool             made   = false;
-        const NRT_STATUS status = fault_of_execution(rt, model.core, outputs_of, made);
+        const NRT_STATUS status = fault_of_execution(rt, model.core, outputs_of, where, made);
         if (made) {
             return status;
         }
     }
     const double     timeout = rt.config.exec_timeout;
     const NRT_STATUS done =
-        with_helper(rt, model, timeout, "nrt_execute", [&](simulator::helper & helper, NRT_STATUS & status) {
+        with_helper(rt, model, timeout, where, [&](simulator::helper & helper, NRT_STATUS & status) {
             protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
             {
                 const std::lock_guard<std::mutex> lock(model.mutex);
@@ -691,7 +740,7 @@ NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt
             }
             const outcome result = helper.call(answer, timeout);
             if (result == outcome::answered) {
-                status = answered(answer, "nrt_execute");
+                status = answered(answer, where);
             }
             return result;
         });
@@ -700,6 +749,78 @@ NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt
     }
     outputs_of.spoil();
     return rt.config.strict ? look_for_nan(rt, model, tensors) : done;
+}
+
+NRT_STATUS prepare_handles(runtime &                rt,
+                           nrt_model_t *            model_handle,
+                           const nrt_tensor_set_t * inputs,
+                           const nrt_tensor_set_t * outputs,
+                           const char *             where,
+                           execution &              out) {
+    const auto in   = rt.sets.find(inputs);
+    const auto into = rt.sets.find(outputs);
+    out.where       = where;
+    out.model       = rt.models.find(model_handle);
+    if (out.model == nullptr || in == nullptr || into == nullptr) {
+        return invalid_handle(where, out.model == nullptr ? "model" : in == nullptr ? "input set" : "output set");
+    }
+    return prepare(rt, *in, *into, out);
+}
+
+// A copy between two tensors.
+struct copying {
+    std::shared_ptr<nrt_tensor> source;
+    std::shared_ptr<nrt_tensor> destination;
+    size_t                      source_offset      = 0;
+    size_t                      destination_offset = 0;
+    size_t                      size               = 0;
+
+    std::vector<simulator::span> spans() const {
+        return { span_of(*source, source_offset, size, false), span_of(*destination, destination_offset, size, true) };
+    }
+
+    NRT_STATUS run(runtime & rt) const {
+        const size_t copied = rt.faults.strikes("copies") ? size / 2 : size;
+        memmove(destination->data() + destination_offset, source->data() + source_offset, copied);
+        return NRT_SUCCESS;
+    }
+};
+
+NRT_STATUS prepare_copy(runtime &            rt,
+                        const nrt_tensor_t * source,
+                        size_t               source_offset,
+                        const nrt_tensor_t * destination,
+                        size_t               destination_offset,
+                        size_t               size,
+                        const char *         where,
+                        copying &            out) {
+    NRT_STATUS status;
+    out.source = data_range(rt, source, source_offset, size, where, status);
+    if (out.source == nullptr) {
+        return status;
+    }
+    out.destination = data_range(rt, destination, destination_offset, size, where, status);
+    if (out.destination == nullptr) {
+        return status;
+    }
+    const uint32_t host = rt.host()->index();
+    const uint32_t from = out.source->arena();
+    const uint32_t to   = out.destination->arena();
+    if (from != to && from != host && to != host) {
+        log(level::error, where, "from core %u to core %u", from, to);
+        return NRT_INVALID;
+    }
+    out.source_offset      = source_offset;
+    out.destination_offset = destination_offset;
+    out.size               = size;
+    return NRT_SUCCESS;
+}
+
+// Sees to what a request in flight uses staying until it is done.
+void check_freed(const runtime & rt, const void * handle, const char * where) {
+    if (rt.state == phase::open && rt.config.strict && rt.units->freed(handle)) {
+        log(level::error, where, "a request in flight uses it; that request fails");
+    }
 }
 
 }  // namespace
@@ -750,6 +871,7 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         rt.arenas = std::move(arenas);
         rt.has_microcode.assign(rt.cores(), false);
         rt.core_states = std::vector<simulator::core_state>(rt.cores());
+        rt.units       = std::make_unique<simulator::units>(rt.cores(), rt.config.queue);
         rt.state       = phase::open;
         log(level::info, where, "%u simulated cores of %zu bytes", rt.cores(), rt.config.memory);
         return NRT_SUCCESS;
@@ -766,6 +888,7 @@ void nrt_close(void) {
         return;  // there is nothing to close, and no way to say so
     }
     rt.state = phase::closed;
+    rt.units->stop();
     rt.models.clear();
     rt.sets.clear();
     rt.tensors.clear();
@@ -810,6 +933,10 @@ NRT_STATUS nrt_get_version(nrt_version_t * version, size_t size) {
     }
     nrt_version_t own = {};
     own.rt_major      = 2;
+    // That of SDK 2.29 has 2.31, and so on.
+    simulator::config config;
+    std::string       error;
+    own.rt_minor = (simulator::config::read(config, error) ? config : simulator::config()).release + 2;
     strncpy(own.rt_detail, "neuron-kernelgen simulator", sizeof(own.rt_detail) - 1);
     memset(version, 0, size);
     memcpy(version, &own, std::min(size, sizeof(own)));
@@ -924,6 +1051,7 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
 
 NRT_STATUS nrt_unload(nrt_model_t * handle) {
     return with_runtime("nrt_unload", [&](runtime & rt) {
+        check_freed(rt, handle, "nrt_unload");
         const auto model = rt.models.remove(handle);
         if (model == nullptr) {
             return invalid_handle("nrt_unload", "model");
@@ -946,15 +1074,16 @@ NRT_STATUS nrt_unload(nrt_model_t * handle) {
 
 NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nrt_tensor_set_t * outputs) {
     return with_runtime("nrt_execute", [&](runtime & rt) {
-        const auto model = rt.models.find(handle);
-        const auto in    = rt.sets.find(inputs);
-        const auto out   = rt.sets.find(outputs);
-        if (model == nullptr || in == nullptr || out == nullptr) {
-            return invalid_handle("nrt_execute", model == nullptr ? "model"
-                                                 : in == nullptr  ? "input set"
-                                                                  : "output set");
+        execution  launch;
+        NRT_STATUS status = prepare_handles(rt, handle, inputs, outputs, "nrt_execute", launch);
+        if (status == NRT_SUCCESS) {
+            status = check_in_flight(rt, spans_of(launch), nullptr, launch.where);
         }
-        return execute(rt, *model, *in, *out);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        wait_for_launch(rt.config.launch_us);
+        return run(rt, launch);
     });
 }
 
@@ -1022,6 +1151,7 @@ NRT_STATUS nrt_allocate_tensor_set(nrt_tensor_set_t ** out) {
 void nrt_destroy_tensor_set(nrt_tensor_set_t ** set) {
     if (set != nullptr && *set != nullptr) {
         // After nrt_close there are none: then it is not an error to find nothing.
+        check_freed(process(), *set, "nrt_destroy_tensor_set");
         process().sets.remove(*set);
         *set = nullptr;
     }
@@ -1133,6 +1263,7 @@ NRT_STATUS nrt_tensor_allocate_slice(const nrt_tensor_t * handle,
 
 void nrt_tensor_free(nrt_tensor_t ** handle) {
     if (handle != nullptr && *handle != nullptr) {
+        check_freed(process(), *handle, "nrt_tensor_free");
         process().tensors.remove(*handle);
         *handle = nullptr;
     }
@@ -1161,8 +1292,11 @@ NRT_STATUS nrt_tensor_read(const nrt_tensor_t * handle, void * data, size_t offs
         if (data == nullptr) {
             return invalid(where, "null pointer");
         }
-        memcpy(data, tensor->data() + offset, size);
-        return NRT_SUCCESS;
+        status = check_in_flight(rt, { span_of(*tensor, offset, size, false) }, nullptr, where);
+        if (status == NRT_SUCCESS) {
+            memcpy(data, tensor->data() + offset, size);
+        }
+        return status;
     });
 }
 
@@ -1177,8 +1311,11 @@ NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t off
         if (data == nullptr) {
             return invalid(where, "null pointer");
         }
-        tensor->memory->in().write(tensor->position() + offset, data, size);
-        return NRT_SUCCESS;
+        status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
+        if (status == NRT_SUCCESS) {
+            tensor->memory->in().write(tensor->position() + offset, data, size);
+        }
+        return status;
     });
 }
 
@@ -1188,6 +1325,9 @@ NRT_STATUS nrt_tensor_memset(nrt_tensor_t * handle, uint64_t offset, int value, 
         NRT_STATUS status;
         const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor != nullptr) {
+            status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
+        }
+        if (status == NRT_SUCCESS) {
             tensor->memory->in().fill(tensor->position() + offset, value, size);
         }
         return status;
@@ -1201,22 +1341,201 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source_handle,
                            size_t               size) {
     const char * const where = "nrt_tensor_copy";
     return with_runtime(where, [&](runtime & rt) {
+        copying          copy;
+        const NRT_STATUS status =
+            prepare_copy(rt, source_handle, source_offset, destination_handle, destination_offset, size, where, copy);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        const NRT_STATUS ordered = check_in_flight(rt, copy.spans(), nullptr, where);
+        return ordered == NRT_SUCCESS ? copy.run(rt) : ordered;
+    });
+}
+
+// ---- requests in flight ------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Runs `body` on the open runtime, if the release that is played has the function.
+template <typename F> NRT_STATUS with_queues(const char * where, bool (simulator::config::*has)() const, F body) {
+    return with_runtime(where, [&](runtime & rt) {
+        if (!(rt.config.*has)()) {
+            log(level::error, where, "release 2.%u of the SDK does not have it as it is now (NEURON_SIMULATOR_RELEASE)",
+                rt.config.release);
+            return NRT_FAILURE;
+        }
+        return body(rt);
+    });
+}
+
+// Queues a request that is filled in but for its launch delay.
+NRT_STATUS submit(runtime &                           rt,
+                  simulator::unit *                   unit,
+                  std::shared_ptr<simulator::request> request,
+                  const char *                        where,
+                  nrta_seq_t *                        seq) {
+    if (unit == nullptr || request->ret == nullptr || seq == nullptr) {
+        return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
+    }
+    const NRT_STATUS status = check_in_flight(rt, request->spans, unit, where);
+    return status == NRT_SUCCESS ? unit->submit(std::move(request), *seq) : status;
+}
+
+// The core that a tensor's requests are queued on: its own, or the first for those in the host's memory.
+uint32_t core_of(const runtime & rt, const nrt_tensor & tensor) {
+    return tensor.arena() == rt.host()->index() ? 0 : tensor.arena();
+}
+
+NRT_STATUS schedule_transfer(const char *         where,
+                             const nrt_tensor_t * handle,
+                             void *               to,
+                             const void *         from,
+                             uint64_t             offset,
+                             uint64_t             size,
+                             int                  queue,
+                             NRT_STATUS *         ret,
+                             nrta_seq_t *         seq) {
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto source = data_range(rt, source_handle, source_offset, size, where, status);
-        if (source == nullptr) {
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        if (tensor == nullptr) {
             return status;
         }
-        const auto destination = data_range(rt, destination_handle, destination_offset, size, where, status);
-        if (destination == nullptr) {
+        if (to == nullptr && from == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        auto made     = std::make_shared<simulator::request>();
+        made->ret     = ret;
+        made->spans   = { span_of(*tensor, offset, size, from != nullptr) };
+        made->handles = { handle };
+        made->run     = [tensor, to, from, offset, size] {
+            if (to != nullptr) {
+                memcpy(to, tensor->data() + offset, size);
+            } else {
+                tensor->memory->in().write(tensor->position() + offset, from, size);
+            }
+            return NRT_SUCCESS;
+        };
+        return submit(rt, rt.units->find(core_of(rt, *tensor), NRTA_XU_TENSOR_OP, queue), std::move(made), where, seq);
+    });
+}
+
+}  // namespace
+
+NRT_STATUS nrta_execute_schedule(nrt_model_t *            model,
+                                 const nrt_tensor_set_t * inputs,
+                                 nrt_tensor_set_t *       outputs,
+                                 int                      queue,
+                                 NRT_STATUS *             ret,
+                                 nrta_seq_t *             seq) {
+    const char * const where = "nrta_execute_schedule";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        execution        launch;
+        const NRT_STATUS status = prepare_handles(rt, model, inputs, outputs, where, launch);
+        if (status != NRT_SUCCESS) {
             return status;
         }
-        const uint32_t host = rt.host()->index();
-        if (source->arena() != destination->arena() && source->arena() != host && destination->arena() != host) {
-            log(level::error, where, "from core %u to core %u", source->arena(), destination->arena());
-            return NRT_INVALID;
+        auto made        = std::make_shared<simulator::request>();
+        made->ret        = ret;
+        made->spans      = spans_of(launch);
+        made->handles    = { model, inputs, outputs };
+        made->not_before = simulator::request::clock::now() +
+                           std::chrono::nanoseconds(static_cast<int64_t>(rt.config.launch_us * 1000));
+        for (const auto & tensor : launch.tensors) {
+            made->handles.push_back(tensor.get());
         }
-        const size_t copied = rt.faults.strikes("copies") ? size / 2 : size;
-        memmove(destination->data() + destination_offset, source->data() + source_offset, copied);
+        simulator::unit * const unit = rt.units->find(launch.model->core, NRTA_XU_COMPUTE, queue);
+        made->run                    = [&rt, launch = std::move(launch)] {
+            return run(rt, launch);
+        };
+        return submit(rt, unit, std::move(made), where, seq);
+    });
+}
+
+NRT_STATUS nrta_tensor_write(nrt_tensor_t * tensor,
+                             const void *   data,
+                             uint64_t       offset,
+                             uint64_t       size,
+                             int            queue,
+                             NRT_STATUS *   ret,
+                             nrta_seq_t *   seq) {
+    return schedule_transfer("nrta_tensor_write", tensor, nullptr, data, offset, size, queue, ret, seq);
+}
+
+NRT_STATUS nrta_tensor_read(void *         data,
+                            nrt_tensor_t * tensor,
+                            uint64_t       offset,
+                            uint64_t       size,
+                            int            queue,
+                            NRT_STATUS *   ret,
+                            nrta_seq_t *   seq) {
+    return schedule_transfer("nrta_tensor_read", tensor, data, nullptr, offset, size, queue, ret, seq);
+}
+
+NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
+                            uint64_t       source_offset,
+                            nrt_tensor_t * destination,
+                            uint64_t       destination_offset,
+                            uint64_t       size,
+                            int            queue,
+                            NRT_STATUS *   ret,
+                            nrta_seq_t *   seq) {
+    const char * const where = "nrta_tensor_copy";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        copying          copy;
+        const NRT_STATUS status =
+            prepare_copy(rt, source, source_offset, destination, destination_offset, size, where, copy);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        auto made     = std::make_shared<simulator::request>();
+        made->ret     = ret;
+        made->spans   = copy.spans();
+        made->handles = { source, destination };
+        made->run     = [&rt, copy] {
+            return copy.run(rt);
+        };
+        simulator::unit * const unit = rt.units->find(core_of(rt, *copy.destination), NRTA_XU_TENSOR_OP, queue);
+        return submit(rt, unit, std::move(made), where, seq);
+    });
+}
+
+NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
+    const char * const where = "nrta_is_completed";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        const simulator::unit * const unit = rt.units->find(seq);
+        if (completed == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        return unit != nullptr && unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)
+                   ? NRT_SUCCESS
+                   : invalid(where, "no request has this sequence ID");
+    });
+}
+
+NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t kind, int queue, nrta_seq_t * seq) {
+    const char * const where = "nrta_get_sequence";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        const simulator::unit * const unit = rt.units->find(vnc, kind, queue);
+        if (unit == nullptr || seq == nullptr) {
+            return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
+        }
+        *seq = unit->last();
         return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event) {
+    const char * const where = "nrta_event_register_seq_id_completion";
+    return with_queues(where, &simulator::config::has_events, [&](runtime & rt) {
+        // One of our own, since the caller's may be closed first.
+        simulator::unique_fd    own(fcntl(event, F_DUPFD_CLOEXEC, 0));
+        simulator::unit * const unit = rt.units->find(seq);
+        if (!own) {
+            return invalid(where, "not a file descriptor");
+        }
+        return unit != nullptr && unit->notify(NRTA_SEQ_GET_SEQ_NUM(seq), std::move(own))
+                   ? NRT_SUCCESS
+                   : invalid(where, "no request has this sequence ID");
     });
 }
