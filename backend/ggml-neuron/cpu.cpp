@@ -1,5 +1,6 @@
 #include "cpu.h"
 
+#include "cpu_rows.h"
 #include "ggml-cpp.h"
 #include "kernels.h"
 #include "log.h"
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 // A backend that is loaded at run time links to libggml-base; where the CPU backend is registered is libggml's business,
@@ -48,7 +50,9 @@ struct mirror {
 // A node and what it reads, in host memory.
 class host_node {
   public:
-    host_node(ggml_tensor * node, const neuron_host_access & access) : node(node), access(access) {}
+    host_node(ggml_tensor * node, const neuron_host_access & access) :
+        node(node), access(access),
+        rows_only(node->op == GGML_OP_SET_ROWS && access.is_device(node) && is_in_place(node)) {}
 
     // Copies device memory to the host; returns whether that worked.
     bool read();
@@ -60,13 +64,22 @@ class host_node {
     bool write(const ggml_tensor * result);
 
   private:
+    // The scheduler may have copied the destination: then the result is that copy with other rows.
+    static bool is_in_place(const ggml_tensor * node) { return node->src[2]->data == node->data; }
+
     void          add(const ggml_tensor * t);
     void *        address_of(const ggml_tensor * t);
-    ggml_tensor * copy_tensor(ggml_context * ctx, const ggml_tensor * t);
+    ggml_tensor * host_tensor(ggml_context * ctx, const ggml_tensor * t, void * data);
+    ggml_tensor * copy_rows(ggml_context * ctx);
+
+    ggml_tensor * copy_tensor(ggml_context * ctx, const ggml_tensor * t) { return host_tensor(ctx, t, address_of(t)); }
 
     ggml_tensor * const                  node;
     const neuron_host_access &           access;
     std::vector<mirror>                  mirrors;
+    const bool                           rows_only;  // SET_ROWS: neither is its destination read, nor all of it written
+    std::vector<uint8_t>                 rows;       // that it makes
+    std::vector<int64_t>                 row_numbers;
     std::vector<ggml_backend_buffer_ptr> buffers;
 };
 
@@ -90,12 +103,14 @@ void host_node::add(const ggml_tensor * t) {
 }
 
 bool host_node::read() {
-    for (int i = 0; i < neuron_n_src(node); i++) {
+    for (int i = 0; i < (rows_only ? 2 : neuron_n_src(node)); i++) {
         if (node->src[i]) {
             add(node->src[i]);
         }
     }
-    add(node);
+    if (!rows_only) {
+        add(node);
+    }
     return std::all_of(mirrors.begin(), mirrors.end(), [this](mirror & m) {
         m.data.resize((size_t) (m.end - m.begin));
         return access.read(m.owner, m.begin, m.data.data(), m.data.size());
@@ -112,10 +127,10 @@ void * host_node::address_of(const ggml_tensor * t) {
     return t->data;
 }
 
-ggml_tensor * host_node::copy_tensor(ggml_context * ctx, const ggml_tensor * t) {
+ggml_tensor * host_node::host_tensor(ggml_context * ctx, const ggml_tensor * t, void * data) {
     ggml_tensor * copy = ggml_new_tensor(ctx, t->type, GGML_MAX_DIMS, t->ne);
     std::copy(t->nb, t->nb + GGML_MAX_DIMS, copy->nb);
-    copy->data        = address_of(t);
+    copy->data        = data;
     // ggml wants buffers aligned; a view's data need not be
     const size_t skip = (uintptr_t) copy->data % 64;
     buffers.emplace_back(ggml_backend_cpu_buffer_from_ptr((char *) copy->data - skip, skip + ggml_nbytes(t) + 1));
@@ -124,7 +139,28 @@ ggml_tensor * host_node::copy_tensor(ggml_context * ctx, const ggml_tensor * t) 
     return copy;
 }
 
+// Returns a SET_ROWS that makes the same rows, one after the other.
+ggml_tensor * host_node::copy_rows(ggml_context * ctx) {
+    const ggml_tensor * from = node->src[0];
+    ggml_tensor *       to   = ggml_new_tensor_4d(ctx, node->type, node->ne[0], from->ne[1], from->ne[2], from->ne[3]);
+    ggml_tensor *       ids  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, from->ne[1]);
+    rows.resize(ggml_nbytes(to));
+    row_numbers.resize((size_t) from->ne[1]);
+    std::iota(row_numbers.begin(), row_numbers.end(), 0);
+
+    ggml_tensor * result = host_tensor(ctx, to, rows.data());
+    result->op           = node->op;
+    result->flags        = node->flags | GGML_TENSOR_FLAG_COMPUTE;
+    result->src[0]       = copy_tensor(ctx, from);
+    result->src[1]       = host_tensor(ctx, ids, row_numbers.data());
+    result->src[2]       = result;
+    return result;
+}
+
 ggml_tensor * host_node::copy(ggml_context * ctx) {
+    if (rows_only) {
+        return copy_rows(ctx);
+    }
     ggml_tensor * result = copy_tensor(ctx, node);
     result->op           = node->op;
     result->flags        = node->flags | GGML_TENSOR_FLAG_COMPUTE;
@@ -141,6 +177,9 @@ ggml_tensor * host_node::copy(ggml_context * ctx) {
 }
 
 bool host_node::write(const ggml_tensor * result) {
+    if (rows_only) {
+        return neuron_write_rows(node, address_of(node->src[1]), result->data, access);
+    }
     if (access.is_device(node) && !access.write(node, node->data, result->data, ggml_nbytes(node))) {
         return false;
     }
@@ -167,7 +206,7 @@ enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_acc
         return GGML_STATUS_FAILED;
     }
     struct ggml_init_params params = {
-        /*.mem_size   =*/ggml_tensor_overhead() * (GGML_MAX_SRC + 2) + ggml_graph_overhead_custom(8, false),
+        /*.mem_size   =*/ggml_tensor_overhead() * (GGML_MAX_SRC + 4) + ggml_graph_overhead_custom(8, false),
         /*.mem_buffer =*/nullptr,
         /*.no_alloc   =*/true,
     };

@@ -11,6 +11,8 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/costs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu_rows.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fallback.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/flights.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/forms.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fusion.cpp

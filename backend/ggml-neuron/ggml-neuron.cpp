@@ -3,6 +3,7 @@
 #include "census.h"
 #include "core.h"
 #include "cpu.h"
+#include "fallback.h"
 #include "forms.h"
 #include "fusion.h"
 #include "ggml-backend-impl.h"
@@ -77,6 +78,7 @@ static struct ggml_backend_neuron_counts {
     std::array<std::atomic<uint64_t>, GGML_OP_COUNT> device{};
     std::array<std::atomic<uint64_t>, GGML_OP_COUNT> cpu{};
     std::atomic<uint64_t>                            moves{ 0 };
+    neuron_fallback_cost                             fallback;
 
     // Of groups.
     std::atomic<uint64_t>                                     launches{ 0 };
@@ -102,6 +104,9 @@ static struct ggml_backend_neuron_counts {
         };
         print("NeuronCores", device);
         print("the CPU instead of a NeuronCore", cpu);
+        if (fallback.bytes()) {
+            NEURON_LOG("%s\n", fallback.summary().c_str());
+        }
         print_groups();
         if (pieces) {
             NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",
@@ -447,7 +452,9 @@ static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, g
     access.is_device = [](const ggml_tensor * t) {
         return ggml_backend_neuron_buffer_context_of(t) != nullptr;
     };
-    access.read = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
+    uint64_t moved = 0;
+    access.read    = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
+        moved += size;
         auto * ctx = ggml_backend_neuron_buffer_context_of(owner);
         if (ctx->core != &core) {
             return false;
@@ -460,6 +467,7 @@ static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, g
                            : read(data, offset(owner, address), size).empty();
     };
     access.write = [&](const ggml_tensor * owner, const void * address, const void * data, size_t size) {
+        moved += size;
         auto * ctx = ggml_backend_neuron_buffer_context_of(owner);
         if (neuron_form(owner)) {
             NEURON_ERROR("%s is a weight in a form of its own, which no op can write to\n", owner->name);
@@ -469,7 +477,9 @@ static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, g
     };
     g_counts.cpu[node->op]++;
     neuron_note_executed(node);
-    return neuron_compute_on_cpu(node, access);
+    const enum ggml_status status = neuron_compute_on_cpu(node, access);
+    g_counts.fallback.add(node, moved);
+    return status;
 }
 
 // locked

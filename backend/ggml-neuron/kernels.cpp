@@ -630,10 +630,13 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
         return;
     }
     const char *   configured = getenv("NEURON_LOGICAL_NC_CONFIG");
+    const bool     is_set     = configured && *configured;
     const uint32_t lnc        = neuron_kernels_lnc(handle);
-    if (!nrt.simulator && configured && *configured && (uint32_t) atoi(configured) != lnc) {
-        NEURON_WARN("%s: compiled for --lnc %u, and NEURON_LOGICAL_NC_CONFIG is %s: left out\n", bundle->origin.c_str(),
-                    lnc, configured);
+    const uint32_t has        = is_set ? (uint32_t) atoi(configured) : neuron_default_lnc(machine);
+    if ((is_set || has) && has != lnc) {
+        NEURON_WARN("%s: compiled for --lnc %u, and the NeuronCores have %u (%s): left out\n", bundle->origin.c_str(),
+                    lnc, has,
+                    is_set ? "NEURON_LOGICAL_NC_CONFIG" : "the default where NEURON_LOGICAL_NC_CONFIG is not set");
         return;
     }
     bundle->position = (uint32_t) bundles.size();

@@ -36,6 +36,16 @@ inline bool neuron_is_target(const std::string & name) {
                        [&](const neuron_target & target) { return name == target.name; });
 }
 
+// Returns how many physical cores a logical one of a machine has unless NEURON_LOGICAL_NC_CONFIG says otherwise; 0 when that is not known.
+inline uint32_t neuron_default_lnc(const std::string & machine) {
+    for (const neuron_target & known : NEURON_TARGETS) {
+        if (machine == known.name) {
+            return known.lnc;
+        }
+    }
+    return 0;
+}
+
 // Whether NEFFs for `target` run on a machine of the target `machine`; yes where the machine is not known.
 inline bool neuron_runs_on(const std::string & target, const std::string & machine) {
     for (const neuron_target & known : NEURON_TARGETS) {

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from kernelgen import neff
+from kernelgen import hlo, neff
 from kernelgen.compilers.neuronx_cc import NeuronxCC
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, KernelgenError
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.kernel import KernelSpec
 
 TRN1 = CompileConfig.make("trn1")
 KERNEL = "sqr-64x4-f32-0123456789ab"
@@ -212,6 +214,43 @@ def test_odd_version(install: Install, version: str) -> None:
     with pytest.raises(KernelgenError, match=r"--version ended with status 0 and the first line") as caught:
         NeuronxCC.open(install(version=version))
     assert "expected 'NeuronX Compiler version …'" in str(caught.value)
+
+
+def product(rows: int, depth: int, columns: int, batch: int = 1) -> bytes:
+    """Returns the HLO of a product in float16 of so many matrices."""
+
+    import jax
+
+    left, right = (TensorDesc.parse(f"({depth},{n},{batch},1)/f16") for n in (rows, columns))
+    result = TensorDesc.parse(f"({columns},{rows},{batch},1)/f16")
+
+    def squeezed(a: Any, b: Any) -> Any:
+        return jax.lax.dot_general(a[0], b[0], (((2,), (2,)), ((0,), (0,))))[None]
+
+    return hlo.emit(KernelSpec.make("my_product", [left, right], result), squeezed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        # 4,096 instructions for each matrix
+        ((16384, 128, 16384, 1220), ""),
+        ((16384, 128, 16384, 1221), "[NCC_EBVF030] The number of instructions generated exceeds the limit: 5001216 is"),
+        ((16384, 129, 16384, 611), "[NCC_EBVF030]"),  # a part of 128 rows is one more
+        # 16 GiB, and 8 KiB
+        ((1 << 21, 4096, 1, 1), "[NCC_EOOM001]"),
+    ],
+)
+def test_what_is_too_large_is_refused_by_the_compiler(
+    install: Install, tmp_path: Path, shape: tuple[int, int, int, int], said: str
+) -> None:
+    large = product(*shape)
+    if not said:
+        compile_with(install(), large, tmp_path)
+        return
+    text = failure(install(), large, tmp_path)
+    assert "status 70" in text
+    assert said in text
 
 
 def test_arguments_are_refused_by_the_compiler(install: Install, module: bytes, tmp_path: Path) -> None:

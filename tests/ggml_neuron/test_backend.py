@@ -66,6 +66,17 @@ def test_a_node_that_only_the_device_can_run_is_computed_without_a_kernel(run: R
     assert ran_on(result) == (0, 1)
 
 
+def test_rows_written_on_the_cpu_are_all_that_is_moved(run: Run, kernels: Path) -> None:
+    """Of a cache of 17.6 MiB two planes' six rows of 1 KiB: what lies between some of them comes along."""
+    result = run("stranded-rows", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    assert result.said == {"stranded-rows": "ok"}, result.log
+    assert ran_on(result) == (0, 1)
+    moved = re.search(
+        r"nodes on the CPU moved (\S+) MiB to the host or back, at most \1 MiB, for SET_ROWS ", result.log
+    )
+    assert moved and float(moved[1]) <= 0.1, result.log
+
+
 def test_without_a_kernel_an_optimizers_step_changes_its_momenta_too(run: Run, kernels: Path) -> None:
     result = run(
         "stranded-optimizer", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1"
@@ -756,6 +767,35 @@ def test_an_instance_is_known_by_its_family(
     assert result.said == said, result.log
     assert ("compiled for trn1, and this is trn2: left out" in result.log) == (not said)
     assert f", {cores} cores\n" in result.log
+
+
+@pytest.mark.parametrize(
+    ("lnc", "instance", "said"),
+    [
+        ("1", "", {"add": "ok"}),
+        (None, "", {"add": "ok"}),
+        ("2", "", {}),
+        ("2", "trn1.2xlarge", {}),
+        ("some", "", {}),
+        (None, "trn1.2xlarge", {"add": "ok"}),
+        (None, "trn2.48xlarge", {}),  # whose default is 2
+    ],
+)
+def test_kernels_for_other_logical_cores_are_left_out(
+    run: Run, kernels: Path, tmp_path: Path, lnc: str | None, instance: str, said: dict[str, str]
+) -> None:
+    """The kernels are for --lnc 1; where the instance is one of trn2, they say that they are for trn2."""
+    tree = tmp_path / "tree"
+    shutil.copytree(kernels / "scenarios_trn1", tree)
+    if instance.startswith("trn2"):
+        index = json.loads((tree / "index.json").read_text())
+        (tree / "index.json").write_text(json.dumps(index).replace('"target": "trn1"', '"target": "trn2"'))
+    variables = {"NEURON_LOGICAL_NC_CONFIG": lnc, "NEURON_SIMULATOR_INSTANCE": instance}
+    result = run("add", GGML_NEURON_KERNEL_DIR=tree, **variables)
+    assert result.said == said, result.log
+    assert bool(re.search(r"compiled for --lnc 1, and the NeuronCores have [02] \(", result.log)) == (not said), (
+        result.log
+    )
 
 
 def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:

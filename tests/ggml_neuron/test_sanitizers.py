@@ -23,7 +23,9 @@ REPORT = re.compile(r"(ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|r
 def execute(programs: Programs, *command: str | Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
-        env=programs.environment(OMP_THREAD_LIMIT="1", NEURON_RT_NUM_CORES="2", GGML_NEURON_LOG="1", **variables),
+        env=programs.environment(
+            **{"OMP_THREAD_LIMIT": "1", "NEURON_RT_NUM_CORES": "2", "GGML_NEURON_LOG": "1", **variables}
+        ),
         capture_output=True,
         text=True,
         check=False,
@@ -62,6 +64,11 @@ def test_scenarios(sanitized: Programs, kernels: Path, tmp_path: Path, buffers: 
 def test_two_cores_with_nodes_for_the_cpu(sanitized: Programs, kernels: Path) -> None:
     variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device"}
     expect_ok(scenarios(sanitized, "two-cores-and-the-cpu", **variables), ("two-cores-and-the-cpu",))
+
+
+def test_every_core_at_once(sanitized: Programs, kernels: Path) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device", "NEURON_RT_NUM_CORES": "4"}
+    expect_ok(scenarios(sanitized, "every-core", **variables), ("every-core",))
 
 
 def test_groups(sanitized: Programs, group_kernels: Path, tmp_path: Path) -> None:

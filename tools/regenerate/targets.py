@@ -35,6 +35,7 @@ def inc() -> str:
         "    const char *             name;",
         "    std::vector<std::string> runs;",
         "    std::vector<uint32_t>    families;",
+        "    uint32_t                 lnc;  // physical cores of a logical one, unless NEURON_LOGICAL_NC_CONFIG is set",
         "};",
         "",
         "static const neuron_target NEURON_TARGETS[] = {",
@@ -42,5 +43,5 @@ def inc() -> str:
     for target in TARGETS.values():
         runs = ", ".join(f'"{name}"' for name in (target.name, *target.runs))
         families = ", ".join(map(str, target.families))
-        lines.append(f'    {{ "{target.name}", {{ {runs} }}, {{ {families} }} }},')
+        lines.append(f'    {{ "{target.name}", {{ {runs} }}, {{ {families} }}, {target.lnc} }},')
     return "\n".join([*lines, "};", ""])

@@ -504,6 +504,51 @@ static void stranded(ggml_backend_dev_t dev) {
     compare(read(cells), wanted);
 }
 
+// Rows that go to a large cache without a kernel: some to one place, the last of which counts, for several planes, and from a view.
+static void stranded_rows() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    const int64_t    n_rows = 9000;
+    ggml_tensor *    cells  = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, 512, n_rows, 2);
+    ggml_tensor *    ids    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 6, 1);
+    ggml_tensor *    fresh  = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 1024, 6, 2);
+    ggml_tensor *    part   = ggml_view_3d(ctx.get(), fresh, 512, 6, 2, fresh->nb[1], fresh->nb[2], 2048);
+    ggml_tensor *    all    = ggml_set_rows(ctx.get(), cells, part, ids);
+    const int32_t    to[]   = { 3, 8999, 4, 3, 0, 4500 };
+
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    const auto              value  = [](int64_t i) {
+        return (float) (i % 1001) - 500;
+    };
+    std::vector<ggml_fp16_t> halves((size_t) ggml_nelements(cells));
+    std::vector<float>       floats((size_t) ggml_nelements(fresh));
+    for (size_t i = 0; i < halves.size(); i++) {
+        halves[i] = ggml_fp32_to_fp16(value((int64_t) i));
+    }
+    for (size_t i = 0; i < floats.size(); i++) {
+        floats[i] = value((int64_t) (7 * i + 3));
+    }
+    ggml_backend_tensor_set(cells, halves.data(), 0, ggml_nbytes(cells));
+    ggml_backend_tensor_set(fresh, floats.data(), 0, ggml_nbytes(fresh));
+    ggml_backend_tensor_set(ids, to, 0, sizeof(to));
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, all);
+    check(ggml_backend_dev_supports_op(neuron, all), "refused, though nobody else can");
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+
+    for (int64_t plane = 0; plane < 2; plane++) {
+        for (int64_t row = 0; row < 6; row++) {
+            for (int64_t i = 0; i < 512; i++) {
+                halves[(size_t) ((plane * n_rows + to[row]) * 512 + i)] =
+                    ggml_fp32_to_fp16(floats[(size_t) ((plane * 6 + row) * 1024 + 512 + i)]);
+            }
+        }
+    }
+    std::vector<ggml_fp16_t> got(halves.size());
+    ggml_backend_tensor_get(cells, got.data(), 0, ggml_nbytes(cells));
+    check(got == halves, "a row is wrong");
+}
+
 static void stranded_optimizer() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
@@ -710,11 +755,11 @@ static ggml_backend_dev_t core(int n) {
     return ggml_backend_reg_dev_get(neurons, (size_t) n);
 }
 
-// A NeuronCore for each of two threads: kernels, nodes without one, memory that comes and goes, and questions.
-static void two_cores() {
+// A NeuronCore for each of several threads: kernels, nodes without one, memory that comes and goes, and questions.
+static void several_cores(int n_cores, int rounds) {
     const std::vector<float> wanted = run(cpu, chain);
-    in_threads(2, [&wanted](int n) {
-        for (int i = 0; i < 5; i++) {
+    in_threads(n_cores, [&wanted, rounds](int n) {
+        for (int i = 0; i < rounds; i++) {
             compare(run(core(n), chain), wanted);
             stranded(core(n));
             context ctx;
@@ -1456,6 +1501,7 @@ int main(int argc, char ** argv) {
               tokens::against_cpu({ 3, 5, 20, 1, false, false });
               tokens::against_cpu({ 7, 30, 100, 2, true, false });
           }                                                                                                       },
+        { "stranded-rows",               stranded_rows                                                            },
         { "stranded-optimizer",          stranded_optimizer                                                       },
         { "memory",                      memory                                                                   },
         { "reuse",                       reuse                                                                    },
@@ -1464,7 +1510,8 @@ int main(int argc, char ** argv) {
         { "empty",                       empty                                                                    },
         { "stranded",                    [] { stranded(neuron); }                                                 },
         { "freed-copy",                  freed_copy                                                               },
-        { "two-cores",                   two_cores                                                                },
+        { "two-cores",                   [] { several_cores(2, 5); }                                              },
+        { "every-core",                  [] { several_cores((int) ggml_backend_reg_dev_count(neurons), 2); }      },
         { "two-cores-and-the-cpu",       two_cores_and_the_cpu                                                    },
         { "threads",                     threads                                                                  },
         { "scheduled",                   scheduled                                                                },

@@ -3,9 +3,7 @@
 A round is a process with a fault, chosen by its number. Whatever fails, the process ends with right results or with an error that
 says what failed: it does not crash, and no result is wrong. Run on its own, this makes rounds and says what became of each:
 
-    python tests/ggml_neuron/faults.py --rounds 200 --seed 1
-
-tests/ggml_neuron/programs.py says by which variables programs are found.
+    bazel run //tests:backend_faults -- --rounds 200 --seed 1
 """
 
 from __future__ import annotations

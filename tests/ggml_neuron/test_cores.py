@@ -1,0 +1,112 @@
+"""A model's layers on several NeuronCores (-sm layer, -ts): logits are those of one core."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from programs import ROOT, Programs, build
+
+sys.path.insert(0, str(ROOT / "tests" / "llama"))
+
+import random_llama
+
+LAYERS = 15
+PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results wants a multiple of four
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, its kernels, and its logits on one core."""
+
+    path: Path
+    kernels: Path
+    logits: np.ndarray
+
+
+def results(
+    programs: Programs, model: Path, cores: int, *arguments: str, **variables: str | Path
+) -> tuple[np.ndarray, str]:
+    """Returns the logits of the prompt's tokens, and the log."""
+    output = model.parent / f"results-{cores}.gguf"
+    output.unlink(missing_ok=True)
+    command: list[str | Path] = [programs.llama_cpp / "llama-results", "-m", model, "-o", output, "-p", PROMPT]
+    command += ["-ngl", "99", "-fa", "on", "-c", "256", "-fit", "off", "-sm", "layer", "--verbose", *arguments]
+    done = subprocess.run(
+        command,
+        env=programs.environment(
+            GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
+            GGML_NEURON_BUFFERS="device",
+            NEURON_RT_NUM_CORES=str(cores),
+            **variables,
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log[-4000:]
+    (tensor,) = (t for t in gguf.GGUFReader(output).tensors if t.name == "logits")
+    return np.array(tensor.data), log
+
+
+@pytest.fixture(scope="module")
+def model(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("cores")
+    path = folder / "model.gguf"
+    size = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=LAYERS, n_ctx=256)
+    random_llama.write(path, size=size)
+    results(programs, path, 1, GGML_NEURON_RECORD=folder / "model.yaml")
+    build(folder / "model.yaml", folder / "kernels")
+    logits, log = results(programs, path, 1, GGML_NEURON_KERNEL_DIR=folder / "kernels")
+    assert set(layers_of(log).values()) == {"NEURON0"}
+    assert logits.std() > 0.1
+    return Model(path, folder / "kernels", logits)
+
+
+def layers_of(log: str) -> dict[int, str]:
+    """Returns the device of each layer, as llama.cpp says it."""
+    return {int(n): device for n, device in re.findall(r"layer\s+(\d+) assigned to device (\w+)", log)}
+
+
+@pytest.mark.parametrize(
+    ("cores", "split", "used"),
+    [
+        (2, "3,1", 2),
+        pytest.param(2, "", 2, marks=pytest.mark.long),
+        pytest.param(4, "", 4, marks=pytest.mark.long),
+        pytest.param(4, "1,0,2,1", 3, marks=pytest.mark.long),
+        (16, "", 15),  # as many as ggml's scheduler takes
+    ],
+)
+def test_layers_on_several_cores(programs: Programs, model: Model, cores: int, split: str, used: int) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": model.kernels, "GGML_NEURON_LOG": "1"}
+    logits, log = results(programs, model.path, cores, *(("-ts", split) if split else ()), **variables)
+    devices = layers_of(log)
+    assert len(devices) == LAYERS + 1
+    assert len(set(devices.values())) == used, devices
+    if split == "3,1":
+        assert list(devices.values()).count("NEURON0") == 12
+    assert "0 ops ran on the CPU instead of a NeuronCore" in log
+    assert np.array_equal(logits, model.logits)
+
+
+def test_every_core_at_once(programs: Programs, kernels: Path) -> None:
+    result = subprocess.run(
+        [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp, "every-core"],
+        env=programs.environment(
+            GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", NEURON_RT_NUM_CORES="16"
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert result.stdout == "every-core: ok\n", result.stderr
