@@ -54,10 +54,10 @@ def token_ms(programs: Programs, model: Path, quick: bool, **variables: str | Pa
     return float(result["avg_ns"]) / result["n_gen"] / 1e6
 
 
-def build(programs: Programs, model: Path, manifest: Path, kernels: Path) -> None:
+def build(programs: Programs, model: Path, manifest: Path, kernels: Path, n_tokens: str = "1,2") -> None:
     """Builds the kernels of a model, layers and nodes, for the simulator; the manifest is left beside them."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
-    sizes = ["--n-ctx=256", "--n-tokens=1,2", "--flash-attn=on", "--fuse=layer", "--target=trn1"]
+    sizes = ["--n-ctx=256", f"--n-tokens={n_tokens}", "--flash-attn=on", "--fuse=layer", "--target=trn1"]
 
     def kernelgen(*arguments: str | Path) -> None:
         subprocess.run([*KERNELGEN, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)

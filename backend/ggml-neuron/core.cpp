@@ -15,7 +15,7 @@ static constexpr size_t MAX_TENSORS = 1 << 16;
 // The smallest scratch memory; it grows by doubling.
 static constexpr size_t MIN_SCRATCH = 1 << 20;
 
-neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) : nrt(nrt), vnc(vnc) {}
+neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) : nrt(nrt), vnc(vnc), flights(nrt, vnc, mutex) {}
 
 bool neuron_core::open() {
     const std::string & failure = nrt.init();
@@ -27,6 +27,11 @@ bool neuron_core::open() {
 
 void neuron_core::release() {
     std::lock_guard<std::mutex> lock(mutex);
+    flights.wait_for_all();
+    if (flights.is_queue() && flights.queued()) {
+        NEURON_LOG("core %d: %llu launches, %llu of them while another one was in flight\n", vnc,
+                   (unsigned long long) flights.queued(), (unsigned long long) flights.overlapping());
+    }
     destroy_steps([](const std::vector<uint64_t> &) { return true; });
     for (auto & entry : models) {
         if (entry.second->handle) {
@@ -53,15 +58,30 @@ NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size
     return status;
 }
 
+// Waits for launches, after which the host may write.
+void neuron_memory::wait_to_write(size_t offset, size_t n) {
+    core->flights.wait_for_use({ this, offset, n, true });
+}
+
 NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
+    wait_to_write(offset, n);
     return checked(core->nrt.nrt_tensor_write(tensor, data, offset, n), "nrt_tensor_write", offset, n);
 }
 
 NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n) {
+    const neuron_use use = { this, offset, n, false };
+    core->flights.wait_for_use(use);
+    if (core->flights.is_lost(use)) {
+        failure = "core " + std::to_string(core->vnc) + ": " + std::to_string(n) + " bytes at offset " +
+                  std::to_string(offset) + " were not computed: a launch failed";
+        NEURON_ERROR("%s\n", failure.c_str());
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
     return checked(core->nrt.nrt_tensor_read(tensor, data, offset, n), "nrt_tensor_read", offset, n);
 }
 
 NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
+    wait_to_write(offset, n);
     if (core->nrt.nrt_tensor_memset) {
         return checked(core->nrt.nrt_tensor_memset(tensor, offset, value, n), "nrt_tensor_memset", offset, n);
     }
@@ -83,7 +103,14 @@ std::string neuron_memory::write(const void * data, size_t offset, size_t n) {
 
 std::string neuron_memory::read(void * data, size_t offset, size_t n) {
     std::lock_guard<std::mutex> lock(core->mutex);
-    return read_locked(data, offset, n) == NRT_SUCCESS ? "" : failure;
+    if (read_locked(data, offset, n) == NRT_SUCCESS) {
+        return "";
+    }
+    if (core->flights.is_lost({ this, offset, n, false })) {
+        memset(data, 0xff, n);
+        return "";
+    }
+    return failure;
 }
 
 std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
@@ -127,6 +154,8 @@ neuron_memory * neuron_core::allocate(size_t size) {
 }
 
 void neuron_core::free_locked(neuron_memory * memory) {
+    flights.wait_for_use({ memory, 0, memory->size, true });
+    flights.forget_lost(*memory);
     epoch++;  // also when no step is bound to it: a plan may copy from it or to it
     // a step's key holds the id of every memory that it is bound to: see step_key
     const uint64_t id = memory->id;
@@ -209,6 +238,8 @@ nrt_tensor_t * neuron_core::slice(neuron_memory & memory, size_t offset, size_t 
 }
 
 NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to) {
+    flights.wait_for_use({ from.memory, from.offset, from.size, false });
+    flights.wait_for_use({ to.memory, to.offset, from.size, true });
     if (nrt.nrt_tensor_copy) {
         const NRT_STATUS status =
             nrt.nrt_tensor_copy(from.memory->tensor, from.offset, to.memory->tensor, to.offset, from.size);
@@ -220,6 +251,35 @@ NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand &
     std::vector<uint8_t> data(from.size);
     const NRT_STATUS     status = from.memory->read_locked(data.data(), from.offset, from.size);
     return status != NRT_SUCCESS ? status : to.memory->write_locked(data.data(), to.offset, to.size);
+}
+
+//
+// launches
+//
+
+NRT_STATUS neuron_core::execute(neuron_step & step, neuron_stream & stream, const char * node) {
+    flights.make_room();
+    if (stream.failed != NRT_SUCCESS) {
+        return stream.failed;
+    }
+    while (!step.model->handle) {
+        std::string      message;
+        const NRT_STATUS status = load(*step.model, message);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        flights.make_room();
+    }
+    step.model->last_used = ++clock;
+    return flights.launch(step, stream, node);
+}
+
+NRT_STATUS neuron_core::finish(neuron_stream & stream) {
+    flights.wait_for(stream);
+    const NRT_STATUS status = stream.failed;
+    stream.failed           = NRT_SUCCESS;
+    flights.forget_lost(stream);
+    return status;
 }
 
 //
@@ -237,6 +297,13 @@ bool neuron_core::evict() {
     }
     if (!oldest) {
         return false;
+    }
+    uint64_t number;
+    while (flights.uses(oldest, number)) {
+        flights.wait_for(number);
+    }
+    if (!oldest->handle) {
+        return true;  // another thread has unloaded it meanwhile
     }
     NEURON_LOG("core %d: unloading %s to make room\n", vnc, oldest->name.c_str());
     unload(*oldest);
@@ -300,22 +367,6 @@ void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
     model.broken = why;
     any_broken   = true;
     NEURON_ERROR("core %d: %s\n", vnc, why.c_str());
-}
-
-// Reports an execution that did not just succeed, and returns what it comes to.
-NRT_STATUS neuron_core::judge(const neuron_step & step, const char * node, NRT_STATUS status) {
-    // The result is complete, and has infinities or NaNs. ggml's ops pass those on, and so do we.
-    if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
-        if (!said_not_a_number) {
-            NEURON_WARN("core %d: %s, for node %s: results that are not numbers are passed on; said once\n", vnc,
-                        step.model->name.c_str(), node);
-            said_not_a_number = true;
-        }
-        return NRT_SUCCESS;
-    }
-    NEURON_ERROR("core %d: %s: %s, for node %s\n", vnc, nrt.describe("nrt_execute", status).c_str(),
-                 step.model->name.c_str(), node);
-    return status;
 }
 
 // Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is kept in model.broken.
@@ -446,6 +497,7 @@ template <typename F> void neuron_core::destroy_steps(F which) {
 }
 
 void neuron_core::destroy_steps_and_slices() {
+    flights.wait_for_all();
     destroy_steps([](const std::vector<uint64_t> &) { return true; });
     for (auto & entry : memories) {
         for (auto & slice : entry.second->slices) {
@@ -477,19 +529,19 @@ static size_t operand_of(const neuron_model::tensor & tensor, const neuron_bindi
     return tensor.index < n ? tensor.index + (tensor.result ? binding.n_src : 0) : binding.size();
 }
 
-// Returns in what a NEFF disagrees with the bundle's index, "" when every operand has a tensor of its size in the NEFF, and
-// the other way round.
+// Returns in what a NEFF disagrees with the bundle's index; "" when each of its tensors is an operand of that size, and each result
+// and each source that the kernel changes is one of its outputs. It may lack inputs: a compiler leaves out what no result depends on.
 static std::string disagreement(const neuron_model & model, const neuron_binding & binding) {
     const std::string text = model.name + ": its NEFF disagrees with the bundle's index: ";
 
-    size_t wanted = 0;
-    for (size_t i = 0; i < binding.size(); i++) {
-        wanted += binding.operands[i].size != 0;
-        wanted += binding.is_updated(i);
+    std::vector<std::string> outputs;
+    for (size_t i = 0; i < binding.n_results; i++) {
+        outputs.push_back("output" + std::to_string(i));
     }
-    if (model.tensors.size() != wanted) {
-        return text + "it has " + std::to_string(model.tensors.size()) + " tensors and the index says " +
-               std::to_string(wanted);
+    for (size_t i = 0; i < binding.n_src; i++) {
+        if (binding.is_updated(i)) {
+            outputs.push_back("input" + std::to_string(i) + ".updated");
+        }
     }
     for (const neuron_model::tensor & tensor : model.tensors) {
         const size_t i          = operand_of(tensor, binding);
@@ -499,8 +551,12 @@ static std::string disagreement(const neuron_model & model, const neuron_binding
             return text + tensor.name + " has " + std::to_string(tensor.size) + " bytes and the index says " +
                    std::to_string(size);
         }
+        const auto found = std::find(outputs.begin(), outputs.end(), tensor.name);
+        if (tensor.output && found != outputs.end()) {
+            outputs.erase(found);
+        }
     }
-    return "";
+    return outputs.empty() ? "" : text + "it lacks " + outputs.front();
 }
 
 // Returns the kernel's model, whose NEFF is compared with its bundle's index when it is asked for first.
@@ -537,6 +593,7 @@ bool neuron_core::fill(neuron_step & step, const neuron_binding & binding, std::
         if (!bound) {
             return false;
         }
+        step.uses.push_back({ operand.memory, operand.offset, operand.size, tensor.output });
         const NRT_STATUS status =
             nrt.nrt_add_tensor_to_tensor_set(tensor.output ? step.output : step.input, tensor.name.c_str(), bound);
         if (status != NRT_SUCCESS) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "../bundle/src/hash.h"
+#include "flights.h"
 #include "kernels.h"
 #include "nrt.h"
 
@@ -44,18 +45,22 @@ struct neuron_memory {
 
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 
-    // Each returns "" when it worked, else what failed, which it reports, too.
+    // Each waits for launches that use the bytes, and returns "" when it worked, else what failed, which it reports, too. What is
+    // lost because a launch failed after the function that launched it had returned, is read as bytes of 255, NaNs: the next graph
+    // says that it failed.
     std::string write(const void * data, size_t offset, size_t n);
     std::string read(void * data, size_t offset, size_t n);
     std::string set(uint8_t value, size_t offset, size_t n);
 
-    // locked. Each reports what failed.
+    // locked. Each waits for launches that use the bytes, with the mutex let go meanwhile, and reports what failed. To read what is lost
+    // because a launch failed is a failure.
     NRT_STATUS write_locked(const void * data, size_t offset, size_t n);
     NRT_STATUS read_locked(void * data, size_t offset, size_t n);
     NRT_STATUS set_locked(uint8_t value, size_t offset, size_t n);
 
   private:
     NRT_STATUS checked(NRT_STATUS status, const char * function, size_t offset, size_t n);
+    void       wait_to_write(size_t offset, size_t n);
 
     std::string failure;  // what failed last
 };
@@ -105,9 +110,10 @@ struct neuron_model {
 
 // A kernel bound to operands.
 struct neuron_step {
-    neuron_model *     model  = nullptr;
-    nrt_tensor_set_t * input  = nullptr;
-    nrt_tensor_set_t * output = nullptr;
+    neuron_model *          model  = nullptr;
+    nrt_tensor_set_t *      input  = nullptr;
+    nrt_tensor_set_t *      output = nullptr;
+    std::vector<neuron_use> uses;  // of the memory that it is bound to
 };
 
 struct neuron_core {
@@ -117,6 +123,11 @@ struct neuron_core {
     const neuron_nrt & nrt;
     const int          vnc;
     std::mutex         mutex;
+
+    // Held, before the other one, by who plans and launches a graph: while that waits with `mutex` let go, steps stay.
+    std::mutex graph_mutex;
+
+    neuron_flights flights;
 
     // Grows when steps are destroyed and when memory is freed: then pointers to either may be no longer good.
     uint64_t epoch = 1;
@@ -153,20 +164,13 @@ struct neuron_core {
                        std::string &          message,
                        bool &                 broken);
 
-    // locked. Executes a kernel, whose model is loaded again if it had to make room; reports why that fails. `node` is what
-    // it is executed for.
-    NRT_STATUS execute(neuron_step & step, const char * node) {
-        if (!step.model->handle) {
-            std::string      message;
-            const NRT_STATUS status = load(*step.model, message);
-            if (status != NRT_SUCCESS) {
-                return status;
-            }
-        }
-        step.model->last_used   = ++clock;
-        const NRT_STATUS status = nrt.nrt_execute(step.model->handle, step.input, step.output);
-        return status == NRT_SUCCESS ? status : judge(step, node, status);
-    }
+    // locked. Launches a kernel, whose model is loaded again if it had to make room; reports why that fails. `node` is what
+    // it computes. Waits, with the mutex let go, while as many launches are in flight as may be. Returns what an earlier launch of the
+    // stream came to if that failed.
+    NRT_STATUS execute(neuron_step & step, neuron_stream & stream, const char * node);
+
+    // locked. Waits for the stream's launches; returns, and takes back, what the first that failed came to.
+    NRT_STATUS finish(neuron_stream & stream);
 
     // locked. Copies within the core's memory.
     NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to);
@@ -175,7 +179,6 @@ struct neuron_core {
     NRT_STATUS      load(neuron_model & model, std::string & message, bool make_room = true);
     void            note_reload();
     NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
-    NRT_STATUS      judge(const neuron_step & step, const char * node, NRT_STATUS status);
     void            mark_broken(neuron_model & model, const std::string & why);
     void            unload(neuron_model & model);
     bool            evict();
@@ -199,11 +202,10 @@ struct neuron_core {
     std::unordered_map<uint64_t, std::unique_ptr<neuron_model>> models;  // by neuron_kernel::neff_number
     std::unordered_map<std::vector<uint64_t>, std::unique_ptr<neuron_step>, key_hash> steps;
     std::unordered_map<uint64_t, std::unique_ptr<neuron_memory>>                      memories;  // by id
-    neuron_memory *                                                                   scratch_memory    = nullptr;
-    uint64_t                                                                          clock             = 0;
-    uint64_t                                                                          next_memory_id    = 1;
-    bool                                                                              said_not_a_number = false;
-    size_t                                                                            n_reloads         = 0;
+    neuron_memory *                                                                   scratch_memory = nullptr;
+    uint64_t                                                                          clock          = 0;
+    uint64_t                                                                          next_memory_id = 1;
+    size_t                                                                            n_reloads      = 0;
     std::atomic<size_t>                                                               n_loaded{ 0 };
     std::atomic<bool>                                                                 any_broken{ false };
 };

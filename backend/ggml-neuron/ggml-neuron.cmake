@@ -11,17 +11,21 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/costs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/flights.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/forms.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fusion.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_index.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_lengths.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/groups.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/host_buffer.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/kernels.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/log.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/missing.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record_graphs.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/recording.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/tokens.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/variables.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights.cpp

@@ -3,6 +3,7 @@
 #include "../bundle/src/graph_key.h"
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
+#include "forms.h"
 #include "kernels.h"
 #include "tokens.h"
 
@@ -54,11 +55,12 @@ static uint64_t token_of(const nk::graph_node & node, neuron_token_kind kind) {
 }
 
 bool neuron_tensor_words(const ggml_tensor * t, uint64_t * words) {
-    const nk::type_traits * type = nk::find_type(t->type);
+    const int32_t           number = neuron_type_of(t);
+    const nk::type_traits * type   = nk::find_type(number);
     if (!type) {
         return false;
     }
-    words[0] = (uint64_t) t->type;
+    words[0] = (uint64_t) number;
     for (int i = 0; i < GGML_MAX_DIMS; i++) {
         words[1 + i] = (uint64_t) t->ne[i];
         words[5 + i] = t->nb[i];

@@ -87,6 +87,13 @@ static uint32_t expect_cores(const neuron_nrt & nrt) {
     return number && *number ? std::min(count_listed(number) == 1 ? (uint32_t) atoi(number) : 0, total) : total;
 }
 
+// Returns whether the library queues launches, with functions as nrt_api.h declares them. Before SDK 2.29, whose runtime has version
+// 2.31, they had the same names and an error tracker among their arguments.
+static bool has_queues(const neuron_nrt & nrt, void * handle) {
+    const bool recent = nrt.version.rt_major > 2 || (nrt.version.rt_major == 2 && nrt.version.rt_minor >= 31);
+    return recent && nrt.nrta_execute_schedule && nrt.nrta_is_completed && !dlsym(handle, "nrta_error_tracker_create");
+}
+
 // Leaves the NeuronCores that could not be used to other processes.
 static void limit_cores(const neuron_nrt & nrt) {
     uint32_t   total  = 0;
@@ -134,6 +141,7 @@ static const neuron_nrt * load(std::string & message) {
     }
     nrt->version.rt_detail[sizeof(nrt->version.rt_detail) - 1] = '\0';
     nrt->simulator                                             = strstr(nrt->version.rt_detail, "simulator") != nullptr;
+    nrt->has_queues                                            = has_queues(*nrt, handle);
     limit_cores(*nrt);
     nrt->n_cores = expect_cores(*nrt);
     if (nrt->n_cores > 0 && read_target(*nrt, nrt->target)) {

@@ -35,11 +35,12 @@ struct neuron_nrt {
     NRT_FUNCTIONS_OPTIONAL(NEURON_NRT_MEMBER)
 #undef NEURON_NRT_MEMBER
 
-    std::string   path;           // the library's file
-    nrt_version_t version{};      // all zero when the library does not tell
-    bool          simulator = false;
-    uint32_t      n_cores   = 0;  // NeuronCores of this process
-    std::string   target;         // what a NEFF must be compiled for ("trn1"); empty when unknown
+    std::string   path;                // the library's file
+    nrt_version_t version{};           // all zero when the library does not tell
+    bool          simulator  = false;
+    bool          has_queues = false;  // nrta_execute_schedule with a status of each request: SDK 2.29 and later
+    uint32_t      n_cores    = 0;      // NeuronCores of this process
+    std::string   target;              // what a NEFF must be compiled for ("trn1"); empty when unknown
 
     // Objects of the library that are alive: it is closed at exit only when there are none, since whoever frees one later
     // would call into a closed library. Who creates one that outlives a function counts it.

@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -184,6 +185,61 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
                            size_t               destination_offset,
                            size_t               size);
 
+// ---- requests in flight: SDK 2.29 and later (nrt_async.h) --------------------------------------------------------------
+//
+// A schedule call queues a request on an execution unit of a core and returns at once. `ret` gets the request's status before
+// the request is reported as completed, and must live until then; so must tensors, sets and models. A queue keeps its order;
+// between queues, and between a queue and calls of nrt_*, whoever calls waits for what they share. Releases before 2.29 have
+// functions of these names with an error tracker (nrta_error_tracker_create) in place of `ret`.
+
+typedef enum {
+    NRTA_XU_TENSOR_OP   = 0,  // copies and transfers; two queues
+    NRTA_XU_COMPUTE     = 1,  // models; queue 0 only
+    NRTA_XU_COLLECTIVES = 2,
+} nrta_xu_t;
+
+// The number of an execution unit's queue in 16 bits, and within it that of a request, which grow, in 48.
+typedef uint64_t nrta_seq_t;
+
+#define NRTA_SEQ_NUM_MAX             ((1ull << 48) - 1)
+#define NRTA_SEQ_GET_SEQ_NUM(seq_id) ((seq_id) & NRTA_SEQ_NUM_MAX)
+#define NRTA_SEQ_GET_XU_ID(seq_id)   ((seq_id) >> 48)
+
+// NRT_QUEUE_FULL: nothing was queued; NRT_EXEC_UNIT_UNRECOVERABLE: nothing ever will be.
+NRT_STATUS nrta_execute_schedule(nrt_model_t *            model,
+                                 const nrt_tensor_set_t * inputs,
+                                 nrt_tensor_set_t *       outputs,
+                                 int                      queue,
+                                 NRT_STATUS *             ret,
+                                 nrta_seq_t *             seq);
+NRT_STATUS nrta_tensor_write(nrt_tensor_t * tensor,
+                             const void *   data,
+                             uint64_t       offset,
+                             uint64_t       size,
+                             int            queue,
+                             NRT_STATUS *   ret,
+                             nrta_seq_t *   seq);
+NRT_STATUS nrta_tensor_read(void *         data,
+                            nrt_tensor_t * tensor,
+                            uint64_t       offset,
+                            uint64_t       size,
+                            int            queue,
+                            NRT_STATUS *   ret,
+                            nrta_seq_t *   seq);
+NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
+                            uint64_t       source_offset,
+                            nrt_tensor_t * destination,
+                            uint64_t       destination_offset,
+                            uint64_t       size,
+                            int            queue,
+                            NRT_STATUS *   ret,
+                            nrta_seq_t *   seq);
+NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed);
+NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t unit, int queue, nrta_seq_t * seq);
+
+// Since SDK 2.30: signals an eventfd of the caller's when the request is completed.
+NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event);
+
 #ifdef __cplusplus
 }
 #endif
@@ -220,4 +276,7 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
     X(nrt_get_total_vnc_count)        \
     X(nrt_get_tensor_from_tensor_set) \
     X(nrt_get_vnc_memory_stats)       \
-    X(nrt_get_instance_info)
+    X(nrt_get_instance_info)          \
+    X(nrta_execute_schedule)          \
+    X(nrta_is_completed)              \
+    X(nrta_event_register_seq_id_completion)

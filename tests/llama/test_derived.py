@@ -130,13 +130,16 @@ def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "weights", "flash_attn", "n_ctx", "fuse"),
+    ("architecture", "weights", "flash_attn", "n_ctx", "fuse", "form"),
     [
-        ("llama", np.float16, "on", 256, "layer"),
+        ("llama", np.float16, "on", 256, "layer", None),
+        pytest.param("llama", np.float16, "on", 256, "layer", "transposed", marks=pytest.mark.long),
         # attention of 256 cells, too, finds the kernels for 512 alone
-        pytest.param("llama", np.float16, "off", 512, "none", marks=pytest.mark.long),
-        ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none"),
-        pytest.param("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, "none", marks=pytest.mark.long),
+        pytest.param("llama", np.float16, "off", 512, "none", None, marks=pytest.mark.long),
+        pytest.param("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", None, marks=pytest.mark.long),
+        ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", "planes"),
+        pytest.param("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, "none", None, marks=pytest.mark.long),
+        pytest.param("llama", gguf.GGMLQuantizationType.Q4_K, "on", 256, "layer", "planes", marks=pytest.mark.long),
     ],
 )
 def test_a_model_is_derived_built_and_run(
@@ -147,6 +150,7 @@ def test_a_model_is_derived_built_and_run(
     flash_attn: str,
     n_ctx: int,
     fuse: str,
+    form: str | None,
 ) -> None:
     """All logits of a random model, for a prompt at once, in calls of a number for which there are no kernels, and token by token: every
     layer on the device, with the kernels that its header asks for.
@@ -155,7 +159,7 @@ def test_a_model_is_derived_built_and_run(
     random_llama.write(model, architecture=architecture, weights=weights)
     output = tmp_path / "random.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", n_ctx, "--n-kv", n_ctx, "--flash-attn", flash_attn]
-    arguments += ["--target", harness.TARGET, "--fuse", fuse]
+    arguments += ["--target", harness.TARGET, "--fuse", fuse, *(["--weights", form] if form else [])]
     # What the prompt comes to; with one token llama.cpp looks whether the device has flash attention. The warm-up has two, and others
     # have 13 and 5, which kernels for other numbers compute.
     arguments += ["--n-tokens", f"1,8,{PROMPT_TOKENS}"]
@@ -190,6 +194,9 @@ def test_a_model_is_derived_built_and_run(
         error = ((device - cpu) ** 2).mean() / (cpu**2).mean()
         print(f"{architecture}, {tokens} tokens per call: NMSE {error:.2e}")
         assert error <= 1e-3
+        # all weights but the norms are where llama.cpp was told that kernels want them
+        sizes = {name: float(size) for name, size in re.findall(r"(NEURON0\w*) model buffer size =\s*([\d.]+) MiB", log)}
+        assert max(sizes, key=sizes.__getitem__) == ("NEURON0" if form is None else f"NEURON0_{form}")
         ran = harness.ran(log)
         assert ran["device"].total() > 0
         assert ran["cpu"].total() == 0

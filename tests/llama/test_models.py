@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -100,13 +101,18 @@ class TestRandomLlama:
 
     @staticmethod
     def results(
-        programs: harness.Programs, model: Path, output: Path, environment: dict[str, str], layers: int = ALL_LAYERS
+        programs: harness.Programs,
+        model: Path,
+        output: Path,
+        environment: dict[str, str],
+        *options: object,
+        layers: int = ALL_LAYERS,
     ) -> str:
         """Writes the logits of every token of the prompt to `output`; returns the log."""
         done = programs.run(
             "llama-results",
             *("--model", model, "--output", output, "--prompt", PROMPT),
-            *("--ctx-size", 256, "--gpu-layers", layers, "--fit", "off", "--verbose"),
+            *("--ctx-size", 256, "--gpu-layers", layers, "--fit", "off", "--verbose", *options),
             environment=environment | {"GGML_SCHED_DEBUG": "2"},
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -143,6 +149,24 @@ class TestRandomLlama:
         assert done_by["device"].total() > 0
         assert done_by["cpu"] == Counter()
         assert set(ops["cpu"]) <= ON_THE_CPU
+
+    @pytest.mark.parametrize("cores", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 15))])
+    def test_layers_are_split_over_cores(
+        self, programs: harness.Programs, kernels: Path, tmp_path: Path, cores: int
+    ) -> None:
+        """Cores compute batches of a prompt at the same time, each its layers, and come to what one core computes."""
+        model = tmp_path / "model.gguf"
+        random_llama.write(model, size=random_llama.Size(n_layer=cores + 1))
+        environment = programs.environment(kernels=kernels, buffers="device", log=True)
+        batches = ("--split-mode", "layer", "--ubatch-size", 16)
+        self.results(programs, model, tmp_path / "one.gguf", environment, *batches)
+        many = environment | {"NEURON_RT_NUM_CORES": str(cores), "NEURON_SIMULATOR_LAUNCH_US": "100"}
+        log = self.results(programs, model, tmp_path / "many.gguf", many, *batches)
+        assert (tmp_path / "many.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
+        assert "pipeline parallelism enabled" in log
+        launched = re.findall(r"core (\d+): (\d+) launches, (\d+) of them while another", log)
+        assert sorted(int(core) for core, _, _ in launched) == list(range(cores))
+        assert all(int(overlapping) > 0 for _, _, overlapping in launched)
 
     def test_bench_runs_prompt_and_generation(self, programs: harness.Programs, model: Path, kernels: Path) -> None:
         report = self.bench(programs, model, programs.environment(kernels=kernels))

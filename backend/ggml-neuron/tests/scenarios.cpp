@@ -333,6 +333,35 @@ static built optimizer(ggml_context * ctx) {
     };
 }
 
+// Of its kernel IM2COL reads the shape only, so that a compiler may leave it out of the program's inputs.
+static built unused(ggml_context * ctx) {
+    ggml_tensor * kernel = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 3, 3, 2, 1);
+    ggml_tensor * image  = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 8, 6, 2, 1);
+    return { ggml_im2col(ctx, kernel, image, 1, 1, 1, 1, 1, 1, true, GGML_TYPE_F32), { image } };
+}
+
+// A NaN goes through kernels as it does through ggml's ops; what is computed after it is right, though a core goes on reporting it.
+static void not_a_number() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    const built      b     = add(ctx.get());
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    std::vector<float>      values = numbers(256, 1);
+    for (const bool bad : { false, true, false }) {
+        values[7] = bad ? NAN : 1.0f;
+        ggml_backend_tensor_set(b.inputs[0], values.data(), 0, values.size() * sizeof(float));
+        const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+        std::vector<float> got = read(b.result);
+        check(std::isnan(got[7]) == bad, "element 7 is " + std::to_string(got[7]));
+        got[7] = values[7] = 1.0f;
+        compare(got, values);
+    }
+}
+
 // Data in, out, copied and set, at offsets.
 static void memory() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
@@ -876,6 +905,129 @@ static void killed() {
         true);
 }
 
+//
+// launches in flight
+//
+
+// A graph on a NeuronCore, which is given to it without waiting for what it comes to.
+struct queued {
+    ggml_backend_t          backend;
+    context                 ctx;
+    built                   b;
+    ggml_cgraph *           graph;
+    ggml_backend_buffer_ptr buffer;
+
+    queued(const ggml_backend_ptr & backend, const builder & build) : backend(backend.get()) {
+        b     = build(ctx.get());
+        graph = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(graph, b.result);
+        require_kernels(ggml_backend_get_device(backend.get()), graph);
+        buffer = allocate(ctx, backend);
+    }
+
+    // Writes what `run` fills inputs with in its round `i`.
+    void set(int i) {
+        float seed = 1;
+        for (ggml_tensor * t : b.inputs) {
+            const std::vector<float> values = numbers((size_t) ggml_nelements(t), seed++ + (float) i);
+            ggml_backend_tensor_set_async(backend, t, values.data(), 0, ggml_nbytes(t));
+        }
+    }
+
+    void compute(ggml_status wanted = GGML_STATUS_SUCCESS) {
+        const ggml_status status = ggml_backend_graph_compute_async(backend, graph);
+        check(status == wanted, std::string("graph_compute: ") + ggml_status_to_string(status));
+    }
+
+    std::vector<float> get() {
+        std::vector<float> values((size_t) ggml_nelements(b.result));
+        ggml_backend_tensor_get_async(backend, b.result, values.data(), 0, ggml_nbytes(b.result));
+        ggml_backend_synchronize(backend);
+        return values;
+    }
+};
+
+// Two graphs take turns: the inputs of one are written, and its last results read, while the other is in flight.
+static void in_flight(ggml_backend_dev_t dev, int rounds) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    queued           graphs[2] = {
+        { backend, chain },
+        { backend, chain }
+    };
+    for (int i = 0; i < rounds; i++) {
+        graphs[i % 2].set(i);
+        graphs[i % 2].compute();
+        graphs[i % 2].compute();  // the same once more, over its own results
+        if (i > 0) {
+            compare(graphs[(i - 1) % 2].get(), run(cpu, chain, i));
+        }
+    }
+    // memory and a backend that go while launches use them
+    graphs[0].compute();
+    graphs[0].buffer.reset();
+    graphs[1].compute();
+    backend.reset();
+}
+
+// The second launch fails when it has long been promised.
+static void fails_late() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    queued           graph(backend, add);
+
+    const std::vector<float> wanted = run(cpu, add);
+    graph.set(0);
+    graph.compute();
+    compare(graph.get(), wanted);
+    graph.compute();
+    for (const float value : graph.get()) {
+        check(std::isnan(value), "a result that was not computed is read as a number");
+    }
+    graph.compute(GGML_STATUS_FAILED);
+    graph.compute();
+    compare(graph.get(), wanted);
+}
+
+// One NeuronCore computes what another one has computed, and both are given the next round before that is done.
+static void two_cores_in_flight() {
+    const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
+    const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
+    queued                 from(first, add);
+    queued                 to(second, add);
+    const auto             event_of = [](int n) {
+        ggml_backend_event_t event = ggml_backend_event_new(core(n));
+        check(event != nullptr, "no event");
+        return ggml_backend_event_ptr(event);
+    };
+    const ggml_backend_event_ptr computed = event_of(0);
+    const ggml_backend_event_ptr consumed = event_of(1);
+    for (int i = 0; i < 6; i++) {
+        from.set(i);
+        from.compute();
+        ggml_backend_event_record(computed.get(), first.get());
+        ggml_backend_event_wait(second.get(), computed.get());
+        ggml_backend_tensor_copy_async(first.get(), second.get(), from.b.result, to.b.inputs[0]);
+        to.compute();
+        ggml_backend_event_record(consumed.get(), second.get());
+        ggml_backend_event_synchronize(consumed.get());
+        compare(to.get(), run(cpu, add, i + 1));
+    }
+}
+
+// What a program is told that pipelines NeuronCores.
+static void capabilities(bool async) {
+    ggml_backend_dev_props props;
+    ggml_backend_dev_get_props(neuron, &props);
+    check(props.caps.async == async && props.caps.events == async, "async and events are not as they should be");
+    check(props.caps.host_buffer, "no host buffer");
+    const ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(neuron);
+    check(type && ggml_backend_buft_is_host(type), "the host buffer type is none");
+    const ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(type, 1000));
+    check(buffer && ggml_backend_buffer_is_host(buffer.get()), "no memory");
+    memset(ggml_backend_buffer_get_base(buffer.get()), 1, 1000);
+    const ggml_backend_event_ptr event(ggml_backend_event_new(neuron));
+    check((event != nullptr) == async, "events are not as they should be");
+}
+
 // Mistakes that a sanitizer must report, or it reports none of others either.
 
 static void planted_race() {
@@ -1292,6 +1444,8 @@ int main(int argc, char ** argv) {
         { "inplace-twice",               [] { against_cpu(inplace_twice); }                                       },
         { "same-twice",                  [] { against_cpu(same_twice); }                                          },
         { "optimizer",                   [] { against_cpu(optimizer); }                                           },
+        { "unused",                      [] { against_cpu(unused); }                                              },
+        { "not-a-number",                not_a_number                                                             },
         { "few-tokens",                  [] { tokens::few(true); }                                                },
         { "few-tokens-of-scores",        [] { tokens::few(false); }                                               },
         { "three-tokens",                [] { tokens::against_cpu({ 3, 5, 20, 1 }); }                             },
@@ -1329,6 +1483,12 @@ int main(int argc, char ** argv) {
         { "in-turn",                     [] { in_turn(2); }                                                       },
         { "in-turn-often",               [] { in_turn(40); }                                                      },
         { "killed",                      killed                                                                   },
+        { "in-flight",                   [] { in_flight(neuron, 6); }                                             },
+        { "in-flight-in-threads",        [] { in_threads(3, [](int) { in_flight(neuron, 3); }); }                 },
+        { "fails-late",                  fails_late                                                               },
+        { "two-cores-in-flight",         two_cores_in_flight                                                      },
+        { "asynchronous",                [] { capabilities(true); }                                               },
+        { "synchronous",                 [] { capabilities(false); }                                              },
         { "fails-once",                  [] { fails_once([] {}, false); }                                         },
     };
 

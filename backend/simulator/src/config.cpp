@@ -1,5 +1,7 @@
 #include "config.h"
 
+#include "faults.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +27,7 @@ static const instance INSTANCES[] = {
 };
 
 static constexpr double MAX_LAUNCH_US = 1e6;
+static constexpr size_t MAX_ALIGNMENT = 65536;
 
 // Returns the variable's text, null when it is unset or empty.
 static const char * variable(const char * name) {
@@ -116,20 +119,12 @@ static std::string bad(const char * name, const char * text, const char * expect
     return std::string(name) + "=" + text + ": expected " + expected;
 }
 
-// What can be done wrong on purpose, so that those who look for it can be seen to find it.
-static const char * const FAULTS[] = { "init", "load", "execute", "results", "late", "aliases", "slices", "copies" };
-
 static bool read_fault(config & out, std::string & error) {
     const char * const fault = variable("NEURON_SIMULATOR_FAULT");
-    std::string        known;
-    for (const char * one : FAULTS) {
-        known += (known.empty() ? "" : ", ") + std::string(one);
-        if (fault != nullptr && strcmp(one, fault) == 0) {
-            out.fault = one;
-        }
-    }
-    if (fault != nullptr && out.fault.empty()) {
-        error = bad("NEURON_SIMULATOR_FAULT", fault, ("one of " + known).c_str());
+    std::string        expected;
+    out.fault = fault != nullptr ? fault : "";
+    if (!faults().read(out.fault, expected)) {
+        error = bad("NEURON_SIMULATOR_FAULT", fault, expected.c_str());
         return false;
     }
     return true;
@@ -171,6 +166,11 @@ static bool read_profile(config & out, std::string & error) {
             return false;
         }
         out.release = static_cast<uint32_t>(minor);
+    }
+    const char * const alignment = variable("NEURON_SIMULATOR_SLICE_ALIGNMENT");
+    if (alignment != nullptr && (!read_size(alignment, out.slice_alignment) || out.slice_alignment > MAX_ALIGNMENT)) {
+        error = bad("NEURON_SIMULATOR_SLICE_ALIGNMENT", alignment, "bytes, at most 65536");
+        return false;
     }
     const char * const locks = variable("NEURON_SIMULATOR_LOCKS");
     out.lock_folder          = locks != nullptr ? locks : "";
@@ -229,6 +229,11 @@ bool config::read(config & out, std::string & error) {
     const char * const timeout = variable("NEURON_RT_EXEC_TIMEOUT");
     if (timeout != nullptr && !read_duration(timeout, HUGE_VAL, out.exec_timeout)) {
         error = bad("NEURON_RT_EXEC_TIMEOUT", timeout, "seconds");
+        return false;
+    }
+    const char * const queue = variable("NEURON_SIMULATOR_QUEUE");
+    if (queue != nullptr && !read_count(queue, out.queue)) {
+        error = bad("NEURON_SIMULATOR_QUEUE", queue, "a number of requests from 1 to 128");
         return false;
     }
     const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");

@@ -27,12 +27,19 @@ struct config {
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
-    uint32_t              release      = 27;       // of the SDK that is played: 2.27
-    std::string           fault;                   // NEURON_SIMULATOR_FAULT: what is done wrong; empty: nothing
-    std::string           lock_folder;             // processes with the same one share an instance; empty: none
+    uint32_t              release      = 32;       // of the SDK that is played: 2.32
+    uint32_t              queue        = 64;       // requests that a queue of nrta_* holds
+    std::string           fault;  // NEURON_SIMULATOR_FAULT, a list that faults::read takes; empty: nothing
+    size_t                slice_alignment = 1;  // bytes: other offsets of slices are refused
+    std::string           lock_folder;          // processes with the same one share an instance; empty: none
 
     // Returns whether a tensor of 4 GiB or more overflows, as it does in releases before 2.28.
     bool overflows() const { return strict && release < 28; }
+
+    // Return whether the release has nrta_* as they are now, and its events.
+    bool has_queues() const { return release >= 29; }
+
+    bool has_events() const { return release >= 30; }
 
     // Returns false, with the reason in `error`, when a variable's value is none that it can have.
     static bool read(config & out, std::string & error);

@@ -6,14 +6,18 @@
 #include "../../nrt/nrt_api.h"
 #include "arena.h"
 #include "config.h"
+#include "faults.h"
 #include "fds.h"
 #include "handles.h"
 #include "helper.h"
 #include "locks.h"
 #include "log.h"
 #include "neff.h"
+#include "numbers.h"
 #include "protocol.h"
+#include "units.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -34,6 +38,13 @@ namespace simulator {
 // Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
 constexpr size_t MICROCODE_MEMORY = size_t(96) << 20;
 constexpr size_t PROGRAM_MEMORY   = size_t(250) << 10;
+
+// What stays with a core whatever is executed next.
+struct core_state {
+    std::atomic<bool> saw_nan{ false };  // an execution made something that is not a number: all later ones report it
+    std::atomic<bool> lost{ false };     // NEURON_SIMULATOR_FAULT
+    std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // likewise: what the next call says of an execution before it
+};
 
 }  // namespace simulator
 
@@ -128,8 +139,9 @@ enum class phase { fresh, open, closed };
 
 struct runtime {
     std::atomic<phase>                             state{ phase::fresh };
-    std::mutex                                     mutex;   // of nrt_init and nrt_close
+    std::mutex                                     mutex;  // of nrt_init and nrt_close
     simulator::config                              config;
+    simulator::faults                              faults;
     std::vector<std::shared_ptr<simulator::arena>> arenas;  // one per visible core, and the host's
     simulator::handles<nrt_tensor>                 tensors;
     simulator::handles<nrt_tensor_set>             sets;
@@ -137,8 +149,11 @@ struct runtime {
     std::vector<simulator::unique_fd>              locks;          // of the visible cores
     std::vector<bool>                              has_microcode;  // by core; guarded by program_mutex
     std::mutex                                     program_mutex;
+    std::vector<simulator::core_state>             core_states;    // by core
 
-    std::mutex                         helper_mutex;  // guards what follows
+    std::unique_ptr<simulator::units> units;                       // what nrta_* queues; from nrt_init to the next
+
+    std::mutex                         helper_mutex;               // guards what follows
     std::shared_ptr<simulator::helper> helper;
 
     std::chrono::steady_clock::time_point not_before;  // no helper is started until then
@@ -413,16 +428,56 @@ std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
     return tensor;
 }
 
+// Returns what a call that concerns a core, or the host, says first: that the core is lost, or how an execution before it ended.
+NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where) {
+    if (rt.faults.empty() || core >= rt.cores()) {
+        return NRT_SUCCESS;
+    }
+    simulator::core_state & state = rt.core_states[core];
+    if (state.lost) {
+        log(level::error, where, "core %u is lost (NEURON_SIMULATOR_FAULT=lost)", core);
+        return NRT_EXEC_UNIT_UNRECOVERABLE;
+    }
+    const NRT_STATUS owed = state.owed.exchange(NRT_SUCCESS);
+    if (owed != NRT_SUCCESS) {
+        log(level::error, where, "an execution before failed (NEURON_SIMULATOR_FAULT=deferred)");
+    }
+    return owed;
+}
+
+// Returns whether an allocation is to fail, and says so.
+bool is_out_of_memory(runtime & rt, const char * where) {
+    const bool now = rt.faults.strikes("memory");
+    if (now) {
+        log(level::error, where, "no memory (NEURON_SIMULATOR_FAULT=memory)");
+    }
+    return now;
+}
+
+// Returns a tensor of which bytes are to be read or written; null, with the status, when that can't be.
+std::shared_ptr<nrt_tensor> data_range(runtime &            rt,
+                                       const nrt_tensor_t * handle,
+                                       size_t               offset,
+                                       size_t               size,
+                                       const char *         where,
+                                       NRT_STATUS &         status) {
+    auto tensor = tensor_range(rt, handle, offset, size, where, status);
+    if (tensor != nullptr) {
+        status = core_status(rt, tensor->arena(), where);
+    }
+    return status == NRT_SUCCESS ? tensor : nullptr;
+}
+
 // ---- execution ---------------------------------------------------------------------------------------------------------
 
 // Finds the tensor that a set has for one of the model's and sees to its fitting.
-NRT_STATUS bind(const runtime &               rt,
-                const nrt_model &             model,
-                const tensor_info &           info,
-                const nrt_tensor_set &        set,
-                std::shared_ptr<nrt_tensor> & out) {
-    const char * const where = "nrt_execute";
-    const char * const kind  = info.usage == NRT_TENSOR_USAGE_INPUT ? "input" : "output";
+NRT_STATUS bind_tensor(const runtime &               rt,
+                       const nrt_model &             model,
+                       const tensor_info &           info,
+                       const nrt_tensor_set &        set,
+                       const char *                  where,
+                       std::shared_ptr<nrt_tensor> & out) {
+    const char * const kind = info.usage == NRT_TENSOR_USAGE_INPUT ? "input" : "output";
     if (!set.find(info.name.c_str(), out)) {
         log(level::error, where, "the %s set has no tensor '%s'", kind, info.name.c_str());
         return NRT_FAILURE;
@@ -436,6 +491,12 @@ NRT_STATUS bind(const runtime &               rt,
         log(level::error, where, "%s '%s' has %zu bytes, the model's %zu", kind, info.name.c_str(), tensor.size,
             info.size);
         return NRT_EXEC_BAD_INPUT;
+    }
+    const size_t element = simulator::bytes_of(info.dtype);
+    if (rt.config.strict && tensor.position() % element != 0) {
+        log(level::error, where, "%s '%s' begins at byte %zu, which is not a multiple of its elements' %zu bytes", kind,
+            info.name.c_str(), tensor.position(), element);
+        return NRT_INVALID;
     }
     if (tensor.arena() != model.core && tensor.arena() != rt.host()->index()) {
         log(level::error, where, "%s '%s' is on core %u, the model on core %u", kind, info.name.c_str(), tensor.arena(),
@@ -451,7 +512,9 @@ bool overlap(const nrt_tensor & a, const nrt_tensor & b) {
 
 // What a device does when an output overlaps another tensor is not documented, but for an input that it is declared to share
 // memory with.
-NRT_STATUS check_overlaps(const nrt_model & model, const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
+NRT_STATUS check_overlaps(const nrt_model &                                model,
+                          const std::vector<std::shared_ptr<nrt_tensor>> & tensors,
+                          const char *                                     where) {
     for (size_t i = 0; i < tensors.size(); i++) {
         const tensor_info & output = model.tensors[i];
         if (output.usage != NRT_TENSOR_USAGE_OUTPUT) {
@@ -460,8 +523,8 @@ NRT_STATUS check_overlaps(const nrt_model & model, const std::vector<std::shared
         // Inputs come first, so each pair of outputs is looked at once.
         for (size_t k = 0; k < i; k++) {
             if (static_cast<int32_t>(k) != output.alias && overlap(*tensors[i], *tensors[k])) {
-                log(level::error, "nrt_execute", "output '%s' overlaps '%s', which is not declared",
-                    output.name.c_str(), model.tensors[k].name.c_str());
+                log(level::error, where, "output '%s' overlaps '%s', which is not declared", output.name.c_str(),
+                    model.tensors[k].name.c_str());
                 return NRT_INVALID;
             }
         }
@@ -469,34 +532,103 @@ NRT_STATUS check_overlaps(const nrt_model & model, const std::vector<std::shared
     return NRT_SUCCESS;
 }
 
-// What an execution leaves in its outputs when NEURON_SIMULATOR_FAULT says so. `before` is what was in them.
-using contents = std::vector<std::vector<uint8_t>>;
-
-contents read_outputs(const nrt_model & model, const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
-    contents found(tensors.size());
-    for (size_t i = 0; i < tensors.size(); i++) {
-        if (model.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
-            found[i].assign(tensors[i]->data(), tensors[i]->data() + tensors[i]->size);
+// Makes what an execution leaves in its outputs wrong, in a way that NEURON_SIMULATOR_FAULT asks for.
+class spoiler {
+  public:
+    // Before the execution.
+    spoiler(simulator::faults &                              faults,
+            const nrt_model &                                model,
+            const std::vector<std::shared_ptr<nrt_tensor>> & tensors) : model_(model), tensors_(tensors) {
+        if (faults.empty()) {
+            return;
+        }
+        late_    = faults.strikes("late");
+        aliases_ = faults.strikes("aliases");
+        results_ = faults.strikes("results");
+        before_.resize(tensors.size());
+        for (size_t i = 0; i < tensors.size() && (late_ || aliases_); i++) {
+            if (model.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
+                before_[i].assign(tensors[i]->data(), tensors[i]->data() + tensors[i]->size);
+            }
         }
     }
-    return found;
+
+    // After an execution that succeeded.
+    void spoil() const {
+        for (size_t i = 0; i < tensors_.size() && (late_ || aliases_ || results_); i++) {
+            const tensor_info & info = model_.tensors[i];
+            if (info.usage != NRT_TENSOR_USAGE_OUTPUT) {
+                continue;
+            }
+            if (late_ || (aliases_ && info.alias >= 0)) {
+                memcpy(tensors_[i]->data(), before_[i].data(), before_[i].size());
+            } else if (results_) {
+                memset(tensors_[i]->data(), 0, std::min<size_t>(tensors_[i]->size, 4));
+            }
+        }
+    }
+
+    // Instead of an execution that fails: results are half-written.
+    void write_half() const {
+        for (size_t i = 0; i < tensors_.size(); i++) {
+            if (model_.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
+                memset(tensors_[i]->data(), 0x5A, (tensors_[i]->size + 1) / 2);
+            }
+        }
+    }
+
+  private:
+    const nrt_model &                                model_;
+    const std::vector<std::shared_ptr<nrt_tensor>> & tensors_;
+
+    bool                              late_    = false;
+    bool                              aliases_ = false;
+    bool                              results_ = false;
+    std::vector<std::vector<uint8_t>> before_;
+};
+
+// Returns what an execution comes to before it is made, because NEURON_SIMULATOR_FAULT says so; `done`: it is not made.
+NRT_STATUS fault_of_execution(runtime & rt, uint32_t core, const spoiler & outputs, const char * where, bool & done) {
+    done = true;
+    if (rt.faults.strikes("lost")) {
+        rt.core_states[core].lost = true;
+        outputs.write_half();
+    }
+    const NRT_STATUS status = core_status(rt, core, where);
+    if (status != NRT_SUCCESS) {
+        return status;
+    }
+    if (rt.faults.strikes("execute")) {
+        log(level::error, where, "NEURON_SIMULATOR_FAULT=execute");
+        outputs.write_half();
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
+    if (rt.faults.strikes("deferred")) {
+        outputs.write_half();
+        rt.core_states[core].owed = NRT_EXEC_COMPLETED_WITH_ERR;
+        return NRT_SUCCESS;
+    }
+    done = false;
+    return NRT_SUCCESS;
 }
 
-void spoil(const std::string &                              fault,
-           const nrt_model &                                model,
-           const std::vector<std::shared_ptr<nrt_tensor>> & tensors,
-           const contents &                                 before) {
-    for (size_t i = 0; i < tensors.size(); i++) {
+// Returns what an execution that succeeded comes to: a core that saw something that is not a number reports that from then on.
+// Results in place of an input are not looked at: they may be large, and little of them new.
+NRT_STATUS look_for_nan(runtime &                                        rt,
+                        const nrt_model &                                model,
+                        const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
+    std::atomic<bool> & saw_nan = rt.core_states[model.core].saw_nan;
+    for (size_t i = 0; i < tensors.size() && !saw_nan; i++) {
         const tensor_info & info = model.tensors[i];
-        if (info.usage != NRT_TENSOR_USAGE_OUTPUT) {
-            continue;
-        }
-        if (fault == "late" || (fault == "aliases" && info.alias >= 0)) {
-            memcpy(tensors[i]->data(), before[i].data(), before[i].size());
-        } else if (fault == "results") {
-            memset(tensors[i]->data(), 0, std::min<size_t>(tensors[i]->size, 4));
+        if (info.usage == NRT_TENSOR_USAGE_OUTPUT && info.alias < 0 &&
+            simulator::holds_nan(info.dtype, tensors[i]->data(), tensors[i]->size)) {
+            saw_nan = true;
+            log(level::info, "nrt_execute",
+                "output '%s' has an element that is not a number; core %u reports that from now on", info.name.c_str(),
+                model.core);
         }
     }
+    return saw_nan ? NRT_EXEC_COMPLETED_WITH_NUM_ERR : NRT_SUCCESS;
 }
 
 // Takes the time that launching a kernel is to take. Sleeping would take longer than what is asked for.
@@ -507,45 +639,92 @@ void wait_for_launch(double launch_us) {
     }
 }
 
-NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt_tensor_set & outputs) {
-    namespace protocol = simulator::protocol;
-    const size_t n     = model.tensors.size();
+// A model and the memory that one execution of it uses.
+struct execution {
+    const char *                             where;
+    std::shared_ptr<nrt_model>               model;
+    std::vector<std::shared_ptr<nrt_tensor>> tensors;  // inputs, then outputs
+    std::vector<uint8_t>                     message;  // for the helper
+};
 
-    std::vector<std::shared_ptr<nrt_tensor>> tensors(n);
-    std::vector<uint8_t>                     message(sizeof(protocol::execute) + n * sizeof(protocol::binding));
+simulator::span span_of(const nrt_tensor & tensor, size_t offset, size_t size, bool written) {
+    const size_t begin = tensor.position() + offset;
+    return { tensor.arena(), begin, begin + size, written };
+}
+
+std::vector<simulator::span> spans_of(const execution & execution) {
+    std::vector<simulator::span> spans;
+    for (size_t i = 0; i < execution.tensors.size(); i++) {
+        const nrt_tensor & tensor = *execution.tensors[i];
+        const bool         output = execution.model->tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT;
+        spans.push_back(span_of(tensor, 0, tensor.size, output));
+    }
+    return spans;
+}
+
+// What an access is that does not wait for a request in flight on the same memory, is not documented. `own`: a queue that keeps its order.
+NRT_STATUS check_in_flight(const runtime &                      rt,
+                           const std::vector<simulator::span> & spans,
+                           const simulator::unit *              own,
+                           const char *                         where) {
+    if (!rt.config.strict || !rt.units->busy(spans, own)) {
+        return NRT_SUCCESS;
+    }
+    log(level::error, where, "a request in flight uses this memory, and its completion was not waited for");
+    return NRT_INVALID;
+}
+
+// Sees to a model's tensors being there and fitting, and fills in an execution.
+NRT_STATUS prepare(runtime & rt, const nrt_tensor_set & inputs, const nrt_tensor_set & outputs, execution & out) {
+    namespace protocol         = simulator::protocol;
+    nrt_model &        model   = *out.model;
+    const char * const where   = out.where;
+    auto &             tensors = out.tensors;
+    auto &             message = out.message;
+    const size_t       n       = model.tensors.size();
+
+    tensors.resize(n);
+    message.resize(sizeof(protocol::execute) + n * sizeof(protocol::binding));
     for (size_t i = 0; i < n; i++) {
         const tensor_info & info   = model.tensors[i];
         const bool          input  = info.usage == NRT_TENSOR_USAGE_INPUT;
-        const NRT_STATUS    status = bind(rt, model, info, input ? inputs : outputs, tensors[i]);
+        const NRT_STATUS    status = bind_tensor(rt, model, info, input ? inputs : outputs, where, tensors[i]);
         if (status != NRT_SUCCESS) {
             return status;
         }
         if (info.alias >= 0) {
             const nrt_tensor & source = *tensors[static_cast<size_t>(info.alias)];
             if (source.arena() != tensors[i]->arena() || source.position() != tensors[i]->position()) {
-                log(level::error, "nrt_execute", "output '%s' is to be the memory of input '%s' and is not",
-                    info.name.c_str(), model.tensors[static_cast<size_t>(info.alias)].name.c_str());
+                log(level::error, where, "output '%s' is to be the memory of input '%s' and is not", info.name.c_str(),
+                    model.tensors[static_cast<size_t>(info.alias)].name.c_str());
                 return NRT_INVALID;
             }
         }
         const protocol::binding binding = { tensors[i]->arena(), 0, tensors[i]->position() };
         memcpy(message.data() + sizeof(protocol::execute) + i * sizeof(binding), &binding, sizeof(binding));
     }
-    if (rt.config.strict) {
-        const NRT_STATUS status = check_overlaps(model, tensors);
-        if (status != NRT_SUCCESS) {
+    return rt.config.strict ? check_overlaps(model, tensors, where) : NRT_SUCCESS;
+}
+
+NRT_STATUS run(runtime & rt, const execution & execution) {
+    namespace protocol         = simulator::protocol;
+    const char * const where   = execution.where;
+    nrt_model &        model   = *execution.model;
+    const auto &       tensors = execution.tensors;
+    const auto &       message = execution.message;
+    const size_t       n       = tensors.size();
+
+    const spoiler outputs_of(rt.faults, model, tensors);
+    if (!rt.faults.empty()) {
+        bool             made   = false;
+        const NRT_STATUS status = fault_of_execution(rt, model.core, outputs_of, where, made);
+        if (made) {
             return status;
         }
     }
-    wait_for_launch(rt.config.launch_us);
-    if (rt.config.fault == "execute") {
-        log(level::error, "nrt_execute", "NEURON_SIMULATOR_FAULT=execute");
-        return NRT_EXEC_COMPLETED_WITH_ERR;
-    }
-    const contents   before  = rt.config.fault.empty() ? contents() : read_outputs(model, tensors);
     const double     timeout = rt.config.exec_timeout;
     const NRT_STATUS done =
-        with_helper(rt, model, timeout, "nrt_execute", [&](simulator::helper & helper, NRT_STATUS & status) {
+        with_helper(rt, model, timeout, where, [&](simulator::helper & helper, NRT_STATUS & status) {
             protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
             {
                 const std::lock_guard<std::mutex> lock(model.mutex);
@@ -556,16 +735,92 @@ NRT_STATUS execute(runtime & rt, nrt_model & model, nrt_tensor_set & inputs, nrt
             }
             std::vector<uint8_t> answer = message;
             memcpy(answer.data(), &request, sizeof(request));
+            if (rt.faults.strikes("kill")) {
+                helper.doom();
+            }
             const outcome result = helper.call(answer, timeout);
             if (result == outcome::answered) {
-                status = answered(answer, "nrt_execute");
+                status = answered(answer, where);
             }
             return result;
         });
-    if (!rt.config.fault.empty() && done == NRT_SUCCESS) {
-        spoil(rt.config.fault, model, tensors, before);
+    if (done != NRT_SUCCESS) {
+        return done;
     }
-    return done;
+    outputs_of.spoil();
+    return rt.config.strict ? look_for_nan(rt, model, tensors) : done;
+}
+
+NRT_STATUS prepare_handles(runtime &                rt,
+                           nrt_model_t *            model_handle,
+                           const nrt_tensor_set_t * inputs,
+                           const nrt_tensor_set_t * outputs,
+                           const char *             where,
+                           execution &              out) {
+    const auto in   = rt.sets.find(inputs);
+    const auto into = rt.sets.find(outputs);
+    out.where       = where;
+    out.model       = rt.models.find(model_handle);
+    if (out.model == nullptr || in == nullptr || into == nullptr) {
+        return invalid_handle(where, out.model == nullptr ? "model" : in == nullptr ? "input set" : "output set");
+    }
+    return prepare(rt, *in, *into, out);
+}
+
+// A copy between two tensors.
+struct copying {
+    std::shared_ptr<nrt_tensor> source;
+    std::shared_ptr<nrt_tensor> destination;
+    size_t                      source_offset      = 0;
+    size_t                      destination_offset = 0;
+    size_t                      size               = 0;
+
+    std::vector<simulator::span> spans() const {
+        return { span_of(*source, source_offset, size, false), span_of(*destination, destination_offset, size, true) };
+    }
+
+    NRT_STATUS run(runtime & rt) const {
+        const size_t copied = rt.faults.strikes("copies") ? size / 2 : size;
+        memmove(destination->data() + destination_offset, source->data() + source_offset, copied);
+        return NRT_SUCCESS;
+    }
+};
+
+NRT_STATUS prepare_copy(runtime &            rt,
+                        const nrt_tensor_t * source,
+                        size_t               source_offset,
+                        const nrt_tensor_t * destination,
+                        size_t               destination_offset,
+                        size_t               size,
+                        const char *         where,
+                        copying &            out) {
+    NRT_STATUS status;
+    out.source = data_range(rt, source, source_offset, size, where, status);
+    if (out.source == nullptr) {
+        return status;
+    }
+    out.destination = data_range(rt, destination, destination_offset, size, where, status);
+    if (out.destination == nullptr) {
+        return status;
+    }
+    const uint32_t host = rt.host()->index();
+    const uint32_t from = out.source->arena();
+    const uint32_t to   = out.destination->arena();
+    if (from != to && from != host && to != host) {
+        log(level::error, where, "from core %u to core %u", from, to);
+        return NRT_INVALID;
+    }
+    out.source_offset      = source_offset;
+    out.destination_offset = destination_offset;
+    out.size               = size;
+    return NRT_SUCCESS;
+}
+
+// Sees to what a request in flight uses staying until it is done.
+void check_freed(const runtime & rt, const void * handle, const char * where) {
+    if (rt.state == phase::open && rt.config.strict && rt.units->freed(handle)) {
+        log(level::error, where, "a request in flight uses it; that request fails");
+    }
 }
 
 }  // namespace
@@ -592,7 +847,8 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         if (!simulator::config::read(rt.config, error)) {
             return invalid(where, error.c_str());
         }
-        if (rt.config.fault == "init") {
+        rt.faults.read(rt.config.fault, error);  // config::read has seen to its being good
+        if (rt.faults.strikes("init")) {
             log(level::error, where, "NEURON_SIMULATOR_FAULT=init");
             return NRT_FAILURE;
         }
@@ -614,7 +870,9 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         }
         rt.arenas = std::move(arenas);
         rt.has_microcode.assign(rt.cores(), false);
-        rt.state = phase::open;
+        rt.core_states = std::vector<simulator::core_state>(rt.cores());
+        rt.units       = std::make_unique<simulator::units>(rt.cores(), rt.config.queue);
+        rt.state       = phase::open;
         log(level::info, where, "%u simulated cores of %zu bytes", rt.cores(), rt.config.memory);
         return NRT_SUCCESS;
     } catch (const std::exception & error) {
@@ -630,6 +888,7 @@ void nrt_close(void) {
         return;  // there is nothing to close, and no way to say so
     }
     rt.state = phase::closed;
+    rt.units->stop();
     rt.models.clear();
     rt.sets.clear();
     rt.tensors.clear();
@@ -674,6 +933,10 @@ NRT_STATUS nrt_get_version(nrt_version_t * version, size_t size) {
     }
     nrt_version_t own = {};
     own.rt_major      = 2;
+    // That of SDK 2.29 has 2.31, and so on.
+    simulator::config config;
+    std::string       error;
+    own.rt_minor = (simulator::config::read(config, error) ? config : simulator::config()).release + 2;
     strncpy(own.rt_detail, "neuron-kernelgen simulator", sizeof(own.rt_detail) - 1);
     memset(version, 0, size);
     memcpy(version, &own, std::min(size, sizeof(own)));
@@ -746,7 +1009,7 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
             log(level::error, where, "%s", why.c_str());
             return readable;
         }
-        if (rt.config.fault == "load") {
+        if (rt.faults.strikes("load")) {
             log(level::error, where, "NEURON_SIMULATOR_FAULT=load");
             return NRT_FAILURE;
         }
@@ -756,6 +1019,10 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
             log(level::error, where, "cores %d to %d are wanted, %u are visible", static_cast<int>(first),
                 static_cast<int>(first + count - 1), rt.cores());
             return NRT_LOAD_NOT_ENOUGH_NC;
+        }
+        const NRT_STATUS core = core_status(rt, static_cast<uint32_t>(first), where);
+        if (core != NRT_SUCCESS || is_out_of_memory(rt, where)) {
+            return core != NRT_SUCCESS ? core : NRT_RESOURCE;
         }
         auto model  = std::make_shared<nrt_model>();
         model->core = static_cast<uint32_t>(first);
@@ -784,6 +1051,7 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
 
 NRT_STATUS nrt_unload(nrt_model_t * handle) {
     return with_runtime("nrt_unload", [&](runtime & rt) {
+        check_freed(rt, handle, "nrt_unload");
         const auto model = rt.models.remove(handle);
         if (model == nullptr) {
             return invalid_handle("nrt_unload", "model");
@@ -806,15 +1074,16 @@ NRT_STATUS nrt_unload(nrt_model_t * handle) {
 
 NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nrt_tensor_set_t * outputs) {
     return with_runtime("nrt_execute", [&](runtime & rt) {
-        const auto model = rt.models.find(handle);
-        const auto in    = rt.sets.find(inputs);
-        const auto out   = rt.sets.find(outputs);
-        if (model == nullptr || in == nullptr || out == nullptr) {
-            return invalid_handle("nrt_execute", model == nullptr ? "model"
-                                                 : in == nullptr  ? "input set"
-                                                                  : "output set");
+        execution  launch;
+        NRT_STATUS status = prepare_handles(rt, handle, inputs, outputs, "nrt_execute", launch);
+        if (status == NRT_SUCCESS) {
+            status = check_in_flight(rt, spans_of(launch), nullptr, launch.where);
         }
-        return execute(rt, *model, *in, *out);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        wait_for_launch(rt.config.launch_us);
+        return run(rt, launch);
     });
 }
 
@@ -870,6 +1139,10 @@ NRT_STATUS nrt_allocate_tensor_set(nrt_tensor_set_t ** out) {
         if (out == nullptr) {
             return invalid("nrt_allocate_tensor_set", "null pointer");
         }
+        *out = nullptr;
+        if (is_out_of_memory(rt, "nrt_allocate_tensor_set")) {
+            return NRT_RESOURCE;
+        }
         *out = rt.sets.add(std::make_shared<nrt_tensor_set>());
         return NRT_SUCCESS;
     });
@@ -878,6 +1151,7 @@ NRT_STATUS nrt_allocate_tensor_set(nrt_tensor_set_t ** out) {
 void nrt_destroy_tensor_set(nrt_tensor_set_t ** set) {
     if (set != nullptr && *set != nullptr) {
         // After nrt_close there are none: then it is not an error to find nothing.
+        check_freed(process(), *set, "nrt_destroy_tensor_set");
         process().sets.remove(*set);
         *set = nullptr;
     }
@@ -943,6 +1217,10 @@ NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement,
                 name == nullptr ? "" : name);
             return NRT_INVALID;
         }
+        const NRT_STATUS core = core_status(rt, arena->index(), where);
+        if (core != NRT_SUCCESS || is_out_of_memory(rt, where)) {
+            return core != NRT_SUCCESS ? core : NRT_RESOURCE;
+        }
         auto memory = simulator::memory::allocate(arena, size);
         if (memory == nullptr) {
             log(level::error, where, "%zu bytes for '%s' on core %d: %zu of %zu are in use", size,
@@ -967,8 +1245,16 @@ NRT_STATUS nrt_tensor_allocate_slice(const nrt_tensor_t * handle,
         *out = nullptr;
         NRT_STATUS status;
         const auto source = tensor_range(rt, handle, offset, size, where, status);
+        if (offset % rt.config.slice_alignment != 0) {
+            log(level::error, where, "offset %zu of '%s' is not a multiple of %zu (NEURON_SIMULATOR_SLICE_ALIGNMENT)",
+                offset, name == nullptr ? "" : name, rt.config.slice_alignment);
+            return NRT_INVALID;
+        }
+        if (source != nullptr && is_out_of_memory(rt, where)) {
+            return NRT_RESOURCE;
+        }
         if (source != nullptr) {
-            const size_t at = source->offset + (rt.config.fault == "slices" ? 0 : offset);
+            const size_t at = source->offset + (rt.faults.strikes("slices") ? 0 : offset);
             *out            = rt.tensors.add(std::make_shared<nrt_tensor>(source->memory, at, size, name));
         }
         return status;
@@ -977,6 +1263,7 @@ NRT_STATUS nrt_tensor_allocate_slice(const nrt_tensor_t * handle,
 
 void nrt_tensor_free(nrt_tensor_t ** handle) {
     if (handle != nullptr && *handle != nullptr) {
+        check_freed(process(), *handle, "nrt_tensor_free");
         process().tensors.remove(*handle);
         *handle = nullptr;
     }
@@ -998,15 +1285,18 @@ NRT_STATUS nrt_tensor_read(const nrt_tensor_t * handle, void * data, size_t offs
     const char * const where = "nrt_tensor_read";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr || size == 0) {
             return status;
         }
         if (data == nullptr) {
             return invalid(where, "null pointer");
         }
-        memcpy(data, tensor->data() + offset, size);
-        return NRT_SUCCESS;
+        status = check_in_flight(rt, { span_of(*tensor, offset, size, false) }, nullptr, where);
+        if (status == NRT_SUCCESS) {
+            memcpy(data, tensor->data() + offset, size);
+        }
+        return status;
     });
 }
 
@@ -1014,15 +1304,18 @@ NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t off
     const char * const where = "nrt_tensor_write";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr || size == 0) {
             return status;
         }
         if (data == nullptr) {
             return invalid(where, "null pointer");
         }
-        memcpy(tensor->data() + offset, data, size);
-        return NRT_SUCCESS;
+        status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
+        if (status == NRT_SUCCESS) {
+            tensor->memory->in().write(tensor->position() + offset, data, size);
+        }
+        return status;
     });
 }
 
@@ -1030,9 +1323,12 @@ NRT_STATUS nrt_tensor_memset(nrt_tensor_t * handle, uint64_t offset, int value, 
     const char * const where = "nrt_tensor_memset";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor != nullptr) {
-            memset(tensor->data() + offset, value, size);
+            status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
+        }
+        if (status == NRT_SUCCESS) {
+            tensor->memory->in().fill(tensor->position() + offset, value, size);
         }
         return status;
     });
@@ -1045,22 +1341,201 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source_handle,
                            size_t               size) {
     const char * const where = "nrt_tensor_copy";
     return with_runtime(where, [&](runtime & rt) {
+        copying          copy;
+        const NRT_STATUS status =
+            prepare_copy(rt, source_handle, source_offset, destination_handle, destination_offset, size, where, copy);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        const NRT_STATUS ordered = check_in_flight(rt, copy.spans(), nullptr, where);
+        return ordered == NRT_SUCCESS ? copy.run(rt) : ordered;
+    });
+}
+
+// ---- requests in flight ------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Runs `body` on the open runtime, if the release that is played has the function.
+template <typename F> NRT_STATUS with_queues(const char * where, bool (simulator::config::*has)() const, F body) {
+    return with_runtime(where, [&](runtime & rt) {
+        if (!(rt.config.*has)()) {
+            log(level::error, where, "release 2.%u of the SDK does not have it as it is now (NEURON_SIMULATOR_RELEASE)",
+                rt.config.release);
+            return NRT_FAILURE;
+        }
+        return body(rt);
+    });
+}
+
+// Queues a request that is filled in but for its launch delay.
+NRT_STATUS submit(runtime &                           rt,
+                  simulator::unit *                   unit,
+                  std::shared_ptr<simulator::request> request,
+                  const char *                        where,
+                  nrta_seq_t *                        seq) {
+    if (unit == nullptr || request->ret == nullptr || seq == nullptr) {
+        return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
+    }
+    const NRT_STATUS status = check_in_flight(rt, request->spans, unit, where);
+    return status == NRT_SUCCESS ? unit->submit(std::move(request), *seq) : status;
+}
+
+// The core that a tensor's requests are queued on: its own, or the first for those in the host's memory.
+uint32_t core_of(const runtime & rt, const nrt_tensor & tensor) {
+    return tensor.arena() == rt.host()->index() ? 0 : tensor.arena();
+}
+
+NRT_STATUS schedule_transfer(const char *         where,
+                             const nrt_tensor_t * handle,
+                             void *               to,
+                             const void *         from,
+                             uint64_t             offset,
+                             uint64_t             size,
+                             int                  queue,
+                             NRT_STATUS *         ret,
+                             nrta_seq_t *         seq) {
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto source = tensor_range(rt, source_handle, source_offset, size, where, status);
-        if (source == nullptr) {
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        if (tensor == nullptr) {
             return status;
         }
-        const auto destination = tensor_range(rt, destination_handle, destination_offset, size, where, status);
-        if (destination == nullptr) {
+        if (to == nullptr && from == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        auto made     = std::make_shared<simulator::request>();
+        made->ret     = ret;
+        made->spans   = { span_of(*tensor, offset, size, from != nullptr) };
+        made->handles = { handle };
+        made->run     = [tensor, to, from, offset, size] {
+            if (to != nullptr) {
+                memcpy(to, tensor->data() + offset, size);
+            } else {
+                tensor->memory->in().write(tensor->position() + offset, from, size);
+            }
+            return NRT_SUCCESS;
+        };
+        return submit(rt, rt.units->find(core_of(rt, *tensor), NRTA_XU_TENSOR_OP, queue), std::move(made), where, seq);
+    });
+}
+
+}  // namespace
+
+NRT_STATUS nrta_execute_schedule(nrt_model_t *            model,
+                                 const nrt_tensor_set_t * inputs,
+                                 nrt_tensor_set_t *       outputs,
+                                 int                      queue,
+                                 NRT_STATUS *             ret,
+                                 nrta_seq_t *             seq) {
+    const char * const where = "nrta_execute_schedule";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        execution        launch;
+        const NRT_STATUS status = prepare_handles(rt, model, inputs, outputs, where, launch);
+        if (status != NRT_SUCCESS) {
             return status;
         }
-        const uint32_t host = rt.host()->index();
-        if (source->arena() != destination->arena() && source->arena() != host && destination->arena() != host) {
-            log(level::error, where, "from core %u to core %u", source->arena(), destination->arena());
-            return NRT_INVALID;
+        auto made        = std::make_shared<simulator::request>();
+        made->ret        = ret;
+        made->spans      = spans_of(launch);
+        made->handles    = { model, inputs, outputs };
+        made->not_before = simulator::request::clock::now() +
+                           std::chrono::nanoseconds(static_cast<int64_t>(rt.config.launch_us * 1000));
+        for (const auto & tensor : launch.tensors) {
+            made->handles.push_back(tensor.get());
         }
-        const size_t copied = rt.config.fault == "copies" ? size / 2 : size;
-        memmove(destination->data() + destination_offset, source->data() + source_offset, copied);
+        simulator::unit * const unit = rt.units->find(launch.model->core, NRTA_XU_COMPUTE, queue);
+        made->run                    = [&rt, launch = std::move(launch)] {
+            return run(rt, launch);
+        };
+        return submit(rt, unit, std::move(made), where, seq);
+    });
+}
+
+NRT_STATUS nrta_tensor_write(nrt_tensor_t * tensor,
+                             const void *   data,
+                             uint64_t       offset,
+                             uint64_t       size,
+                             int            queue,
+                             NRT_STATUS *   ret,
+                             nrta_seq_t *   seq) {
+    return schedule_transfer("nrta_tensor_write", tensor, nullptr, data, offset, size, queue, ret, seq);
+}
+
+NRT_STATUS nrta_tensor_read(void *         data,
+                            nrt_tensor_t * tensor,
+                            uint64_t       offset,
+                            uint64_t       size,
+                            int            queue,
+                            NRT_STATUS *   ret,
+                            nrta_seq_t *   seq) {
+    return schedule_transfer("nrta_tensor_read", tensor, data, nullptr, offset, size, queue, ret, seq);
+}
+
+NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
+                            uint64_t       source_offset,
+                            nrt_tensor_t * destination,
+                            uint64_t       destination_offset,
+                            uint64_t       size,
+                            int            queue,
+                            NRT_STATUS *   ret,
+                            nrta_seq_t *   seq) {
+    const char * const where = "nrta_tensor_copy";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        copying          copy;
+        const NRT_STATUS status =
+            prepare_copy(rt, source, source_offset, destination, destination_offset, size, where, copy);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        auto made     = std::make_shared<simulator::request>();
+        made->ret     = ret;
+        made->spans   = copy.spans();
+        made->handles = { source, destination };
+        made->run     = [&rt, copy] {
+            return copy.run(rt);
+        };
+        simulator::unit * const unit = rt.units->find(core_of(rt, *copy.destination), NRTA_XU_TENSOR_OP, queue);
+        return submit(rt, unit, std::move(made), where, seq);
+    });
+}
+
+NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
+    const char * const where = "nrta_is_completed";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        const simulator::unit * const unit = rt.units->find(seq);
+        if (completed == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        return unit != nullptr && unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)
+                   ? NRT_SUCCESS
+                   : invalid(where, "no request has this sequence ID");
+    });
+}
+
+NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t kind, int queue, nrta_seq_t * seq) {
+    const char * const where = "nrta_get_sequence";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        const simulator::unit * const unit = rt.units->find(vnc, kind, queue);
+        if (unit == nullptr || seq == nullptr) {
+            return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
+        }
+        *seq = unit->last();
         return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event) {
+    const char * const where = "nrta_event_register_seq_id_completion";
+    return with_queues(where, &simulator::config::has_events, [&](runtime & rt) {
+        // One of our own, since the caller's may be closed first.
+        simulator::unique_fd    own(fcntl(event, F_DUPFD_CLOEXEC, 0));
+        simulator::unit * const unit = rt.units->find(seq);
+        if (!own) {
+            return invalid(where, "not a file descriptor");
+        }
+        return unit != nullptr && unit->notify(NRTA_SEQ_GET_SEQ_NUM(seq), std::move(own))
+                   ? NRT_SUCCESS
+                   : invalid(where, "no request has this sequence ID");
     });
 }

@@ -13,6 +13,9 @@
 //     nrt_client hold                     prints the status of nrt_init, and keeps its cores until its input ends
 //     nrt_client strict NEFF              what is refused only when the simulator is strict; ends with 0 when it is
 //     nrt_client lenient NEFF             the same when it is not
+//     nrt_client queue NEFF               requests in flight, whose launch takes 200 ms, in queues of two
+//     nrt_client late NEFF                prints the statuses of three requests that are queued at once
+//     nrt_client no-queue NEFF            a release that has no such requests
 //     nrt_client kill NEFF SLOW           ends the helper while it works, and while it does not
 //     nrt_client fork NEFF                what a child of fork can do
 //     nrt_client timeout SLOW             prints the status of an execution that takes too long
@@ -24,11 +27,14 @@
 #include "../../nrt/nrt_api.h"
 
 #include <dirent.h>
+#include <math.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -611,6 +617,25 @@ static void strict(const char * path, int is_strict) {
         EXPECT(offsets[i] == size ? NRT_SUCCESS : refused, execute(&j));
         nrt_tensor_free(&out);
     }
+    // Off its elements.
+    OK(nrt_tensor_allocate_slice(large, size + 2, size, "out", &out));
+    OK(nrt_add_tensor_to_tensor_set(j.outputs, j.info->tensor_array[2].name, out));
+    EXPECT(refused, execute(&j));
+    nrt_tensor_free(&out);
+
+    // What is not a number is reported, and goes on being reported.
+    const float nan_value = NAN;
+    OK(nrt_tensor_allocate_slice(large, size, size, "out", &out));
+    OK(nrt_add_tensor_to_tensor_set(j.outputs, j.info->tensor_array[2].name, out));
+    for (int i = 0; i < 3; i++) {
+        fill(&j, 0);
+        if (i == 1) {
+            OK(nrt_tensor_write(j.tensors[0], &nan_value, size - sizeof(nan_value), sizeof(nan_value)));
+        }
+        EXPECT(is_strict && i > 0 ? NRT_EXEC_COMPLETED_WITH_NUM_ERR : NRT_SUCCESS, execute(&j));
+    }
+    nrt_tensor_free(&out);
+
     nrt_tensor_t * huge;
     EXPECT(refused, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, (size_t) 1 << 32, "huge", &huge));
     if (huge != NULL) {
@@ -638,6 +663,131 @@ static void strict(const char * path, int is_strict) {
 }
 
 // Returns the one child of this process.
+// ---- requests in flight ------------------------------------------------------------------------------------------------
+
+static NRT_STATUS schedule(job * j, NRT_STATUS * ret, nrta_seq_t * seq) {
+    return nrta_execute_schedule(j->model, j->inputs, j->outputs, 0, ret, seq);
+}
+
+static void wait_for(nrta_seq_t seq) {
+    bool completed = false;
+    while (!completed) {
+        OK(nrta_is_completed(seq, &completed));
+    }
+}
+
+// Returns whether the eventfd is signaled when the request is completed.
+static bool notified(nrta_seq_t seq) {
+    const int event = eventfd(0, EFD_CLOEXEC);
+    OK(nrta_event_register_seq_id_completion(seq, event));
+    struct pollfd wanted = { .fd = event, .events = POLLIN };
+    bool          completed;
+    CHECK(poll(&wanted, 1, 60000) == 1);
+    OK(nrta_is_completed(seq, &completed));
+    close(event);
+    return completed;
+}
+
+// What shares memory with a request in flight and does not wait for it.
+static void refused_in_flight(job * j) {
+    nrt_tensor_t * const output = j->tensors[2];
+    float                data[2];
+    NRT_STATUS           ret;
+    nrta_seq_t           seq;
+    EXPECT(NRT_INVALID, nrt_tensor_read(output, data, 0, sizeof(data)));
+    EXPECT(NRT_INVALID, nrt_tensor_write(j->tensors[0], data, 0, sizeof(data)));
+    EXPECT(NRT_INVALID, nrt_tensor_memset(output, 0, 0, sizeof(data)));
+    EXPECT(NRT_INVALID, nrt_tensor_copy(output, 0, j->tensors[0], 0, sizeof(data)));
+    EXPECT(NRT_INVALID, execute(j));
+    EXPECT(NRT_INVALID, nrta_tensor_read(data, output, 0, sizeof(data), 0, &ret, &seq));
+    EXPECT(NRT_INVALID, nrta_tensor_write(j->tensors[0], data, 0, sizeof(data), 1, &ret, &seq));
+    EXPECT(NRT_INVALID, nrta_tensor_copy(j->tensors[0], 0, output, 0, sizeof(data), 0, &ret, &seq));
+    OK(nrt_tensor_read(j->tensors[0], data, 0, sizeof(data)));  // both read
+}
+
+static void queue_transfers(job * j) {
+    const size_t size = j->info->tensor_array[0].size;
+    char *       sent = malloc(size);
+    char *       got  = malloc(size);
+    memset(sent, 7, size);
+    NRT_STATUS rets[3];
+    nrta_seq_t seqs[3];
+    OK(nrta_tensor_write(j->tensors[0], sent, 0, size, 1, &rets[0], &seqs[0]));
+    wait_for(seqs[0]);
+    OK(nrta_tensor_copy(j->tensors[0], 0, j->tensors[1], 0, size, 0, &rets[1], &seqs[1]));
+    OK(nrta_tensor_read(got, j->tensors[1], 0, size, 0, &rets[2], &seqs[2]));  // behind it in its queue
+    wait_for(seqs[2]);
+    CHECK(rets[0] == NRT_SUCCESS && rets[1] == NRT_SUCCESS && rets[2] == NRT_SUCCESS);
+    CHECK(memcmp(sent, got, size) == 0);
+    CHECK(NRTA_SEQ_GET_XU_ID(seqs[0]) != NRTA_SEQ_GET_XU_ID(seqs[1]) && seqs[2] == seqs[1] + 1);
+    EXPECT(NRT_INVALID, nrta_tensor_read(got, j->tensors[1], 0, size, 2, &rets[0], &seqs[0]));
+    free(sent);
+    free(got);
+}
+
+static void queue(const char * path) {
+    init();
+    job        j       = make_job(load(path), 5);
+    NRT_STATUS rets[3] = { (NRT_STATUS) 4711, (NRT_STATUS) 4711, (NRT_STATUS) 4711 };
+    nrta_seq_t seqs[3];
+    nrta_seq_t last;
+    bool       completed;
+    OK(nrta_get_sequence(0, NRTA_XU_COMPUTE, 0, &last));
+    CHECK(NRTA_SEQ_GET_SEQ_NUM(last) == 0);
+    OK(schedule(&j, &rets[0], &seqs[0]));
+    OK(nrta_is_completed(seqs[0], &completed));
+    CHECK(!completed && rets[0] == (NRT_STATUS) 4711);
+    refused_in_flight(&j);
+    OK(schedule(&j, &rets[1], &seqs[1]));
+    EXPECT(NRT_QUEUE_FULL, schedule(&j, &rets[2], &seqs[2]));
+    CHECK(notified(seqs[1]) && notified(seqs[0]));
+    CHECK(rets[0] == NRT_SUCCESS && rets[1] == NRT_SUCCESS && rets[2] == (NRT_STATUS) 4711);
+    OK(nrta_get_sequence(0, NRTA_XU_COMPUTE, 0, &last));
+    CHECK(last == seqs[1] && seqs[1] == seqs[0] + 1);
+    CHECK(is_sum(&j, 5));
+
+    EXPECT(NRT_INVALID, nrta_is_completed(seqs[1] + 1, &completed));
+    EXPECT(NRT_INVALID, nrta_event_register_seq_id_completion(seqs[1], -1));
+    EXPECT(NRT_INVALID, nrta_execute_schedule(j.model, j.inputs, j.outputs, 1, &rets[0], &seqs[0]));
+    EXPECT(NRT_INVALID, nrta_get_sequence(1, NRTA_XU_COMPUTE, 0, &last));
+    queue_transfers(&j);
+
+    // What a request in flight uses is freed.
+    OK(schedule(&j, &rets[0], &seqs[0]));
+    nrt_tensor_free(&j.tensors[2]);
+    wait_for(seqs[0]);
+    CHECK(rets[0] == NRT_INVALID_HANDLE);
+    free_job(&j);
+    nrt_close();
+}
+
+static void late(const char * path) {
+    init();
+    job        j = make_job(load(path), 5);
+    NRT_STATUS rets[3];
+    nrta_seq_t seq = 0;
+    for (int i = 0; i < 3; i++) {
+        OK(schedule(&j, &rets[i], &seq));
+    }
+    wait_for(seq);
+    for (int i = 0; i < 3; i++) {
+        printf("%s ", nrt_get_status_as_str(rets[i]));
+    }
+    printf("%s\n", nrt_get_status_as_str(schedule(&j, &rets[0], &seq)));
+    nrt_close();
+}
+
+static void no_queue(const char * path) {
+    init();
+    job        j = make_job(load(path), 5);
+    NRT_STATUS ret;
+    nrta_seq_t seq;
+    EXPECT(NRT_FAILURE, schedule(&j, &ret, &seq));
+    OK(execute(&j));
+    CHECK(is_sum(&j, 5));
+    nrt_close();
+}
+
 static pid_t helper_pid(void) {
     pid_t           found = 0;
     DIR *           proc  = opendir("/proc");
@@ -821,6 +971,12 @@ int main(int argc, char ** argv) {
         strict(argv[2], 1);
     } else if (strcmp(command, "lenient") == 0 && argc == 3) {
         strict(argv[2], 0);
+    } else if (strcmp(command, "queue") == 0 && argc == 3) {
+        queue(argv[2]);
+    } else if (strcmp(command, "late") == 0 && argc == 3) {
+        late(argv[2]);
+    } else if (strcmp(command, "no-queue") == 0 && argc == 3) {
+        no_queue(argv[2]);
     } else if (strcmp(command, "kill") == 0 && argc == 4) {
         kill_helper(argv[2], argv[3]);
     } else if (strcmp(command, "fork") == 0 && argc == 3) {

@@ -1,0 +1,289 @@
+#include "flights.h"
+
+#include "core.h"
+#include "log.h"
+#include "variables.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+// A queue deeper than this only makes what fails late later.
+static constexpr size_t MAX_DEPTH = 64;
+
+// Lets go of a mutex for a while.
+struct neuron_unlocked {
+    explicit neuron_unlocked(std::mutex & mutex) : mutex(mutex) { mutex.unlock(); }
+
+    ~neuron_unlocked() { mutex.lock(); }
+
+    neuron_unlocked(const neuron_unlocked &) = delete;
+
+    std::mutex & mutex;
+};
+
+// Reads how many launches may be in flight. Said once if it is no such number.
+static size_t read_depth() {
+    static const size_t depth = [] {
+        const std::string text = neuron_variable("GGML_NEURON_QUEUE_DEPTH");
+        if (text.empty()) {
+            return NEURON_QUEUE_DEPTH;
+        }
+        char *              end   = nullptr;
+        const unsigned long value = strtoul(text.c_str(), &end, 10);
+        if (text[0] < '0' || text[0] > '9' || *end || value < 1 || value > MAX_DEPTH) {
+            NEURON_WARN("GGML_NEURON_QUEUE_DEPTH is a number from 1 to %zu, not '%s'\n", MAX_DEPTH, text.c_str());
+            return NEURON_QUEUE_DEPTH;
+        }
+        return (size_t) value;
+    }();
+    return depth;
+}
+
+neuron_flights::neuron_flights(const neuron_nrt & nrt, int vnc, std::mutex & mutex) :
+    nrt(nrt), vnc(vnc), mutex(mutex), depth(nrt.has_queues ? read_depth() : 1) {}
+
+neuron_flights::~neuron_flights() {
+    for (const int event : events) {
+        close(event);
+    }
+}
+
+static bool overlaps(const neuron_use & a, const neuron_use & b) {
+    return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+}
+
+static bool conflicts(const neuron_step & step, const neuron_use & use) {
+    return std::any_of(step.uses.begin(), step.uses.end(), [&use](const neuron_use & other) {
+        return overlaps(other, use) && (other.written || use.written);
+    });
+}
+
+//
+// launching
+//
+
+void neuron_flights::make_room() {
+    reap();
+    while (flights.size() >= depth) {
+        wait_for_first();
+    }
+}
+
+NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, const char * node) {
+    auto f    = std::make_unique<flight>();
+    f->step   = &step;
+    f->stream = &stream;
+    f->node   = node;
+    f->number = stream.last = ++n_launched;
+    return depth > 1 ? schedule(step, *f.release()) : execute(step, *f.release());
+}
+
+// Takes the flight.
+NRT_STATUS neuron_flights::schedule(neuron_step & step, flight & f) {
+    n_overlapping += !flights.empty();
+    flights.emplace_back(&f);
+    NRT_STATUS status;
+    while ((status = nrt.nrta_execute_schedule(step.model->handle, step.input, step.output, 0, &f.status, &f.seq)) ==
+           NRT_QUEUE_FULL) {
+        // the runtime's queue is shorter than ours; that of another process, or of another library, is not ours to wait for
+        std::this_thread::sleep_for(std::chrono::microseconds(10));
+    }
+    if (status != NRT_SUCCESS) {
+        f.status = status;
+        status   = judge(f, "nrta_execute_schedule");
+        flights.pop_back();
+    }
+    return status;
+}
+
+// Takes the flight, and lets go of the mutex while the device computes.
+NRT_STATUS neuron_flights::execute(neuron_step & step, flight & f) {
+    flights.emplace_back(&f);
+    {
+        const neuron_unlocked unlocked(mutex);
+        f.status = nrt.nrt_execute(step.model->handle, step.input, step.output);
+    }
+    const NRT_STATUS status = judge(f, "nrt_execute");
+    flights.pop_front();  // there is no other
+    executed.notify_all();
+    return status;
+}
+
+// Reports an execution that did not just succeed, and returns what it comes to.
+NRT_STATUS neuron_flights::judge(const flight & f, const char * function) {
+    // The result is complete, and has infinities or NaNs. ggml's ops pass those on, and so do we.
+    if (f.status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
+        if (!said_not_a_number) {
+            // The report stays set in the core, so it may be of an earlier process.
+            NEURON_WARN("core %d: %s, for node %s, or a program before it: results that are not numbers are passed on; "
+                        "said once\n",
+                        vnc, f.step->model->name.c_str(), f.node.c_str());
+            said_not_a_number = true;
+        }
+        return NRT_SUCCESS;
+    }
+    if (f.status != NRT_SUCCESS) {
+        NEURON_ERROR("core %d: %s: %s, for node %s\n", vnc, nrt.describe(function, f.status).c_str(),
+                     f.step->model->name.c_str(), f.node.c_str());
+    }
+    return f.status;
+}
+
+//
+// waiting
+//
+
+// Returns whether a launch is done. A library that does not know it any more will not finish it.
+bool neuron_flights::is_completed(flight & f) const {
+    if (depth == 1) {
+        return false;  // whoever called nrt_execute takes it away
+    }
+    bool             completed = false;
+    const NRT_STATUS status    = nrt.nrta_is_completed(f.seq, &completed);
+    if (status != NRT_SUCCESS) {
+        f.status = status;
+    }
+    return completed || status != NRT_SUCCESS;
+}
+
+// Takes away the launches that are done.
+void neuron_flights::reap() {
+    while (!flights.empty() && is_completed(*flights.front())) {
+        land(*flights.front());
+        flights.pop_front();
+    }
+}
+
+// Sees to what a launch came to. What one that failed was to write, and what launches behind it in its stream made of it, is lost.
+void neuron_flights::land(flight & f) {
+    neuron_stream &  stream = *f.stream;
+    const NRT_STATUS status = judge(f, "nrta_execute_schedule");
+    if (status == NRT_SUCCESS && stream.failed == NRT_SUCCESS) {
+        return;
+    }
+    if (stream.failed == NRT_SUCCESS) {
+        stream.failed = status;
+    }
+    for (const neuron_use & use : f.step->uses) {
+        if (use.written) {
+            lost.push_back({ use, &stream });
+        }
+    }
+}
+
+void neuron_flights::wait_for_first() {
+    if (depth == 1) {
+        executed.wait(mutex);
+        return;
+    }
+    const nrta_seq_t seq = flights.front()->seq;
+    wait_completed(seq);
+    reap();
+}
+
+int neuron_flights::take_event() {
+    if (events.empty()) {
+        return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    }
+    const int event = events.back();
+    events.pop_back();
+    return event;
+}
+
+// Waits with the mutex let go. Whoever waits for a launch of some microseconds does not sleep.
+void neuron_flights::wait_completed(nrta_seq_t seq) {
+    const int event = nrt.nrta_event_register_seq_id_completion ? take_event() : -1;
+    {
+        const neuron_unlocked unlocked(mutex);
+        bool                  registered = false;
+        for (int tries = 0;; tries++) {
+            bool completed = false;
+            if (nrt.nrta_is_completed(seq, &completed) != NRT_SUCCESS || completed) {
+                break;
+            }
+            if (tries < 4) {
+                std::this_thread::yield();
+            } else if (event < 0) {
+                std::this_thread::sleep_for(std::chrono::microseconds(5));
+            } else if (!registered) {
+                // then looked at once more, since it is not documented what comes of one that is done
+                registered = true;
+                if (nrt.nrta_event_register_seq_id_completion(seq, event) != NRT_SUCCESS) {
+                    std::this_thread::sleep_for(std::chrono::microseconds(5));
+                }
+            } else {
+                // an event of an earlier request may be left in it
+                pollfd    wanted = { event, POLLIN, 0 };
+                eventfd_t count  = 0;
+                if (poll(&wanted, 1, 100) > 0) {
+                    eventfd_read(event, &count);
+                }
+            }
+        }
+    }
+    if (event >= 0) {
+        events.push_back(event);
+    }
+}
+
+void neuron_flights::wait_for(uint64_t number) {
+    reap();
+    while (!flights.empty() && flights.front()->number <= number) {
+        if (depth == 1) {
+            executed.wait(mutex);
+            continue;
+        }
+        // the last of those that are waited for: they are done in order
+        nrta_seq_t seq = flights.front()->seq;
+        for (const auto & f : flights) {
+            seq = f->number <= number ? f->seq : seq;
+        }
+        wait_completed(seq);
+        reap();
+    }
+}
+
+void neuron_flights::wait_for_use(const neuron_use & use) {
+    for (;;) {
+        uint64_t number = 0;
+        for (const auto & f : flights) {
+            number = conflicts(*f->step, use) ? f->number : number;
+        }
+        if (number == 0) {
+            return;
+        }
+        wait_for(number);
+    }
+}
+
+bool neuron_flights::uses(const void * model, uint64_t & number) const {
+    number = 0;
+    for (const auto & f : flights) {
+        number = f->step->model == model ? f->number : number;
+    }
+    return number > 0;
+}
+
+//
+// what is lost
+//
+
+bool neuron_flights::is_lost(const neuron_use & use) const {
+    return std::any_of(lost.begin(), lost.end(), [&use](const lost_use & l) { return overlaps(l.use, use); });
+}
+
+void neuron_flights::forget_lost(const neuron_stream & stream) {
+    lost.erase(std::remove_if(lost.begin(), lost.end(), [&](const lost_use & l) { return l.stream == &stream; }),
+               lost.end());
+}
+
+void neuron_flights::forget_lost(const neuron_memory & memory) {
+    lost.erase(std::remove_if(lost.begin(), lost.end(), [&](const lost_use & l) { return l.use.memory == &memory; }),
+               lost.end());
+}

@@ -1,0 +1,133 @@
+// Execution units: the queues of nrta_* requests, each with a thread that does them one at a time, in order.
+//
+// Source of what they do: AWS Neuron, "Neuron Runtime Async APIs" and nrt_async.h of SDK 2.29 and later. Not documented there, and
+// so chosen here: how many requests a queue holds (NEURON_SIMULATOR_QUEUE), and numbers of units.
+
+#pragma once
+
+#include "../../nrt/nrt_api.h"
+#include "fds.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace simulator {
+
+// Bytes of an arena that a request reads or writes.
+struct span {
+    uint32_t arena;
+    size_t   begin;
+    size_t   end;
+    bool     written;
+};
+
+// Returns whether the order of two accesses matters: they share bytes, and one of them writes.
+bool conflict(const span & a, const span & b);
+
+struct request {
+    using clock = std::chrono::steady_clock;
+
+    std::function<NRT_STATUS()> run;
+    std::vector<span>           spans;
+    std::vector<const void *>   handles;           // which must not be freed before it is done
+    clock::time_point           not_before;        // when the device begins it at the earliest
+    NRT_STATUS *                ret    = nullptr;  // where its status goes
+    const void *                freed  = nullptr;  // guarded by the unit's mutex: of `handles`, one that was freed
+    uint64_t                    number = 0;        // within its unit, from 1
+
+    std::vector<unique_fd> events;                 // guarded by the unit's mutex: signaled when it is done
+};
+
+// One queue of one execution unit. Any number of threads may call.
+class unit {
+  public:
+    // `capacity`: requests that it holds, the one that is being done among them.
+    unit(uint16_t id, size_t capacity) : id_(id), capacity_(capacity) {}
+
+    ~unit() { stop(); }
+
+    unit(const unit &)             = delete;
+    unit & operator=(const unit &) = delete;
+
+    // Ends what it is busy with; does nothing more.
+    void stop();
+
+    // Queues a request. Returns NRT_QUEUE_FULL and changes nothing when there is no room, and NRT_EXEC_UNIT_UNRECOVERABLE after a
+    // request that came to that.
+    NRT_STATUS submit(std::shared_ptr<request> request, nrta_seq_t & seq);
+
+    // Returns false when no request had this number.
+    bool completed(uint64_t number, bool & out) const;
+
+    // The last request that is done; number 0 when there is none.
+    nrta_seq_t last() const;
+
+    // Signals the eventfd once the request is done, at once when it is. Returns false when no request had this number.
+    bool notify(uint64_t number, unique_fd event);
+
+    // Calls a function with each request that is not done, until it returns true; returns whether it did.
+    template <typename F> bool any(F function) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto & request : queue_) {
+            if (function(*request)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+  private:
+    void work();
+    void finish(const std::shared_ptr<request> & done, NRT_STATUS status);
+
+    nrta_seq_t seq(uint64_t number) const { return static_cast<nrta_seq_t>(id_) << 48 | number; }
+
+    const uint16_t                       id_;
+    const size_t                         capacity_;
+    mutable std::mutex                   mutex_;  // guards what follows
+    std::condition_variable              changed_;
+    std::deque<std::shared_ptr<request>> queue_;
+    bool                                 stopped_ = false;
+    bool                                 lost_    = false;
+    std::thread                          thread_;
+    std::atomic<uint64_t>                submitted_{ 0 };  // written with the mutex held, as the next
+    std::atomic<uint64_t>                done_{ 0 };
+};
+
+// The queues of all cores.
+class units {
+  public:
+    static constexpr uint32_t TENSOR_QUEUES = 2;
+
+    units(uint32_t cores, size_t capacity);
+
+    void stop();
+
+    // Returns null when there is no such queue.
+    unit * find(uint32_t core, nrta_xu_t kind, int queue) const;
+
+    // Returns null when the sequence ID is of none of them.
+    unit * find(nrta_seq_t seq) const;
+
+    // Returns whether a request that is not done uses one of the spans so that the order matters. Those of `except`, where order is
+    // kept, are not looked at.
+    bool busy(const std::vector<span> & spans, const unit * except) const;
+
+    // Notes that a handle is freed, which fails the requests that use it. Returns whether there are some.
+    bool freed(const void * handle) const;
+
+  private:
+    std::vector<std::unique_ptr<unit>> all_;  // per core: two for tensors, one for models
+};
+
+}  // namespace simulator

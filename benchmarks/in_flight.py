@@ -1,0 +1,151 @@
+"""A token of a small model with one, two and three launches in flight: `./bazelw run //benchmarks:in_flight`.
+
+The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins, as with
+a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one core and by two that
+have half of the layers each, so that one core computes a batch while the other computes the next. Results are compared bit by bit.
+
+The simulator's own time per launch is in every figure, and its processes share the machine's processors: what overlaps here is less than on
+a device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
+ROOT = Path(__file__).absolute().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools"), str(ROOT / "tests" / "llama")]
+
+import random_llama  # noqa: E402
+
+import figures  # noqa: E402
+import groups  # noqa: E402
+from derive import Programs  # noqa: E402
+
+LAUNCH_US = 180
+DEPTHS = (1, 2, 3)
+CORES = (1, 2)
+SIZE = random_llama.Size(n_layer=12)
+QUICK = random_llama.Size(n_layer=4)
+PROMPT = "A NeuronCore computes what its kernels say"
+BATCH = 16
+
+
+class Runs:
+    """llama.cpp's programs with a model on the simulator."""
+
+    def __init__(self, folder: Path, *, quick: bool) -> None:
+        programs = Programs.find()
+        self._llama = programs.libraries
+        self._folder = folder
+        self._model = folder / "model.gguf"
+        self._quick = quick
+        random_llama.write(self._model, size=QUICK if quick else SIZE)
+        groups.build(programs, self._model, folder / "model.yaml", folder / "kernels", n_tokens=f"1,2,{BATCH}")
+        device = groups.device(folder / "kernels", folder / "cache")
+        self._environment = os.environ | {"LD_LIBRARY_PATH": str(self._llama), "NEURON_SIMULATOR_THREADS": "1"}
+        self._environment |= {name: str(value) for name, value in device.items()}
+
+    def _run(self, program: str, *arguments: object, **variables: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [self._llama / program, *map(str, arguments)],
+            env=self._environment | {name: str(value) for name, value in variables.items()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{program}: exit status {done.returncode}\n{done.stderr[-4000:]}")
+        return done
+
+    def logits(self, name: str, **variables: object) -> bytes:
+        """Returns the file of the logits of each token of a prompt."""
+        output = self._folder / name
+        arguments = ("--model", self._model, "--output", output, "--prompt", PROMPT, "--ctx-size", 256)
+        self._run("llama-results", *arguments, "-ngl", 99, "--fit", "off", "-fa", "on", "-ub", BATCH, **variables)
+        return output.read_bytes()
+
+    def token_ms(self, prompt: int, generated: int, **variables: object) -> tuple[list[float], str]:
+        """Returns the milliseconds of a token in each repetition, and what the backend says of its launches."""
+        done = self._run(
+            "llama-bench",
+            *("-m", self._model, "-p", prompt, "-n", generated, "-ub", BATCH, "-fa", 1, "-t", 1, "-o", "json"),
+            *("-r", 1 if self._quick else 5),
+            **variables,
+            GGML_NEURON_LOG=1,
+            NEURON_SIMULATOR_LAUNCH_US=LAUNCH_US,
+        )
+        (result,) = json.loads(done.stdout)
+        return [ns / (prompt + generated) / 1e6 for ns in result["samples_ns"]], done.stderr
+
+
+def _launches(log: str) -> tuple[int, int]:
+    """Returns how many launches there were, and how many of them while another one was in flight."""
+    found = re.findall(r"(\d+) launches, (\d+) of them while another one was in flight", log)
+    return sum(int(n) for n, _ in found), sum(int(n) for _, n in found)
+
+
+def measure(quick: bool) -> Iterator[figures.Figure]:
+    rounds = 1 if quick else 4
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(Path(folder), quick=quick)
+
+        wanted = runs.logits("one", GGML_NEURON_QUEUE_DEPTH=1)
+        others = [runs.logits(f"depth-{n}", GGML_NEURON_QUEUE_DEPTH=n) for n in DEPTHS[1:]]
+        others += [runs.logits(f"cores-{n}", NEURON_RT_NUM_CORES=n) for n in CORES[1:]]
+        yield figures.exactly("runs whose logits differ from those of depth 1", sum(o != wanted for o in others), 0)
+
+        token: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
+        share = {depth: (0, 0) for depth in DEPTHS}
+        for _ in range(rounds):  # in turn, so that what else the machine does meets all alike
+            for depth in DEPTHS:
+                found, log = runs.token_ms(0, 8 if quick else 32, GGML_NEURON_QUEUE_DEPTH=depth)
+                token[depth] += found
+                share[depth] = _launches(log)
+        first = statistics.median(token[1])
+        for depth in DEPTHS:
+            yield figures.Figure(
+                f"a generated token, {depth} launch{'es' if depth > 1 else ''} in flight",
+                statistics.median(token[depth]),
+                "ms",
+                peer=figures.Peer("one at a time", first),
+                direction="peer / value",
+            )
+            if depth > 1:
+                launches, overlapping = share[depth]
+                yield figures.Figure(
+                    "launches while another one is in flight",
+                    overlapping,
+                    "launches",
+                    peer=figures.Peer("all launches", launches),
+                )
+
+        prompt: dict[int, list[float]] = {cores: [] for cores in CORES}
+        for _ in range(rounds):
+            for cores in CORES:
+                prompt[cores] += runs.token_ms(64 if quick else 192, 0, NEURON_RT_NUM_CORES=cores)[0]
+        for cores in CORES[1:]:
+            yield figures.Figure(
+                f"a token of a prompt in batches of {BATCH}, layers on {cores} cores",
+                statistics.median(prompt[cores]),
+                "ms",
+                peer=figures.Peer("on one", statistics.median(prompt[1])),
+                direction="peer / value",
+            )
+
+
+def main() -> int:
+    args = figures.arguments(__doc__).parse_args()
+    return figures.report(args, lambda: measure(args.quick))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
