@@ -195,7 +195,9 @@ def test_a_model_is_derived_built_and_run(
         print(f"{architecture}, {tokens} tokens per call: NMSE {error:.2e}")
         assert error <= 1e-3
         # all weights but the norms are where llama.cpp was told that kernels want them
-        sizes = {name: float(size) for name, size in re.findall(r"(NEURON0\w*) model buffer size =\s*([\d.]+) MiB", log)}
+        sizes = {
+            name: float(size) for name, size in re.findall(r"(NEURON0\w*) model buffer size =\s*([\d.]+) MiB", log)
+        }
         assert max(sizes, key=sizes.__getitem__) == ("NEURON0" if form is None else f"NEURON0_{form}")
         ran = harness.ran(log)
         assert ran["device"].total() > 0
