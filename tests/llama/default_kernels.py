@@ -375,7 +375,7 @@ def layers_page(found: Mapping[str, Model]) -> str:
         share=sum(model.grouped for model in there.values()) / max(1, ran),
         others="\n".join(f"- {count}: {reason}" for reason, count in others.most_common()),
         folds=sum(_folds(model) for model in there.values()),
-        unfolded=f"; not of {why}" if why else "",
+        unfolded=f"; not in {why}" if why else "",
     )
     return intro + "".join(f"| {' | '.join(_layers_row(name, model))} |\n" for name, model in sorted(there.items()))
 

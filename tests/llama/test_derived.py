@@ -99,7 +99,7 @@ ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 b
     text = default_kernels.layers_page(found)
     assert "Of 2 architectures 1 pass" in text and "75% of all ops" in text
     assert "\n- 90: no group has such a node\n- 10: their groups have other nodes beside them\n" in text
-    assert "In 1 architectures one kernel computes several layers; not of odd: none." in text
+    assert "In 1 architectures one kernel computes several layers; not in odd: none." in text
     others = "90 no group has such a node; 10 their groups have other nodes beside them"
     assert f"| llama | yes | 80 | 75% | 30.0 | 2.0e-12 | 270 → 10 (4) | {others} |\n" in text
     assert "| odd | no | 7 |  |  |  | no |  |\n" in text
