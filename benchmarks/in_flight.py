@@ -104,7 +104,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         yield figures.exactly("runs whose logits differ from those of depth 1", sum(o != wanted for o in others), 0)
 
         token: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
-        share = {depth: (0, 0) for depth in DEPTHS}
+        share = dict.fromkeys(DEPTHS, (0, 0))
         for _ in range(rounds):  # in turn, so that what else the machine does meets all alike
             for depth in DEPTHS:
                 found, log = runs.token_ms(0, 8 if quick else 32, GGML_NEURON_QUEUE_DEPTH=depth)
