@@ -1,11 +1,12 @@
 """A token of a small model with one, two and three launches in flight: `./bazelw run //benchmarks:in_flight`.
 
-The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins, as with
-a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one core and by two that
-have half of the layers each, so that one core computes a batch while the other computes the next. Results are compared bit by bit.
+The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins,
+as with a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one
+core and by two that have half of the layers each, so that one core computes a batch while the other computes the next. Results are
+compared bit by bit.
 
-The simulator's own time per launch is in every figure, and its processes share the machine's processors: what overlaps here is less than on
-a device.
+The simulator's own time per launch is in every figure, and its processes share the machine's processors: what overlaps here is less
+than on a device.
 """
 
 from __future__ import annotations
