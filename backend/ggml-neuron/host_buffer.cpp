@@ -40,7 +40,7 @@ ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev) {
                           /* .is_host        = */ ggml_backend_cpu_buffer_type()->iface.is_host,
                           },
         /* .device  = */
-         dev,
+        dev,
         /* .context = */ NULL,
     };
     return &type;
