@@ -93,6 +93,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         _built("//benchmarks:in_flight"),
         False,
     ),
+    "forms": Benchmark("products by weights in forms, on the simulator", _built("//benchmarks:forms"), False),
     "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
     "pieces": Benchmark(
         "choosing kernels among 10,000 (builds llama.cpp)", _built("//benchmarks/dispatch:pieces"), False

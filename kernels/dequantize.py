@@ -1,18 +1,21 @@
 """Quantized tensors: ggml's block formats, read; `quantize` writes them.
 
-A quantized tensor arrives as its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8, and stays so in the NEFF's inputs:
-what is here becomes part of the kernel that uses it. Formats are those of ggml-common.h, results those of ggml-quants.c.
+A quantized tensor arrives as its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8, or in the form `planes` as those of
+its rows, `[ne3, ne2, ne1, bytes per row]` u8, and stays so in the NEFF's inputs: what is here becomes part of the kernel that uses
+it. Formats are those of ggml-common.h, results those of ggml-quants.c.
 
 The lattices of the IQ types (`iq2xxs_grid` and its like) come from the gguf package, which keeps them as ggml does. In a kernel
 each is a table of 16-bit words, the codes of one point of the lattice packed; what a code stands for is computed.
 """
 
 import functools
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from kernelgen.ggml.forms import FIELDS, PLANES
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 
@@ -25,14 +28,50 @@ def floats(x: Array, tensor: TensorDesc) -> Array:
         return x
     if tensor.dtype not in DEQUANTIZE:
         raise Unsupported(f"{tensor.dtype} is not dequantized here; types that are: {', '.join(sorted(DEQUANTIZE))}")
-    return lax.reshape(DEQUANTIZE[tensor.dtype](x), tensor.shape)
+    blocks = Planes(x, FIELDS[tensor.dtype], tensor.ne[0] // TYPES[tensor.dtype].block) if tensor.form == PLANES else x
+    return lax.reshape(DEQUANTIZE[tensor.dtype](blocks), tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Blocks whose fields are apart, each field of all blocks of a row side by side; read as an array of blocks by `_part`.
+
+    Attributes:
+        rows: [..., bytes per row] u8.
+        fields: bytes of each field of a block, in the order of the planes.
+        blocks: in a row.
+    """
+
+    rows: Array
+    fields: tuple[int, ...]
+    blocks: int
+
+    @property
+    def ndim(self) -> int:
+        """Of the array of blocks that it stands for."""
+        return self.rows.ndim + 1
+
+    def part(self, start: int, stop: int) -> Array:
+        """Returns bytes `start` up to `stop` of each block, which are of one field: [..., blocks, stop - start] u8."""
+        first = 0
+        for width in self.fields:
+            if first <= start and stop <= first + width:
+                plane = lax.slice_in_dim(
+                    self.rows, self.blocks * first, self.blocks * (first + width), axis=self.ndim - 2
+                )
+                blocks = split(plane, self.blocks, width)
+                return blocks if stop - start == width else _part(blocks, start - first, stop - first)
+            first += width
+        raise AssertionError(f"bytes {start} to {stop} of a block are not of one field of {self.fields}")
 
 
 # --- bits and bytes ---
 
 
-def _part(x: Array, start: int, stop: int) -> Array:
+def _part(x: Array | Planes, start: int, stop: int) -> Array:
     """Returns bytes `start` up to `stop` of each block."""
+    if isinstance(x, Planes):
+        return x.part(start, stop)
     return lax.slice_in_dim(x, start, stop, axis=x.ndim - 1)
 
 

@@ -5,13 +5,14 @@ import numpy as np
 from jax import Array, lax
 
 from kernelgen.emitter import emitter
+from kernelgen.ggml.forms import TRANSPOSED
 from kernelgen.ggml.tensor import TensorDesc
 
 from .common import f32, grouped_dot, result
 from .dequantize import floats
 
 
-@emitter("mul_mat", types="float quantized, float")
+@emitter("mul_mat", types="float quantized, float", forms=("planes", "transposed"))
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
@@ -19,12 +20,12 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     float32, and `b` stays float32. `prec` and `prec_src1` say how coarse accumulation and `b` may get, and this is finer; `hint`
     tells of a structure of `a` that could be used, and changes no number.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or quantized; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each
-    matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
+    a: [A3, A2, m, k] f32, f16, bf16 or quantized, or [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
+    bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint, prec_src1
     a = floats(a, inputs[0])
-    return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 3), out)
+    return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 2 if inputs[0].form == TRANSPOSED else 3), out)
 
 
 @emitter("out_prod", types="float quantized, float")
@@ -41,7 +42,7 @@ MAX_BLOCK = 128
 """Rows that meet an expert's weights at once at most: a tensor engine has as many."""
 
 
-@emitter("mul_mat_id", types="float quantized, float, i32")
+@emitter("mul_mat_id", types="float quantized, float, i32", forms=("planes", "transposed"))
 def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
 
@@ -52,21 +53,22 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
 
     Rounding is that of `mul_mat`.
 
-    a: [1, E, m, k] f32, f16, bf16 or quantized; b: [1, T, B, k] f32, f16 or bf16, B dividing U; ids: [1, 1, T, U] i32, each below
-    E. Returns [1, T, U, m] f32.
+    a: [1, E, m, k] f32, f16, bf16 or quantized, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
+    dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
     """
     del prec, prec_src1
     n_experts, (n_tokens, n_used), n_rows = a.shape[1], ids.shape[2:], b.shape[2]
     pairs = n_tokens * n_used
     a = lax.reshape(a, a.shape[1:])
-    one = TensorDesc.make((*inputs[0].ne[:2], 1, 1), inputs[0].dtype)
+    one = TensorDesc.make((*inputs[0].ne[:2], 1, 1), inputs[0].dtype, form=inputs[0].form)
     ids = lax.reshape(ids, (pairs,))
 
     def product(rows: Array, expert: Array) -> Array:
         weights = lax.reshape(lax.dynamic_index_in_dim(a, expert, keepdims=False), (1, 1, *a.shape[1:]))
-        weights = lax.reshape(floats(weights, one), one.shape[2:])
+        stored, axis = (one.ne[:2], 0) if one.form == TRANSPOSED else (one.shape[2:], 1)
+        weights = lax.reshape(floats(weights, one), stored)
         rows = lax.convert_element_type(rows, weights.dtype)
-        return lax.dot_general(rows, weights, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return lax.dot_general(rows, weights, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
     # A token and a place in its list make a pair; row of b by pair.
     token, place = (lax.reshape(_number((n_tokens, n_used), k), (pairs,)) for k in (0, 1))

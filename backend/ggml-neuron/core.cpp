@@ -529,19 +529,19 @@ static size_t operand_of(const neuron_model::tensor & tensor, const neuron_bindi
     return tensor.index < n ? tensor.index + (tensor.result ? binding.n_src : 0) : binding.size();
 }
 
-// Returns in what a NEFF disagrees with the bundle's index, "" when every operand has a tensor of its size in the NEFF, and
-// the other way round.
+// Returns in what a NEFF disagrees with the bundle's index; "" when each of its tensors is an operand of that size, and each result
+// and each source that the kernel changes is one of its outputs. It may lack inputs: a compiler leaves out what no result depends on.
 static std::string disagreement(const neuron_model & model, const neuron_binding & binding) {
     const std::string text = model.name + ": its NEFF disagrees with the bundle's index: ";
 
-    size_t wanted = 0;
-    for (size_t i = 0; i < binding.size(); i++) {
-        wanted += binding.operands[i].size != 0;
-        wanted += binding.is_updated(i);
+    std::vector<std::string> outputs;
+    for (size_t i = 0; i < binding.n_results; i++) {
+        outputs.push_back("output" + std::to_string(i));
     }
-    if (model.tensors.size() != wanted) {
-        return text + "it has " + std::to_string(model.tensors.size()) + " tensors and the index says " +
-               std::to_string(wanted);
+    for (size_t i = 0; i < binding.n_src; i++) {
+        if (binding.is_updated(i)) {
+            outputs.push_back("input" + std::to_string(i) + ".updated");
+        }
     }
     for (const neuron_model::tensor & tensor : model.tensors) {
         const size_t i          = operand_of(tensor, binding);
@@ -551,8 +551,12 @@ static std::string disagreement(const neuron_model & model, const neuron_binding
             return text + tensor.name + " has " + std::to_string(tensor.size) + " bytes and the index says " +
                    std::to_string(size);
         }
+        const auto found = std::find(outputs.begin(), outputs.end(), tensor.name);
+        if (tensor.output && found != outputs.end()) {
+            outputs.erase(found);
+        }
     }
-    return "";
+    return outputs.empty() ? "" : text + "it lacks " + outputs.front();
 }
 
 // Returns the kernel's model, whose NEFF is compared with its bundle's index when it is asked for first.

@@ -120,8 +120,10 @@ NRT_STATUS neuron_flights::judge(const flight & f, const char * function) {
     // The result is complete, and has infinities or NaNs. ggml's ops pass those on, and so do we.
     if (f.status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
         if (!said_not_a_number) {
-            NEURON_WARN("core %d: %s, for node %s: results that are not numbers are passed on; said once\n", vnc,
-                        f.step->model->name.c_str(), f.node.c_str());
+            // The report stays set in the core, so it may be of an earlier process.
+            NEURON_WARN("core %d: %s, for node %s, or a program before it: results that are not numbers are passed on; "
+                        "said once\n",
+                        vnc, f.step->model->name.c_str(), f.node.c_str());
             said_not_a_number = true;
         }
         return NRT_SUCCESS;

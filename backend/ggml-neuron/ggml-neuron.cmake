@@ -12,6 +12,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/costs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/flights.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/forms.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fusion.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_index.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_lengths.cpp
@@ -24,6 +25,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record_graphs.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/recording.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/tokens.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/variables.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights.cpp

@@ -3,6 +3,7 @@
 #include "census.h"
 #include "core.h"
 #include "cpu.h"
+#include "forms.h"
 #include "fusion.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -23,7 +24,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,12 +41,23 @@ enum class neuron_buffers {
     HOST,    // in host memory, and copied for each op
 };
 
+// A buffer type of device memory.
+struct ggml_backend_neuron_buffer_type {
+    neuron_buffer_type_context context;
+    ggml_backend_buffer_type   buft{};
+};
+
 struct ggml_backend_neuron_device_context {
     std::string                  name;
     std::string                  description;
     std::unique_ptr<neuron_core> core;
-    ggml_backend_buffer_type     buft{};  // of device memory
     neuron_fusion                fusion;
+
+    // By form: the first is for all tensors, the others are for weights.
+    ggml_backend_neuron_buffer_type buffer_types[NEURON_KERNELS_LAST_FORM + 1];
+
+    // Those for weights that some kernel takes, then NULL.
+    std::vector<ggml_backend_buffer_type_t> extra_bufts;
 
     explicit ggml_backend_neuron_device_context(const neuron_kernel_store & kernels) : fusion(kernels) {}
 };
@@ -124,10 +138,6 @@ static struct ggml_backend_neuron_counts {
 // buffer type
 //
 
-static const char * ggml_backend_neuron_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
-    return ((ggml_backend_neuron_device_context *) buft->context)->name.c_str();
-}
-
 static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
 
 static size_t ggml_backend_neuron_buffer_type_get_alignment(ggml_backend_buffer_type_t buft) {
@@ -144,7 +154,7 @@ static size_t ggml_backend_neuron_buffer_type_get_max_size(ggml_backend_buffer_t
 }
 
 static const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = {
-    /* .get_name         = */ ggml_backend_neuron_buffer_type_get_name,
+    /* .get_name         = */ neuron_buffer_type_get_name,
     /* .alloc_buffer     = */ ggml_backend_neuron_buffer_type_alloc_buffer,
     /* .get_alignment    = */ ggml_backend_neuron_buffer_type_get_alignment,
     /* .get_max_size     = */ ggml_backend_neuron_buffer_type_get_max_size,
@@ -153,7 +163,7 @@ static const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i
 };
 
 static bool ggml_backend_buft_is_neuron(ggml_backend_buffer_type_t buft) {
-    return buft->iface.get_name == ggml_backend_neuron_buffer_type_get_name;
+    return buft->iface.get_name == neuron_buffer_type_get_name;
 }
 
 //
@@ -179,6 +189,9 @@ struct ggml_backend_neuron_buffer_context {
     }
 
     size_t offset_of(const ggml_tensor * tensor) const { return (size_t) ((const char *) tensor->data - base); }
+
+    // Held while a tensor in a form is changed: what does not begin and end at its units is read first.
+    std::mutex packing;
 };
 
 static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
@@ -198,12 +211,99 @@ static void ggml_backend_neuron_require(const std::string & failure, const char 
     }
 }
 
+// Bytes that are brought from one form to another at once, unless a unit has more.
+static constexpr size_t PACK_CHUNK = (size_t) 4 << 20;
+
+// Where bytes of a tensor that is in a form are.
+struct ggml_backend_neuron_packed {
+    neuron_form form;
+    size_t      begin;  // of the tensor in the buffer
+    size_t      first;  // byte that is asked for, in the tensor
+    size_t      last;   // behind the last such byte
+
+    // `address` is what ggml says where the bytes are.
+    ggml_backend_neuron_packed(const char * base, const ggml_tensor * tensor, const void * address, size_t size) :
+        form(tensor) {
+        const ggml_tensor * root = tensor->view_src ? tensor->view_src : tensor;
+        begin                    = (size_t) ((const char *) root->data - base);
+        first                    = (size_t) ((const char *) address - (const char *) root->data);
+        last                     = first + size;
+    }
+
+    // Calls use(first byte, bytes) for units in turn, from the one with the first byte to the one with the last, as long as it
+    // returns "".
+    template <typename F> std::string for_each_chunk(F use) const {
+        const size_t unit  = form.unit();
+        const size_t chunk = std::max(PACK_CHUNK / unit, (size_t) 1) * unit;
+        const size_t end   = (last + unit - 1) / unit * unit;
+        std::string  failure;
+        for (size_t at = first / unit * unit; at < end && failure.empty(); at += chunk) {
+            failure = use(at, std::min(chunk, end - at));
+        }
+        return failure;
+    }
+};
+
+// Reads bytes of a tensor that is in a form, as ggml has them; returns "" when it worked.
+static std::string ggml_backend_neuron_read_packed(const ggml_backend_neuron_packed &                         p,
+                                                   uint8_t *                                                  data,
+                                                   const std::function<std::string(void *, size_t, size_t)> & read) {
+    std::vector<uint8_t> packed;
+    std::vector<uint8_t> plain;
+    return p.for_each_chunk([&](size_t at, size_t size) {
+        packed.resize(size);
+        plain.resize(size);
+        const std::string failure = read(packed.data(), p.begin + at, size);
+        if (failure.empty()) {
+            p.form.unpack(packed.data(), plain.data(), size / p.form.unit());
+            const size_t from = std::max(at, p.first);
+            const size_t to   = std::min(at + size, p.last);
+            memcpy(data + (from - p.first), plain.data() + (from - at), to - from);
+        }
+        return failure;
+    });
+}
+
+// Writes bytes of a tensor that is in a form; returns "" when it worked.
+static std::string ggml_backend_neuron_write_packed(ggml_backend_neuron_buffer_context & ctx,
+                                                    const ggml_backend_neuron_packed &   p,
+                                                    const uint8_t *                      data) {
+    const std::lock_guard<std::mutex> lock(ctx.packing);
+    std::vector<uint8_t>              packed;
+    std::vector<uint8_t>              plain;
+    return p.for_each_chunk([&](size_t at, size_t size) {
+        const size_t    n_units = size / p.form.unit();
+        const size_t    from    = std::max(at, p.first);
+        const size_t    to      = std::min(at + size, p.last);
+        const uint8_t * given   = data + (from - p.first);
+        packed.resize(size);
+        if (to - from < size) {  // the rest stays as it is
+            plain.resize(size);
+            const std::string failure = ctx.memory->read(packed.data(), p.begin + at, size);
+            if (!failure.empty()) {
+                return failure;
+            }
+            p.form.unpack(packed.data(), plain.data(), n_units);
+            memcpy(plain.data() + (from - at), given, to - from);
+            given = plain.data();
+        }
+        p.form.pack(given, packed.data(), n_units);
+        return ctx.memory->write(packed.data(), p.begin + at, size);
+    });
+}
+
 static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffer,
                                                      ggml_tensor *         tensor,
                                                      uint8_t               value,
                                                      size_t                offset,
                                                      size_t                size) {
-    auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    auto *                           ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    const ggml_backend_neuron_packed packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
+    if (packed.form) {
+        const std::vector<uint8_t> data(size, value);
+        ggml_backend_neuron_require(ggml_backend_neuron_write_packed(*ctx, packed, data.data()), "setting", tensor);
+        return;
+    }
     ggml_backend_neuron_require(ctx->memory->set(value, ctx->offset_of(tensor) + offset, size), "setting", tensor);
 }
 
@@ -212,7 +312,13 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
                                                   const void *          data,
                                                   size_t                offset,
                                                   size_t                size) {
-    auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    auto *                           ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    const ggml_backend_neuron_packed packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
+    if (packed.form) {
+        ggml_backend_neuron_require(ggml_backend_neuron_write_packed(*ctx, packed, (const uint8_t *) data), "writing",
+                                    tensor);
+        return;
+    }
     ggml_backend_neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size), "writing", tensor);
 }
 
@@ -221,7 +327,15 @@ static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
                                                   void *                data,
                                                   size_t                offset,
                                                   size_t                size) {
-    auto * ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    auto *                           ctx = (ggml_backend_neuron_buffer_context *) buffer->context;
+    const ggml_backend_neuron_packed packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
+    if (packed.form) {
+        const auto read = [ctx](void * to, size_t at, size_t n) {
+            return ctx->memory->read(to, at, n);
+        };
+        ggml_backend_neuron_require(ggml_backend_neuron_read_packed(packed, (uint8_t *) data, read), "reading", tensor);
+        return;
+    }
     ggml_backend_neuron_require(ctx->memory->read(data, ctx->offset_of(tensor) + offset, size), "reading", tensor);
 }
 
@@ -241,6 +355,9 @@ static bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer,
     auto * from = ggml_backend_neuron_buffer_context_of(src);
     if (!from || from->core != to->core) {
         return false;  // the runtime copies between tensors of one core only
+    }
+    if (neuron_form(src) || neuron_form(dst)) {
+        return false;  // ggml reads the one and writes the other, each in ggml's order
     }
     std::lock_guard<std::mutex> lock(to->core->mutex);
     const size_t                size = ggml_nbytes(src);
@@ -269,7 +386,7 @@ static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {
 
 static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
                                                                           size_t                     size) {
-    auto * device = (ggml_backend_neuron_device_context *) buft->context;
+    auto * device = ((neuron_buffer_type_context *) buft->context)->device;
     auto   ctx    = std::make_unique<ggml_backend_neuron_buffer_context>();
     ctx->core     = device->core.get();
     ctx->reserved = std::max<size_t>(size, 1);
@@ -332,10 +449,22 @@ static enum ggml_status ggml_backend_neuron_compute_on_cpu(neuron_core & core, g
     };
     access.read = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
         auto * ctx = ggml_backend_neuron_buffer_context_of(owner);
-        return ctx->core == &core && ctx->memory->read_locked(data, offset(owner, address), size) == NRT_SUCCESS;
+        if (ctx->core != &core) {
+            return false;
+        }
+        const auto read = [ctx](void * to, size_t at, size_t n) {
+            return ctx->memory->read_locked(to, at, n) == NRT_SUCCESS ? std::string() : "it can't be read";
+        };
+        const ggml_backend_neuron_packed packed(ctx->base, owner, address, size);
+        return packed.form ? ggml_backend_neuron_read_packed(packed, (uint8_t *) data, read).empty()
+                           : read(data, offset(owner, address), size).empty();
     };
     access.write = [&](const ggml_tensor * owner, const void * address, const void * data, size_t size) {
         auto * ctx = ggml_backend_neuron_buffer_context_of(owner);
+        if (neuron_form(owner)) {
+            NEURON_ERROR("%s is a weight in a form of its own, which no op can write to\n", owner->name);
+            return false;
+        }
         return ctx->core == &core && ctx->memory->write_locked(data, offset(owner, address), size) == NRT_SUCCESS;
     };
     g_counts.cpu[node->op]++;
@@ -528,7 +657,8 @@ static bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src
     auto *                      to     = ggml_backend_neuron_buffer_context_of(dst);
     auto *                      from   = ggml_backend_neuron_buffer_context_of(src);
     const ggml_backend_buffer_t buffer = src->view_src ? src->view_src->buffer : src->buffer;
-    if (!to || !ggml_is_contiguous(src)) {
+    // ggml reads what is in a form, and writes it, in ggml's order
+    if (!to || !ggml_is_contiguous(src) || neuron_form(src) || neuron_form(dst)) {
         return false;
     }
     if (from && from->core == to->core) {
@@ -821,7 +951,7 @@ static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggm
     if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
         return ggml_backend_cpu_buffer_type();
     }
-    return &((ggml_backend_neuron_device_context *) dev->context)->buft;
+    return &((ggml_backend_neuron_device_context *) dev->context)->buffer_types[0].buft;
 }
 
 // Where tensors are in host memory anyway, that is the CPU's.
@@ -850,10 +980,28 @@ static const ggml_tensor * ggml_backend_neuron_probed_weight(const ggml_tensor *
     return nullptr;
 }
 
+// Returns whether kernels want a weight in its form: llama.cpp is to put it in a buffer of the type for that, not in the device's
+// own, which it asks for first.
+static bool ggml_backend_neuron_wants_form(const ggml_backend_neuron_device_context * device,
+                                           const ggml_tensor *                        op,
+                                           const ggml_tensor *                        weight) {
+    return device->extra_bufts.size() > 1 &&
+           ggml_backend_neuron_shared().kernels.has_weight(op, weight, neuron_form_of_type(weight->type));
+}
+
 // Answers for a weight. While ops are recorded, weights go where the kernels that can be built will want them.
-static bool ggml_backend_neuron_takes_weight(const ggml_tensor * op, const ggml_tensor * weight) {
-    const bool takes =
-        ggml_backend_neuron_shared().kernels.has_signature(op) || (neuron_recording() && neuron_can_be_built(op));
+static bool ggml_backend_neuron_takes_weight(const ggml_backend_neuron_device_context * device,
+                                             const ggml_tensor *                        op,
+                                             const ggml_tensor *                        weight) {
+    const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
+    const int32_t               form  = neuron_form_of_buft(weight->buffer->buft);
+    bool                        takes;
+    if (form) {
+        takes = form == neuron_form_of_type(weight->type) && ggml_backend_neuron_wants_form(device, op, weight);
+    } else {
+        takes = !ggml_backend_neuron_wants_form(device, op, weight) &&
+                (store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
+    }
     neuron_note_weight(op, weight, takes);
     return takes;
 }
@@ -910,7 +1058,7 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
     if (const ggml_tensor * weight = ggml_backend_neuron_probed_weight(op)) {
         // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
         const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
-        return !elsewhere && ggml_backend_neuron_takes_weight(op, weight);
+        return !elsewhere && ggml_backend_neuron_takes_weight(device, op, weight);
     }
     if (neuron_is_kept_by_host(op) || (!in_host && !ggml_backend_neuron_holds_updates(device, op))) {
         return false;
@@ -940,10 +1088,12 @@ static bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const
 }
 
 static bool ggml_backend_neuron_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
-    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
-        return ggml_backend_buft_is_host(buft);
+    const bool in_host = ggml_backend_neuron_shared().buffers == neuron_buffers::HOST;
+    if (in_host && ggml_backend_buft_is_host(buft)) {
+        return true;
     }
-    return ggml_backend_buft_is_neuron(buft) && buft->device == dev;
+    // where all other tensors are in host memory, weights in forms are on the device
+    return ggml_backend_buft_is_neuron(buft) && buft->device == dev && (!in_host || neuron_form_of_buft(buft));
 }
 
 static const struct ggml_backend_device_i ggml_backend_neuron_device_i = {
@@ -1043,11 +1193,17 @@ static void ggml_backend_neuron_fusion_set_enabled(ggml_backend_fusion_t fusion,
     ((neuron_fusion *) fusion)->set_enabled(enabled);
 }
 
+// What llama.cpp asks a device for by name: buffer types that it tries for a weight when the device's own refuses it.
+static ggml_backend_buffer_type_t * ggml_backend_neuron_get_extra_bufts(ggml_backend_dev_t dev) {
+    return ((ggml_backend_neuron_device_context *) dev->context)->extra_bufts.data();
+}
+
 static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, const char * name) {
     const struct {
         const char * name;
         void *       function;
     } functions[] = {
+        { "ggml_backend_dev_get_extra_bufts",    (void *) ggml_backend_neuron_get_extra_bufts    },
         { "ggml_backend_neuron_register_bundle", (void *) ggml_backend_neuron_register_bundle    },
         { "ggml_backend_fusion_get",             (void *) ggml_backend_neuron_fusion_get         },
         { "ggml_backend_fusion_stats_init",      (void *) ggml_backend_neuron_fusion_stats_init  },
@@ -1111,6 +1267,30 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     return true;
 }
 
+// GGML_NEURON_REPACK=0 keeps all weights as ggml has them.
+static bool ggml_backend_neuron_repacks() {
+    return neuron_variable("GGML_NEURON_REPACK") != "0";
+}
+
+static void ggml_backend_neuron_add_buffer_type(const neuron_kernel_store &          kernels,
+                                                ggml_backend_neuron_device_context & device,
+                                                ggml_backend_dev_t                   dev,
+                                                int32_t                              form) {
+    ggml_backend_neuron_buffer_type & type = device.buffer_types[form];
+    type.context                           = { &device, form, device.name };
+    type.buft                              = {
+        /* .iface   = */ ggml_backend_neuron_buffer_type_i,
+        /* .device  = */ dev,
+        /* .context = */ &type.context,
+    };
+    if (form) {
+        type.context.name += std::string("_") + neuron_form_name(form);
+    }
+    if (form && ggml_backend_neuron_repacks() && kernels.has_form(form)) {
+        device.extra_bufts.push_back(&type.buft);
+    }
+}
+
 static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & shared, uint32_t core) {
     const neuron_nrt & nrt    = *shared.nrt;
     auto               device = std::make_unique<ggml_backend_neuron_device_context>(shared.kernels);
@@ -1124,13 +1304,28 @@ static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & sha
         /* .reg     = */ &g_reg,
         /* .context = */ device.get(),
     });
-    device->buft = {
-        /* .iface   = */ ggml_backend_neuron_buffer_type_i,
-        /* .device  = */ &shared.devices.back(),
-        /* .context = */ device.get(),
-    };
+    for (int32_t form = 0; form <= NEURON_KERNELS_LAST_FORM; form++) {
+        ggml_backend_neuron_add_buffer_type(shared.kernels, *device, &shared.devices.back(), form);
+    }
+    device->extra_bufts.push_back(NULL);
     shared.contexts.push_back(std::move(device));
 }
+
+#ifdef GGML_NEURON_GGML_VERSION
+// Returns why this ggml can't have the backend; empty when it can. A version's last number, and what follows it in versions under
+// development, is of changes that leave the interface as it is.
+static std::string ggml_backend_neuron_other_ggml() {
+    const auto minor = [](const std::string & version) {
+        return version.substr(0, version.find('.', version.find('.') + 1));
+    };
+    const std::string loaded = ggml_version();
+    if (minor(loaded) == minor(GGML_NEURON_GGML_VERSION)) {
+        return "";
+    }
+    return "the plugin was built for ggml " GGML_NEURON_GGML_VERSION ", and ggml " + loaded +
+           " loads it: build it again with the sources of that llama.cpp (-DGGML_NEURON_LLAMA_DIR=...)";
+}
+#endif
 
 // Never destroyed: buffers may be freed by destructors that run later than any of ours.
 static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
@@ -1138,6 +1333,13 @@ static ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         auto *      shared = new ggml_backend_neuron_reg_context;
         std::string message;
         neuron_warn_of_unknown_variables();
+#ifdef GGML_NEURON_GGML_VERSION
+        message = ggml_backend_neuron_other_ggml();
+        if (!message.empty()) {
+            ggml_backend_neuron_no_devices(message);
+            return shared;
+        }
+#endif
         shared->nrt = neuron_nrt_get(message);
         if (!shared->nrt) {
             // Where the library is absent and no variable is set, nobody expects devices.

@@ -3,6 +3,7 @@
 #include "../bundle/src/graph_key.h"
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
+#include "forms.h"
 #include "kernels.h"
 #include "tokens.h"
 
@@ -54,11 +55,12 @@ static uint64_t token_of(const nk::graph_node & node, neuron_token_kind kind) {
 }
 
 bool neuron_tensor_words(const ggml_tensor * t, uint64_t * words) {
-    const nk::type_traits * type = nk::find_type(t->type);
+    const int32_t           number = neuron_type_of(t);
+    const nk::type_traits * type   = nk::find_type(number);
     if (!type) {
         return false;
     }
-    words[0] = (uint64_t) t->type;
+    words[0] = (uint64_t) number;
     for (int i = 0; i < GGML_MAX_DIMS; i++) {
         words[1 + i] = (uint64_t) t->ne[i];
         words[5 + i] = t->nb[i];
@@ -128,8 +130,9 @@ template <typename T> static T & find_or_add(std::vector<T> & all, const neuron_
         return t.tokens.size() == n && t.tokens.part(0, n) == hashes.part(0, n);
     });
     if (it == all.end()) {
-        it = std::find_if(all.begin(), all.end(), [n](const T & t) { return t.tokens.size() < n; });
-        it = all.insert(it, { hashes, {} });
+        it         = std::find_if(all.begin(), all.end(), [n](const T & t) { return t.tokens.size() < n; });
+        it         = all.insert(it, T{});
+        it->tokens = hashes;
     }
     return *it;
 }
@@ -174,8 +177,11 @@ void neuron_group_index::add_to_family(const neuron_group_kernel & kernel) {
 void neuron_group_index::add(const uint64_t * key, size_t n_words, const neuron_bundle * bundle, int32_t number) {
     const std::vector<uint64_t> tokens = tokens_of(key, n_words, neuron_token_kind::WHOLE);
     members.insert(tokens.begin(), tokens.end());
-    find_or_add(patterns[tokens.front()], neuron_token_hashes(tokens)).wirings.insert(neuron_wiring_hash(key, n_words));
-    add_to_family({ key, n_words, bundle, number, size_of(key, n_words) });
+    const neuron_group_kernel kernel  = { key, n_words, bundle, number, size_of(key, n_words) };
+    neuron_group_pattern &    pattern = find_or_add(patterns[tokens.front()], neuron_token_hashes(tokens));
+    pattern.wirings.insert(neuron_wiring_hash(key, n_words));
+    pattern.kernels.push_back(kernel);
+    add_to_family(kernel);
 }
 
 const std::vector<neuron_group_pattern> * neuron_group_index::beginning_with(uint64_t token) const {

@@ -31,15 +31,9 @@ class neuron_token_hashes {
     std::vector<uint64_t> powers{ 1 };
 };
 
-// Groups whose nodes have the same tokens. They may differ in their wiring, and in which results are seen outside.
-struct neuron_group_pattern {
-    neuron_token_hashes          tokens;
-    std::unordered_set<uint64_t> wirings;  // hashes of their keys without what is seen outside
-};
-
 struct neuron_bundle;
 
-// A graph kernel of groups whose tokens are the same but for extents.
+// A graph kernel.
 struct neuron_group_kernel {
     const uint64_t *      key;
     size_t                n_words;
@@ -48,6 +42,14 @@ struct neuron_group_kernel {
     double                size;  // bytes of all tensors, which grow with each length
 };
 
+// Groups whose nodes have the same tokens. They may differ in their wiring, and in which results are seen outside.
+struct neuron_group_pattern {
+    neuron_token_hashes              tokens;
+    std::unordered_set<uint64_t>     wirings;  // hashes of their keys without what is seen outside
+    std::vector<neuron_group_kernel> kernels;
+};
+
+// Graph kernels of groups whose tokens are the same but for extents.
 struct neuron_group_family {
     neuron_token_hashes              tokens;   // without extents
     std::vector<neuron_group_kernel> kernels;  // ascending in size

@@ -19,6 +19,7 @@ enum beyond : uint8_t {
     REPEATED,  // the elements again, from the first on
     CELLS,     // those of a cache: finite, and to be hidden
     HIDDEN,    // -inf: of a mask
+    ZERO,      // what a mask hides, behind a SOFT_MAX
     ANYTHING,
 };
 
@@ -105,6 +106,23 @@ struct slot {
     size_t            added    = 0;      // ROWS: bytes from the end of its rows to that of the kernel's
     bool              is_fixed = false;  // some use has no more
 };
+
+// Ops of attention without flash attention, whose scores have an axis of cells.
+struct attention_ops {
+    const uint64_t mul_mat  = nk::hash_op("mul_mat");
+    const uint64_t soft_max = nk::hash_op("soft_max");
+    const uint64_t scale    = nk::hash_op("scale");
+    const uint64_t tanh     = nk::hash_op("tanh");
+};
+
+const attention_ops & ops() {
+    static const attention_ops all;
+    return all;
+}
+
+// The axes of MUL_MAT's sources that are summed over, and the source of SOFT_MAX that is a mask.
+constexpr int    SUMMED = 0;
+constexpr size_t MASK   = 1;
 
 bool copies(uint64_t op) {
     static const uint64_t cont = nk::hash_op("cont");
@@ -199,6 +217,12 @@ class fitting {
     static neuron_group_room::kind_t kind_for(const node & n, size_t source) {
         const tensor_pair & t     = n.inputs[source].tensor;
         const auto          rules = neuron_token_rules(n.group.op);
+        if (n.group.op == ops().soft_max && source == MASK && t.is_longer(0)) {
+            return neuron_group_room::MASK;
+        }
+        if (n.group.op == ops().mul_mat && source == 0) {
+            return neuron_group_room::CELLS;
+        }
         for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
             const int more = source < NEURON_TOKEN_SOURCES ? rule->more[source] : -1;
             if (rule->mask >= 0 && more >= 0 && t.is_longer(more)) {
@@ -371,10 +395,13 @@ class fitting {
                             });
         if (longer) {
             const auto rules = neuron_token_rules(n.group.op);
-            if (std::none_of(rules.first, rules.second, [&](const neuron_token_rule & rule) {
-                    n.has = {};
-                    return rule.result == neuron_token_rule::OUTERMOST ? follow_rows(n, rule) : follow_named(n, rule);
-                })) {
+            if (std::none_of(rules.first, rules.second,
+                             [&](const neuron_token_rule & rule) {
+                                 n.has = {};
+                                 return rule.result == neuron_token_rule::OUTERMOST ? follow_rows(n, rule)
+                                                                                    : follow_named(n, rule);
+                             }) &&
+                !follow_scores(n)) {
                 return false;
             }
         }
@@ -384,6 +411,88 @@ class fitting {
     // Returns whether a copy has its source's elements where it has them in the group, whatever the shapes.
     static bool is_copied(const tensor_pair & from, const tensor_pair & to, int axis) {
         return from.has_same_extents(to) || (from.outermost() == axis && to.outermost() == axis);
+    }
+
+    // Attention without flash attention, of which the scores have an axis of cells: what is beyond that is finite, becomes 0 by
+    // the mask, and is summed as 0.
+    static bool follow_scores(node & n) {
+        n.has = {};
+        if (copies(n.group.op)) {
+            return follow_joined(n);
+        }
+        if (n.group.op == ops().mul_mat) {
+            return follow_product(n);
+        }
+        if (n.group.op != ops().soft_max && n.group.op != ops().scale && n.group.op != ops().tanh) {
+            return false;
+        }
+        const input & in = n.inputs[0];
+        if (!in.is_there || !in.tensor.has_same_extents(n.tensor)) {
+            return false;
+        }
+        n.has = in.has;
+        return n.group.op == ops().soft_max ? follow_soft_max(n) : n.has[0] == CELLS;
+    }
+
+    // A copy of several axes as one: rows that follow each other in both.
+    static bool follow_joined(node & n) {
+        const input & in   = n.inputs[0];
+        const int     from = in.tensor.outermost();
+        const int     to   = n.tensor.outermost();
+        if (from < 0 || to < 0) {
+            return false;
+        }
+        const auto row = [](const tensor_pair & t, int axis) {
+            int64_t n = 1;
+            for (int i = 0; i < axis; i++) {
+                n *= t.ne(i);
+            }
+            return n;
+        };
+        n.has[(size_t) to] = in.has[(size_t) from];
+        return row(in.tensor, from) == row(n.tensor, to) && in.tensor.has_same_extents(from, n.tensor, to) &&
+               std::none_of(n.inputs.begin() + 1, n.inputs.end(), [](const input & other) {
+                   return other.is_there;  // what CPY writes to
+               });
+    }
+
+    // Rows of a matrix with those of another one, head by head.
+    static bool follow_product(node & n) {
+        const tensor_pair & a = n.inputs[0].tensor;
+        const tensor_pair & b = n.inputs[1].tensor;
+        for (const tensor_pair * t : { &a, &b, static_cast<const tensor_pair *>(&n.tensor) }) {
+            if (!is_longer_only(*t, 0, 1)) {
+                return false;
+            }
+        }
+        if (!a.has_same_extents(SUMMED, b, SUMMED) || !a.has_same_extents(1, n.tensor, 0) ||
+            !b.has_same_extents(1, n.tensor, 1)) {
+            return false;
+        }
+        if (a.is_longer(SUMMED) && (n.inputs[0].has[SUMMED] != CELLS || n.inputs[1].has[SUMMED] != ZERO)) {
+            return false;
+        }
+        n.has[0] = n.inputs[0].has[1];
+        n.has[1] = n.inputs[1].has[1];
+        return (!n.tensor.is_longer(0) || n.has[0] == CELLS) && (!n.tensor.is_longer(1) || n.has[1] == REPEATED);
+    }
+
+    // The cells of each row together, of which the mask hides those that the group does not have.
+    static bool follow_soft_max(node & n) {
+        const bool masked = n.inputs.size() > MASK && n.inputs[MASK].is_there;
+        if (!masked || !n.tensor.is_longer(0) || n.has[0] != CELLS || !is_longer_only(n.tensor, 0, 1)) {
+            return false;
+        }
+        const input & mask = n.inputs[MASK];
+        for (int axis = 0; axis < 2; axis++) {
+            if (!mask.tensor.has_same_extents(axis, n.tensor, axis)) {
+                return false;
+            }
+        }
+        n.has[0] = ZERO;
+        return mask.has[0] == HIDDEN && (!n.tensor.is_longer(1) || (n.has[1] == REPEATED && mask.has[1] == REPEATED)) &&
+               std::none_of(n.inputs.begin() + MASK + 1, n.inputs.end(),
+                            [](const input & sinks) { return sinks.is_there && sinks.tensor.is_longer(); });
     }
 
     // Ops that compute rows, each from those of the sources at the same place.

@@ -4,7 +4,8 @@
 // nodes in their order shows that the group's elements come out of the kernel as they should: that each is computed from
 // the group's own alone, by the rules that stand beside each op in tools/kernelgen/ggml/ops.py, whatever is beyond; and that nothing
 // is written beyond. What a kernel reads beyond is then one of three: copies of the group's rows; a cache that goes on, under a
-// mask; columns of the mask, which hide it.
+// mask; columns of the mask, which hide it. With flash attention one op hides; without it the scores of cells go through
+// several, which are followed to where they are summed with weight 0.
 
 #pragma once
 

@@ -59,30 +59,50 @@ class group_roots {
         return found == references.end() || found->second.is_slot ? -1 : (int64_t) found->second.index;
     }
 
-    // Returns the reference to a tensor's root, with a new slot when it has none.
-    nk::graph_reference refer(ggml_tensor * t, bool writes, neuron_group & group) {
+    // Returns the reference to a tensor's root, with a new slot when it has none, or the one that it has in a kernel.
+    nk::graph_reference refer(ggml_tensor * t, bool writes, const nk::graph_reference * kernels, neuron_group & group) {
         ggml_tensor * root  = root_of(t);
         const auto    found = references.emplace(root, nk::graph_reference{ true, group.slots.size() });
-        const auto    where = found.first->second;
+        auto          where = found.first->second;
         if (!where.is_slot) {
             return where;
         }
+        if (kernels && kernels->is_slot && kernels->index <= group.slots.size()) {
+            where = *kernels;
+        }
         const size_t begin = offset_of(t);
         const size_t end   = begin + ggml_nbytes(t);
-        if (found.second) {
+        if (where.index == group.slots.size()) {
             group.slots.push_back({ root, begin, end - begin, writes });
             return where;
         }
         neuron_group_slot & slot = group.slots[where.index];
-        const size_t        last = std::max(end, slot.offset + slot.size);
-        slot.offset              = std::min(slot.offset, begin);
-        slot.size                = last - slot.offset;
-        slot.written             = slot.written || writes;
+        if (slot.root != root) {
+            mixed = true;
+        }
+        const size_t last = std::max(end, slot.offset + slot.size);
+        slot.offset       = std::min(slot.offset, begin);
+        slot.size         = last - slot.offset;
+        slot.written      = slot.written || writes;
         return where;
+    }
+
+    // Returns whether the slots are no kernel's: one has several tensors, or what a node writes to has several slots.
+    bool are_wrong(const neuron_group & group) const {
+        std::unordered_map<const ggml_tensor *, std::pair<size_t, bool>>
+            roots;  // with their slots, and whether one is written
+        for (const neuron_group_slot & slot : group.slots) {
+            auto & root = roots[slot.root];
+            root.first++;
+            root.second = root.second || slot.written;
+        }
+        return mixed || std::any_of(roots.begin(), roots.end(),
+                                    [](const auto & root) { return root.second.first > 1 && root.second.second; });
     }
 
   private:
     std::unordered_map<const ggml_tensor *, nk::graph_reference> references;
+    bool                                                         mixed = false;  // a slot has several tensors
 };
 
 }  // namespace
@@ -147,9 +167,9 @@ struct late_offset {
 
 class group_key {
   public:
-    group_key(const ggml_cgraph * cgraph, bool watched, neuron_group & group) :
-        cgraph(cgraph), group(group), roots(cgraph, group.nodes),
-        escapes(find_escapes(cgraph, group.nodes, roots, watched)) {}
+    group_key(const ggml_cgraph * cgraph, bool watched, const uint64_t * kernel, neuron_group & group) :
+        cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr),
+        roots(cgraph, group.nodes), escapes(find_escapes(cgraph, group.nodes, roots, watched)) {}
 
     // Returns an empty key when no kernel has such nodes.
     std::vector<uint64_t> make() {
@@ -159,6 +179,9 @@ class group_key {
             if (!add_node(cgraph->nodes[group.nodes[i]], escapes[i])) {
                 return {};
             }
+        }
+        if (roots.are_wrong(group)) {
+            return {};
         }
         for (const late_offset & l : late) {
             nodes[l.word] -= group.slots[l.slot].offset;
@@ -174,9 +197,10 @@ class group_key {
     }
 
   private:
-    // Sets two words to what a tensor refers to, and where in that.
-    void refer(ggml_tensor * t, bool writes, size_t at) {
-        const nk::graph_reference reference = roots.refer(t, writes, group);
+    // Sets two words to what a tensor refers to, and where in that. The kernel's own word says which slot it has there.
+    void refer(ggml_tensor * t, bool writes, const uint64_t * kernels, size_t at) {
+        const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
+        const nk::graph_reference reference = roots.refer(t, writes, kernels ? &has : nullptr, group);
         nodes[at]                           = nk::reference_word(reference) + writes;
         nodes[at + 1]                       = offset_of(t);
         if (reference.is_slot) {
@@ -191,21 +215,35 @@ class group_key {
     }
 
     bool add_node(ggml_tensor * node, bool escaping) {
-        const int    n_src = neuron_n_src(node);
-        const size_t head  = nodes.size();
+        const int        n_src  = neuron_n_src(node);
+        const size_t     head   = nodes.size();
+        const uint64_t * result = kernel ? kernel + 2 : nullptr;
+        const uint64_t * inputs = nullptr;
+        if (kernel) {
+            const nk::graph_node its = nk::read_graph_node(kernel);
+            if (its.n_inputs != (uint64_t) n_src || (its.result != 0) != (node->view_src != nullptr)) {
+                return false;
+            }
+            inputs = its.inputs;
+            kernel = its.end;
+        }
         nodes.insert(nodes.end(),
                      { nk::hash_op(ggml_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
         if (!add_tensor(node)) {
             return false;
         }
         for (int i = 0; i < n_src; i++) {
+            const uint64_t * its = inputs;
+            if (inputs && (nk::next_graph_input(inputs) != nullptr) != (node->src[i] != nullptr)) {
+                return false;
+            }
             if (!node->src[i]) {
                 nodes.push_back(nk::ABSENT_WORD);
                 continue;
             }
             const size_t at = nodes.size();
             nodes.resize(at + nk::GRAPH_INPUT_WORDS);
-            refer(node->src[i], false, at);
+            refer(node->src[i], false, its, at);
             if (!add_tensor(node->src[i])) {
                 return false;
             }
@@ -214,7 +252,7 @@ class group_key {
         nodes.resize(params + nk::PARAM_WORDS);
         memcpy(&nodes[params], node->op_params, sizeof(node->op_params));
         if (node->view_src) {
-            refer(node, true, head + 2);
+            refer(node, true, result, head + 2);
         }
         if (escaping) {
             group.results.push_back(node);
@@ -224,6 +262,7 @@ class group_key {
 
     const ggml_cgraph *      cgraph;
     neuron_group &           group;
+    const uint64_t *         kernel;  // its next node; NULL: slots are numbered by first use
     group_roots              roots;
     const std::vector<bool>  escapes;
     std::vector<uint64_t>    nodes;
@@ -232,8 +271,11 @@ class group_key {
 
 }  // namespace
 
-std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph, bool watched, neuron_group & group) {
-    return group_key(cgraph, watched, group).make();
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
+                                         bool                watched,
+                                         neuron_group &      group,
+                                         const uint64_t *    kernel) {
+    return group_key(cgraph, watched, kernel, group).make();
 }
 
 //
@@ -330,8 +372,8 @@ class group_search {
             if (!begins(first, loose_hashes, family.tokens)) {
                 continue;
             }
-            const std::vector<uint64_t> words = take(first, n, group);
-            if (!words.empty() && choose(family, words, group)) {
+            std::vector<uint64_t> words = take(first, n, group);
+            if (!words.empty() && choose(family, std::move(words), group)) {
                 return true;
             }
             note(first, n, NEURON_UNGROUPED_LENGTH);
@@ -339,16 +381,54 @@ class group_search {
         return false;
     }
 
+    // Gives the group a slot for each that a kernel has: tensors that are one in the graph may be several in the kernel. Returns
+    // its key, or none when the kernel's slots are other ones.
+    std::vector<uint64_t> spread(const neuron_group_kernel &   kernel,
+                                 const std::vector<uint64_t> & words,
+                                 neuron_group &                group) {
+        if (kernel.n_words <= words.size()) {
+            return {};
+        }
+        neuron_group          other  = group;
+        std::vector<uint64_t> spread = neuron_group_words(cgraph, watched, other, kernel.key);
+        if (spread.size() != kernel.n_words) {
+            return {};
+        }
+        group = std::move(other);
+        return spread;
+    }
+
+    // Returns whether a kernel computes a group with this key, and sets `fit`.
+    bool fits(const neuron_group_kernel &   kernel,
+              const std::vector<uint64_t> & words,
+              neuron_group_fit &            fit,
+              neuron_group &                group) {
+        if (kernel.n_words == words.size()) {
+            return neuron_fit_group(words.data(), kernel.key, words.size(), fit) && make_room(fit, group);
+        }
+        neuron_group                other = group;
+        const std::vector<uint64_t> own   = spread(kernel, words, other);
+        if (own.empty() || !neuron_fit_group(own.data(), kernel.key, own.size(), fit) || !make_room(fit, other)) {
+            return false;
+        }
+        group = std::move(other);
+        return true;
+    }
+
     // Chooses the smallest kernel of a family that computes a group with this key.
     bool choose(const neuron_group_family & family, std::vector<uint64_t> words, neuron_group & group) {
         choice & last = chosen[&family];
-        if (last.words == words && last.kernel && make_room(last.fit, group)) {  // a layer like the one before
-            return use(last, group);
+        if (last.words == words && last.kernel) {  // a layer like the one before
+            neuron_group other = group;
+            if ((last.kernel->n_words == words.size() || !spread(*last.kernel, words, other).empty()) &&
+                make_room(last.fit, other)) {
+                group = std::move(other);
+                return use(last, group);
+            }
         }
         last.kernel = nullptr;
         for (const neuron_group_kernel & kernel : family.kernels) {
-            if (kernel.n_words == words.size() && neuron_fit_group(words.data(), kernel.key, words.size(), last.fit) &&
-                make_room(last.fit, group)) {
+            if (fits(kernel, words, last.fit, group)) {
                 last.kernel = &kernel;
                 last.words  = std::move(words);
                 return use(last, group);
@@ -402,11 +482,23 @@ class group_search {
             }
             const std::vector<uint64_t> words = take(first, n, group);
             group.kernel                      = kernels.find_graph(words);
-            if (group.kernel) {
+            if (group.kernel || find_spread(pattern, words, group)) {
                 return true;
             }
             const bool same = !words.empty() && pattern.wirings.count(neuron_wiring_hash(words.data(), words.size()));
             note(first, n, same ? NEURON_UNGROUPED_RESULT : NEURON_UNGROUPED_WIRING);
+        }
+        return false;
+    }
+
+    // Finds a kernel of a pattern that has several slots where the group has one tensor.
+    bool find_spread(const neuron_group_pattern & pattern, const std::vector<uint64_t> & words, neuron_group & group) {
+        for (const neuron_group_kernel & kernel : pattern.kernels) {
+            const std::vector<uint64_t> own = words.empty() ? words : spread(kernel, words, group);
+            if (!own.empty() && std::equal(own.begin(), own.end(), kernel.key)) {
+                group.kernel = { kernel.bundle, kernel.number };
+                return true;
+            }
         }
         return false;
     }

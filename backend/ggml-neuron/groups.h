@@ -68,7 +68,12 @@ struct neuron_groups {
 // when no kernel can be made for them.
 //
 // watched  whether the program looks at the graph's last node and at what it reads, as soon as it is computed
-std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph, bool watched, neuron_group & group);
+// kernel   the key of a graph kernel with as many nodes, or NULL: the group has its slots, of which several may have the same
+//          tensor where nothing is written to it; none of the slots when they can't have the group's tensors
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
+                                         bool                watched,
+                                         neuron_group &      group,
+                                         const uint64_t *    kernel = nullptr);
 
 // Finds the groups of a graph that there are kernels for: from its first node on the longest one that fits, and so on after it.
 neuron_groups neuron_find_groups(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched);

@@ -5,6 +5,7 @@
 #include "../bundle/src/key.h"
 #include "chains.h"
 #include "costs.h"
+#include "forms.h"
 #include "log.h"
 #include "targets.h"
 #include "variables.h"
@@ -87,7 +88,7 @@ neuron_kernels_tensor neuron_tensor_of(const ggml_tensor * t) {
         d.type = NEURON_KERNELS_ABSENT;
         return d;
     }
-    d.type = t->type;
+    d.type = neuron_type_of(t);
     for (int i = 0; i < GGML_MAX_DIMS; i++) {
         d.ne[i] = t->ne[i];
         d.nb[i] = t->nb[i];
@@ -158,6 +159,25 @@ void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
     }
 }
 
+// Returns a number for an op on a weight of one shape in one form.
+static uint64_t weight_hash(uint64_t op, const uint64_t * tensor) {
+    nk::word_hash h;
+    h.add(op);
+    for (size_t i = 0; i < nk::TENSOR_WORDS; i++) {
+        h.add(tensor[i]);
+    }
+    return h.value();
+}
+
+// Notes what a kernel asks of its weight, the first input, when that is in a form. Forms that are not known here are left out.
+static void note_weight(neuron_bundle & bundle, uint64_t op, const uint64_t * tensor) {
+    const auto form = (int32_t) (*tensor >> NEURON_KERNELS_FORM_SHIFT);
+    if (*tensor != nk::ABSENT_WORD && form > 0 && form <= NEURON_KERNELS_LAST_FORM) {
+        bundle.weights.insert(weight_hash(op, tensor));
+        bundle.forms |= 1u << form;
+    }
+}
+
 // A graph kernel shows that its nodes' ops can be computed, beside others.
 void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words) {
     for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
@@ -167,6 +187,9 @@ void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, con
         const uint64_t * inputs = node.inputs;
         for (uint64_t i = 0; i < node.n_inputs; i++) {
             const uint64_t * tensor = nk::next_graph_input(inputs);
+            if (tensor && i == 0) {
+                note_weight(bundle, node.op, tensor);
+            }
             signature.add(tensor ? *tensor : nk::ABSENT_WORD);
         }
         bundle.ops.insert(node.op);
@@ -196,6 +219,9 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         signature.add(words[0]);
         bundle.ops.insert(words[0]);
         words += 2;
+        if (n_inputs > 0) {
+            note_weight(bundle, key[0], words);
+        }
         for (uint32_t i = 0; i < n_inputs && words < end; i++) {
             signature.add(*words);
             words += *words == nk::ABSENT_WORD ? 1 : nk::TENSOR_WORDS;
@@ -515,10 +541,32 @@ bool neuron_kernel_store::has_signature(const ggml_tensor * op) const {
     nk::word_hash signature;
     signature.add(nk::hash_op(ggml_op_desc(op)));
     for (int i = 0; i < neuron_n_src(op); i++) {
-        signature.add(op->src[i] ? (uint64_t) op->src[i]->type : nk::ABSENT_WORD);
+        signature.add(op->src[i] ? (uint64_t) neuron_type_of(op->src[i]) : nk::ABSENT_WORD);
     }
     const uint64_t h = signature.value();
     return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->signatures.count(h) != 0; });
+}
+
+bool neuron_kernel_store::has_weight(const ggml_tensor * op, const ggml_tensor * weight, int32_t form) const {
+    const nk::type_traits * type = nk::find_type(weight->type);
+    if (!form || !type || op->src[0] != weight) {
+        return false;
+    }
+    uint64_t words[nk::TENSOR_WORDS];
+    words[0] = (uint64_t) neuron_type_in_form(weight->type, form);
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        words[1 + i] = (uint64_t) weight->ne[i];
+        words[5 + i] = weight->nb[i];
+    }
+    if (!nk::canonicalize(*type, weight->ne, words + 5)) {
+        return false;
+    }
+    const uint64_t h = weight_hash(nk::hash_op(ggml_op_desc(op)), words);
+    return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->weights.count(h) != 0; });
+}
+
+bool neuron_kernel_store::has_form(int32_t form) const {
+    return std::any_of(bundles.begin(), bundles.end(), [form](const auto & b) { return b->forms >> form & 1; });
 }
 
 bool neuron_kernel_store::has_op(const char * name) const {

@@ -32,6 +32,10 @@ struct neuron_bundle {
 
     std::vector<int32_t> graphs;  // its graph kernels
 
+    // What kernels ask of weights in forms: hashes of ops and tensors, and the forms, as bits.
+    std::unordered_set<uint64_t> weights;
+    uint32_t                     forms = 0;
+
     ~neuron_bundle() { neuron_kernels_close(handle); }
 };
 
@@ -119,6 +123,12 @@ class neuron_kernel_store {
 
     // Returns whether some kernel computes this op on inputs of these types, whatever their shapes.
     bool has_signature(const ggml_tensor * op) const;
+
+    // Returns whether some kernel computes this op on this weight, its first source, in a form (forms.h).
+    bool has_weight(const ggml_tensor * op, const ggml_tensor * weight, int32_t form) const;
+
+    // Returns whether some kernel takes weights in a form.
+    bool has_form(int32_t form) const;
 
     // Returns whether some kernel computes the op of this name (`mul_mat`).
     bool has_op(const char * name) const;

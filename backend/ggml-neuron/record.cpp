@@ -3,8 +3,10 @@
 #include "../bundle/src/ascii.h"
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
+#include "forms.h"
 #include "kernels.h"
 #include "log.h"
+#include "recording.h"
 #include "targets.h"
 
 #include <fcntl.h>
@@ -23,7 +25,6 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -82,9 +83,10 @@ const neuron_op * find_op(const std::string & name) {
 // Returns "(4096,512,1,1)/f32", with strides when the tensor has gaps or another order. Strides of dimensions of one
 // element mean nothing and are taken as density gives them, as in a kernel's key.
 std::string tensor_text(const neuron_kernels_tensor & t) {
-    const int64_t block = ggml_blck_size((ggml_type) t.type);
-    const size_t  unit  = ggml_type_size((ggml_type) t.type);
-    size_t        nb[GGML_MAX_DIMS];
+    const ggml_type type  = neuron_plain_type(t.type);
+    const int64_t   block = ggml_blck_size(type);
+    const size_t    unit  = ggml_type_size(type);
+    size_t          nb[GGML_MAX_DIMS];
     nb[0]        = t.ne[0] > block ? t.nb[0] : unit;
     bool   dense = nb[0] == unit;
     size_t next  = unit * (size_t) (t.ne[0] / block);
@@ -96,8 +98,11 @@ std::string tensor_text(const neuron_kernels_tensor & t) {
     }
     char text[256];
     snprintf(text, sizeof(text), "(%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ")/%s", t.ne[0], t.ne[1], t.ne[2],
-             t.ne[3], ggml_type_name((ggml_type) t.type));
+             t.ne[3], ggml_type_name(type));
     std::string result = text;
+    if (const int32_t form = t.type >> NEURON_KERNELS_FORM_SHIFT) {
+        result += std::string(":") + neuron_form_name(form);
+    }
     if (!dense) {
         snprintf(text, sizeof(text), "/(%zu,%zu,%zu,%zu)", nb[0], nb[1], nb[2], nb[3]);
         result += text;
@@ -197,6 +202,13 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
             return "an input without elements";
         }
     }
+    for (int i = 0; i < n_src; i++) {
+        const bool formed = op->src[i] && neuron_type_of(op->src[i]) != op->src[i]->type;
+        const bool weight = i == 0 && (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID);
+        if (formed && (!weight || neuron_type_of(op->src[i]) >> NEURON_KERNELS_FORM_SHIFT == NEURON_FORM_SCATTERED)) {
+            return "a weight in a form that kernels for this op don't take";
+        }
+    }
     // conv_2d_dw leaves its channels together when its image has them so, without gaps
     if (alias == NEURON_KERNELS_NO_ALIAS && !is_dense(op) && op->op != GGML_OP_CONV_2D_DW) {
         return "no emitter for results with gaps";
@@ -276,7 +288,7 @@ std::string with_reason(const entry & e) {
 uint64_t fingerprint(const ggml_tensor * op) {
     nk::word_hash h;
     const auto    add_tensor = [&h](const ggml_tensor * t) {
-        h.add((uint64_t) t->type);
+        h.add((uint64_t) neuron_type_of(t));
         for (int i = 0; i < GGML_MAX_DIMS; i++) {
             h.add((uint64_t) t->ne[i]);
             h.add(t->ne[i] > 1 ? t->nb[i] : 0);
@@ -482,20 +494,14 @@ class folder_lock {
     int fd;
 };
 
-// How often the folder's lock is tried for before something is lost, and the pause between.
-constexpr int                       LOCK_TRIES = 100;
-constexpr std::chrono::milliseconds LOCK_PAUSE{ 50 };
-
-struct recorder {
-    std::mutex                            mutex;
+struct recorder final : neuron_recording_file {
     std::string                           path;
     std::string                           target = "trn1";
     std::unordered_map<uint64_t, entry>   entries;
-    bool                                  dirty  = false;
-    bool                                  failed = false;
+    bool                                  dirty = false;
     std::chrono::steady_clock::time_point last_flush{};
 
-    recorder() {
+    recorder() : neuron_recording_file("GGML_NEURON_RECORD", "ops that were asked for") {
         const char * value = getenv("GGML_NEURON_RECORD");
         path               = value ? value : "";
     }
@@ -531,31 +537,11 @@ struct recorder {
         }
     }
 
-    // Writes what is not written yet, if need be when other processes have done so.
-    void flush() {
-        for (int i = 0; i < LOCK_TRIES; i++) {
-            {
-                std::lock_guard<std::mutex> lock(mutex);
-                if (write()) {
-                    return;
-                }
-            }
-            std::this_thread::sleep_for(LOCK_PAUSE);
-        }
-        std::lock_guard<std::mutex> lock(mutex);
-        fail("another process keeps the folder of " + path +
-             " locked, so the last ops that were asked for are not in it");
-    }
-
-    // locked
-    void fail(const std::string & message) {
-        failed = true;
-        NEURON_ERROR("GGML_NEURON_RECORD: %s: recording is off\n", message.c_str());
-    }
+    std::string locked() const override { return "the folder of " + path; }
 
     // locked. Merges what this process noted into the file, which other processes do as well. Returns false when one of them
     // is at it.
-    bool write() {
+    bool write() override {
         if (path.empty() || !dirty || failed) {
             return true;
         }

@@ -3,7 +3,7 @@
 #include "../graph/graph_writer.h"
 #include "ggml-backend-impl.h"
 #include "groups.h"
-#include "log.h"
+#include "recording.h"
 #include "variables.h"
 
 #include <fcntl.h>
@@ -13,12 +13,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -26,10 +24,6 @@ namespace {
 
 // What a recording begins with, so that nothing else is written to.
 constexpr const char * BEGINNING = "{\"format\":\"neuron-kernelgen graphs\"";
-
-// How often the file's lock is tried for before something is lost, and the pause between.
-constexpr int                       LOCK_TRIES = 100;
-constexpr std::chrono::milliseconds LOCK_PAUSE{ 50 };
 
 // Returns the first line of the file: nothing is known of the model.
 std::string first_line() {
@@ -102,9 +96,13 @@ std::string line_of(ggml_cgraph * cgraph) {
     return out.written() + "\n";
 }
 
-class graph_recorder {
+class graph_recorder final : neuron_recording_file {
   public:
-    graph_recorder() : path(neuron_variable("GGML_NEURON_RECORD_GRAPHS")) {}
+    graph_recorder() :
+        neuron_recording_file("GGML_NEURON_RECORD_GRAPHS", "graphs"),
+        path(neuron_variable("GGML_NEURON_RECORD_GRAPHS")) {}
+
+    using neuron_recording_file::flush;
 
     ~graph_recorder() { flush(); }
 
@@ -122,31 +120,13 @@ class graph_recorder {
         }
     }
 
-    void flush() {
-        for (int i = 0; i < LOCK_TRIES; i++) {
-            {
-                std::lock_guard<std::mutex> lock(mutex);
-                if (write()) {
-                    return;
-                }
-            }
-            std::this_thread::sleep_for(LOCK_PAUSE);
-        }
-        std::lock_guard<std::mutex> lock(mutex);
-        fail("another process keeps " + path + " locked, so the last graphs are not in it");
-    }
-
   private:
-    // locked
-    void fail(const std::string & message) {
-        failed = true;
-        pending.clear();
-        NEURON_ERROR("GGML_NEURON_RECORD_GRAPHS: %s: recording is off\n", message.c_str());
-    }
+    std::string locked() const override { return path; }
 
     // locked. Adds what is pending to the file, behind what other processes wrote. Returns false when one of them is at it.
-    bool write() {
+    bool write() override {
         if (pending.empty() || failed) {
+            pending.clear();
             return true;
         }
         const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
@@ -191,12 +171,10 @@ class graph_recorder {
         return "";
     }
 
-    std::mutex                   mutex;
     const std::string            path;
     std::string                  pending;
     std::unordered_set<uint64_t> uids;     // of graphs that were met
     std::unordered_set<size_t>   written;  // hashes of lines
-    bool                         failed = false;
 };
 
 graph_recorder & the_recorder() {

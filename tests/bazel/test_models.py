@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 import scratch
 
-NAMES = {path.stem for path in (scratch.CHECKOUT / "manifests" / "models").glob("*.yaml")}
+FILES = sorted((scratch.CHECKOUT / "manifests" / "models").glob("*.yaml"))
+NAMES = {path.stem for path in FILES}
+MODELS = {re.sub("_(f16|q4_k_m)$", "", name) for name in NAMES}
+TARGETS = ("trn1", "trn1n", "inf2", "trn2")
 ANALYSE = ("build", "--nobuild")
 
 # They use the checkout of test_builds.py, whose server runs.
@@ -22,27 +27,41 @@ def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
         yield made
 
 
-def fetched(checkout: scratch.Checkout) -> bool:
-    return any(checkout.output_root.glob("*/external/*neuron_models/plan.json"))
+def planned(checkout: scratch.Checkout) -> set[str]:
+    """Returns the models whose kernels are planned."""
+    plans = checkout.output_root.glob("*/external/*neuron_*/plan.json")
+    return {path.parent.name.partition("neuron_")[2] for path in plans if not path.parent.name.endswith("neuron_kernels")}
 
 
 @pytest.mark.parametrize("file", ["MODULE.bazel", "WORKSPACE"])
 def test_every_ready_manifest_is_named(file: str) -> None:
     text = (scratch.CHECKOUT / file).read_text()
-    (named,) = re.findall(r"for name in \[(.*?)\]", text, re.DOTALL)
-    assert set(re.findall(r'"(\w+)"', named)) == NAMES
+    (types,) = re.findall(r"for file_type in \[(.*?)\]", text, re.DOTALL)
+    (models,) = re.findall(r"for model in \[(.*?)\]", text, re.DOTALL)
+    assert set(re.findall(r'"(\w+)"', models)) == MODELS
+    assert {f"{model}_{kind}" for model in MODELS for kind in re.findall(r'"(\w+)"', types)} == NAMES
 
 
-def test_a_pattern_does_not_plan_them_and_a_name_does(checkout: scratch.Checkout) -> None:
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_manifest_names_the_targets_that_have_bundles(file: Path) -> None:
+    assert set(yaml.safe_load(file.read_text())["targets"]) == set(TARGETS)
+
+
+def test_a_pattern_plans_none_and_a_name_plans_its_model_alone(checkout: scratch.Checkout) -> None:
     checkout.bazel(*ANALYSE, "//manifests/...")
-    assert not fetched(checkout)
+    assert planned(checkout) == set()
     labels = checkout.bazel("query", "//manifests/models:all").output.split()
-    for target in ("trn1", "trn1n", "inf2", "trn2"):
+    for target in TARGETS:
         assert {f"//manifests/models:{name}_{target}" for name in (*NAMES, "all")} <= set(labels)
-    # A manifest's targets are those of the package: each bundle that it names is there.
-    checkout.bazel(*ANALYSE, *(f"//manifests/models:all_{target}" for target in ("trn1", "trn1n", "inf2", "trn2")))
-    assert fetched(checkout)
+    checkout.bazel(*ANALYSE, *(f"//manifests/models:llama_3_2_1b_{kind}_{target}" for kind in ("f16", "q4_k_m") for target in TARGETS))
+    assert planned(checkout) == {"llama_3_2_1b"}
     assert "//manifests/models:llama_3_2_1b_f16_trn2.tree" in labels
+
+
+@pytest.mark.long
+def test_every_bundle_of_every_model_is_there(checkout: scratch.Checkout) -> None:
+    checkout.bazel(*ANALYSE, *(f"//manifests/models:all_{target}" for target in TARGETS))
+    assert planned(checkout) == MODELS
 
 
 def test_they_are_there_without_modules(checkout: scratch.Checkout) -> None:

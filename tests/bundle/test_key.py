@@ -11,6 +11,7 @@ from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
 from kernelgen.kernel import KernelSpec
 
 from . import golden
@@ -81,3 +82,33 @@ def test_index_is_not_empty_and_not_ambiguous() -> None:
     # Parameters that ggml keeps in the same word.
     with pytest.raises(KernelgenError, match="cannot be told apart"):
         Index.build(KernelSpec("scale", (tensor,), tensor, params) for params in ((("s", 0.0),), (("b", 0.0),)))
+
+
+@pytest.mark.parametrize(("dtype", "form"), [("q8_0", "planes"), ("f16", "transposed")])
+def test_a_kernel_for_another_form_is_another_kernel(dtype: str, form: str) -> None:
+    """The form is in the id, in the key and in what plans hold; a lookup for one form does not find a kernel for the other."""
+    f32, result = TensorDesc.parse("(64,3,1,1)/f32"), TensorDesc.parse("(8,3,1,1)/f32")
+    plain, formed = (
+        KernelSpec.make("mul_mat", [TensorDesc.parse(f"(64,8,1,1)/{t}"), f32], result)
+        for t in (dtype, f"{dtype}:{form}")
+    )
+    assert plain.id != formed.id
+    assert KernelSpec.from_json(formed.to_json()) == formed != plain
+    for there, other in ((plain, formed), (formed, plain)):
+        index = Index.build([there])
+        assert index.find(key(there)) == 0
+        assert index.find(key(other)) is None
+
+
+def test_groups_with_weights_in_other_forms_are_other_kernels() -> None:
+    def group(dtype: str) -> GraphSpec:
+        weight, x = (
+            Loose("w", 0, TensorDesc.parse(f"(64,8,1,1)/{dtype}")),
+            Loose("x", 0, TensorDesc.parse("(64,3,1,1)/f32")),
+        )
+        return GraphSpec.make([LooseNode("mul_mat", (weight, x), TensorDesc.parse("(8,3,1,1)/f32"), {}, None, True)])
+
+    plain, formed = group("q8_0"), group("q8_0:planes")
+    assert plain.id != formed.id
+    assert GraphSpec.from_json(formed.to_json()) == formed
+    assert Index.build([plain]).find(key(formed)) is None

@@ -16,22 +16,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from programs import GROUPS, RANDOM, ROOT, SCENARIOS, Programs, Result, Run, build
+from programs import GROUPS, RANDOM, ROOT, SCENARIOS, Programs, Result, Run, build, find_programs
 
 
 @pytest.fixture(scope="session")
 def programs() -> Programs:
-    built = ROOT / "backend" / "ggml-neuron" / "test_programs"
-    llama_cpp = ROOT / "tests" / "llama" / "llama_cpp"
-    simulator = ROOT / "backend" / "simulator" / "libnrt.so.1"
-    found = Programs(
-        Path(os.environ.get("GGML_NEURON_TEST_PROGRAMS", built)).absolute(),
-        Path(os.environ.get("LLAMA_CPP_PROGRAMS", llama_cpp)).absolute(),
-        Path(os.environ.get("GGML_NEURON_LIBNRT", simulator)).absolute(),
-    )
-    for path in (found.folder, found.llama_cpp, found.simulator):
-        assert path.exists(), f"{path} is not there; run this through Bazel"
-    return found
+    return find_programs()
 
 
 @pytest.fixture(scope="session", params=["address", "thread"])

@@ -25,6 +25,8 @@ SCENARIOS = (
     "inplace-twice",
     "same-twice",
     "optimizer",
+    "unused",
+    "not-a-number",
     "reuse",
     "skip",
 )
@@ -32,8 +34,8 @@ SCENARIOS = (
 
 # Of the program `groups`, each a graph with groups in it.
 GROUPS = (
-    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading"),
-    *("in-place", "views", "several-results", "kept", "square"),
+    *("hit", "twice", "between", "cache", "attention", "unmasked", "reading", "softmax", "softmax-unmasked"),
+    *("in-place", "views", "several-results", "kept", "square", "tied"),
 )
 RANDOM = ("random-0", "random-1")
 
@@ -85,6 +87,21 @@ class Programs:
             **variables,
         }
         return inherited | {name: str(value) for name, value in chosen.items() if value is not None}
+
+
+def find_programs() -> Programs:
+    """Returns what was built from C++, wherever it is."""
+    built = ROOT / "backend" / "ggml-neuron" / "test_programs"
+    llama_cpp = ROOT / "tests" / "llama" / "llama_cpp"
+    simulator = ROOT / "backend" / "simulator" / "libnrt.so.1"
+    found = Programs(
+        Path(os.environ.get("GGML_NEURON_TEST_PROGRAMS", built)).absolute(),
+        Path(os.environ.get("LLAMA_CPP_PROGRAMS", llama_cpp)).absolute(),
+        Path(os.environ.get("GGML_NEURON_LIBNRT", simulator)).absolute(),
+    )
+    for path in (found.folder, found.llama_cpp, found.simulator):
+        assert path.exists(), f"{path} is not there; run this through Bazel"
+    return found
 
 
 def build(manifest: Path, output: Path) -> None:

@@ -539,6 +539,25 @@ def test_without_libnrt_there_are_no_devices(run: Run, libnrt: str) -> None:
     assert f"ggml-neuron: no devices: no libnrt: {libnrt}" in result.log
 
 
+@pytest.mark.parametrize("version", ["0.24.0", "0.26.1", "1.25.3", "0.2"])
+def test_another_ggml_than_the_plugin_was_built_for_is_refused(
+    run: Run, programs: Programs, kernels: Path, version: str
+) -> None:
+    other = {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": version}
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **other)
+    assert (result.status, result.said) == (3, {})
+    said = rf"ggml-neuron: no devices: the plugin was built for ggml 0\.\d+\.\d+, and ggml {version} loads it: build it again"
+    assert re.search(said, result.log), result.log
+
+
+def test_another_patch_of_ggml_is_taken(run: Run, programs: Programs, kernels: Path) -> None:
+    source = (ROOT / "backend" / "exporter" / "CMakeLists.txt").read_text()
+    built_for = re.search(r"set\(EXPORTER_SUPPORTS_GGML (\S+)\)", source)
+    assert built_for
+    other = {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": f"{built_for[1]}.99-dev"}
+    assert run("add", GGML_NEURON_KERNEL_DIR=kernels, **other).said == {"add": "ok"}
+
+
 def test_a_libnrt_that_does_not_initialize_gives_no_devices(run: Run, noop: dict[str, str]) -> None:
     result = run("add", NOOP_NRT_FAIL="nrt_init=2", **noop)
     assert result.status == 3
@@ -757,6 +776,61 @@ def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
     result = run("fails-once", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_FAIL="nrt_execute=6@2", **noop)
     assert result.said == {"fails-once": "ok"}, result.log
     assert "nrt_execute failed: NRT_HW_ERROR (6)" in result.log
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_a_core_that_goes_on_reporting_a_nan_is_not_taken_for_a_failure(run: Run, kernels: Path, buffers: str) -> None:
+    """The simulator keeps the report, as a device does, so that each execution after it comes with a status that is not success."""
+    scenarios = ("chain", "not-a-number", "chain", "add")
+    result = run(*scenarios, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_RT_LOG_LEVEL="INFO")
+    assert result.said == dict.fromkeys(scenarios, "ok"), result.log
+    assert "output 'output0' has an element that is not a number; core 0 reports that from now on" in result.log
+    assert result.log.count("or a program before it: results that are not numbers are passed on; said once") == 1
+
+
+def test_an_input_that_the_compiler_left_out_is_not_bound(run: Run, kernels: Path) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "1"}
+    for strict in ("1", "0"):
+        result = run("unused", NEURON_SIMULATOR_STRICT=strict, **variables)
+        assert result.said == {"unused": "ok"}, result.log
+        assert ran_on(result) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "wrong"),
+    [
+        ("input0=1024,output0=1024", ""),  # a compiler may leave any input out
+        ("output0=1024", ""),
+        ("input0=1024,input1=256", "it lacks output0"),
+        ("input0=1024,input1=256,input2=4,output0=1024", "input2 has 4 bytes and the index says 0"),
+        ("input0=1024,input1=256,output0=1024,output1=4", "output1 has 4 bytes and the index says 0"),
+        ("input0=1024,input1=260,output0=1024", "input1 has 260 bytes and the index says 256"),
+        ("input0=1024,bias=256,output0=1024", "its NEFF has a tensor 'bias', which no kernel of kernelgen has"),
+    ],
+)
+def test_the_tensors_of_a_neff_are_those_of_the_index(
+    run: Run, kernels: Path, noop: dict[str, str | Path], tensors: str, wrong: str
+) -> None:
+    variables = noop | {"NOOP_NRT_TENSORS": tensors, "GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "1"}
+    result = run("skip", **variables)
+    assert ran_on(result) == ((0, 1) if wrong else (1, 0)), result.log
+    assert wrong in result.log and ("add-64x4-f32-" in result.log)
+
+
+def test_what_the_backend_places_itself_is_aligned(run: Run, kernels: Path) -> None:
+    """Scratch memory and the tensors of buffers, which slices are made of, lie at multiples of 128 bytes."""
+    names = ("add", "chain", "cache", "inplace", "same-twice", "optimizer", "scheduled")
+    for buffers in ("device", "host"):
+        result = run(
+            *names,
+            GGML_NEURON_KERNEL_DIR=kernels,
+            GGML_NEURON_BUFFERS=buffers,
+            GGML_NEURON_LOG="1",
+            NEURON_SIMULATOR_SLICE_ALIGNMENT="128",
+        )
+        assert result.said == dict.fromkeys(names, "ok"), result.log
+        assert "SLICE_ALIGNMENT" not in result.log
+        assert ran_on(result)[0] > len(names)
 
 
 def test_results_that_are_no_numbers_are_passed_on(run: Run, kernels: Path, noop: dict[str, str]) -> None:

@@ -6,8 +6,9 @@ import json
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 from programs import GROUPS, RANDOM, ROOT, Programs, build
@@ -26,17 +27,27 @@ SHORTER = tuple(
     f"shorter-{name}"
     for name in (
         *("twice", "twice-1", "several-results", "cache", "unmasked", "reading"),
-        *("attention-1x32", "attention-1x64", "attention-2x32"),
+        *("attention-1x32", "attention-1x64", "attention-2x32", "tied"),
+        *("softmax-1x32", "softmax-1x64", "softmax-2x32", "softmax-unmasked"),
     )
 )
 REFUSED = tuple(
     f"refused-{name}"
-    for name in ("in-place", "scores", "columns", "unmasked-cells", "cache-of-its-own", "end-of-cache")
+    for name in (
+        "in-place",
+        "scores",
+        "columns",
+        "unmasked-cells",
+        "unmasked-scores",
+        "cache-of-its-own",
+        "end-of-cache",
+    )
 )
+TIED = ("tied-wiring", "tied-roots")
 MUTATED = (
     *(
         f"mutated-{what}"
-        for what in ("shape", "type", "parameters", "strides", "order", "op", "wiring", "memory", "roots")
+        for what in ("shape", "type", "parameters", "strides", "order", "op", "wiring", "memory", "roots", "written")
     ),
     *("escapes", "part-escapes", "middle-is-output", "ends-early"),
 )
@@ -157,6 +168,34 @@ def test_groups_that_no_longer_kernel_computes(compute: Compute, kernels: Path) 
     assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
 
 
+@pytest.mark.parametrize(
+    "seeds", [(0, 1), *(pytest.param(range(i, i + 5), marks=pytest.mark.long) for i in range(2, 42, 5))]
+)
+def test_random_graphs_of_random_lengths(
+    programs: Programs, compute: Compute, tmp_path: Path, seeds: Sequence[int]
+) -> None:
+    """Their kernels are for 6 tokens and 64 cells: groups of fewer are computed right by these, or node by node."""
+    whole = [f"lengths-{seed}" for seed in seeds]
+    command = [programs.find("groups"), "manifest", *whole]
+    manifest = tmp_path / "lengths.yaml"
+    manifest.write_text(
+        subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
+    )
+    build(manifest, tmp_path / "kernels")
+    random = Random(seeds[0])
+    shorter = [f"{name}-{random.randint(1, 6)}x{random.choice((8, 40, 64))}" for name in whole for _ in range(3)]
+    result = compute(tmp_path / "kernels", *whole, *shorter)
+    expect_ok(result, *whole, *shorter)
+    # of lengths as the kernels have them every group is computed by one, in three computations of two groups each
+    grouped = re.search(r"\d+ ops ran in groups, in (\d+) launches", result.stderr)
+    assert grouped and int(grouped[1]) > 6 * len(whole), result.stderr
+
+
+def test_threads_compute_groups_while_they_are_turned_off_and_on(compute: Compute, kernels: Path) -> None:
+    names = ("threads:attention", "threads:shorter-softmax-1x32")
+    expect_ok(compute(kernels, *names), *names)
+
+
 def test_exact_kernels_alone(compute: Compute, kernels: Path) -> None:
     result = compute(kernels, "shorter-twice", GGML_NEURON_EXACT="1")
     assert result.stdout.splitlines() == ["shorter-twice: 0 groups were launched, not 6"]
@@ -190,6 +229,16 @@ def test_what_differs_in_anything_is_not_the_group(
     counts = Counter(why for graph in read_graphs(graphs) for _, why in groups.find(graph).outside)
     said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in Outside}
     assert all(said.values()) and counts.keys() == said.keys(), result.stderr
+
+
+def test_one_tensor_is_several_slots_of_a_kernel(
+    compute: Compute, manifest: Path, kernels: Path, tmp_path: Path
+) -> None:
+    """A model that was loaded may have one tensor where another one has several: rope's factors of each layer."""
+    graphs = tmp_path / "recorded.graphs"
+    expect_ok(compute(kernels, *TIED, GGML_NEURON_RECORD_GRAPHS=str(graphs)), *TIED)
+    groups = Groups(groups_of(manifest))
+    assert [groups.find(graph).outside for graph in read_graphs(graphs)] == [()] * len(TIED)
 
 
 def test_a_program_that_looks_at_nodes_sees_what_they_compute(compute: Compute, kernels: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_launch_that_fails_late_is_a_status_and_no_result(run: Run, kernels: P
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS="device",
         NEURON_SIMULATOR_LAUNCH_US="50000",
-        NEURON_SIMULATOR_FAULT="execute:2",
+        NEURON_SIMULATOR_FAULT="execute@2",
     )
     assert result.said == {"fails-late": "ok"}, result.log
     assert re.search(
@@ -84,7 +84,7 @@ def test_a_core_that_is_lost_stays_so(run: Run, kernels: Path) -> None:
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS="device",
         NEURON_SIMULATOR_LAUNCH_US="50000",
-        NEURON_SIMULATOR_FAULT="unit:2",
+        NEURON_SIMULATOR_FAULT="lost@2",
     )
     assert result.said == {"fails-late": "graph_compute: GGML status: error (operation failed)"}, result.log
     assert "NRT_EXEC_UNIT_UNRECOVERABLE (101)" in result.log

@@ -16,7 +16,7 @@ from kernelgen import hlo
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
-from kernelgen.ggml import ops, shapes
+from kernelgen.ggml import forms, ops, shapes
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute
@@ -162,7 +162,7 @@ def check(
             continue
         values = given.get(f"src{i}")
         storage, logical = bind(t, random_values(t, rng) if values is None else values.reshape(t.shape), rng)
-        storages.append(storage)
+        storages.append(forms.pack(storage, t.form, t.dtype, t.ne) if t.form else storage)
         logicals.append(logical)
     with np.errstate(all="ignore"):
         want = compute(kernel, logicals)

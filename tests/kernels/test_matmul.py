@@ -54,6 +54,19 @@ def test_quantized_weights(dtype: str, batch: str) -> None:
     check(spec("mul_mat", [f"(512,6,{batch})/{dtype}", "(512,3,4,1)/f32"], "(6,3,4,1)/f32"), 1e-6)
 
 
+@pytest.mark.parametrize("dtype", GROUPS["quantized"])
+def test_quantized_weights_as_planes(dtype: str) -> None:
+    """The planes are the same numbers in the same arithmetic: not one bit of the result differs."""
+    kernels = [f"(512,6,2,1)/{t}" for t in (dtype, f"{dtype}:planes")]
+    plain, planes = (check(spec("mul_mat", [w, "(512,3,4,1)/f32"], "(6,3,4,1)/f32"), 1e-6) for w in kernels)
+    np.testing.assert_array_equal(plain, planes)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_transposed_weights(dtype: str) -> None:
+    check(spec("mul_mat", [f"(40,7,2,1)/{dtype}:transposed", "(40,5,4,1)/f32"], "(7,5,4,1)/f32"), 1e-6)
+
+
 def test_quantized_weights_with_longer_rows() -> None:
     check(spec("mul_mat", ["(64,6,1,1)/q8_0/(34,102,612,612)", "(64,3,1,1)/f32"], "(6,3,1,1)/f32"), 1e-6)
 
@@ -97,6 +110,18 @@ def experts(n: int, *shape: int) -> np.ndarray:
 def test_mul_mat_id(n_experts: int, used: int, tokens: int, per_token: int) -> None:
     inputs = [f"(32,7,{n_experts},1)/f32", f"(32,{per_token},{tokens},1)/f32", f"({used},{tokens},1,1)/i32"]
     check(spec("mul_mat_id", inputs, f"(7,{used},{tokens},1)/f32"), src2=experts(n_experts, tokens, used))
+
+
+@pytest.mark.parametrize("tokens", [2, 70])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_K", "f16"])
+def test_mul_mat_id_of_weights_in_forms(dtype: str, tokens: int) -> None:
+    form = "transposed" if dtype == "f16" else "planes"
+    chosen = experts(8, tokens, 4)
+    results = []
+    for weights in (dtype, f"{dtype}:{form}"):
+        inputs = [f"(256,7,8,1)/{weights}", f"(256,1,{tokens},1)/f32", f"(4,{tokens},1,1)/i32"]
+        results.append(check(spec("mul_mat_id", inputs, f"(7,4,{tokens},1)/f32"), 1e-6, src2=chosen))
+    np.testing.assert_allclose(*results, rtol=0 if form == "planes" else 1e-4, atol=0 if form == "planes" else 1e-5)
 
 
 @pytest.mark.parametrize("n_experts", [1, 2])

@@ -96,8 +96,10 @@ def test_every_way_to_assign() -> None:
         np.copyto(copied, x, where=x > 5)
         into = np.zeros((4, 6))
         np.add(x, 1, out=into)
+        parted = np.zeros((2, 4, 6), np.float32)
+        parted[:, [3, 0], ..., [1, 2]] = x[:2, :2]  # '...' that stands for nothing parts the arrays, which come first
         into.T[0] = 100  # a slice is a copy
-        return made, rows, bounded, along, copied, into
+        return made, rows, bounded, along, copied, parted, into
 
     found = run(kernel, X, np.array([1, 2], np.int32))
     want = kernel(X.copy(), np.array([1, 2]))
@@ -208,6 +210,13 @@ def test_halves_are_added_up_in_float32_and_stay_halves() -> None:
     assert found[0][0, 0] == 3000 and found[1] == 6000
 
 
+def test_fp8_of_ieee_is_read_and_returned() -> None:
+    x = np.array([0.1, -3, 240], np.float32).astype(ml_dtypes.float8_e4m3)
+    (found,) = run(lambda x: x * x.dtype.type(0.5), x)
+    assert found.dtype == x.dtype
+    np.testing.assert_array_equal(found, (x.astype(np.float32) / 2).astype(x.dtype))
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +252,30 @@ def mismatches(x: Any) -> Any:
 
 def adds_fp8(x: Any) -> Any:
     return x.astype(ml_dtypes.float8_e4m3) + x.astype(ml_dtypes.float8_e5m2)
+
+
+def reshapes(x: Any) -> Any:
+    return np.reshape(x, (5, -1))
+
+
+def turns_few(x: Any) -> Any:
+    return np.transpose(x, (0,))
+
+
+def turns_twice(x: Any) -> Any:
+    return np.transpose(x, (1, -1))
+
+
+def turns_beyond(x: Any) -> Any:
+    return np.transpose(x, (0, 2))
+
+
+def of_a_vector(x: Any) -> Any:
+    return np.linalg.norm(x[0], ord="fro")
+
+
+def dots_twice(x: Any) -> Any:
+    return x[..., 0, ...]
 
 
 def beyond(x: Any) -> Any:
@@ -292,6 +325,12 @@ def gives_text(x: Any) -> Any:
         (masks, "1: an array can't be indexed by bools"),
         (mismatches, "2: np.add: shape mismatch"),
         (adds_fp8, "1: float8_e4m3 and float8_e5m2 have no common dtype (convert one of them: x.astype(np.float32))"),
+        (reshapes, "1: np.reshape: can't reshape an array of shape (4, 6) into (5, -1)"),
+        (turns_few, "1: np.transpose: axes don't match array: 1 axes for an array of rank 2"),
+        (turns_twice, "1: np.transpose: repeated axis in transpose: (1, -1)"),
+        (turns_beyond, "1: np.transpose: axis 2 is out of bounds for array of dimension 2"),
+        (of_a_vector, "1: np.linalg.norm: Invalid norm order 'fro' for vectors"),
+        (dots_twice, "1: an index: an index can only have a single ellipsis ('...')"),
         (beyond, "1: an index: index 4 is out of bounds for axis 0 of size 4"),
         (
             converts,
@@ -351,6 +390,15 @@ def partition_of_product(x: Any) -> Any:
     knob(x @ x.T, partition_dim=1)
 
 
+def parameter_tile(x: Any) -> Any:
+    knob.knob(x).tile_op(tile_size=[4, 6])
+
+
+def large_copy(x: Any) -> Any:
+    knob.knob(np.concatenate([x, x])).tile_op(tile_size=[8, 6])
+    knob.knob(x.T).tile_op(tile_size=[4, 6])
+
+
 def zero_tile(x: Any) -> Any:
     knob.knob(x + 1).tile_op(tile_size=[4, 0])
 
@@ -395,6 +443,8 @@ def fuses_unequal(x: Any) -> Any:
         (wrong_space, "1: mem_space: 'Sram' is not one of Hbm, Psum, Sbuf, SharedHbm"),
         (wrong_partition, "1: partition_dim: 2 is not a dimension of an array of rank 2"),
         (partition_of_product, "1: partition_dim: 1 of an array that is not made by an elementwise operation"),
+        (parameter_tile, "1: tile_op: a parameter is not made by an operation"),
+        (large_copy, "2: tile_size: entry 1 is 6, and the loops of this copy are [6, 4]"),
         (zero_tile, "1: tile_size: expected numbers of at least 1, not [4, 0]"),
         (large_tile, "1: tile_size: entry 1 is 7, and the loops of this elementwise are [4, 6]"),
         (few_entries, "1: tile_size: 2 entries for 3: the loops of this matmul are [4, 4, 6]"),

@@ -9,7 +9,8 @@ test-llama-archs writes an architecture's small random models. `kernelgen model`
 other option but the length of the context: those for 1, 8, 32, 128 and 256 tokens, and for no length of the test's own. With these the test runs: calls of 64
 and 32 tokens (128 for some), logits against the CPU's, and once more after saving and loading. Nothing is recorded.
 
-With `--fuse layer` llama.cpp's test-fusion runs as well, and says how far the logits are from those of the same kernels without groups.
+With `--fuse layer` llama.cpp's test-fusion runs as well, and says how far the logits are from those of the same kernels without groups;
+and the graph of a model with more layers says whether one kernel computes several of them (`deeper.py`).
 
 Exit status 1 when a model failed, or when an architecture has nodes on the CPU that the page does not tell of.
 """
@@ -34,6 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import backend_ops
+import deeper
 import derived
 import harness
 import lane
@@ -44,6 +46,7 @@ from kernelgen.ggml.ops import op
 from kernelgen.ggml.tokens import cuts
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec
+from kernelgen.model import exporter
 
 N_CTX = 256
 """Cells of the context that test-llama-archs makes."""
@@ -60,9 +63,7 @@ _LACKING = re.compile(
 )
 _GROUPED = re.compile(r"(?P<ops>\d+) ops ran in groups, in (?P<launches>\d+) launches")
 _OUTSIDE = re.compile(r"\d+ ops were in no group: (.*)")
-_FUSED = re.compile(
-    r" (?:dense|moe) +\w+ +(?P<label>\S+) +(?P<fused>\d+) +\d+ +\d+ +(?P<error>\S+) +\S+ \w+$", re.MULTILINE
-)
+_FUSED = re.compile(r" (?:dense|moe) +\w+ +(?P<label>\S+) +\d+ +\d+ +\d+ +(?P<error>\S+) +\S+ \w+$", re.MULTILINE)
 _LAUNCHED = re.compile(r"other numbers of tokens were launched (\d+) times, with (\d+) rows of padding")
 
 
@@ -83,7 +84,7 @@ class Model:
         ran: ops that the device ran in the whole test; `grouped` of these in groups, in `group_launches` launches.
         outside: ops that were in no group, by reason.
         fused: largest error of logits with groups against those without; None: there were no groups.
-        folds: whether some graph kernel computes several parts of one graph.
+        folds: how its graph with more layers is cut, of each model.
     """
 
     rows: list[models.Row] = field(default_factory=list)
@@ -100,7 +101,7 @@ class Model:
     group_launches: int = 0
     outside: dict[str, int] = field(default_factory=dict)
     fused: float | None = None
-    folds: bool = False
+    folds: list[deeper.Folded] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -113,7 +114,11 @@ class Model:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Model:
-        return Model(**{**value, "rows": [models.Row(**row) for row in value["rows"]]})
+        own = {
+            "rows": [models.Row(**row) for row in value["rows"]],
+            "folds": [deeper.Folded(**folded) for folded in value["folds"]],
+        }
+        return Model(**value | own)
 
 
 # --- why a node has no kernel ----------------------------------------------------------------------------------------------
@@ -157,7 +162,9 @@ class Lane:
         self.programs, self.work, self.threads, self.fuse = programs, work, threads, fuse
         self.builder = models.Builder()
         self.depends = lane.digest(
-            models.depends_on(programs), lane.digest_files([Path(__file__), derived.exporter()]), fuse
+            models.depends_on(programs),
+            lane.digest_files([Path(__file__), Path(str(deeper.__file__)), derived.exporter()]),
+            fuse,
         )
 
     def do(self, name: str, progress: lane.Progress) -> Model:
@@ -227,6 +234,9 @@ class Lane:
         _add_groups(model, output_text)
         if model.grouped:
             self._compare(model, files, environment)
+        if self.fuse != "none":
+            program = exporter.find(derived.exporter(), self.programs.llama_cpp)
+            model.folds = [deeper.folded(file, folder, program, N_CTX) for file in files]
         return model
 
     def _compare(self, model: Model, files: Sequence[Path], environment: dict[str, str]) -> None:
@@ -239,7 +249,6 @@ class Lane:
             )
             rows = list(_FUSED.finditer(done.stdout + done.stderr))
             model.fused = max((float(row["error"]) for row in rows), default=model.fused)
-            model.folds |= any(int(row["fused"]) > 1 for row in rows)
             if done.returncode or not rows:
                 model.failure = model.failure or f"test-fusion: {(done.stdout + done.stderr)[-1500:]}"
         if not model.fused <= LIMIT_FUSED:
@@ -334,11 +343,15 @@ derives by default, for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells,
     ./bazelw run //tests/llama:default_kernels -- --fuse layer --write-page
 
 Of {all} architectures {passed} pass, with the test's limits and at most {limit:.0e} from the logits without groups (normalised mean squared error, by llama.cpp's `test-fusion`). {grouped}
-have ops in groups, {share:.0%} of all ops of the whole test, and in {folds} one kernel computes several layers of a graph: the test's models have two layers, of which
-the last one is different, unless they need more. *Other ops* are in no group, for these reasons; most of them belong to calls of several sequences with a cache each, whose kernels are exact.
+have ops in groups, {share:.0%} of all ops of the whole test. *Other ops* are in no group, or their group is computed node by node, for these reasons, counted over all architectures:
 
-| architecture | passes | kernels | ops in groups | ops per launch | folds | error against no groups | other ops |
-|---|---|--:|--:|--:|---|--:|---|
+{others}
+
+The test's models have two layers or so, of which the last one is different: it gathers the rows of the outputs. So *folds* is about the graph of one token of a model with four
+or twelve times as many layers of the same kinds: `270 → 10 (4)` means that its 270 nodes are 10 launches of 4 different kernels. In {folds} architectures one kernel computes several layers{unfolded}.
+
+| architecture | passes | kernels | ops in groups | ops per launch | error against no groups | folds | other ops |
+|---|---|--:|--:|--:|--:|---|---|
 """
 
 
@@ -346,6 +359,13 @@ def layers_page(found: Mapping[str, Model]) -> str:
     """Returns the text of the page about layers."""
     there = {name: model for name, model in found.items() if not model.absent}
     ran = sum(model.ran for model in there.values())
+    others: Counter[str] = Counter()
+    unfolded: dict[str, list[str]] = {}
+    for name, model in sorted(there.items()):
+        others.update(model.outside)
+        for why in dict.fromkeys(folded.why for folded in model.folds if folded.why):
+            unfolded.setdefault(why, []).append(name)
+    why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in sorted(unfolded.items()))
     intro = _LAYERS.format(
         n_ctx=N_CTX,
         limit=LIMIT_FUSED,
@@ -353,20 +373,29 @@ def layers_page(found: Mapping[str, Model]) -> str:
         passed=sum(model.passed for model in there.values()),
         grouped=sum(model.grouped > 0 for model in there.values()),
         share=sum(model.grouped for model in there.values()) / max(1, ran),
-        folds=sum(model.folds for model in there.values()),
+        others="\n".join(f"- {count}: {reason}" for reason, count in others.most_common()),
+        folds=sum(_folds(model) for model in there.values()),
+        unfolded=f"; not of {why}" if why else "",
     )
-    lines = []
-    for name, model in sorted(there.items()):
-        share = f"{model.grouped / model.ran:.0%}" if model.ran else ""
-        per_launch = f"{model.grouped / model.group_launches:.1f}" if model.group_launches else ""
-        reasons = sorted(model.outside.items(), key=lambda item: (-item[1], item[0]))
-        others = "; ".join(f"{count} {reason}" for reason, count in reasons)
-        said = model.failure.splitlines()[0].replace("|", "/") if model.failure else others
-        error = "" if model.fused is None else f"{model.fused:.1e}"
-        passed, folds = ("yes" if value else "no" for value in (model.passed, model.folds))
-        cells = (name, passed, model.kernels, share, per_launch, folds, error, said)
-        lines.append(f"| {' | '.join(map(str, cells))} |\n")
-    return intro + "".join(lines)
+    return intro + "".join(f"| {' | '.join(_layers_row(name, model))} |\n" for name, model in sorted(there.items()))
+
+
+def _folds(model: Model) -> bool:
+    return bool(model.folds) and not any(folded.why for folded in model.folds)
+
+
+def _layers_row(name: str, model: Model) -> tuple[str, ...]:
+    """Returns the cells of an architecture's row in the page about layers."""
+    share = f"{model.grouped / model.ran:.0%}" if model.ran else ""
+    per_launch = f"{model.grouped / model.group_launches:.1f}" if model.group_launches else ""
+    folds = ", ".join(
+        (folded.why and "no") or f"{folded.nodes} → {folded.launches} ({folded.kernels})" for folded in model.folds
+    )
+    reasons = sorted(model.outside.items(), key=lambda item: (-item[1], item[0]))
+    others = "; ".join(f"{count} {reason}" for reason, count in reasons)
+    said = model.failure.splitlines()[0].replace("|", "/") if model.failure else others
+    error = "" if model.fused is None else f"{model.fused:.1e}"
+    return name, "yes" if model.passed else "no", str(model.kernels), share, per_launch, error, folds, said
 
 
 def page(found: Mapping[str, Model]) -> str:

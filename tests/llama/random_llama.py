@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ class Size:
     """At least 260, for the bytes and the space; what is more are tokens that no text has."""
 
 
+_ALIGNMENT = 32
+"""Of tensors in a GGUF file, in bytes."""
+
 _SPECIAL = ("<unk>", "<s>", "</s>")
 
 
@@ -34,6 +38,7 @@ def write(
     architecture: str = "llama",
     size: Size = Size(),
     tied: bool = False,
+    sparse: bool = False,
 ) -> None:
     """Writes the model; the same seed gives the same bytes.
 
@@ -46,6 +51,7 @@ def write(
         architecture: `llama`, or `qwen3`, which normalizes the heads of queries and keys.
         size: its sizes.
         tied: whether the embedding is the output's matrix, too.
+        sparse: leave the tensors' data a hole in the file, which takes no room on disk and reads as zeros; F16 or F32 only.
     """
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -74,6 +80,11 @@ def write(
     writer.add_add_bos_token(True)
 
     def matrix(name: str, rows: int, columns: int) -> None:
+        if sparse:
+            assert not isinstance(weights, gguf.GGMLQuantizationType)
+            dtype = np.dtype(weights)
+            writer.add_tensor_info(name, (rows, columns), dtype, rows * columns * dtype.itemsize)
+            return
         if weights == gguf.GGMLQuantizationType.Q4_K:
             writer.add_tensor(name, _random_q4_k(random, rows, columns), raw_dtype=weights)
             return
@@ -84,6 +95,9 @@ def write(
             writer.add_tensor(name, values.astype(weights))
 
     def norm(name: str, n: int = size.n_embd) -> None:
+        if sparse:
+            writer.add_tensor_info(name, (n,), np.dtype(np.float32), 4 * n)
+            return
         writer.add_tensor(name, 1 + 0.1 * random.standard_normal(n, dtype=np.float32))
 
     kv = size.n_embd // size.n_head * size.n_head_kv
@@ -106,8 +120,14 @@ def write(
         matrix("output.weight", len(tokens), size.n_embd)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    if sparse:
+        writer.write_ti_data_to_file()
+    else:
+        writer.write_tensors_to_file()
     writer.close()
+    if sparse:
+        data = [tensor.nbytes + -tensor.nbytes % _ALIGNMENT for table in writer.tensors for tensor in table.values()]
+        os.truncate(path, path.stat().st_size + -path.stat().st_size % _ALIGNMENT + sum(data))
 
 
 def _random_q4_k(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
+import deeper
 import default_kernels
 import derived
 import gguf
@@ -17,12 +19,16 @@ import random_llama
 from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
+from kernelgen.model import exporter
 
 # A sliding window, a recurrent model, one with both and experts, and attention sinks.
 ARCHITECTURES = ("gemma3", "mamba", "qwen3next", "gpt-oss")
 
 WHOLE = "qwen2"
 """An architecture that runs wholly on the device with the kernels that are derived by default."""
+
+LAYERED = "phi3"
+"""An architecture whose layers share a weight."""
 
 PROMPT = "A NeuronCore computes what its kernels say"
 PROMPT_TOKENS = 44
@@ -85,12 +91,19 @@ def test_the_page_of_layers_tells_what_is_in_groups() -> None:
 ggml-neuron: 300 ops ran in groups, in 10 launches, 30.0 ops each
 ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 because their groups have other nodes beside them
 """
-    model = default_kernels.Model([models.Row(1e-9, "OK", "OK")], 80, 290, ran=400, fused=2e-12, folds=True)
+    model = default_kernels.Model([models.Row(1e-9, "OK", "OK")], 80, 290, ran=400, fused=2e-12)
+    model.folds = [deeper.Folded(270, 10, 4, 7)]
     default_kernels._add_groups(model, log)
-    text = default_kernels.layers_page({"llama": model, "none": default_kernels.Model(absent=True)})
-    assert "Of 1 architectures 1 pass" in text and "75% of all ops" in text
+    odd = default_kernels.Model([models.Row(1.0, "FAIL", "OK")], 7, folds=[deeper.Folded(9, 2, 2, 1, "none")])
+    found = {"llama": model, "odd": odd, "none": default_kernels.Model(absent=True)}
+    text = default_kernels.layers_page(found)
+    assert "Of 2 architectures 1 pass" in text and "75% of all ops" in text
+    assert "\n- 90: no group has such a node\n- 10: their groups have other nodes beside them\n" in text
+    assert "In 1 architectures one kernel computes several layers; not of odd: none." in text
     others = "90 no group has such a node; 10 their groups have other nodes beside them"
-    assert f"| llama | yes | 80 | 75% | 30.0 | yes | 2.0e-12 | {others} |\n" in text
+    assert f"| llama | yes | 80 | 75% | 30.0 | 2.0e-12 | 270 → 10 (4) | {others} |\n" in text
+    assert "| odd | no | 7 |  |  |  | no |  |\n" in text
+    assert default_kernels.Model.from_json(asdict(model)) == model
 
 
 @pytest.mark.parametrize(
@@ -117,13 +130,16 @@ def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "weights", "flash_attn", "n_ctx", "fuse"),
+    ("architecture", "weights", "flash_attn", "n_ctx", "fuse", "form"),
     [
-        ("llama", np.float16, "on", 256, "layer"),
+        ("llama", np.float16, "on", 256, "layer", None),
+        pytest.param("llama", np.float16, "on", 256, "layer", "transposed", marks=pytest.mark.long),
         # attention of 256 cells, too, finds the kernels for 512 alone
-        pytest.param("llama", np.float16, "off", 512, "none", marks=pytest.mark.long),
-        ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none"),
-        pytest.param("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, "none", marks=pytest.mark.long),
+        pytest.param("llama", np.float16, "off", 512, "none", None, marks=pytest.mark.long),
+        pytest.param("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", None, marks=pytest.mark.long),
+        ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", "planes"),
+        pytest.param("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, "none", None, marks=pytest.mark.long),
+        pytest.param("llama", gguf.GGMLQuantizationType.Q4_K, "on", 256, "layer", "planes", marks=pytest.mark.long),
     ],
 )
 def test_a_model_is_derived_built_and_run(
@@ -134,6 +150,7 @@ def test_a_model_is_derived_built_and_run(
     flash_attn: str,
     n_ctx: int,
     fuse: str,
+    form: str | None,
 ) -> None:
     """All logits of a random model, for a prompt at once, in calls of a number for which there are no kernels, and token by token: every
     layer on the device, with the kernels that its header asks for.
@@ -142,7 +159,7 @@ def test_a_model_is_derived_built_and_run(
     random_llama.write(model, architecture=architecture, weights=weights)
     output = tmp_path / "random.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", n_ctx, "--n-kv", n_ctx, "--flash-attn", flash_attn]
-    arguments += ["--target", harness.TARGET, "--fuse", fuse]
+    arguments += ["--target", harness.TARGET, "--fuse", fuse, *(["--weights", form] if form else [])]
     # What the prompt comes to; with one token llama.cpp looks whether the device has flash attention. The warm-up has two, and others
     # have 13 and 5, which kernels for other numbers compute.
     arguments += ["--n-tokens", f"1,8,{PROMPT_TOKENS}"]
@@ -177,6 +194,9 @@ def test_a_model_is_derived_built_and_run(
         error = ((device - cpu) ** 2).mean() / (cpu**2).mean()
         print(f"{architecture}, {tokens} tokens per call: NMSE {error:.2e}")
         assert error <= 1e-3
+        # all weights but the norms are where llama.cpp was told that kernels want them
+        sizes = {name: float(size) for name, size in re.findall(r"(NEURON0\w*) model buffer size =\s*([\d.]+) MiB", log)}
+        assert max(sizes, key=sizes.__getitem__) == ("NEURON0" if form is None else f"NEURON0_{form}")
         ran = harness.ran(log)
         assert ran["device"].total() > 0
         assert ran["cpu"].total() == 0
@@ -186,3 +206,29 @@ def test_a_model_is_derived_built_and_run(
         grouped = re.search(r"(\d+) ops ran in groups", log)
         assert (fuse == "none") == (grouped is None)
         assert grouped is None or int(grouped[1]) >= 0.9 * ran["device"].total()
+
+
+def test_the_page_of_layers_has_all_architectures_and_how_they_fold(programs: harness.Programs, tmp_path: Path) -> None:
+    written = default_kernels.PAGES["layer"].read_text(encoding="utf-8")
+    rows = {
+        cells[0]: cells for line in written.splitlines() if (cells := line.strip("| ").split(" | "))[1:2] == ["yes"]
+    }
+    known = default_kernels.known(default_kernels.PAGE.read_text(encoding="utf-8"))
+    assert rows.keys() == known.keys()
+    assert f"Of {len(rows)} architectures {len(rows)} pass" in written
+    program = exporter.find(derived.exporter(), programs.llama_cpp)
+    for name, file in derived.save(programs, f"^{LAYERED}$", tmp_path):
+        folded = deeper.folded(file, tmp_path, program, default_kernels.N_CTX)
+        assert folded.why == "" and folded.most > 1 and folded.launches < 0.1 * folded.nodes
+        assert f" | {folded.nodes} → {folded.launches} ({folded.kernels}) |" in f"| {' | '.join(rows[name])} |"
+
+
+@pytest.mark.long
+def test_layers_compute_a_model_in_memory_and_its_file(programs: harness.Programs, tmp_path: Path) -> None:
+    """In memory each layer has rope's factors, in the file all have them together."""
+    lane = default_kernels.Lane(programs, tmp_path, 1, "layer")
+    model = lane.do(LAYERED, lambda stage, count: None)
+    assert model.passed, model.failure
+    assert [row.roundtrip for row in model.rows] == ["OK"]
+    assert model.grouped == model.ran > 0
+    assert default_kernels.Model.from_json(asdict(model)) == model

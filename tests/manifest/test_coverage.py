@@ -10,7 +10,7 @@ import pytest
 from kernelgen import cli, manifest
 from kernelgen.cli import coverage as command
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import ENUM
 from kernelgen.ggml.tensor import TensorDesc
@@ -50,6 +50,19 @@ def test_a_miss_is_named_with_the_nearest_kernel_and_exits_1(
     assert f"missing  {FLASH}:28: node_21: flash_attn_ext: " in out
     assert "there is no kernel for flash_attn_ext" in out
     assert "nearest is mul_mat-" in out
+
+
+def test_kernels_for_weights_in_forms_count_for_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A graph has its weights as ggml has them; the backend sees to their forms."""
+    text = LLAMA3.read_text(encoding="utf-8").replace("\ntargets:", "\nweights: [transposed]\ntargets:", 1)
+    formed = tmp_path / "formed.yaml"
+    formed.write_text(text, encoding="utf-8")
+    catalog = Catalog([builtin_library()])
+    plain, asked = (manifest.load([path], catalog)[0].kernels for path in (LLAMA3, formed))
+    assert any(":transposed" in str(t) for kernel in asked for t in kernel.spec.inputs)
+    assert {kernel.spec.without_forms for kernel in asked} == {kernel.spec for kernel in plain}
+    assert cli.run(["coverage", str(formed), "--graph-ops", str(FLASH)]) == 0
+    assert f"{FLASH}: 30 of 30 ops covered, 0 missing\n" in capsys.readouterr().out
 
 
 def test_json_holds_the_same(capsys: pytest.CaptureFixture[str], library: Library) -> None:

@@ -17,6 +17,7 @@ from kernelgen.emitters.library import builtin_library
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
+from kernelgen.model.grouping import Groups, Outside
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import crossing, layers, whole
 from kernelgen.model.sizes import Call, Settings
@@ -84,6 +85,25 @@ def test_a_result_that_is_read_after_the_call_escapes(qwen3: Graph) -> None:
     spec = segment_spec(replace(qwen3, roots=roots), segment)
     assert spec.escaping == (3, len(segment) - 1)
     assert spec != segment_spec(qwen3, segment)
+
+
+def test_a_weight_of_several_layers_is_a_slot_for_each(qwen3: Graph) -> None:
+    """Which computes graphs that have it once, and such as have it for each layer."""
+    segment = whole(qwen3)[1]
+    (one, other) = (n for n, root in qwen3.roots.items() if re.fullmatch("blk.[01].attn_norm.weight", root.name))
+    assert qwen3.roots[one].weight and not any(root.weight for root in qwen3.roots.values() if root.node is not None)
+    wires = []
+    for wire in qwen3.wires:
+        inputs = (at if at is None or at.root != other else replace(at, root=one) for at in wire.inputs)
+        wires.append(replace(wire, inputs=tuple(inputs)))
+    tied = replace(qwen3, wires=tuple(wires))
+    apart = segment_spec(tied, segment, apart=True)
+    assert apart == segment_spec(qwen3, segment)
+    assert len(segment_spec(tied, segment).slots) == len(apart.slots) - 1
+    for graph, kernel in [(qwen3, apart), (tied, apart), (tied, segment_spec(tied, segment))]:
+        assert Groups([kernel]).find(graph).groups == (kernel,)
+    # two tensors are not one slot
+    assert {why for _, why in Groups([segment_spec(tied, segment)]).find(qwen3).outside} == {Outside.OP, Outside.WIRING}
 
 
 def test_layers_compute_what_their_nodes_compute(qwen3: Graph) -> None:

@@ -385,6 +385,20 @@ def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path, caps
     assert message in refused(capsys, path, tmp_path / "m.yaml")
 
 
+def test_forms_of_weights_are_the_manifests(tmp_path: Path) -> None:
+    """`--weights` is a key of the manifest, which applies to the weights and not to the heads of a cache."""
+    path = GRAPH_OPS / "llama3-8b-f16.no-flash-attn.txt"
+    assert run(path, "-o", tmp_path / "m.yaml", "--weights", "planes", "--weights", "transposed") == 0
+    assert "\nweights: [planes, transposed]\n" in (tmp_path / "m.yaml").read_text()
+    products = [spec for spec in specs(tmp_path / "m.yaml") if spec.op == "mul_mat"]
+    assert {
+        (str(spec.inputs[0]).count(":transposed"), spec.inputs[0].ne[2]) for spec in products if spec.inputs[0]
+    } == {
+        (1, 1),
+        (0, 8),
+    }
+
+
 def test_what_is_not_a_file_is_refused(tmp_path: Path, capsys: Said) -> None:
     assert f"can't read '{tmp_path / 'none'}': No such file" in refused(capsys, tmp_path / "none", tmp_path / "m.yaml")
     assert f"{tmp_path} is a folder without a config.json\n" in refused(capsys, tmp_path, tmp_path / "m.yaml")

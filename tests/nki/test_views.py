@@ -13,6 +13,7 @@ from kernelgen.languages.nki import access, kernel, loading, memory
 from kernelgen.languages.nki.indices import box
 
 with loading.interpreter():
+    import neuronxcc.nki as older
     import neuronxcc.nki.language as older_nl
     import nki.isa as nisa
     import nki.language as nl
@@ -135,6 +136,49 @@ def test_a_loop_gives_the_same_rolled_and_unrolled(bound):
     recorded = kernel.record(matmul, [a, b], {}, older=False, bound=bound)
     assert any("rolled, its first iteration beside it" in note for note in recorded.notes) == (bound == 0)
     np.testing.assert_allclose(jax.jit(recorded)(a, b)[0], a.T @ b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [64, 61])
+def test_a_masked_last_tile_stays_beside_the_loop(rows):
+    def function(x):
+        result = older_nl.ndarray(x.shape, x.dtype, buffer=older_nl.shared_hbm)
+        i, j = older_nl.arange(8)[:, None], older_nl.arange(4)[None, :]
+        for tile in older_nl.affine_range(8):
+            row = 8 * tile + i
+            older_nl.store(result[row, j], older_nl.load(x[row, j], mask=row < rows), mask=row < rows)
+        return result
+
+    x = np.random.default_rng(0).uniform(-1, 1, (rows, 4)).astype(np.float32)
+    recorded = kernel.record(function, [x], {}, older=True, bound=0)
+    beside = ", its last iteration beside it" if rows % 8 else ""
+    assert recorded.notes == (f"a loop of {8 - (rows % 8 > 0)} iterations is rolled{beside}",)
+    np.testing.assert_array_equal(jax.jit(recorded)(x)[0], x)
+
+
+@pytest.mark.parametrize("bad", [None, 5, 40])
+def test_indices_are_checked_in_a_rolled_loop(bad):
+    """The first one that is outside is reported, with the line of its instruction."""
+
+    @older.jit
+    def gathered(x, rows):
+        result = older_nl.ndarray(rows.shape, x.dtype, buffer=older_nl.shared_hbm)
+        j = older_nl.arange(1)[None, :]
+        for tile in older_nl.affine_range(48):
+            row = older_nl.load(rows[tile : tile + 1])
+            older_nl.store(result[tile : tile + 1], older_nl.load(x[row, j]))
+        return result
+
+    x = np.arange(10, dtype=np.float32)[:, None]
+    rows = (np.arange(48, dtype=np.int32) % 10)[:, None]
+    recorded = kernel.record_kernel(gathered, [x, rows], {})
+    assert recorded.notes == ("a loop of 48 iterations is rolled",)
+    if bad is None:
+        np.testing.assert_array_equal(gathered(x, rows), x[rows[:, 0]])
+        return
+    rows[bad], rows[44] = 10 + bad, 99
+    with pytest.raises(IndexError, match=f"index {10 + bad} is out of bounds for axis 0 with size 10") as raised:
+        gathered(x, rows)
+    assert "test_views.py" in raised.value.__notes__[0]
 
 
 def test_the_size_of_the_hlo_does_not_grow_with_the_loops():

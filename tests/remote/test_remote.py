@@ -89,12 +89,13 @@ def keep(checkout: scratch.Checkout, kernels: int) -> None:
     path.write_text(json.dumps(manifest | {"kernels": manifest["kernels"][:kernels]}))
 
 
-def one_of_each_op(manifest: str) -> tuple[str, int]:
-    """Returns a manifest with the last kernel of each op for the first size of each, and how many these are."""
+def one_of_each_op(manifest: str, ops: int) -> str:
+    """Returns a manifest with the last kernel of each of the first ops, for the first size of each."""
     content = yaml.safe_load(manifest)
-    kernels = {kernel["op"]: kernel for kernel in content["kernels"]}
+    kernels = list({kernel["op"]: kernel for kernel in content["kernels"]}.values())
+    assert len(kernels) >= ops
     sizes = {name: values[:1] for name, values in content["sizes"].items()}
-    return json.dumps(content | {"kernels": list(kernels.values()), "sizes": sizes}), len(kernels)
+    return json.dumps(content | {"kernels": kernels[:ops], "sizes": sizes})
 
 
 @pytest.mark.long
@@ -116,17 +117,17 @@ def test_two_checkouts_share_an_http_cache(
         pytest.skip(f"no HTTP cache here: {missing}")
 
 
-def test_a_model_is_built_by_two_workers(cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
+@pytest.mark.parametrize("kernels", [4, pytest.param(11, marks=pytest.mark.long)])
+def test_a_model_is_built_by_two_workers(kernels: int, cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
     workers = [cluster.worker(name, SIMULATOR) for name in ("one", "two")]
-    text, kernels = one_of_each_op(incremental.SMALL)
-    (checkout.path / "manifests/llama3.yaml").write_text(text)
+    (checkout.path / "manifests/llama3.yaml").write_text(one_of_each_op(incremental.SMALL, kernels))
     flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
     target = "//manifests:llama3_trn1"
     cold = checkout.bazel("build", target, flags=flags)
     ran = ran_where(checkout)
     assert {where for (what, where), count in ran.items() if count and what != "NeuronDriver"} == {"remote"}
-    assert cold.emits == cold.compiles == ran["NeuronEmit", "remote"] == kernels > 10
-    assert all(jobs(worker) > 5 for worker in workers), [jobs(worker) for worker in workers]
+    assert cold.emits == cold.compiles == ran["NeuronEmit", "remote"] == kernels
+    assert all(jobs(worker) >= kernels // 2 for worker in workers), [jobs(worker) for worker in workers]
     built = packs(checkout, target)
     checkout.bazel("clean")
     warm = checkout.bazel("build", target, flags=flags)

@@ -74,6 +74,28 @@ def test_types_and_shapes_are_told(client: Run, make_neff: Make) -> None:
     ]
 
 
+@pytest.mark.parametrize("strict", ["1", "0"])
+def test_inputs_that_no_result_depends_on_are_left_out(client: Run, make_neff: Make, strict: str) -> None:
+    def function(x, unused, y, also):  # type: ignore[no-untyped-def]
+        del unused, also
+        return x - y
+
+    f32 = T("(8,4,1,1)/f32")
+    lines = good(
+        client("run", make_neff(KernelSpec.make("my_unused", [f32] * 4, f32), function), NEURON_SIMULATOR_STRICT=strict)
+    ).splitlines()
+    names = [line.split()[1].rstrip(":") for line in lines if line.startswith("input")]
+    assert names == (["input0", "input2"] if strict == "1" else ["input0", "input1", "input2", "input3"])
+    got = np.array(lines[-1].split()[1:], np.float32)
+    assert np.array_equal(got, filled(0, 32) - filled(names.index("input2"), 32))
+
+
+def test_slices_off_an_alignment_that_is_asked_for(client: Run, add: Path) -> None:
+    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_SLICE_ALIGNMENT="1K")
+    assert result.returncode == 1
+    assert "nrt_tensor_allocate_slice: offset 512 of 'out' is not a multiple of 1024" in result.stderr
+
+
 @pytest.mark.parametrize("shape", ["(1,1,1,1)", "(3,1,1,1)", "(4096,300,1,1)"])
 def test_sizes(client: Run, make_neff: Make, shape: str) -> None:
     f32 = T(f"{shape}/f32")
@@ -146,9 +168,13 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_RELEASE": "2"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_LOCKS": "/dev/null/locks"}, "NRT_RESOURCE 0 0"),
         ({"NEURON_SIMULATOR_LAUNCH_US": "-1"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_SLICE_ALIGNMENT": "1G"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_FAULT": "nothing"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_FAULT": "memory@0"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_FAULT": "memory/3,kill@x"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_FAULT": "memory/3,kill@2"}, "NRT_SUCCESS 1 1"),
         ({"NEURON_SIMULATOR_QUEUE": "0"}, "NRT_INVALID 0 0"),
-        ({"NEURON_SIMULATOR_FAULT": "execute:x"}, "NRT_INVALID 0 0"),
-        ({"NEURON_SIMULATOR_FAULT": "load:2"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_FAULT": "execute@x"}, "NRT_INVALID 0 0"),
     ],
 )
 def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
@@ -165,6 +191,7 @@ def test_strict(client: Run, add: Path) -> None:
         "nrt_execute: output 'output0' overlaps 'input0', which is not declared",
         "nrt_tensor_allocate: 4294967296 bytes for 'huge': before release 2.28 sizes of 4 GiB and more overflow",
         "nrt_load: no device memory for a program on core 0: ",
+        "nrt_execute: output 'output0' begins at byte ",
     ):
         assert f"NRT simulator ERROR {line}" in result.stderr
     good(client("lenient", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_STRICT="0"))
@@ -187,9 +214,9 @@ def test_requests_in_flight(client: Run, add: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("execute:2", "NRT_SUCCESS NRT_EXEC_COMPLETED_WITH_ERR NRT_SUCCESS NRT_SUCCESS"),
+        ("execute@2", "NRT_SUCCESS NRT_EXEC_COMPLETED_WITH_ERR NRT_SUCCESS NRT_SUCCESS"),
         (
-            "unit:2",
+            "lost@2",
             "NRT_SUCCESS NRT_EXEC_UNIT_UNRECOVERABLE NRT_EXEC_UNIT_UNRECOVERABLE NRT_EXEC_UNIT_UNRECOVERABLE",
         ),
     ],

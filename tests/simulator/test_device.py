@@ -133,6 +133,29 @@ def test_in_place(bench: Bench, make_neff: Make) -> None:
         assert np.array_equal(a, np.full(16, turn + 1))
 
 
+def test_an_input_that_is_left_out_is_not_given(make_neff: Make) -> None:
+    """Others keep their order, and one that the result shares memory with stays."""
+
+    def function(x, unused, y):  # type: ignore[no-untyped-def]
+        del unused
+        return x - y
+
+    def replaced(x, unused):  # type: ignore[no-untyped-def]
+        del unused
+        return x
+
+    f32 = TensorDesc.parse("(16,1,1,1)/f32")
+    bench = Bench()
+    bench.device = Device([bench.arena], strict=True)
+    model = bench.load(make_neff(KernelSpec.make("my_second_unused", [f32] * 3, f32), function))
+    bench.at(65536, 16)[:], bench.at(131072, 16)[:] = 7, 5
+    bench.execute(model, 65536, 131072, 196608)
+    assert np.array_equal(bench.at(196608, 16), np.full(16, 2))
+    model = bench.load(make_neff(KernelSpec.make("my_replaced", [f32] * 2, f32, alias=1), replaced))
+    bench.execute(model, 65536, 131072, 131072)
+    assert np.array_equal(bench.at(131072, 16), np.full(16, 7))
+
+
 def test_bindings_do_not_pile_up(bench: Bench, make_neff: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BINDINGS_PER_MODEL", 4)
     model = bench.load(binary(make_neff, "add"))

@@ -140,7 +140,7 @@ def _script(ctx, arguments, setup):
         is_executable = True,
     )
     runfiles = ctx.runfiles(
-        files = ctx.files.srcs + ctx.files.data + ctx.files.main + [ctx.file.python, ctx.file._marker],
+        files = ctx.files.srcs + ctx.files.data + ctx.files.main + ctx.files._bytecode + [ctx.file.python, ctx.file._marker],
     ).merge_all([t[DefaultInfo].default_runfiles for t in ctx.attr.data + ctx.attr.srcs])
     return script, runfiles
 
@@ -158,6 +158,7 @@ _COMMON = {
     "main": attr.label(allow_single_file = [".py"], doc = "A file to run."),
     "python": attr.label(default = "@neuron_python//:python", allow_single_file = True),
     "srcs": attr.label_list(allow_files = True),
+    "_bytecode": attr.label(default = "//tools/kernelgen:bytecode"),
     "_marker": attr.label(default = "//tools/kernelgen:__init__.py", allow_single_file = True),
 }
 

@@ -17,6 +17,8 @@ of another, several such rows are given as a tuple: `types=("f32, f32", "f16, f3
 `language` says what the kernel is written in, when that is not JAX. Of `numpy`, the function is in NumPy; of `nki`, it is in JAX
 and calls an NKI kernel. `targets` names the targets that it is for, when these are not all. `where` has comparisons of sizes and
 of parameters of integers ("x_ne0 <= 4096"; `kernelgen.emitters.conditions`): a kernel that breaks one is for another emitter.
+`forms` names the forms in which the emitter takes the op's weights besides ggml's own: a weight in the form `planes` arrives as
+the bytes of its rows, `(ne3, ne2, ne1, bytes per row)`, and one in `transposed` as it is stored, `(ne3, ne2, ne0, ne1)`.
 Several emitters may compute an op, each in a module of its own: a manifest's `languages` chooses (`kernelgen.emitters.catalog`).
 """
 
@@ -37,6 +39,7 @@ def emitter(
     language: str = "jax",
     targets: str | tuple[str, ...] = (),
     where: str | tuple[str, ...] = (),
+    forms: str | tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Marks a function as the emitter of one or more ggml ops (names as `ggml_op_desc`, lower case, string literals).
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.ggml import ops as ggml_ops
@@ -93,7 +93,7 @@ class GraphNode:
             if (
                 operand is not None
                 and operand.place == self.place
-                and (operand.tensor.ne, operand.tensor.dtype) == (self.output.ne, self.output.dtype)
+                and (operand.tensor.ne, operand.tensor.type_text) == (self.output.ne, self.output.type_text)
             ):
                 return i
         return None
@@ -183,6 +183,15 @@ class GraphSpec:
     def escaping(self) -> tuple[int, ...]:
         """The numbers of the nodes whose results are read outside, ascending."""
         return tuple(i for i, node in enumerate(self.nodes) if node.escapes)
+
+    @property
+    def without_forms(self) -> GraphSpec:
+        """The kernel of the same group on weights as ggml has them."""
+
+        def plain(operand: Operand | None) -> Operand | None:
+            return None if operand is None else Operand(operand.place, operand.tensor.in_form(""))
+
+        return GraphSpec(tuple(replace(n, inputs=tuple(map(plain, n.inputs))) for n in self.nodes), self.slots)
 
     def uses(self, slot: int) -> tuple[Operand, ...]:
         """Returns the distinct tensors that nodes read or write in a slot, in order of use."""
@@ -326,8 +335,10 @@ class _Maker:
         self.numbers.setdefault(root, len(self.numbers))
         self.low[root] = min(loose.offset, self.low.get(root, loose.offset))
         self.high[root] = max(end, self.high.get(root, end))
-        if self.types.setdefault(root, loose.tensor.dtype) != loose.tensor.dtype:
-            raise ValueError(f"{what}: a view has the type of its tensor, {self.types[root]}, not {loose.tensor.dtype}")
+        if self.types.setdefault(root, loose.tensor.type_text) != loose.tensor.type_text:
+            raise ValueError(
+                f"{what}: a view has the type of its tensor, {self.types[root]}, not {loose.tensor.type_text}"
+            )
 
     def _place(self, loose: Loose) -> Place:
         if isinstance(loose.root, int):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from kernelgen.canonical import canonical_json
 from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.forms import WEIGHTS
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES_BY_NUMBER
@@ -54,6 +55,10 @@ class KernelSpec:
         srcs = list(inputs)
         while srcs and srcs[-1] is None:
             srcs.pop()
+        weight = WEIGHTS.get(op)
+        formed = next((t for i, t in enumerate((*srcs, output)) if t is not None and t.form and i != weight), None)
+        if formed is not None:
+            raise ValueError(f"{op}: only the weights of {' and '.join(WEIGHTS)} have a form, not {formed}")
         known = ggml_ops.op(op)
         full = known.with_defaults(params or {})
         return KernelSpec(op, tuple(srcs), output, tuple(sorted(full.items())), known.alias if alias is None else alias)
@@ -67,6 +72,13 @@ class KernelSpec:
     def op_params(self) -> tuple[int, ...]:
         """ggml's 16 words of `op_params`; all 0 for a custom op."""
         return ggml_ops.op(self.op).encode(dict(self.params))
+
+    @property
+    def without_forms(self) -> KernelSpec:
+        """The kernel of the same op on weights as ggml has them."""
+        if all(t is None or not t.form for t in self.inputs):
+            return self
+        return replace(self, inputs=tuple(None if t is None else t.in_form("") for t in self.inputs))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as plain values; `from_json` is its inverse."""

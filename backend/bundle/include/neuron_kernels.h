@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 // Version of the functions below and of the table. Either is added to, never changed; each addition raises it by one.
-#define NEURON_KERNELS_API_VERSION 6
+#define NEURON_KERNELS_API_VERSION 7
 
 // Versions of what is in a pack, a tree and a table that this library reads, the first and the last: keys, hash and metadata
 // (docs/bundle-format.md). The second has graph kernels, too, the third kernels that are found by their names.
@@ -58,6 +58,13 @@ extern "C" {
 #define NEURON_KERNELS_ABSENT      (-1)  // type of an input that is not there
 #define NEURON_KERNELS_NO_ALIAS    (-1)  // the result has memory of its own
 #define NEURON_KERNELS_NOT_FOUND   (-1)  // no such kernel
+
+// A weight whose bytes are not in ggml's order has its form in the type of its neuron_kernels_tensor: the type's number with the
+// form from bit 16 on. docs/bundle-format.md says what the forms are. Since API version 7.
+#define NEURON_KERNELS_FORM_SHIFT      16
+#define NEURON_KERNELS_FORM_PLANES     1
+#define NEURON_KERNELS_FORM_TRANSPOSED 2
+#define NEURON_KERNELS_LAST_FORM       NEURON_KERNELS_FORM_TRANSPOSED
 
 // One bundle, opened.
 typedef struct neuron_kernels neuron_kernels;
@@ -75,7 +82,7 @@ typedef enum neuron_kernels_status {
 
 // A tensor as ggml describes it; type, ne and nb of a `struct ggml_tensor` can be copied as they are.
 typedef struct neuron_kernels_tensor {
-    int32_t  type;   // enum ggml_type, or NEURON_KERNELS_ABSENT
+    int32_t  type;   // enum ggml_type, with a form where it has one, or NEURON_KERNELS_ABSENT
     int64_t  ne[4];  // elements per dimension, dimension 0 fastest
     uint64_t nb[4];  // strides in bytes; nb[0] is that of one element or, for a quantized type, of one block
 } neuron_kernels_tensor;

@@ -81,6 +81,9 @@ bool add_tensor(const neuron_kernels_tensor & tensor, key & out) {
 }  // namespace
 
 const type_traits * find_type(int64_t number) {
+    if (number >= 0 && number >> NEURON_KERNELS_FORM_SHIFT <= NEURON_KERNELS_LAST_FORM) {
+        number &= (1 << NEURON_KERNELS_FORM_SHIFT) - 1;
+    }
     if (number < 0 || number >= static_cast<int64_t>(sizeof(TYPES) / sizeof(TYPES[0])) || TYPES[number].block == 0) {
         return nullptr;
     }

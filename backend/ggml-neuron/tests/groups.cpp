@@ -33,6 +33,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -111,6 +112,8 @@ struct norm_options {
     bool      same    = false;  // x is the weight, too
     bool      inplace = false;
     bool      shared  = false;  // x and the weight are parts of one tensor
+    bool      twice   = false;  // the norm is the weight, too
+    bool      added   = false;  // the weight is added
 };
 
 static ggml_tensor * norm(graph & g, ggml_tensor * x, const norm_options & o = {}) {
@@ -211,6 +214,33 @@ static void attention(graph & g) {
     attention_of(g, {});
 }
 
+// The same without flash attention: the cache of values is transposed, and scores are capped.
+static void scores_of(graph & g, const attention_options & o) {
+    ggml_tensor * x      = g.input(GGML_TYPE_F32, 64, o.n);
+    ggml_tensor * rows   = g.input(GGML_TYPE_I64, o.n);
+    ggml_tensor * places = g.input(GGML_TYPE_I64, 64 * o.n);
+    ggml_tensor * mask   = g.input(GGML_TYPE_F32, o.n_seen, o.n);
+    ggml_tensor * k      = g.input(GGML_TYPE_F16, 64, o.n_cell);
+    ggml_tensor * v      = g.input(GGML_TYPE_F16, 64 * o.n_cell);
+    const size_t  row    = (size_t) o.n_cell * v->nb[0];
+    ggml_tensor * t      = norm(g, x);
+    ggml_tensor * q      = g.add(ggml_mul_mat(g.get(), g.input(GGML_TYPE_F16, 64, 128), t));
+    g.add(ggml_set_rows(g.get(), k, product(g, t), rows));
+    ggml_tensor * fresh = ggml_reshape_2d(g.get(), product(g, t), 1, 64 * o.n);
+    g.add(ggml_set_rows(g.get(), ggml_reshape_2d(g.get(), v, 1, 64 * o.n_cell), fresh, places));
+    g.written           = { k, v };
+    q                   = ggml_permute(g.get(), ggml_reshape_3d(g.get(), q, 32, 4, o.n), 0, 2, 1, 3);
+    ggml_tensor * keys  = ggml_view_3d(g.get(), k, 32, o.n_seen, 2, k->nb[1], k->nb[1] / 2, 0);
+    ggml_tensor * value = ggml_view_3d(g.get(), v, o.n_seen, 32, 2, row, 32 * row, 0);
+    t                   = g.add(ggml_mul_mat(g.get(), keys, q));
+    t                   = g.add(ggml_tanh(g.get(), g.add(ggml_scale(g.get(), t, 0.2f))));
+    t                   = g.add(ggml_soft_max_ext(g.get(), t, o.masked ? mask : nullptr, 2.0f, 0.0f));
+    t                   = ggml_permute(g.get(), g.add(ggml_mul_mat(g.get(), value, t)), 0, 2, 1, 3);
+    t                   = g.add(ggml_cont_2d(g.get(), t, 128, o.n));
+    t                   = g.add(ggml_mul_mat(g.get(), g.input(GGML_TYPE_F16, 128, 64), t));
+    g.end(ggml_add(g.get(), t, x), 0, { 15 });
+}
+
 static attention_options unmasked(int64_t n, int64_t n_seen) {
     return { n, n_seen, 96, false, true };
 }
@@ -220,9 +250,9 @@ static attention_options reading(int64_t n_seen, int64_t n_cell) {
 }
 
 // Results in the memory of earlier nodes, of a slot, and of a part of one.
-static void in_place_of(graph & g, int64_t n) {
+static void in_place_of(graph & g, int64_t n, bool tied = false) {
     ggml_tensor * a    = g.input(GGML_TYPE_F32, 64, n);
-    ggml_tensor * b    = g.input(GGML_TYPE_F32, 64, n);
+    ggml_tensor * b    = tied ? a : g.input(GGML_TYPE_F32, 64, n);
     ggml_tensor * to   = g.input(GGML_TYPE_F32, 64, 9);
     ggml_tensor * part = ggml_view_2d(g.get(), to, 64, n, to->nb[1], 3 * to->nb[1]);
     ggml_tensor * t    = g.add(ggml_add(g.get(), a, b));
@@ -286,6 +316,9 @@ static void kept(graph & g) {
 // groups of fewer tokens, or of a shorter cache, than there are kernels for
 //
 
+static void         square(graph & g, const norm_options & o);
+static norm_options one_tensor(bool shared);
+
 static void shorter(std::map<std::string, builder> & b) {
     b["shorter-twice"] = [](graph & g) {
         twice_of(g, 3);
@@ -307,6 +340,23 @@ static void shorter(std::map<std::string, builder> & b) {
             };
         }
     }
+    for (const auto & [n, n_seen] : {
+             std::pair{ 1, 64 },
+             { 1, 32 },
+             { 2, 32 }
+    }) {
+        b["shorter-softmax-" + std::to_string(n) + "x" + std::to_string(n_seen)] = [n = n, n_seen = n_seen](graph & g) {
+            scores_of(g, { n, n_seen });
+        };
+    }
+    b["shorter-softmax-unmasked"] = [](graph & g) {
+        scores_of(g, unmasked(1, 64));
+    };
+    b["shorter-tied"] = [](graph & g) {
+        norm_options o = one_tensor(false);
+        o.n            = 3;
+        square(g, o);
+    };
     b["shorter-unmasked"] = [](graph & g) {
         attention_of(g, unmasked(1, 64));
     };
@@ -318,6 +368,7 @@ static void shorter(std::map<std::string, builder> & b) {
         { "in-place",         [](graph & g) { in_place_of(g, 3); }                }, // would write beyond
         { "scores",           [](graph & g) { cache_of(g, 3, 7); }                }, // a result of other columns
         { "columns",          [](graph & g) { views_of(g, 2); }                   }, // the same, transposed
+        { "unmasked-scores",  [](graph & g) { scores_of(g, unmasked(2, 32)); }    }, // likewise
         { "unmasked-cells",   [](graph & g) { attention_of(g, unmasked(2, 32)); } }, // nothing hides what is beyond
         { "cache-of-its-own", [](graph & g) { attention_of(g, { 2, 32, 80 }); }   }, // it writes to another cache
         { "end-of-cache",     [](graph & g) { attention_of(g, reading(40, 48)); } }, // which goes on nowhere
@@ -345,9 +396,9 @@ static const std::map<std::string, norm_options> & mutations() {
         m["strides"].gaps   = true;
         m["order"].swapped  = true;
         m["op"].add         = true;
-        m["wiring"].same    = true;
+        m["wiring"].twice   = true;
         m["memory"].inplace = true;
-        m["roots"].shared   = true;
+        m["roots"].added    = true;
         return m;
     }();
     return all;
@@ -355,10 +406,12 @@ static const std::map<std::string, norm_options> & mutations() {
 
 // Where an order of sources or a wiring is to matter all are of the same shape.
 static void square(graph & g, const norm_options & o) {
-    ggml_tensor * x = g.input(GGML_TYPE_F32, 64, 4);
-    ggml_tensor * w = o.same ? x : g.input(GGML_TYPE_F32, 64, 4);
+    ggml_tensor * x = g.input(GGML_TYPE_F32, 64, o.n);
+    ggml_tensor * w = o.same ? x : g.input(GGML_TYPE_F32, 64, o.n);
     ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, o.eps));
-    t               = g.add(o.swapped ? ggml_mul(g.get(), w, t) : ggml_mul(g.get(), t, w));
+    t               = g.add(o.added     ? ggml_add(g.get(), t, w)
+                            : o.swapped ? ggml_mul(g.get(), w, t)
+                                        : ggml_mul(g.get(), t, o.twice ? t : w));
     g.end(product(g, t), 0, { 3 });
 }
 
@@ -366,12 +419,43 @@ static void square_group(graph & g) {
     square(g, {});
 }
 
+// One tensor that is several slots of a kernel, or its parts are: where nothing is written to it, that is the same.
+static norm_options one_tensor(bool shared) {
+    norm_options o;
+    o.same   = !shared;
+    o.shared = shared;
+    return o;
+}
+
+static void tied_wiring(graph & g) {
+    square(g, one_tensor(false));
+}
+
+static void tied_roots(graph & g) {
+    const norm_options o = one_tensor(true);
+    g.end(product(g, norm(g, nullptr, o), o), 0, { 3 });
+}
+
+// One slot of a kernel, which is not the same as several tensors.
+static void tied(graph & g) {
+    norm_options o = one_tensor(false);
+    o.added        = true;
+    square(g, o);
+}
+
 static void mutated(graph & g, const norm_options & o) {
-    if (o.swapped || o.same) {
+    if (o.swapped || o.twice || o.added) {
         square(g, o);
     } else {
         g.end(product(g, norm(g, nullptr, o), o), 0, {});
     }
+    g.groups.clear();
+    g.launches = 0;
+}
+
+// A slot that is written is also read as another one.
+static void mutated_written(graph & g) {
+    in_place_of(g, 4, true);
     g.groups.clear();
     g.launches = 0;
 }
@@ -492,6 +576,131 @@ static void random_graph(graph & g, unsigned seed) {
     };
     g.launches = 2;
 }
+
+// What kernels for more tokens and cells compute right, or refuse: rows, attention of both kinds, and what mixes rows.
+class lengths_graph {
+  public:
+    lengths_graph(graph & g, unsigned seed, int64_t n, int64_t n_seen) : g(g), random(seed), n(n), n_seen(n_seen) {}
+
+    void make() {
+        for (int i = 0; i < 2; i++) {
+            rows.push_back(g.input(GGML_TYPE_F32, 64, n));
+        }
+        k         = g.input(GGML_TYPE_F16, 64, 96);
+        v         = g.input(GGML_TYPE_F16, 96, 64);
+        state     = g.input(GGML_TYPE_F32, 64, 9);
+        index     = g.input(GGML_TYPE_I64, n);
+        mask      = g.input(GGML_TYPE_F16, n_seen, n);
+        scores    = g.input(GGML_TYPE_F32, n_seen, n);
+        g.written = { k, state };
+        while (g.work().size() < 14) {
+            if (ggml_tensor * t = next()) {
+                rows.push_back(g.add(t));
+            }
+        }
+        g.end(ggml_add(ctx(), any(), any()), 0, {});
+        const int end = (int) g.work().size() - 1;
+        const int a   = 3 + below(5);
+        g.groups      = {
+            { below(3), a },
+            { a + 2, std::min(a + 4 + below(5), end) }
+        };
+    }
+
+  private:
+    int below(size_t most) { return (int) (random() % most); }
+
+    ggml_context * ctx() { return g.get(); }
+
+    ggml_tensor * any() { return rows[rows.size() - 1 - (size_t) below(std::min<size_t>(rows.size(), 3))]; }
+
+    ggml_tensor * weights(int64_t n_rows = 64) { return g.input(GGML_TYPE_F16, 64, n_rows); }
+
+    ggml_tensor * transposed(ggml_tensor * t) { return g.add(ggml_cont(ctx(), ggml_transpose(ctx(), t))); }
+
+    ggml_tensor * heads(ggml_tensor * t) {
+        return ggml_permute(ctx(), ggml_reshape_3d(ctx(), t, 32, 2, n), 0, 2, 1, 3);
+    }
+
+    ggml_tensor * keys() { return ggml_view_3d(ctx(), k, 32, n_seen, 2, k->nb[1], k->nb[1] / 2, 0); }
+
+    ggml_tensor * flash_attention() {
+        ggml_tensor * t = ggml_flash_attn_ext(ctx(), heads(any()), keys(), keys(), mask, 0.1f, 0.0f, 0.0f);
+        return ggml_add(ctx(), ggml_reshape_2d(ctx(), g.add(t), 64, n), any());
+    }
+
+    ggml_tensor * attention() {
+        ggml_tensor * t      = g.add(ggml_mul_mat(ctx(), keys(), heads(any())));
+        ggml_tensor * values = ggml_view_3d(ctx(), v, n_seen, 32, 2, v->nb[1], 32 * v->nb[1], 0);
+        t                    = g.add(ggml_soft_max_ext(ctx(), t, below(4) ? scores : nullptr, 0.1f, 0.0f));
+        t                    = g.add(ggml_mul_mat(ctx(), values, t));
+        return ggml_cont_2d(ctx(), ggml_permute(ctx(), t, 0, 2, 1, 3), 64, n);
+    }
+
+    // A product that sums over the tokens, multiplied.
+    ggml_tensor * mixed(ggml_tensor * t) {
+        return ggml_mul_mat(ctx(), g.add(ggml_mul_mat(ctx(), transposed(t), transposed(any()))), any());
+    }
+
+    // Returns a row of a result, or a part of what is written, for all tokens.
+    ggml_tensor * row() {
+        return below(2) ? ggml_view_2d(ctx(), any(), 64, 1, 256, (size_t) below((size_t) n) * 256)
+                        : ggml_view_2d(ctx(), state, 64, 1, 256, (size_t) below(9) * 256);
+    }
+
+    // Returns the next result, or NULL when something was written.
+    ggml_tensor * next() {
+        ggml_tensor * t = any();
+        switch (below(15)) {
+            case 0:
+                return ggml_add(ctx(), t, any());
+            case 1:
+                return ggml_mul(ctx(), t, any());
+            case 2:
+                return ggml_mul(ctx(), t, g.input(GGML_TYPE_F32, 64));
+            case 3:
+                return ggml_rms_norm(ctx(), t, 1e-5f);
+            case 4:
+                return ggml_silu(ctx(), t);
+            case 5:
+                return ggml_scale(ctx(), t, 0.5f);
+            case 6:
+            case 7:
+                return ggml_mul_mat(ctx(), weights(), t);
+            case 8:
+                return ggml_soft_max(ctx(), t);
+            case 9:
+                return ggml_swiglu_split(ctx(), t, any());
+            case 10:
+                g.add(ggml_set_rows(ctx(), k, t, index));
+                return nullptr;
+            case 11:
+                return flash_attention();
+            case 12:
+                return attention();
+            case 13:
+                return below(3) ? ggml_sub(ctx(), t, row()) : mixed(t);
+            default:
+                if (below(2)) {
+                    return transposed(g.add(ggml_scale(ctx(), transposed(t), 2.0f)));
+                }
+                g.add(ggml_cpy(ctx(), t, ggml_view_2d(ctx(), state, 64, n, state->nb[1], state->nb[1])));
+                return nullptr;
+        }
+    }
+
+    graph &                    g;
+    std::mt19937               random;
+    const int64_t              n;
+    const int64_t              n_seen;
+    std::vector<ggml_tensor *> rows;  // of 64 by n
+    ggml_tensor *              k;
+    ggml_tensor *              v;
+    ggml_tensor *              state;
+    ggml_tensor *              index;
+    ggml_tensor *              mask;
+    ggml_tensor *              scores;
+};
 
 //
 // as a manifest
@@ -806,6 +1015,8 @@ static void compare(const outcome & got, const outcome & wanted, double limit, c
 }
 
 // Computes with groups, without, and by the CPU; `times` is how often groups are launched for each computation.
+constexpr int ANY = -1;  // number of launches
+
 static void against(const std::function<outcome(bool)> & compute, int expected, int times) {
     const outcome wanted = compute(false);
     launches();
@@ -816,7 +1027,8 @@ static void against(const std::function<outcome(bool)> & compute, int expected, 
     const outcome unfused = compute(true);
     check(launches() == 0, "groups were launched that are turned off");
     enable(true);
-    check(n == expected * times, std::to_string(n) + " groups were launched, not " + std::to_string(expected * times));
+    check(expected == ANY || n == expected * times,
+          std::to_string(n) + " groups were launched, not " + std::to_string(expected * times));
     compare(fused, unfused, 1e-6, "with groups and without");
     compare(fused, wanted, 1e-4, "by the CPU");
 }
@@ -857,6 +1069,36 @@ static void run_watched(const builder & build, const std::string & wanted, int e
         expected, 2);
 }
 
+// Threads compute a graph, each with a backend of its own, while groups are turned off and on.
+static void run_threads(const builder & build) {
+    const outcome                   wanted = compute(cpu, build, memory::OWN);
+    std::vector<std::exception_ptr> errors(3);
+    std::vector<std::thread>        threads;
+    launches();
+    for (std::exception_ptr & error : errors) {
+        threads.emplace_back([&wanted, &build, &error] {
+            try {
+                for (int i = 0; i < 3; i++) {
+                    compare(compute(neuron, build, memory::OWN), wanted, 1e-4, "in a thread");
+                    enable(i != 0);
+                }
+            } catch (...) {
+                error = std::current_exception();
+            }
+        });
+    }
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+    enable(true);
+    for (const std::exception_ptr & error : errors) {
+        if (error) {
+            std::rethrow_exception(error);
+        }
+    }
+    check(launches() > 0, "no group was launched");
+}
+
 static const std::map<std::string, builder> & builders() {
     static const std::map<std::string, builder> all = [] {
         std::map<std::string, builder> b = {
@@ -865,6 +1107,8 @@ static const std::map<std::string, builder> & builders() {
             { "between",          between                                             },
             { "cache",            cache                                               },
             { "attention",        attention                                           },
+            { "softmax",          [](graph & g) { scores_of(g, {}); }                 },
+            { "softmax-unmasked", [](graph & g) { scores_of(g, unmasked(2, 64)); }    },
             { "unmasked",         [](graph & g) { attention_of(g, unmasked(2, 64)); } },
             { "reading",          [](graph & g) { attention_of(g, reading(64, 96)); } },
             { "in-place",         in_place                                            },
@@ -872,6 +1116,10 @@ static const std::map<std::string, builder> & builders() {
             { "several-results",  several_results                                     },
             { "kept",             kept                                                },
             { "square",           square_group                                        },
+            { "tied",             tied                                                },
+            { "tied-wiring",      tied_wiring                                         },
+            { "tied-roots",       tied_roots                                          },
+            { "mutated-written",  mutated_written                                     },
             { "escapes",          escapes                                             },
             { "part-escapes",     part_escapes                                        },
             { "middle-is-output", middle_is_output                                    },
@@ -893,6 +1141,20 @@ static const std::map<std::string, builder> & builders() {
     return all;
 }
 
+// Returns what makes a graph: `lengths-<seed>`, or `lengths-<seed>-<tokens>x<cells>`, is a random one of these lengths.
+static builder find_builder(const std::string & name) {
+    unsigned seed;
+    int64_t  n      = 6;
+    int64_t  n_seen = 64;
+    if (sscanf(name.c_str(), "lengths-%u-%" SCNd64 "x%" SCNd64, &seed, &n, &n_seen) < 1) {
+        return builders().at(name);
+    }
+    return [seed, n, n_seen](graph & g) {
+        lengths_graph(g, seed, n, n_seen).make();
+        g.launches = ANY;
+    };
+}
+
 static void run(const std::string & name) {
     const std::map<std::string, std::function<void()>> special = {
         { "watched",           [] { run_watched(twice, "all", 0); }     },
@@ -908,13 +1170,15 @@ static void run(const std::string & name) {
     }
     const size_t      colon = name.find(':');
     const std::string how   = colon == std::string::npos ? "" : name.substr(0, colon);
-    const builder &   build = builders().at(colon == std::string::npos ? name : name.substr(colon + 1));
+    const builder     build = find_builder(colon == std::string::npos ? name : name.substr(colon + 1));
     if (how == "scheduled") {
         run_scheduled(build);
     } else if (how == "off") {
         const outcome got = compute(neuron, build, memory::OWN);
         check(launches() == 0, "groups were launched that are turned off");
         compare(got, compute(cpu, build, memory::OWN), 1e-4, "by the CPU");
+    } else if (how == "threads") {
+        run_threads(build);
     } else if (how == "reused") {
         run_reused(build);
     } else {
@@ -1044,7 +1308,7 @@ int main(int argc, char ** argv) {
         manifest out;
         for (int i = 2; i < argc; i++) {
             graph g;
-            builders().at(argv[i])(g);
+            find_builder(argv[i])(g);
             std::string name = argv[i];
             std::replace(name.begin(), name.end(), '-', '_');
             out.add(g, name);

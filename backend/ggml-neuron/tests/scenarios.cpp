@@ -333,6 +333,35 @@ static built optimizer(ggml_context * ctx) {
     };
 }
 
+// Of its kernel IM2COL reads the shape only, so that a compiler may leave it out of the program's inputs.
+static built unused(ggml_context * ctx) {
+    ggml_tensor * kernel = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 3, 3, 2, 1);
+    ggml_tensor * image  = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 8, 6, 2, 1);
+    return { ggml_im2col(ctx, kernel, image, 1, 1, 1, 1, 1, 1, true, GGML_TYPE_F32), { image } };
+}
+
+// A NaN goes through kernels as it does through ggml's ops; what is computed after it is right, though a core goes on reporting it.
+static void not_a_number() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    const built      b     = add(ctx.get());
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    std::vector<float>      values = numbers(256, 1);
+    for (const bool bad : { false, true, false }) {
+        values[7] = bad ? NAN : 1.0f;
+        ggml_backend_tensor_set(b.inputs[0], values.data(), 0, values.size() * sizeof(float));
+        const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+        std::vector<float> got = read(b.result);
+        check(std::isnan(got[7]) == bad, "element 7 is " + std::to_string(got[7]));
+        got[7] = values[7] = 1.0f;
+        compare(got, values);
+    }
+}
+
 // Data in, out, copied and set, at offsets.
 static void memory() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
@@ -1415,6 +1444,8 @@ int main(int argc, char ** argv) {
         { "inplace-twice",               [] { against_cpu(inplace_twice); }                                       },
         { "same-twice",                  [] { against_cpu(same_twice); }                                          },
         { "optimizer",                   [] { against_cpu(optimizer); }                                           },
+        { "unused",                      [] { against_cpu(unused); }                                              },
+        { "not-a-number",                not_a_number                                                             },
         { "few-tokens",                  [] { tokens::few(true); }                                                },
         { "few-tokens-of-scores",        [] { tokens::few(false); }                                               },
         { "three-tokens",                [] { tokens::against_cpu({ 3, 5, 20, 1 }); }                             },

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -87,13 +88,8 @@ void arena::release(size_t offset, size_t size) {
     const std::lock_guard<std::mutex> lock(mutex_);
     used_ -= bytes;
     // Whole pages go back to the machine; they read as zeros when they are allocated again.
-    const size_t page  = 4096;
-    const size_t first = (offset + page - 1) & ~(page - 1);
-    const size_t last  = (offset + bytes) & ~(page - 1);
-    if (first < last) {
-        fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first),
-                  static_cast<off_t>(last - first));
-    }
+    const size_t page = 4096;
+    punch((offset + page - 1) & ~(page - 1), (offset + bytes) & ~(page - 1));
     auto range = free_.emplace(offset, bytes).first;
     auto next  = std::next(range);
     if (next != free_.end() && range->first + range->second == next->first) {
@@ -107,6 +103,42 @@ void arena::release(size_t offset, size_t size) {
             free_.erase(range);
         }
     }
+}
+
+// Gives the machine its memory back from `begin` to `end`, which are at pages' limits; what is there then reads as zeros.
+bool arena::punch(size_t begin, size_t end) const {
+    return begin < end && fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                                    static_cast<off_t>(end - begin)) == 0;
+}
+
+// Zeros that are fewer are written: a hole costs more.
+static constexpr size_t HOLE = size_t(256) << 10;
+
+static bool is_zero(const uint8_t * data, size_t size) {
+    return data[0] == 0 && memcmp(data, data + 1, size - 1) == 0;
+}
+
+void arena::write(size_t offset, const void * from, size_t size) const {
+    const auto * bytes = static_cast<const uint8_t *>(from);
+    for (size_t done = 0; done < size;) {
+        const size_t at   = offset + done;
+        const size_t part = std::min(size - done, HOLE - at % HOLE);
+        if (part < HOLE || !is_zero(bytes + done, part) || !punch(at, at + part)) {
+            memcpy(data_ + at, bytes + done, part);
+        }
+        done += part;
+    }
+}
+
+void arena::fill(size_t offset, int value, size_t size) const {
+    const size_t first = (offset + HOLE - 1) / HOLE * HOLE;
+    const size_t last  = (offset + size) / HOLE * HOLE;
+    if (value != 0 || first >= last || !punch(first, last)) {
+        memset(data_ + offset, value, size);
+        return;
+    }
+    memset(data_ + offset, value, first - offset);
+    memset(data_ + last, value, offset + size - last);
 }
 
 std::shared_ptr<memory> memory::allocate(const std::shared_ptr<arena> & from, size_t size) {

@@ -42,12 +42,18 @@ class arena {
 
     size_t used() const;
 
+    // Write to a range that is allocated. Large stretches of zeros take no memory: they read as zeros without.
+    void write(size_t offset, const void * from, size_t size) const;
+    void fill(size_t offset, int value, size_t size) const;
+
     // Counts bytes as used that nothing is allocated for: what a runtime has for itself. Returns false when they do not fit.
     bool charge(size_t size);
     void discharge(size_t size);
 
   private:
     arena(uint32_t index, size_t size) : index_(index), size_(size) {}
+
+    bool punch(size_t begin, size_t end) const;
 
     const uint32_t           index_;
     const size_t             size_;

@@ -1,5 +1,7 @@
 #include "config.h"
 
+#include "faults.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +27,7 @@ static const instance INSTANCES[] = {
 };
 
 static constexpr double MAX_LAUNCH_US = 1e6;
+static constexpr size_t MAX_ALIGNMENT = 65536;
 
 // Returns the variable's text, null when it is unset or empty.
 static const char * variable(const char * name) {
@@ -116,30 +119,12 @@ static std::string bad(const char * name, const char * text, const char * expect
     return std::string(name) + "=" + text + ": expected " + expected;
 }
 
-// What can be done wrong on purpose, so that those who look for it can be seen to find it.
-static const char * const FAULTS[] = { "init", "load",    "execute", "unit",  "results",
-                                       "late", "aliases", "slices",  "copies" };
-
-// Of these the number of an execution may follow, as in execute:5.
-static bool takes_number(const std::string & fault) {
-    return fault == "execute" || fault == "unit";
-}
-
 static bool read_fault(config & out, std::string & error) {
     const char * const fault = variable("NEURON_SIMULATOR_FAULT");
-    std::string        known;
-    const char *       number = fault != nullptr ? strchr(fault, ':') : nullptr;
-    const std::string  name   = fault == nullptr ? "" : number != nullptr ? std::string(fault, number) : fault;
-    for (const char * one : FAULTS) {
-        known += (known.empty() ? "" : ", ") + std::string(one) + (takes_number(one) ? "[:NUMBER]" : "");
-        if (name == one) {
-            out.fault = one;
-        }
-    }
-    const bool counted =
-        number == nullptr || (takes_number(name) && read_number(++number, out.fault_at) && *number == '\0');
-    if (fault != nullptr && (out.fault.empty() || !counted)) {
-        error = bad("NEURON_SIMULATOR_FAULT", fault, ("one of " + known).c_str());
+    std::string        expected;
+    out.fault = fault != nullptr ? fault : "";
+    if (!faults().read(out.fault, expected)) {
+        error = bad("NEURON_SIMULATOR_FAULT", fault, expected.c_str());
         return false;
     }
     return true;
@@ -181,6 +166,11 @@ static bool read_profile(config & out, std::string & error) {
             return false;
         }
         out.release = static_cast<uint32_t>(minor);
+    }
+    const char * const alignment = variable("NEURON_SIMULATOR_SLICE_ALIGNMENT");
+    if (alignment != nullptr && (!read_size(alignment, out.slice_alignment) || out.slice_alignment > MAX_ALIGNMENT)) {
+        error = bad("NEURON_SIMULATOR_SLICE_ALIGNMENT", alignment, "bytes, at most 65536");
+        return false;
     }
     const char * const locks = variable("NEURON_SIMULATOR_LOCKS");
     out.lock_folder          = locks != nullptr ? locks : "";

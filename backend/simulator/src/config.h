@@ -29,9 +29,9 @@ struct config {
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
     uint32_t              release      = 32;       // of the SDK that is played: 2.32
     uint32_t              queue        = 64;       // requests that a queue of nrta_* holds
-    std::string           fault;                   // NEURON_SIMULATOR_FAULT: what is done wrong; empty: nothing
-    uint64_t              fault_at = 0;            // of executions, which one, from 1; 0: each
-    std::string           lock_folder;             // processes with the same one share an instance; empty: none
+    std::string           fault;  // NEURON_SIMULATOR_FAULT, a list that faults::read takes; empty: nothing
+    size_t                slice_alignment = 1;  // bytes: other offsets of slices are refused
+    std::string           lock_folder;          // processes with the same one share an instance; empty: none
 
     // Returns whether a tensor of 4 GiB or more overflows, as it does in releases before 2.28.
     bool overflows() const { return strict && release < 28; }

@@ -287,6 +287,13 @@ outcome helper::new_lane(lane & out) {
     return failed == 0 ? outcome::answered : outcome::not_sent;
 }
 
+void helper::send_signal(int signal) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pid_ > 0) {
+        kill(pid_, signal);
+    }
+}
+
 outcome helper::call(std::vector<uint8_t> & message, double timeout) {
     lane used;
     {
@@ -309,7 +316,15 @@ outcome helper::call(std::vector<uint8_t> & message, double timeout) {
         set_timeout(used.socket.get(), timeout);
         used.timeout = timeout;
     }
-    if (send_message(used.socket.get(), message.data(), message.size()) != 0) {
+    const bool last = doomed_.exchange(false);
+    if (last) {
+        send_signal(SIGSTOP);  // so that it does not answer before it is killed
+    }
+    const bool sent = send_message(used.socket.get(), message.data(), message.size()) == 0;
+    if (last) {
+        send_signal(SIGKILL);
+    }
+    if (!sent) {
         broken_ = true;
         return outcome::not_sent;
     }

@@ -42,6 +42,9 @@ class helper {
 
     bool broken() const { return broken_; }
 
+    // The next request is its last: its process is killed while it has it.
+    void doom() { doomed_ = true; }
+
     // A number that no other helper of this process has.
     uint64_t number() const { return number_; }
 
@@ -59,12 +62,14 @@ class helper {
     helper() = default;
 
     outcome new_lane(lane & out);
+    void    send_signal(int signal);
     void    end();
 
     unique_fd         control_;
     pid_t             pid_    = -1;
     uint64_t          number_ = 0;
     std::atomic<bool> broken_{ false };
+    std::atomic<bool> doomed_{ false };
     std::mutex        mutex_;   // guards what follows
     std::vector<lane> idle_;
     std::string       ending_;  // how the process ended, once it was waited for

@@ -6,12 +6,14 @@
 #include "../../nrt/nrt_api.h"
 #include "arena.h"
 #include "config.h"
+#include "faults.h"
 #include "fds.h"
 #include "handles.h"
 #include "helper.h"
 #include "locks.h"
 #include "log.h"
 #include "neff.h"
+#include "numbers.h"
 #include "protocol.h"
 #include "units.h"
 
@@ -36,6 +38,13 @@ namespace simulator {
 // Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
 constexpr size_t MICROCODE_MEMORY = size_t(96) << 20;
 constexpr size_t PROGRAM_MEMORY   = size_t(250) << 10;
+
+// What stays with a core whatever is executed next.
+struct core_state {
+    std::atomic<bool> saw_nan{ false };  // an execution made something that is not a number: all later ones report it
+    std::atomic<bool> lost{ false };     // NEURON_SIMULATOR_FAULT
+    std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // likewise: what the next call says of an execution before it
+};
 
 }  // namespace simulator
 
@@ -130,8 +139,9 @@ enum class phase { fresh, open, closed };
 
 struct runtime {
     std::atomic<phase>                             state{ phase::fresh };
-    std::mutex                                     mutex;   // of nrt_init and nrt_close
+    std::mutex                                     mutex;  // of nrt_init and nrt_close
     simulator::config                              config;
+    simulator::faults                              faults;
     std::vector<std::shared_ptr<simulator::arena>> arenas;  // one per visible core, and the host's
     simulator::handles<nrt_tensor>                 tensors;
     simulator::handles<nrt_tensor_set>             sets;
@@ -139,11 +149,11 @@ struct runtime {
     std::vector<simulator::unique_fd>              locks;          // of the visible cores
     std::vector<bool>                              has_microcode;  // by core; guarded by program_mutex
     std::mutex                                     program_mutex;
+    std::vector<simulator::core_state>             core_states;    // by core
 
-    std::unique_ptr<simulator::units> units;            // what nrta_* queues; from nrt_init to the next
-    std::atomic<uint64_t>             executions{ 0 };  // begun
+    std::unique_ptr<simulator::units> units;                       // what nrta_* queues; from nrt_init to the next
 
-    std::mutex                         helper_mutex;    // guards what follows
+    std::mutex                         helper_mutex;               // guards what follows
     std::shared_ptr<simulator::helper> helper;
 
     std::chrono::steady_clock::time_point not_before;  // no helper is started until then
@@ -418,6 +428,46 @@ std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
     return tensor;
 }
 
+// Returns what a call that concerns a core, or the host, says first: that the core is lost, or how an execution before it ended.
+NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where) {
+    if (rt.faults.empty() || core >= rt.cores()) {
+        return NRT_SUCCESS;
+    }
+    simulator::core_state & state = rt.core_states[core];
+    if (state.lost) {
+        log(level::error, where, "core %u is lost (NEURON_SIMULATOR_FAULT=lost)", core);
+        return NRT_EXEC_UNIT_UNRECOVERABLE;
+    }
+    const NRT_STATUS owed = state.owed.exchange(NRT_SUCCESS);
+    if (owed != NRT_SUCCESS) {
+        log(level::error, where, "an execution before failed (NEURON_SIMULATOR_FAULT=deferred)");
+    }
+    return owed;
+}
+
+// Returns whether an allocation is to fail, and says so.
+bool is_out_of_memory(runtime & rt, const char * where) {
+    const bool now = rt.faults.strikes("memory");
+    if (now) {
+        log(level::error, where, "no memory (NEURON_SIMULATOR_FAULT=memory)");
+    }
+    return now;
+}
+
+// Returns a tensor of which bytes are to be read or written; null, with the status, when that can't be.
+std::shared_ptr<nrt_tensor> data_range(runtime &            rt,
+                                       const nrt_tensor_t * handle,
+                                       size_t               offset,
+                                       size_t               size,
+                                       const char *         where,
+                                       NRT_STATUS &         status) {
+    auto tensor = tensor_range(rt, handle, offset, size, where, status);
+    if (tensor != nullptr) {
+        status = core_status(rt, tensor->arena(), where);
+    }
+    return status == NRT_SUCCESS ? tensor : nullptr;
+}
+
 // ---- execution ---------------------------------------------------------------------------------------------------------
 
 // Finds the tensor that a set has for one of the model's and sees to its fitting.
@@ -441,6 +491,12 @@ NRT_STATUS bind_tensor(const runtime &               rt,
         log(level::error, where, "%s '%s' has %zu bytes, the model's %zu", kind, info.name.c_str(), tensor.size,
             info.size);
         return NRT_EXEC_BAD_INPUT;
+    }
+    const size_t element = simulator::bytes_of(info.dtype);
+    if (rt.config.strict && tensor.position() % element != 0) {
+        log(level::error, where, "%s '%s' begins at byte %zu, which is not a multiple of its elements' %zu bytes", kind,
+            info.name.c_str(), tensor.position(), element);
+        return NRT_INVALID;
     }
     if (tensor.arena() != model.core && tensor.arena() != rt.host()->index()) {
         log(level::error, where, "%s '%s' is on core %u, the model on core %u", kind, info.name.c_str(), tensor.arena(),
@@ -476,34 +532,103 @@ NRT_STATUS check_overlaps(const nrt_model &                                model
     return NRT_SUCCESS;
 }
 
-// What an execution leaves in its outputs when NEURON_SIMULATOR_FAULT says so. `before` is what was in them.
-using contents = std::vector<std::vector<uint8_t>>;
-
-contents read_outputs(const nrt_model & model, const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
-    contents found(tensors.size());
-    for (size_t i = 0; i < tensors.size(); i++) {
-        if (model.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
-            found[i].assign(tensors[i]->data(), tensors[i]->data() + tensors[i]->size);
+// Makes what an execution leaves in its outputs wrong, in a way that NEURON_SIMULATOR_FAULT asks for.
+class spoiler {
+  public:
+    // Before the execution.
+    spoiler(simulator::faults &                              faults,
+            const nrt_model &                                model,
+            const std::vector<std::shared_ptr<nrt_tensor>> & tensors) : model_(model), tensors_(tensors) {
+        if (faults.empty()) {
+            return;
+        }
+        late_    = faults.strikes("late");
+        aliases_ = faults.strikes("aliases");
+        results_ = faults.strikes("results");
+        before_.resize(tensors.size());
+        for (size_t i = 0; i < tensors.size() && (late_ || aliases_); i++) {
+            if (model.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
+                before_[i].assign(tensors[i]->data(), tensors[i]->data() + tensors[i]->size);
+            }
         }
     }
-    return found;
+
+    // After an execution that succeeded.
+    void spoil() const {
+        for (size_t i = 0; i < tensors_.size() && (late_ || aliases_ || results_); i++) {
+            const tensor_info & info = model_.tensors[i];
+            if (info.usage != NRT_TENSOR_USAGE_OUTPUT) {
+                continue;
+            }
+            if (late_ || (aliases_ && info.alias >= 0)) {
+                memcpy(tensors_[i]->data(), before_[i].data(), before_[i].size());
+            } else if (results_) {
+                memset(tensors_[i]->data(), 0, std::min<size_t>(tensors_[i]->size, 4));
+            }
+        }
+    }
+
+    // Instead of an execution that fails: results are half-written.
+    void write_half() const {
+        for (size_t i = 0; i < tensors_.size(); i++) {
+            if (model_.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
+                memset(tensors_[i]->data(), 0x5A, (tensors_[i]->size + 1) / 2);
+            }
+        }
+    }
+
+  private:
+    const nrt_model &                                model_;
+    const std::vector<std::shared_ptr<nrt_tensor>> & tensors_;
+
+    bool                              late_    = false;
+    bool                              aliases_ = false;
+    bool                              results_ = false;
+    std::vector<std::vector<uint8_t>> before_;
+};
+
+// Returns what an execution comes to before it is made, because NEURON_SIMULATOR_FAULT says so; `done`: it is not made.
+NRT_STATUS fault_of_execution(runtime & rt, uint32_t core, const spoiler & outputs, const char * where, bool & done) {
+    done = true;
+    if (rt.faults.strikes("lost")) {
+        rt.core_states[core].lost = true;
+        outputs.write_half();
+    }
+    const NRT_STATUS status = core_status(rt, core, where);
+    if (status != NRT_SUCCESS) {
+        return status;
+    }
+    if (rt.faults.strikes("execute")) {
+        log(level::error, where, "NEURON_SIMULATOR_FAULT=execute");
+        outputs.write_half();
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
+    if (rt.faults.strikes("deferred")) {
+        outputs.write_half();
+        rt.core_states[core].owed = NRT_EXEC_COMPLETED_WITH_ERR;
+        return NRT_SUCCESS;
+    }
+    done = false;
+    return NRT_SUCCESS;
 }
 
-void spoil(const std::string &                              fault,
-           const nrt_model &                                model,
-           const std::vector<std::shared_ptr<nrt_tensor>> & tensors,
-           const contents &                                 before) {
-    for (size_t i = 0; i < tensors.size(); i++) {
+// Returns what an execution that succeeded comes to: a core that saw something that is not a number reports that from then on.
+// Results in place of an input are not looked at: they may be large, and little of them new.
+NRT_STATUS look_for_nan(runtime &                                        rt,
+                        const nrt_model &                                model,
+                        const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
+    std::atomic<bool> & saw_nan = rt.core_states[model.core].saw_nan;
+    for (size_t i = 0; i < tensors.size() && !saw_nan; i++) {
         const tensor_info & info = model.tensors[i];
-        if (info.usage != NRT_TENSOR_USAGE_OUTPUT) {
-            continue;
-        }
-        if (fault == "late" || (fault == "aliases" && info.alias >= 0)) {
-            memcpy(tensors[i]->data(), before[i].data(), before[i].size());
-        } else if (fault == "results") {
-            memset(tensors[i]->data(), 0, std::min<size_t>(tensors[i]->size, 4));
+        if (info.usage == NRT_TENSOR_USAGE_OUTPUT && info.alias < 0 &&
+            simulator::holds_nan(info.dtype, tensors[i]->data(), tensors[i]->size)) {
+            saw_nan = true;
+            log(level::info, "nrt_execute",
+                "output '%s' has an element that is not a number; core %u reports that from now on", info.name.c_str(),
+                model.core);
         }
     }
+    return saw_nan ? NRT_EXEC_COMPLETED_WITH_NUM_ERR : NRT_SUCCESS;
 }
 
 // Takes the time that launching a kernel is to take. Sleeping would take longer than what is asked for.
@@ -581,20 +706,6 @@ NRT_STATUS prepare(runtime & rt, const nrt_tensor_set & inputs, const nrt_tensor
     return rt.config.strict ? check_overlaps(model, tensors, where) : NRT_SUCCESS;
 }
 
-// Returns the status that NEURON_SIMULATOR_FAULT has for the next execution.
-NRT_STATUS fault_of_execution(runtime & rt, const char * where) {
-    const simulator::config & config = rt.config;
-    const uint64_t            number = ++rt.executions;
-    const bool                due    = config.fault_at == 0 || number == config.fault_at;
-    const bool                lost   = config.fault == "unit" && number >= config.fault_at;
-    if (!lost && !(config.fault == "execute" && due)) {
-        return NRT_SUCCESS;
-    }
-    log(level::error, where, "NEURON_SIMULATOR_FAULT=%s, execution %llu", config.fault.c_str(),
-        static_cast<unsigned long long>(number));
-    return lost ? NRT_EXEC_UNIT_UNRECOVERABLE : NRT_EXEC_COMPLETED_WITH_ERR;
-}
-
 NRT_STATUS run(runtime & rt, const execution & execution) {
     namespace protocol         = simulator::protocol;
     const char * const where   = execution.where;
@@ -603,11 +714,14 @@ NRT_STATUS run(runtime & rt, const execution & execution) {
     const auto &       message = execution.message;
     const size_t       n       = tensors.size();
 
-    const NRT_STATUS fault = fault_of_execution(rt, where);
-    if (fault != NRT_SUCCESS) {
-        return fault;
+    const spoiler outputs_of(rt.faults, model, tensors);
+    if (!rt.faults.empty()) {
+        bool             made   = false;
+        const NRT_STATUS status = fault_of_execution(rt, model.core, outputs_of, where, made);
+        if (made) {
+            return status;
+        }
     }
-    const contents   before  = rt.config.fault.empty() ? contents() : read_outputs(model, tensors);
     const double     timeout = rt.config.exec_timeout;
     const NRT_STATUS done =
         with_helper(rt, model, timeout, where, [&](simulator::helper & helper, NRT_STATUS & status) {
@@ -621,16 +735,20 @@ NRT_STATUS run(runtime & rt, const execution & execution) {
             }
             std::vector<uint8_t> answer = message;
             memcpy(answer.data(), &request, sizeof(request));
+            if (rt.faults.strikes("kill")) {
+                helper.doom();
+            }
             const outcome result = helper.call(answer, timeout);
             if (result == outcome::answered) {
                 status = answered(answer, where);
             }
             return result;
         });
-    if (!rt.config.fault.empty() && done == NRT_SUCCESS) {
-        spoil(rt.config.fault, model, tensors, before);
+    if (done != NRT_SUCCESS) {
+        return done;
     }
-    return done;
+    outputs_of.spoil();
+    return rt.config.strict ? look_for_nan(rt, model, tensors) : done;
 }
 
 NRT_STATUS prepare_handles(runtime &                rt,
@@ -661,8 +779,8 @@ struct copying {
         return { span_of(*source, source_offset, size, false), span_of(*destination, destination_offset, size, true) };
     }
 
-    NRT_STATUS run(const runtime & rt) const {
-        const size_t copied = rt.config.fault == "copies" ? size / 2 : size;
+    NRT_STATUS run(runtime & rt) const {
+        const size_t copied = rt.faults.strikes("copies") ? size / 2 : size;
         memmove(destination->data() + destination_offset, source->data() + source_offset, copied);
         return NRT_SUCCESS;
     }
@@ -677,11 +795,11 @@ NRT_STATUS prepare_copy(runtime &            rt,
                         const char *         where,
                         copying &            out) {
     NRT_STATUS status;
-    out.source = tensor_range(rt, source, source_offset, size, where, status);
+    out.source = data_range(rt, source, source_offset, size, where, status);
     if (out.source == nullptr) {
         return status;
     }
-    out.destination = tensor_range(rt, destination, destination_offset, size, where, status);
+    out.destination = data_range(rt, destination, destination_offset, size, where, status);
     if (out.destination == nullptr) {
         return status;
     }
@@ -729,7 +847,8 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         if (!simulator::config::read(rt.config, error)) {
             return invalid(where, error.c_str());
         }
-        if (rt.config.fault == "init") {
+        rt.faults.read(rt.config.fault, error);  // config::read has seen to its being good
+        if (rt.faults.strikes("init")) {
             log(level::error, where, "NEURON_SIMULATOR_FAULT=init");
             return NRT_FAILURE;
         }
@@ -751,8 +870,9 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         }
         rt.arenas = std::move(arenas);
         rt.has_microcode.assign(rt.cores(), false);
-        rt.units = std::make_unique<simulator::units>(rt.cores(), rt.config.queue);
-        rt.state = phase::open;
+        rt.core_states = std::vector<simulator::core_state>(rt.cores());
+        rt.units       = std::make_unique<simulator::units>(rt.cores(), rt.config.queue);
+        rt.state       = phase::open;
         log(level::info, where, "%u simulated cores of %zu bytes", rt.cores(), rt.config.memory);
         return NRT_SUCCESS;
     } catch (const std::exception & error) {
@@ -889,7 +1009,7 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
             log(level::error, where, "%s", why.c_str());
             return readable;
         }
-        if (rt.config.fault == "load") {
+        if (rt.faults.strikes("load")) {
             log(level::error, where, "NEURON_SIMULATOR_FAULT=load");
             return NRT_FAILURE;
         }
@@ -899,6 +1019,10 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
             log(level::error, where, "cores %d to %d are wanted, %u are visible", static_cast<int>(first),
                 static_cast<int>(first + count - 1), rt.cores());
             return NRT_LOAD_NOT_ENOUGH_NC;
+        }
+        const NRT_STATUS core = core_status(rt, static_cast<uint32_t>(first), where);
+        if (core != NRT_SUCCESS || is_out_of_memory(rt, where)) {
+            return core != NRT_SUCCESS ? core : NRT_RESOURCE;
         }
         auto model  = std::make_shared<nrt_model>();
         model->core = static_cast<uint32_t>(first);
@@ -1015,6 +1139,10 @@ NRT_STATUS nrt_allocate_tensor_set(nrt_tensor_set_t ** out) {
         if (out == nullptr) {
             return invalid("nrt_allocate_tensor_set", "null pointer");
         }
+        *out = nullptr;
+        if (is_out_of_memory(rt, "nrt_allocate_tensor_set")) {
+            return NRT_RESOURCE;
+        }
         *out = rt.sets.add(std::make_shared<nrt_tensor_set>());
         return NRT_SUCCESS;
     });
@@ -1089,6 +1217,10 @@ NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement,
                 name == nullptr ? "" : name);
             return NRT_INVALID;
         }
+        const NRT_STATUS core = core_status(rt, arena->index(), where);
+        if (core != NRT_SUCCESS || is_out_of_memory(rt, where)) {
+            return core != NRT_SUCCESS ? core : NRT_RESOURCE;
+        }
         auto memory = simulator::memory::allocate(arena, size);
         if (memory == nullptr) {
             log(level::error, where, "%zu bytes for '%s' on core %d: %zu of %zu are in use", size,
@@ -1113,8 +1245,16 @@ NRT_STATUS nrt_tensor_allocate_slice(const nrt_tensor_t * handle,
         *out = nullptr;
         NRT_STATUS status;
         const auto source = tensor_range(rt, handle, offset, size, where, status);
+        if (offset % rt.config.slice_alignment != 0) {
+            log(level::error, where, "offset %zu of '%s' is not a multiple of %zu (NEURON_SIMULATOR_SLICE_ALIGNMENT)",
+                offset, name == nullptr ? "" : name, rt.config.slice_alignment);
+            return NRT_INVALID;
+        }
+        if (source != nullptr && is_out_of_memory(rt, where)) {
+            return NRT_RESOURCE;
+        }
         if (source != nullptr) {
-            const size_t at = source->offset + (rt.config.fault == "slices" ? 0 : offset);
+            const size_t at = source->offset + (rt.faults.strikes("slices") ? 0 : offset);
             *out            = rt.tensors.add(std::make_shared<nrt_tensor>(source->memory, at, size, name));
         }
         return status;
@@ -1145,7 +1285,7 @@ NRT_STATUS nrt_tensor_read(const nrt_tensor_t * handle, void * data, size_t offs
     const char * const where = "nrt_tensor_read";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr || size == 0) {
             return status;
         }
@@ -1164,7 +1304,7 @@ NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t off
     const char * const where = "nrt_tensor_write";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr || size == 0) {
             return status;
         }
@@ -1173,7 +1313,7 @@ NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t off
         }
         status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
         if (status == NRT_SUCCESS) {
-            memcpy(tensor->data() + offset, data, size);
+            tensor->memory->in().write(tensor->position() + offset, data, size);
         }
         return status;
     });
@@ -1183,12 +1323,12 @@ NRT_STATUS nrt_tensor_memset(nrt_tensor_t * handle, uint64_t offset, int value, 
     const char * const where = "nrt_tensor_memset";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor != nullptr) {
             status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
         }
         if (status == NRT_SUCCESS) {
-            memset(tensor->data() + offset, value, size);
+            tensor->memory->in().fill(tensor->position() + offset, value, size);
         }
         return status;
     });
@@ -1257,7 +1397,7 @@ NRT_STATUS schedule_transfer(const char *         where,
                              nrta_seq_t *         seq) {
     return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        const auto tensor = data_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr) {
             return status;
         }
@@ -1269,7 +1409,11 @@ NRT_STATUS schedule_transfer(const char *         where,
         made->spans   = { span_of(*tensor, offset, size, from != nullptr) };
         made->handles = { handle };
         made->run     = [tensor, to, from, offset, size] {
-            memcpy(to != nullptr ? to : tensor->data() + offset, to != nullptr ? tensor->data() + offset : from, size);
+            if (to != nullptr) {
+                memcpy(to, tensor->data() + offset, size);
+            } else {
+                tensor->memory->in().write(tensor->position() + offset, from, size);
+            }
             return NRT_SUCCESS;
         };
         return submit(rt, rt.units->find(core_of(rt, *tensor), NRTA_XU_TENSOR_OP, queue), std::move(made), where, seq);

@@ -27,6 +27,7 @@
 #include "../../nrt/nrt_api.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -616,6 +617,25 @@ static void strict(const char * path, int is_strict) {
         EXPECT(offsets[i] == size ? NRT_SUCCESS : refused, execute(&j));
         nrt_tensor_free(&out);
     }
+    // Off its elements.
+    OK(nrt_tensor_allocate_slice(large, size + 2, size, "out", &out));
+    OK(nrt_add_tensor_to_tensor_set(j.outputs, j.info->tensor_array[2].name, out));
+    EXPECT(refused, execute(&j));
+    nrt_tensor_free(&out);
+
+    // What is not a number is reported, and goes on being reported.
+    const float nan_value = NAN;
+    OK(nrt_tensor_allocate_slice(large, size, size, "out", &out));
+    OK(nrt_add_tensor_to_tensor_set(j.outputs, j.info->tensor_array[2].name, out));
+    for (int i = 0; i < 3; i++) {
+        fill(&j, 0);
+        if (i == 1) {
+            OK(nrt_tensor_write(j.tensors[0], &nan_value, size - sizeof(nan_value), sizeof(nan_value)));
+        }
+        EXPECT(is_strict && i > 0 ? NRT_EXEC_COMPLETED_WITH_NUM_ERR : NRT_SUCCESS, execute(&j));
+    }
+    nrt_tensor_free(&out);
+
     nrt_tensor_t * huge;
     EXPECT(refused, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, (size_t) 1 << 32, "huge", &huge));
     if (huge != NULL) {

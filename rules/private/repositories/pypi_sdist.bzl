@@ -103,7 +103,7 @@ filegroup(
 # What a backend outside of the tree is compiled with.
 filegroup(
     name = "ggml_headers",
-    srcs = glob([
+    srcs = ["ggml/CMakeLists.txt"] + glob([
         "ggml/include/*.h",
         "ggml/src/*.h",
     ]),

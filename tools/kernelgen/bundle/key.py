@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from kernelgen.canonical import canonical_json
 from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.forms import FORMS
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.graph_kernel import GraphNode, GraphSpec, Place, Spec
@@ -20,6 +21,8 @@ from kernelgen.source_kernel import KEY, SourceSpec
 MASK = 2**64 - 1
 ABSENT = MASK
 """The word that stands for an input that is not there."""
+FORM_SHIFT = 16
+"""The bit at which a tensor's form begins in the word that has its type."""
 
 
 def fnv1a(data: bytes) -> int:
@@ -72,7 +75,8 @@ def key_hash(words: Iterable[int]) -> int:
 
 
 def _tensor(tensor: TensorDesc) -> list[int]:
-    return [TYPES[tensor.dtype].number, *tensor.ne, *tensor.nb]
+    form = FORMS[tensor.form] if tensor.form else 0
+    return [TYPES[tensor.dtype].number | form << FORM_SHIFT, *tensor.ne, *tensor.nb]
 
 
 def _params(spec: KernelSpec | GraphNode) -> list[int]:

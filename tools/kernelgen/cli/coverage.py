@@ -152,10 +152,11 @@ def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
     if target is not None and bundles and target not in targets:
         raise KernelgenError(f"--target {target}: the bundles are for {', '.join(targets)}")
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
-    compiled = frozenset(spec for b in bundles if target in (None, b.target) for spec in b.specs)
-    asked = {k.spec for request in requests for k in request.kernels if isinstance(k.spec, KernelSpec)}
-    groups = {k.spec for request in requests for k in request.kernels if isinstance(k.spec, GraphSpec)}
-    groups.update(spec for b in bundles if target in (None, b.target) for spec in b.groups)
+    # Graphs have weights as ggml has them; which form a kernel wants them in, the backend sees to.
+    compiled = frozenset(spec.without_forms for b in bundles if target in (None, b.target) for spec in b.specs)
+    asked = {k.spec.without_forms for request in requests for k in request.kernels if isinstance(k.spec, KernelSpec)}
+    groups = {k.spec.without_forms for request in requests for k in request.kernels if isinstance(k.spec, GraphSpec)}
+    groups.update(spec.without_forms for b in bundles if target in (None, b.target) for spec in b.groups)
     return _Held(compiled | asked, compiled, target or (targets[0] if targets else None), frozenset(groups))
 
 

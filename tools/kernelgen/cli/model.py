@@ -18,6 +18,7 @@ from kernelgen.cli import options, run_options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.ggml import forms
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Model
@@ -51,6 +52,13 @@ _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
     help="Which parts of a graph are one kernel each, beside the kernels of its ops: its layers, all of it, or none.  "
     f"[default: {_FUSE}; of files that list kernels none]",
 )
+@click.option(
+    "--weights",
+    multiple=True,
+    type=click.Choice(list(forms.FORMS)),
+    help="A form that the kernels want weights in, where their types have it; may be given several times.  "
+    "[default: as ggml has them]",
+)
 @options.kernels_option
 @click.pass_context
 def command(
@@ -64,6 +72,7 @@ def command(
     llama_cpp: Path | None,
     python: str | None,
     fuse: str | None,
+    weights: tuple[str, ...],
     catalog: Catalog,
 ) -> None:
     """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
@@ -82,7 +91,7 @@ def command(
         if len(found) > 1:
             raise KernelgenError("a model has a manifest of its own: name one source")
     else:
-        _list(context, found, output, name, targets, catalog, fuse or "none")
+        _list(context, found, output, name, targets, catalog, fuse or "none", weights)
         return
     fuse = fuse or _FUSE
     (source,) = found
@@ -106,7 +115,8 @@ def command(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path),
-        _made_by(settings, source.path, fuse),
+        _made_by(settings, source.path, fuse, weights),
+        weights,
     )
     kernels = _write(output, head, derived, catalog)
     click.echo("\n".join([*_summary(model, derived, kernels, settings), *notes, str(output)]))
@@ -136,7 +146,7 @@ _MODELS = (Kind.MODEL, Kind.CHECKPOINT)
 _HEADER_WIDTH = 150
 """Characters of a line of the command that a manifest begins with."""
 
-_OF_LISTS = ("paths", "output", "name", "targets", "catalog", "fuse")
+_OF_LISTS = ("paths", "output", "name", "targets", "catalog", "fuse", "weights")
 """Parameters that mean something for kernels that are listed."""
 
 
@@ -148,6 +158,7 @@ def _list(
     targets: tuple[str, ...],
     catalog: Catalog,
     fuse: str,
+    weights: tuple[str, ...],
 ) -> None:
     """Writes the manifest of the kernels that sources list."""
     for parameter in context.command.params:
@@ -165,11 +176,13 @@ def _list(
     files = [source.path.name for source in found]
     if not any(entry.reason is None for entry in merged.entries):
         raise KernelgenError(f"{', '.join(files)}: no kernel can be built for what is listed")
+    made = ["--fuse", fuse] if cut else []
     head = writing.Head(
         chosen,
         targets or listed.targets(lists) or _ALL_TARGETS,
         f"Kernels that {', '.join(files)} list{'s' * (len(files) == 1)}",
-        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files, *(['--fuse', fuse] if cut else [])])}"],
+        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files, *made, *_weights(weights)])}"],
+        weights,
     )
     kernels = _write(output, head, merged, catalog)
     lines = [
@@ -200,7 +213,11 @@ def _title(model: Model, path: Path) -> str:
     return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it"
 
 
-def _made_by(settings: Settings, path: Path, fuse: str) -> list[str]:
+def _weights(weights: tuple[str, ...]) -> list[str]:
+    return [word for form in weights for word in ("--weights", form)]
+
+
+def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]) -> list[str]:
     """The command that writes the manifest again, but for where files and programs are."""
     parts = [
         "kernelgen",
@@ -228,6 +245,7 @@ def _made_by(settings: Settings, path: Path, fuse: str) -> list[str]:
         parts += ["--ftype", settings.ftype]
     if fuse != _FUSE:
         parts += ["--fuse", fuse]
+    parts += _weights(weights)
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     # A shell reads the lines as one.
     *lines, last = textwrap.wrap(

@@ -46,6 +46,7 @@ class Registration:
         types: the types that inputs may have, in rows; empty when not declared.
         language: what the kernel is written in.
         targets: the targets that it is for; empty for all.
+        forms: the forms that the op's weights may have besides ggml's own (`kernelgen.ggml.forms`).
         where: what the kernel's sizes and parameters must fulfil, else it is for another emitter.
         env: (name, value) of the environment variables that its file sees, which are all; None for those of this process.
     """
@@ -64,6 +65,7 @@ class Registration:
     targets: tuple[str, ...] = ()
     where: tuple[Condition, ...] = ()
     env: tuple[tuple[str, str], ...] | None = None
+    forms: tuple[str, ...] = ()
 
     @property
     def in_groups(self) -> bool:
@@ -82,6 +84,10 @@ class Registration:
             len(types) <= len(row) and all(t is None or t in allowed for t, allowed in zip(types, row, strict=False))
             for row in self.types
         )
+
+    def takes_forms(self, spec: KernelSpec) -> bool:
+        """Returns whether the forms of a kernel's inputs are among those declared."""
+        return all(t is None or not t.form or t.form in self.forms for t in spec.inputs)
 
     def fits(self, spec: KernelSpec) -> bool:
         """Returns whether the types of a kernel's inputs are among those declared, and its sizes and parameters as `where` says."""

@@ -12,11 +12,12 @@ from kernelgen.emitters import conditions, signature, type_rows
 from kernelgen.emitters.registration import ParamSpec, Registration
 from kernelgen.emitters.type_rows import Row
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
+from kernelgen.ggml.forms import FORMS
 from kernelgen.languages import DEFAULT, LANGUAGES
 from kernelgen.targets import TARGETS
 
-_KEYWORDS = ("types", "language", "targets", "where")
-_KEYWORDS_TEXT = "'types', 'language', 'targets' and 'where'"
+_KEYWORDS = ("types", "language", "targets", "where", "forms")
+_KEYWORDS_TEXT = "'types', 'language', 'targets', 'where' and 'forms'"
 _KNOWN_LANGUAGES = f"languages are {', '.join(LANGUAGES)}"
 _KNOWN_TARGETS = f"targets are {', '.join(TARGETS)}"
 _KINDS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": float, "bool": bool}
@@ -130,6 +131,7 @@ class _Module:
                 context.append(arg.arg)
             elif param := self._param(arg, value):
                 params.append(param)
+        forms = self._forms(decorator)
         where = self._where(decorator, [arg.arg for arg in (*a.posonlyargs, *a.args)], params)
         if len(self.mistakes) > before:
             return
@@ -149,6 +151,7 @@ class _Module:
                 language,
                 targets,
                 where,
+                forms=forms,
             )
             problems = signature.check(registration)
             for message in problems:
@@ -207,6 +210,13 @@ class _Module:
         for name, node in found:
             if name not in TARGETS:
                 self.fail(node, f"unknown target '{name}'{did_you_mean(name, TARGETS)} ({_KNOWN_TARGETS})")
+        return tuple(dict.fromkeys(name for name, _ in found))
+
+    def _forms(self, decorator: ast.expr) -> tuple[str, ...]:
+        found = self._words(decorator, "forms")
+        for name, node in found:
+            if name not in FORMS:
+                self.fail(node, f"unknown form '{name}'{did_you_mean(name, FORMS)} (forms are {', '.join(FORMS)})")
         return tuple(dict.fromkeys(name for name, _ in found))
 
     def _where(

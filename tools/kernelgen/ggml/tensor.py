@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kernelgen.ggml import forms
 from kernelgen.ggml.types import TYPES
 
 _TENSOR = re.compile(
-    r"\s*\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\s*/\s*(\w+)"
+    r"\s*\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\s*/\s*(\w+)(?::(\w+))?"
     r"\s*(?:/\s*\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\s*)?"
 )
 
@@ -19,29 +20,39 @@ Dims = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TensorDesc:
-    """A GGML tensor: `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`, dimension 0 fastest.
+    """A GGML tensor: `(ne0,ne1,ne2,ne3)/dtype[:form][/(nb0,nb1,nb2,nb3)]`, dimension 0 fastest.
 
     Attributes:
         ne: elements per dimension.
         dtype: ggml's type name.
         nb: strides in bytes, always filled in and canonical: where ne is 1 the stride that density would give. nb[0] is the
             distance between elements, or between blocks of a quantized type.
+        form: in which order the tensor's bytes are (`kernelgen.ggml.forms`); empty for ggml's own. The strides are those that
+            ggml knows, whatever the form.
     """
 
     ne: Dims
     dtype: str
     nb: Dims
+    form: str = ""
 
     @staticmethod
-    def make(ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None) -> TensorDesc:
+    def make(ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None, form: str = "") -> TensorDesc:
         """Returns the canonical description.
 
         Raises:
-            ValueError: not four dimensions, one is not positive, the type is unknown, or a row does not hold whole blocks.
+            ValueError: not four dimensions, one is not positive, the type is unknown, a row does not hold whole blocks, or the
+                tensor can't have the form.
         """
         if len(ne) != 4 or (nb is not None and len(nb) != 4):
             raise ValueError(f"a tensor has four dimensions, not {len(ne if nb is None or len(ne) != 4 else nb)}")
-        return _desc(tuple(ne), dtype, None if nb is None else tuple(nb))
+        made = _desc(tuple(ne), dtype, None if nb is None else tuple(nb))
+        if not form:
+            return made
+        problem = forms.problem(form, dtype, made.ne, made.nb)
+        if problem is not None:
+            raise ValueError(problem)
+        return TensorDesc(made.ne, dtype, made.nb, form)
 
     @staticmethod
     def parse(text: str) -> TensorDesc:
@@ -55,7 +66,21 @@ class TensorDesc:
             raise ValueError("expected (ne0,ne1,ne2,ne3)/dtype or (ne0,ne1,ne2,ne3)/dtype/(nb0,nb1,nb2,nb3)")
         groups = match.groups()
         ne = tuple(map(int, groups[:4]))
-        return TensorDesc.make(ne, groups[4], None if groups[5] is None else tuple(map(int, groups[5:])))
+        nb = None if groups[6] is None else tuple(map(int, groups[6:]))
+        return TensorDesc.make(ne, groups[4], nb, groups[5] or "")
+
+    def in_form(self, form: str) -> TensorDesc:
+        """Returns the same tensor in another form; empty for ggml's own.
+
+        Raises:
+            ValueError: it can't have the form.
+        """
+        return TensorDesc.make(self.ne, self.dtype, self.nb, form)
+
+    @property
+    def type_text(self) -> str:
+        """The type as `str` writes it: with the form."""
+        return f"{self.dtype}:{self.form}" if self.form else self.dtype
 
     @property
     def contiguous(self) -> bool:
@@ -81,7 +106,7 @@ class TensorDesc:
         return self.ne[::-1]
 
     def __str__(self) -> str:
-        text = f"({self.ne[0]},{self.ne[1]},{self.ne[2]},{self.ne[3]})/{self.dtype}"
+        text = f"({self.ne[0]},{self.ne[1]},{self.ne[2]},{self.ne[3]})/{self.type_text}"
         return text if self.contiguous else f"{text}/({self.nb[0]},{self.nb[1]},{self.nb[2]},{self.nb[3]})"
 
 

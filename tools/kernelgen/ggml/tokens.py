@@ -54,7 +54,7 @@ class Cut:
             ne[more] = n_more
             if i == self.rule.mask:
                 nb = dense_strides((ne[0], ne[1], ne[2], ne[3]), t.dtype)
-        return TensorDesc.make(ne, t.dtype, nb)
+        return TensorDesc.make(ne, t.dtype, nb, t.form)
 
     @property
     def family(self) -> tuple[Hashable, ...]:
@@ -74,7 +74,7 @@ class Cut:
             0 if d in open_ or t.ne[d] == 1 or (more == 0 and d <= max(self.axes[i] or 0, 0)) else t.nb[d]
             for d in range(4)
         )
-        return t.dtype, tuple(0 if d in open_ else t.ne[d] for d in range(4)), tuple(strides)
+        return t.type_text, tuple(0 if d in open_ else t.ne[d] for d in range(4)), tuple(strides)
 
 
 def cuts(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Iterator[Cut]:

@@ -8,6 +8,9 @@ tensor that is not contiguous is a view of its storage, and the view is part of 
   rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
+A weight may be in another form than ggml's (`kernelgen.ggml.forms`). Its view is then what is stored: of `planes` it has a row's
+bytes as its last dimension, in which the emitter finds the fields, and of `transposed` the rows last.
+
 Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
 bytes. `view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.
 """
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from kernelgen.ggml.forms import PLANES, TRANSPOSED
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 
@@ -33,7 +37,8 @@ class Storage:
         dtype: NumPy name of the parameter's element type.
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then what `trailing` adds.
+            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension, and in
+            `transposed` ne0 comes before ne1.
         length: elements of `dtype` in the storage.
         dense: whether the view covers every element once.
         unit: bytes of an element of `dtype`.
@@ -75,7 +80,13 @@ def storage(tensor: TensorDesc) -> Storage:
         dtype, unit = _ARRAY_TYPES[tensor.dtype], t.size
     else:
         raise ValueError(f"Neuron devices have no {tensor.dtype}")
-    dims = (*((lengths[k], strides[k] // unit) for k in (3, 2, 1, 0)), *trailing)
+    if tensor.form == TRANSPOSED:
+        lengths[:2] = tensor.ne[1], tensor.ne[0]
+        strides[:2] = unit, unit * tensor.ne[1]
+    kept: tuple[int, ...] = (3, 2, 1, 0)
+    if tensor.form == PLANES:
+        kept, trailing = (3, 2, 1), ((lengths[0] * t.size, 1),)
+    dims = (*((lengths[k], strides[k] // unit) for k in kept), *trailing)
     length = tensor.storage_bytes // unit
     made = Storage(dtype, (length,), dims, length, False, unit)
     expected = 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean
+from kernelgen.ggml.forms import WEIGHTS
 from kernelgen.ggml.ops import Op
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
@@ -87,10 +88,13 @@ class _GraphEntry(KernelEntry):
                 member._check_counts(member.op)
         self._check_references()
         found: list[Kernel] = []
+        weights = self._weights()
+        formed = False
         fallback = self.entry.get("fallback")
         for values in self._combinations():
-            spec = self._group(values)
+            spec = self._group(values, weights)
             if spec is not None:
+                formed = formed or any(t is not None and t.tensor.form for node in spec.nodes for t in node.inputs)
                 group = self._of_group(spec)
                 self.note_settings(group, values, self.own)
                 found += group
@@ -98,7 +102,20 @@ class _GraphEntry(KernelEntry):
                     ops = [k for one in dict.fromkeys(node.kernel for node in spec.nodes) for k in self._chosen(one)]
                     self.note_settings(ops, values, None)
                     found += ops
+        self._check_formed(formed)
         return list(dict.fromkeys(found)) if self.good else []
+
+    def _weights(self) -> set[str]:
+        """Returns the inputs that may be in a form: those that are read whole, and as a weight, wherever they are used."""
+        found = {name for name, item in self._need("inputs").value.items() if not self.is_sized(item.node)}
+        for member in self.members:
+            index = None if member.op is None else WEIGHTS.get(member.op.name)
+            read = [*self._of(member, "inputs").value, self._of(member, "output")]
+            for i, item in enumerate(read):
+                match = _REFERENCE.fullmatch(item.text) if item.value is not None else None
+                if match is not None and (i != index or match[2] is not None or match[3] is not None):
+                    found.discard(match[1])
+        return found
 
     def _of_group(self, spec: GraphSpec) -> list[Kernel]:
         """Returns the kernel of a group with its emitters, which are in JAX."""
@@ -195,13 +212,13 @@ class _GraphEntry(KernelEntry):
 
     # --- one group -------------------------------------------------------------------------------------------------------
 
-    def _group(self, values: Mapping[str, Value]) -> GraphSpec | None:
+    def _group(self, values: Mapping[str, Value], weights: set[str]) -> GraphSpec | None:
         """Returns the group with these values of the variables; None when it has a mistake."""
         memory: dict[str, _Memory] = {}
         for name, item in self._need("inputs").value.items():
             tensor = self._tensor(item.node, values)
             if tensor is not None:
-                memory[name] = _Memory(name, 0, tensor)
+                memory[name] = _Memory(name, 0, kernels.formed(tensor, self.forms()) if name in weights else tensor)
         outputs = {item.text for item in self._need("outputs").value}
         nodes = []
         for i, member in enumerate(self.members):
@@ -299,8 +316,9 @@ class _GraphEntry(KernelEntry):
                 self.fail(item, message, hint)
             return None
         end, size = int(offset or 0) + view.storage_bytes, whole.tensor.storage_bytes
-        if view.dtype != whole.tensor.dtype:
-            self.fail_with(values, item, f"a view of {name} is {whole.tensor.dtype}, as {name} is, not {view.dtype}")
+        if view.type_text != whole.tensor.type_text:
+            have = whole.tensor.type_text
+            self.fail_with(values, item, f"a view of {name} is {have}, as {name} is, not {view.type_text}")
         elif end > size:
             self.fail_with(values, item, f"the view ends at byte {end}, and {name} has {size}")
         return Loose(whole.root, whole.offset + int(offset or 0), view)

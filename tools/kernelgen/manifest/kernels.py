@@ -14,6 +14,7 @@ from kernelgen.errors import KernelgenError, did_you_mean, nearest
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
 from kernelgen.ggml import types as ggml_types
+from kernelgen.ggml.forms import WEIGHTS, of_type
 from kernelgen.ggml.ops import Op, Param, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.kernel import KernelSpec
@@ -50,12 +51,14 @@ class Choice:
         languages: its `languages`, or None.
         manifest: its name.
         settings: where it is noted which kernels are compiled with settings of their own, or None.
+        weights: the forms that weights are asked for in, or None.
     """
 
     targets: tuple[str, ...] = ()
     languages: Node | None = None
     manifest: str = ""
     settings: KernelSettings | None = None
+    weights: Node | None = None
 
 
 def expand(
@@ -83,6 +86,8 @@ class KernelEntry:
         self.sizes = sizes
         self.choice = choice
         self.languages = entry.get("languages") or choice.languages if entry.kind == "map" else None
+        own_weights = entry.get("weights") if entry.kind == "map" else None
+        self.weights = choice.weights if own_weights is None else own_weights
         self.good = id(entry) not in report.wrong
         self.own = choice.settings.own(entry) if choice.settings is not None and entry.kind == "map" else None
         self.op: Op | None = None
@@ -128,17 +133,49 @@ class KernelEntry:
                 self._tensors(values)  # to report what is wrong with them
                 break
             return kernels, named
+        formed = False
         for values in self._combinations():
             spec = self._spec(self.op, values)
             if spec is None:
                 continue
+            formed = formed or any(t is not None and t.form for t in spec.inputs)
             chosen = self._chosen(spec)
             self.note_settings(chosen, values, self.own)
             kernels += chosen
             name = entry.get("name")
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
+        self._check_formed(formed)
         return (kernels, named) if self.good else ([], [])
+
+    def forms(self) -> list[str]:
+        """Returns the forms that weights are asked for in."""
+        node = self.weights
+        return [item.text for item in node.value] if node is not None and self.usable(node) else []
+
+    def is_sized(self, node: Node) -> bool:
+        """Returns whether a tensor depends on the manifest's sizes, as no weight does."""
+        template = self.templates.get(id(node))
+        return template is not None and any(name in self.sizes.variables for name in template.names)
+
+    def _with_forms(self, op: Op, inputs: list[TensorDesc | None]) -> list[TensorDesc | None]:
+        """Returns the inputs with the weight in the form that is asked for."""
+        index = WEIGHTS.get(op.name)
+        weight = inputs[index] if index is not None and index < len(inputs) else None
+        if index is None or weight is None or weight.form or self.is_sized(self._need("inputs").value[index]):
+            return inputs
+        if op.name == "mul_mat" and weight.ne[2] * weight.ne[3] > 1:  # heads of a cache
+            return inputs
+        return [*inputs[:index], formed(weight, self.forms()), *inputs[index + 1 :]]
+
+    def _check_formed(self, formed: bool) -> None:
+        """Notes forms that an entry asks for of its own and has no weight for."""
+        own = self.entry.get("weights")
+        if own is not None and self.usable(own) and own.value and self.good and not formed:
+            hint = (
+                f"a weight is the first operand of {' or '.join(WEIGHTS)}, contiguous, and has no variable of `sizes`"
+            )
+            self.fail(own, f"the entry has no weight that can be {' or '.join(self.forms())}", hint)
 
     def _only_of_op(self) -> None:
         """Notes what only a kernel that is named by its source has, and what it may lack."""
@@ -397,6 +434,7 @@ class KernelEntry:
 
     def _spec(self, op: Op, values: Mapping[str, Value]) -> KernelSpec | None:
         inputs, output = self._tensors(values)
+        inputs = self._with_forms(op, inputs)
         params = self._params(op, values)
         alias = self._alias(op, inputs, output)
         if not self.good or output is None:
@@ -511,13 +549,19 @@ def check_param(param: Param, value: object, shown: str) -> str | None:
     return None
 
 
+def formed(tensor: TensorDesc, forms: Sequence[str]) -> TensorDesc:
+    """Returns a weight in the form of some that it can have, or as it is."""
+    form = of_type(tensor.dtype)
+    return tensor.in_form(form) if form is not None and form in forms and tensor.contiguous else tensor
+
+
 @functools.lru_cache(maxsize=65536)
 def parse_tensor(text: str) -> TensorDesc:
     """Returns `TensorDesc.parse`, which many entries ask for the same texts."""
     return TensorDesc.parse(text)
 
 
-_LOOSE = re.compile(r"\s*\(([^()]*)\)\s*/\s*([^/\s()]+)\s*(?:/\s*\(([^()]*)\)\s*)?")
+_LOOSE = re.compile(r"\s*\(([^()]*)\)\s*/\s*([^/\s():]+)(?::[^/\s()]*)?\s*(?:/\s*\(([^()]*)\)\s*)?")
 
 
 def explain_tensor(text: str, reason: str) -> tuple[str, str | None]:

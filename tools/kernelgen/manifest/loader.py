@@ -84,6 +84,7 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
         root.get("languages"),
         manifest="" if name is None else str(name.value),
         settings=own,
+        weights=root.get("weights"),
     )
     found, checks = _entries(root, catalog, report, choice)
     if name is None or report.diagnostics:

@@ -101,12 +101,14 @@ class Root:
         shape: all of it.
         node: its place among the graph's nodes; None when it is given to the graph.
         output: whether it is read after the call.
+        weight: whether the export says that it is a tensor of the model's file.
     """
 
     name: str
     shape: Shape
     node: int | None
     output: bool
+    weight: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,7 @@ class Reader:
                 shapes[at.root],
                 computed.get(at.root),
                 tensors[at.root].get("role") == "output",
+                tensors[at.root].get("role") == "weight",
             )
             for at in places
         }

@@ -8,11 +8,11 @@ graph's own, as with GGML_NEURON_EXACT=1: the backend also computes groups of fe
 from __future__ import annotations
 
 import enum
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
-from kernelgen.graph_kernel import GraphSpec
+from kernelgen.graph_kernel import GraphSpec, Place
 from kernelgen.kernel import KernelSpec
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import readers_of, segment_spec
@@ -134,6 +134,9 @@ class Groups:
                 continue
             if spec in patterns[kernels]:
                 return spec
+            apart = next((other for other in patterns[kernels] if _has_slots_of(spec, other)), None)
+            if apart is not None:
+                return apart
             same = any(_wiring(spec) == _wiring(other) for other in patterns[kernels])
             _note(reasons, first, end, Outside.RESULT if same else Outside.WIRING)
         return None
@@ -141,6 +144,28 @@ class Groups:
 
 def _note(reasons: list[Outside], first: int, end: int, reason: Outside) -> None:
     reasons[first:end] = [max(known, reason) for known in reasons[first:end]]
+
+
+def _has_slots_of(spec: GraphSpec, kernel: GraphSpec) -> bool:
+    """Returns whether a kernel computes a group, which has one tensor where the kernel has several slots."""
+    if len(kernel.slots) <= len(spec.slots):
+        return False
+    whole: dict[int, tuple[int, int]] = {}  # of a kernel's slot, where it begins in which one of the group
+
+    def same(a: Place | None, b: Place | None) -> bool:
+        if a is None or b is None or not (a.slot and b.slot):
+            return a == b
+        return whole.setdefault(b.index, (a.index, a.offset - b.offset)) == (a.index, a.offset - b.offset)
+
+    for one, other in zip(spec.nodes, kernel.nodes, strict=True):
+        places = [(one.place, other.place)]
+        for a, b in zip(one.inputs, other.inputs, strict=True):
+            places.append((None if a is None else a.place, None if b is None else b.place))
+        if one.escapes != other.escapes or not all(same(a, b) for a, b in places):
+            return False
+    written = {whole[slot][0] for slot in kernel.written}
+    uses = Counter(slot for slot, _ in whole.values())
+    return all(uses[slot] == 1 for slot in written)
 
 
 def _wiring(spec: GraphSpec) -> Hashable:

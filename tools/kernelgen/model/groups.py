@@ -71,18 +71,22 @@ def readers_of(graph: Graph) -> dict[int, int]:
     return found
 
 
-def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int]) -> _Cut:
-    numbers: dict[int, int] = {}
+def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int], apart: bool) -> _Cut:
+    numbers: dict[tuple[int, int | None], int] = {}
+    numbered = (_layer(name, None) for name in graph.names[segment.start : segment.end])
+    layer = next((number for number in numbered if number is not None), None)
 
     def wire(at: At) -> _Wire:
-        node = graph.roots[at.root].node
-        if node is not None and segment.start <= node < segment.end:
-            return _Wire(False, node - segment.start, at.offset)
-        return _Wire(True, numbers.setdefault(at.root, len(numbers)), at.offset)
+        root = graph.roots[at.root]
+        if root.node is not None and segment.start <= root.node < segment.end:
+            return _Wire(False, root.node - segment.start, at.offset)
+        key = at.root, layer if apart and root.weight else None
+        return _Wire(True, numbers.setdefault(key, len(numbers)), at.offset)
 
     inputs, into, escapes = [], [], []
     for i in range(segment.start, segment.end):
         wires = graph.wires[i]
+        layer = _layer(graph.names[i], layer)
         inputs.append(tuple(None if at is None else wire(at) for at in wires.inputs))
         root = graph.roots[wires.output.root]
         own = root.node == i
@@ -90,7 +94,13 @@ def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int]) -> _Cut:
         read = readers.get(wires.output.root)
         # What nobody reads is what the graph is computed for.
         escapes.append(own and (root.output or read is None or read >= segment.end))
-    return _Cut(tuple(inputs), tuple(into), tuple(escapes), tuple(numbers))
+    return _Cut(tuple(inputs), tuple(into), tuple(escapes), tuple(root for root, _ in numbers))
+
+
+def _layer(name: str, before: int | None) -> int | None:
+    """Returns the number of the layer that llama.cpp names a node after, or that of the nodes before it."""
+    match = re.search(r"-([0-9]+)$", name.partition(" (")[0])
+    return int(match[1]) if match else before
 
 
 def _content(graph: Graph, segment: Segment, cut: _Cut) -> Hashable:
@@ -99,13 +109,22 @@ def _content(graph: Graph, segment: Segment, cut: _Cut) -> Hashable:
     return cut.inputs, cut.into, cut.escapes, shapes, tuple(graph.nodes[segment.start : segment.end])
 
 
-def segment_spec(graph: Graph, segment: Segment, readers: Mapping[int, int] | None = None) -> GraphSpec:
+def segment_spec(
+    graph: Graph, segment: Segment, readers: Mapping[int, int] | None = None, *, apart: bool = False
+) -> GraphSpec:
     """Returns the graph kernel of a segment.
+
+    Args:
+        graph: the graph.
+        segment: the nodes of it.
+        readers: as `readers_of` returns them.
+        apart: whether a weight that several layers read is a slot for each. A file has such a weight once, and llama.cpp loads it
+            once, or once for each layer: such a kernel computes both.
 
     Raises:
         ValueError: it is not a group, or a tensor of it none that a kernel has.
     """
-    cut = _cut(graph, segment, readers_of(graph) if readers is None else readers)
+    cut = _cut(graph, segment, readers_of(graph) if readers is None else readers, apart)
     nodes = []
     for i, inputs, into, escapes in zip(range(len(segment)), cut.inputs, cut.into, cut.escapes, strict=True):
         node = graph.nodes[segment.start + i]
@@ -250,7 +269,7 @@ def fit(
         if len(segment) == 1:  # its op's kernel is as good
             continue
         own = kernels[segment.start : segment.end]
-        cuts = [_cut(g, segment, r) for g, r in zip(graphs, readers, strict=True)]
+        cuts = [_cut(g, segment, r, True) for g, r in zip(graphs, readers, strict=True)]
         same = tuple(_content(g, segment, c) for g, c in zip(graphs, cuts, strict=True))
         if same in met:  # a layer like another one
             continue
@@ -258,7 +277,7 @@ def fit(
         made = _fit(cuts, graphs, segment, own, fitter)
         try:
             right = made is not None and all(
-                made.at(point) == segment_spec(graph, segment, r)
+                made.at(point) == segment_spec(graph, segment, r, apart=True)
                 for graph, point, r in zip(graphs, points, readers, strict=True)
             )
         except ValueError:  # a tensor without elements, or a node that no group has

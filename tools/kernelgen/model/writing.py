@@ -26,12 +26,14 @@ class Head:
         targets: to build for.
         description: for readers.
         comment: lines that say what the manifest is made of.
+        weights: the forms that weights are asked for in.
     """
 
     name: str
     targets: Sequence[str]
     description: str
     comment: Sequence[str]
+    weights: Sequence[str] = ()
 
 
 def text(head: Head, derived: Derived) -> str:
@@ -43,6 +45,8 @@ def text(head: Head, derived: Derived) -> str:
     lines = [f"# {line}".rstrip() for line in head.comment]
     lines += ["format: 1", f"name: {head.name}", f"targets: [{', '.join(head.targets)}]"]
     lines.append(f"description: {_quoted(head.description)}")
+    if head.weights:
+        lines.append(f"weights: [{', '.join(head.weights)}]")
     if shared:
         lines += ["", "sizes:"]
         for name, values in shared.items():

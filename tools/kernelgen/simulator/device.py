@@ -23,6 +23,7 @@ from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
 from kernelgen.simulator import cache, products
+from kernelgen.simulator.unused import unused_parameters
 
 MAX_EXECUTABLES = 1024
 """Compiled HLO that is kept at most; what was not used for longest is compiled again when it is needed. Each takes about 640 KiB
@@ -84,6 +85,7 @@ class Model:
         hlo: what it computes.
         digest: the HLO's SHA-256.
         inputs: (NumPy dtype, shape, bytes) of each.
+        dropped: the numbers of those that a client does not give, because no result depends on them.
         outputs: bytes of each.
         bindings: what was prepared, by the request that asked for it.
     """
@@ -91,6 +93,7 @@ class Model:
     hlo: bytes
     digest: bytes
     inputs: list[tuple[Any, tuple[int, ...], int]]
+    dropped: frozenset[int]
     outputs: list[int]
     bindings: dict[bytes, Binding] = field(default_factory=dict)
 
@@ -100,10 +103,12 @@ class Device:
 
     Args:
         arenas: by number.
+        strict: leave inputs that no result depends on out of a model's tensors, as a compiler may.
     """
 
-    def __init__(self, arenas: Sequence[Arena]) -> None:
+    def __init__(self, arenas: Sequence[Arena], strict: bool = False) -> None:
         self._arenas = arenas
+        self._strict = strict
         self._models: dict[int, Model] = {}
         self._lock = threading.Lock()
         self._number = 0
@@ -111,7 +116,7 @@ class Device:
         client()  # a machine without jaxlib is told so before it has a model
 
     def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...]]:
-        """Returns a new model's number and its tensors, inputs first.
+        """Returns a new model's number and its tensors, inputs first, without those that are dropped.
 
         Args:
             arena: where the NEFF lies.
@@ -133,12 +138,14 @@ class Device:
             hlo=contents.hlo,
             digest=digest,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
+            dropped=unused_parameters(contents.hlo) if self._strict else frozenset(),
             outputs=[t.size for t in outputs],
         )
+        told = tuple(t for i, t in enumerate(inputs) if i not in model.dropped) + tuple(outputs)
         with self._lock:
             self._number += 1
             self._models[self._number] = model
-            return self._number, contents.tensors
+            return self._number, told
 
     def unload(self, number: int) -> None:
         """Forgets a model; one that is being executed goes when that is done.
@@ -182,11 +189,17 @@ class Device:
             ctypes.memmove(address, buffer.unsafe_buffer_pointer(), size)
 
     def _bind(self, model: Model, places: Sequence[tuple[int, int]]) -> Binding:
-        count = len(model.inputs)
+        count = len(model.inputs) - len(model.dropped)
         if len(places) != count + len(model.outputs):
             raise DeviceError(f"{len(places)} tensors for a model of {count} inputs and {len(model.outputs)} outputs")
         arguments, views, results = [], [], []
-        for (dtype, shape, size), place in zip(model.inputs, places[:count], strict=True):
+        given = iter(places[:count])
+        for number, (dtype, shape, size) in enumerate(model.inputs):
+            if number in model.dropped:
+                views.append(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))  # not numbers, if somebody looks
+                arguments.append(put(views[-1]))
+                continue
+            place = next(given)
             address = self._address(place, size)
             view = np.frombuffer(self._arenas[place[0]].data, dtype, size // dtype.itemsize, place[1]).reshape(shape)
             array = put(view)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kernelgen.simulator.requests import Requests
 
 THREADS_VARIABLE = "NEURON_SIMULATOR_THREADS"
+STRICT_VARIABLE = "NEURON_SIMULATOR_STRICT"
 
 MAX_DESCRIPTORS = 253
 """Linux passes no more in one message; one per core and one for the host."""
@@ -62,7 +63,8 @@ def _greet(control: socket.socket) -> Requests:
         sizes = [size for (size,) in protocol.SIZE.iter_unpack(message[protocol.HELLO.size :])]
         if not len(fds) == len(sizes) == count:
             raise ValueError(f"{count} arenas were announced, {len(fds)} came")
-        requests = Requests(Device([Arena.map(fd, size) for fd, size in zip(fds, sizes, strict=True)]))
+        arenas = [Arena.map(fd, size) for fd, size in zip(fds, sizes, strict=True)]
+        requests = Requests(Device(arenas, strict=os.environ.get(STRICT_VARIABLE) != "0"))
     except ImportError as error:
         _refuse(
             control, f"{sys.executable} lacks what kernelgen needs ({error}); NEURON_SIMULATOR_PYTHON names another"

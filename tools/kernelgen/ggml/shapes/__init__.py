@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kernelgen.ggml.forms import WEIGHTS
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes import (
     attention,
@@ -79,6 +80,9 @@ def check(
         params: all parameters, defaults filled in.
         alias: the input whose memory the result is written to.
     """
+    formed = _check_forms(op, inputs, output)
+    if formed is not None:
+        return [formed]
     chosen, rule = _CHOSEN.get(op), _RULES.get(op)
     if chosen is None and rule is None:
         return []
@@ -94,6 +98,15 @@ def check(
     except Misfit as misfit:
         return [misfit.problem]
     return []
+
+
+def _check_forms(op: str, inputs: Inputs, output: TensorDesc) -> Problem | None:
+    """Returns which tensor has a form though it is not a weight of an op that takes one."""
+    ops = " and ".join(WEIGHTS)
+    for i, tensor in enumerate(inputs):
+        if tensor is not None and tensor.form and WEIGHTS.get(op) != i:
+            return Problem("inputs", i, f"{tensor.type_text}: only the weights of {ops} have a form, their input 0")
+    return Problem("output", None, f"{output.type_text}: a result has no form") if output.form else None
 
 
 def result(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> TensorDesc | None:

@@ -8,7 +8,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from kernelgen.languages.nki.program import (
 )
 from kernelgen.languages.nki.roll import BOUND, Roller
 from kernelgen.languages.nki.tensors import Tensor
+
+if TYPE_CHECKING:
+    from kernelgen.languages.nki.lower import Context
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +62,14 @@ class Recorded:
         """Returns the results for arrays, which may be traced by JAX."""
         return self.run(arrays, False)[0]
 
-    def run(self, arrays: Sequence[Any], checking: bool) -> tuple[tuple[Any, ...], list[tuple[Any, int, str]]]:
+    def run(self, arrays: Sequence[Any], checking: bool) -> tuple[tuple[Any, ...], Context]:
+        """Returns the results for arrays, and what lowered them, which has the checks of indices."""
         from kernelgen.languages.nki.lower import Context
 
         context = Context(arrays, checking)
         context.run(self.block)
         values = tuple(context.read(tensor) for tensor in self.results)
-        return values, context.checks
+        return values, context
 
 
 def record(
@@ -78,7 +82,6 @@ def record(
     targets: tuple[str, ...] = (),
     check: bool = True,
     bound: int = BOUND,
-    keep_checked: bool = False,
 ) -> Recorded:
     """Runs a kernel's Python code and records what it does.
 
@@ -92,7 +95,6 @@ def record(
         targets: whose limits are checked, those of all targets if none are given.
         check: whether the limits of the hardware are checked.
         bound: how many instructions a loop may have to stay unrolled.
-        keep_checked: whether loops stay unrolled whose indices are to be checked when the kernel runs.
 
     Raises:
         NkiError: the kernel breaks a rule.
@@ -139,7 +141,7 @@ def record(
         if not flat:
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
         block = _scheduled(blocks, grid)
-    roller = Roller(bound, keep_checked=keep_checked)
+    roller = Roller(bound)
     keep = frozenset(s.number for s in (*parameters, *(t.storage for t in flat)))
     rolled = roller.roll(block, keep)
     return Recorded(
@@ -424,21 +426,24 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     """
     import jax
 
-    recorded = record_kernel(kernel, args, kwargs, keep_checked=True)
+    from kernelgen.languages.nki.lower import INSIDE
+
+    recorded = record_kernel(kernel, args, kwargs)
     arrays = [np.asarray(a) for a in _arrays(kernel, args, kwargs)]
     arrays = [a.astype(s.dtype) for a, s in zip(arrays, recorded.parameters, strict=True)]
-    where: list[tuple[int, str]] = []
+    places: list[tuple[int, str]] = []
 
     def run(*values: Any) -> Any:
-        results, found = recorded.run(values, True)
-        where[:] = [(size, place) for _, size, place in found]
-        return results, [worst for worst, _, _ in found]
+        results, context = recorded.run(values, True)
+        places[:] = context.places
+        return results, context.checks
 
     options: Any = {"xla_backend_optimization_level": 0}  # compiling takes longer than running
     compiled = jax.jit(run).lower(*arrays).compile(compiler_options=options)
     values, bad = compiled(*arrays)
-    for worst, (size, place) in zip(bad, where, strict=True):
-        if int(worst) != -(2**31) + 1:
+    for worst, number in bad:
+        if int(worst) != INSIDE:
+            size, place = places[int(number)]
             error = IndexError(f"index {int(worst)} is out of bounds for axis 0 with size {size}")
             error.add_note(f"{place}: a tile of indices names an element that is not there")
             raise error

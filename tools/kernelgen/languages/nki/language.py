@@ -25,6 +25,8 @@ float16, float32_, int8, int16, int32 = np.float16, np.float32, np.int8, np.int1
 uint8, uint16, uint32, bool_ = np.uint8, np.uint16, np.uint32, np.bool_
 bfloat16 = ml_dtypes.bfloat16
 float8_e4m3, float8_e5m2, float8_e4m3fn = ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn
+# Packed dtypes have names, which kernels compare and ask for; `dtype_of` has what holds them.
+float8_e4m3fn_x4, float8_e5m2_x4, float4_e2m1fn_x4 = "float8_e4m3fn_x4", "float8_e5m2_x4", "float4_e2m1fn_x4"
 mgrid = MGrid()
 
 

@@ -13,11 +13,14 @@ from kernelgen.languages.nki.dtypes import boolean, float32, is_float, is_int
 from kernelgen.languages.nki.errors import NkiError
 from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, Storage
-from kernelgen.languages.nki.roll import Rolled, Varying
+from kernelgen.languages.nki.roll import Rolled, Varying, checks_indices
 from kernelgen.languages.nki.tensors import Tensor
 
 Lowering = Callable[["Context", Instruction], None]
 LOWERINGS: dict[str, Lowering] = {}
+
+INSIDE = np.int32(-(2**31) + 1)
+"""What a check of indices gives when all are inside of the memory."""
 
 
 def lowering(name: str) -> Callable[[Lowering], Lowering]:
@@ -82,7 +85,11 @@ class Context:
 
     Args:
         parameters: the values of the kernel's tensor arguments, in order.
-        checking: whether indices that are known at run time are to be checked; `checks` then holds what was found.
+        checking: whether indices that are known at run time are to be checked; `checks` then holds what was found: the first
+            index that is outside, or `INSIDE`, and the number of its entry in `places`.
+
+    Attributes:
+        places: how many elements there are where an index is checked, and the kernel's line.
     """
 
     def __init__(self, parameters: Sequence[Any], checking: bool = False) -> None:
@@ -90,7 +97,8 @@ class Context:
         self.checking = checking
         self.values: dict[int, Any] = {}
         self.variables: dict[int, Any] = {}
-        self.checks: list[tuple[Any, int, str]] = []
+        self.checks: list[tuple[Any, Any]] = []
+        self.places: list[tuple[int, str]] = []
 
     def memory(self, storage: Storage) -> Any:
         """Returns the values that a piece of memory has now, in the storage's shape."""
@@ -254,8 +262,9 @@ class Context:
         if shown is not None:
             bad = bad & shown
         first = jnp.argmax(bad.reshape(-1))
-        worst = jnp.where(jnp.any(bad), flat.reshape(-1)[first], -(2**31) + 1)
-        self.checks.append((worst, size, where))
+        worst = jnp.where(jnp.any(bad), flat.reshape(-1)[first], INSIDE)
+        self.checks.append((worst, np.int32(len(self.places))))
+        self.places.append((size, where))
 
     def run(self, block: Block) -> None:
         for item in block.items:
@@ -283,19 +292,35 @@ class Context:
         initial = tuple(self.memory(storage) for storage in carried)
         for storage in loop.read:
             self.memory(storage)
-        outside = dict(self.values)
+        outside, checks = dict(self.values), self.checks
+        # What the iterations before found, where indices are checked.
+        none = ((INSIDE, np.int32(0)),) if self.checking and any(map(checks_indices, loop.body.items)) else ()
 
-        def body(variable: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        def body(variable: Any, state: tuple[tuple[Any, ...], Any]) -> tuple[tuple[Any, ...], Any]:
+            values, found = state
             self.values = dict(outside)
             self.values.update({s.number: v for s, v in zip(carried, values, strict=True)})
             self.variables[loop.number] = variable
+            self.checks = list(found)
             self.run(loop.body)
-            return tuple(self.values[s.number] for s in carried)
+            return tuple(self.values[s.number] for s in carried), _first_outside(self.checks)
 
-        results = lax.fori_loop(0, loop.count, body, initial)
+        results, found = lax.fori_loop(0, loop.count, body, (initial, none))
         self.values = outside
+        self.checks = [*checks, *found]
         self.variables.pop(loop.number, None)
         self.values.update({s.number: v for s, v in zip(carried, results, strict=True)})
+
+
+def _first_outside(checks: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], ...]:
+    """Returns the first of several checks that found an index outside, or the last, in a tuple; nothing of none."""
+    if not checks:
+        return ()
+    worst, place = checks[-1]
+    for before, its_place in reversed(checks[:-1]):
+        outside = before != INSIDE
+        worst, place = jnp.where(outside, before, worst), jnp.where(outside, its_place, place)
+    return ((worst, place),)
 
 
 def shown_of(tensor: Tensor) -> Any:

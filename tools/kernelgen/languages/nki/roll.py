@@ -2,7 +2,8 @@
 
 A loop is recorded iteration by iteration with concrete indices. Where each iteration does the same to views whose offsets grow by a
 constant, and no memory that one iteration created is used by another, all iterations are one body with an index. What the first
-iteration does differently stays before the loop ("the first product overwrites, the others add").
+iteration does differently stays before the loop ("the first product overwrites, the others add"), what the last does after it
+("the last tile is masked").
 """
 
 from __future__ import annotations
@@ -45,12 +46,10 @@ class Roller:
 
     Attributes:
         bound: how many instructions a loop may have to stay unrolled.
-        keep_checked: whether loops stay unrolled in which indices are checked at run time.
         notes: what was rolled, for the kernel's record.
     """
 
     bound: int = BOUND
-    keep_checked: bool = False
     notes: list[str] = field(default_factory=list)
     _numbers: Any = field(default_factory=itertools.count)
     _outside: frozenset[int] = frozenset()
@@ -79,20 +78,19 @@ class Roller:
         flat = [item for turn in turns for item in turn]
         if len(turns) < 3 or _weight(flat) <= self.bound or any(isinstance(item, Exchange) for item in flat):
             return flat
-        if self.keep_checked and any(_checks_indices(item) for item in flat):
-            return flat
-        for peeled in (0, 1):
-            rest = turns[peeled:]
-            if len(rest) < 2:
+        for first, last in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            end = len(turns) - last
+            if end - first < 2:
                 break
-            body = self._body(rest, loop.iterations[peeled:])
+            body = self._body(turns[first:end], loop.iterations[first:end])
             if body is not None:
+                beside = " and ".join(["first"] * first + ["last"] * last)
                 self.notes.append(
-                    f"a loop of {len(rest)} iterations is rolled"
-                    + (", its first iteration beside it" if peeled else "")
+                    f"a loop of {end - first} iterations is rolled"
+                    + (f", its {beside} iteration beside it" if beside else "")
                 )
-                first = [item for turn in turns[:peeled] for item in turn]
-                return [*first, body]
+                before, after = ([item for turn in part for item in turn] for part in (turns[:first], turns[end:]))
+                return [*before, body, *after]
         self.notes.append(f"a loop of {len(turns)} iterations is unrolled: its iterations differ")
         return flat
 
@@ -128,9 +126,10 @@ class Roller:
         return Rolled(loop, count, Block(body), carried, outer)
 
 
-def _checks_indices(item: Any) -> bool:
+def checks_indices(item: Any) -> bool:
+    """Whether indices that are known at run time only are checked in an instruction or a rolled loop."""
     if isinstance(item, Rolled):
-        return any(_checks_indices(inner) for inner in item.body.items)
+        return any(checks_indices(inner) for inner in item.body.items)
     return item.op in ("assign", "rmw") and any(t.dynamic for t in (*item.reads, *item.writes))
 
 

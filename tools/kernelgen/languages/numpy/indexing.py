@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -50,7 +51,9 @@ def get(x: Tensor, index: Any) -> Tensor:
             "use np.where(condition, x, y)",
         )
     if any(_is_array(i) for i in items):
-        return Tensor(x.array.at[_gathering(x, items)].get(mode="clip"))
+        found = x.array.at[_gathering(x, items)].get(mode="clip")
+        axes = _to_front(index, items)
+        return Tensor(jnp.moveaxis(found, axes, range(len(axes))))
     parts, new = _parts(x, items)
     found = _slice(x.array, parts)
     found = lax.squeeze(found, [k for k, p in enumerate(parts) if p.drop])
@@ -64,7 +67,11 @@ def put(x: Tensor, index: Any, value: Any) -> Any:
     if _is_mask(items):
         return _masked(x, items, new)
     if any(_is_array(i) for i in items):
-        return x.array.at[_gathering(x, items)].set(new, mode="clip")
+        at = x.array.at[_gathering(x, items)]
+        if axes := _to_front(index, items):
+            shape = jax.eval_shape(lambda a: jnp.moveaxis(a, axes, range(len(axes))), at.get(mode="clip")).shape
+            new = jnp.moveaxis(jnp.broadcast_to(new, shape), range(len(axes)), axes)
+        return at.set(new, mode="clip")
     parts, axes = _parts(x, items)
     kept = [p.size for p in parts if not p.drop]
     for a in axes:
@@ -89,12 +96,25 @@ def _items(x: Tensor, index: Any) -> tuple[Any, ...]:
         raise refused("an array can't be indexed by a bool", "use np.where(condition, x, y)")
     dots = [k for k, i in enumerate(items) if i is Ellipsis]
     if len(dots) > 1:
-        raise IndexError("an index has more than one '...'")
+        raise IndexError("an index can only have a single ellipsis ('...')")
     used = sum(_rank(i) for i in items)
     if used > x.ndim:
         raise IndexError(f"{used} indices for an array of rank {x.ndim}")
     at = dots[0] if dots else len(items)
     return (*items[:at], *[slice(None)] * (x.ndim - used), *items[at + len(dots) :])
+
+
+def _to_front(index: Any, items: tuple[Any, ...]) -> list[int]:
+    """Returns which dimensions of what JAX takes NumPy puts first: those of arrays of indices that '...' of no dimension parts."""
+    given = index if isinstance(index, tuple) else (index,)
+    dots = next((k for k, i in enumerate(given) if i is Ellipsis), None)
+    if dots is None or len(items) != len(given) - 1:
+        return []
+    arrays = [k for k, i in enumerate(items) if _is_array(i) or isinstance(i, int | Tensor)]
+    if arrays != list(range(arrays[0], arrays[-1] + 1)) or not arrays[0] < dots <= arrays[-1]:
+        return []
+    rank = len(np.broadcast_shapes(*(getattr(items[k], "shape", ()) for k in arrays)))
+    return list(range(arrays[0], arrays[0] + rank))
 
 
 def _rank(item: Any) -> int:

@@ -170,11 +170,10 @@ def _fits(name: str, sizes: Sequence[int], loops: Sequence[int], what: str) -> N
 
 
 def _loops(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    if tensor.iterations is None:
-        raise refused(
-            "tile_op: this array is not made by an operation that has loops", "give the hint for the result of one"
-        )
-    return tensor.iterations
+    if tensor.parameter is not None:
+        raise refused("tile_op: a parameter is not made by an operation", "give the hint for the result of one")
+    # What moves elements has a loop per dimension of its result.
+    return tensor.iterations or ("copy", tensor.shape)
 
 
 def _reduced(loops: Sequence[int], shape: Sequence[int]) -> list[int]:

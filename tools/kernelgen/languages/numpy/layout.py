@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numpy.lib.array_utils import normalize_axis_index
 
 from kernelgen.languages.numpy.dtypes import promoted
 from kernelgen.languages.numpy.places import refused
@@ -19,7 +20,13 @@ from kernelgen.languages.numpy.tensor import N, Tensor, implements, tensor, toge
 def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: Any = None) -> Tensor:
     if order != "C":
         raise refused(f"np.reshape: order='{order}' is not supported", "use np.transpose before np.reshape")
-    return Tensor(jnp.reshape(tensor(a).array, newshape if shape is None else shape))
+    x = tensor(a).array
+    try:
+        return Tensor(jnp.reshape(x, newshape if shape is None else shape))
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise ValueError(
+            f"can't reshape an array of shape {x.shape} into {newshape if shape is None else shape}"
+        ) from None
 
 
 @implements(np.ravel)
@@ -29,7 +36,15 @@ def ravel(a: Any, order: str = "C") -> Tensor:
 
 @implements(np.transpose)
 def transpose(a: Any, axes: Any = None) -> Tensor:
-    return Tensor(jnp.transpose(tensor(a).array, axes))
+    x = tensor(a).array
+    if axes is None:
+        return Tensor(jnp.transpose(x))
+    if len(axes) != x.ndim:
+        raise ValueError(f"axes don't match array: {len(axes)} axes for an array of rank {x.ndim}")
+    order = [normalize_axis_index(axis, x.ndim) for axis in axes]
+    if len({*order}) != len(order):
+        raise ValueError(f"repeated axis in transpose: {tuple(axes)}")
+    return Tensor(lax.transpose(x, order))
 
 
 @implements(np.swapaxes)
@@ -130,8 +145,12 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Tensor:
     x = tensor(a).array
     if axis is None:
         return Tensor(_rolled(x.reshape(-1), int(np.sum(shift)), 0).reshape(x.shape))
+    far: dict[int, int] = {}
     for by, along in np.broadcast(np.asarray(shift), np.asarray(axis)):
-        x = _rolled(x, int(by), axes(int(along), x.ndim)[0])
+        (one,) = axes(int(along), x.ndim)
+        far[one] = far.get(one, 0) + int(by)
+    for one, by in far.items():
+        x = _rolled(x, by, one)
     return Tensor(x)
 
 
@@ -158,7 +177,11 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     x = tensor(a)
     (along,) = axes(axis, x.ndim)
     edge = tuple(1 if k == along else m for k, m in enumerate(x.shape))
-    ends = [None if e is None or e is np._NoValue else tensor(e, x.dtype) for e in (prepend, append)]
+    # A number of Python takes the array's dtype; what has its own keeps it.
+    ends = [
+        None if e is None or e is np._NoValue else tensor(e, None if hasattr(e, "dtype") else x.dtype)
+        for e in (prepend, append)
+    ]
     ends = [e if e is None or e.ndim else broadcast_to(e, edge) for e in ends]
     whole: Any = [e for e in (ends[0], x, ends[1]) if e is not None]
     result: Any = concatenate(whole, along) if len(whole) > 1 else x
@@ -167,7 +190,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
         later, earlier = tuple[Any, ...](
             Tensor(lax.slice_in_dim(result.array, lo, hi, axis=along)) for lo, hi in ((1, size), (0, size - 1))
         )
-        result = N.not_equal(later, earlier) if x.dtype == np.bool_ else later - earlier
+        result = N.not_equal(later, earlier) if result.dtype == np.bool_ else later - earlier
     return result  # type: ignore[no-any-return]
 
 

@@ -95,6 +95,8 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
         if ord != "fro":
             raise refused(f"np.linalg.norm: ord={ord!r} of a matrix is not supported", "ord is None or 'fro'")
         ord = None
+    elif ord == "fro":
+        raise ValueError("Invalid norm order 'fro' for vectors")
     over = axes(axis, array.ndim)
     size = lax.abs(array)
     if ord in (None, 2):

@@ -122,6 +122,11 @@ class Tensor:
         return self.size * self.itemsize
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along each dimension, as of an array of NumPy's that is contiguous."""
+        return tuple(math.prod(self.shape[k + 1 :]) * self.itemsize for k in range(self.ndim))
+
+    @property
     def T(self) -> Any:
         return N.transpose(self)
 

@@ -1,0 +1,191 @@
+#include "forms.h"
+
+#include "ggml-backend-impl.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace {
+
+constexpr size_t MAX_FIELDS = 5;
+
+// Bytes of the fields of a type's blocks; 0 after the last. The same table as in tools/kernelgen/ggml/forms.py; a test
+// compares the two.
+struct block_fields {
+    enum ggml_type type;
+    uint8_t        bytes[MAX_FIELDS];
+};
+
+constexpr block_fields FIELDS[] = {
+    { GGML_TYPE_Q4_0,    { 2, 16 }             },
+    { GGML_TYPE_Q4_1,    { 2, 2, 16 }          },
+    { GGML_TYPE_Q5_0,    { 2, 4, 16 }          },
+    { GGML_TYPE_Q5_1,    { 2, 2, 4, 16 }       },
+    { GGML_TYPE_Q8_0,    { 2, 32 }             },
+    { GGML_TYPE_Q2_K,    { 16, 64, 2, 2 }      },
+    { GGML_TYPE_Q3_K,    { 32, 64, 12, 2 }     },
+    { GGML_TYPE_Q4_K,    { 2, 2, 12, 128 }     },
+    { GGML_TYPE_Q5_K,    { 2, 2, 12, 32, 128 } },
+    { GGML_TYPE_Q6_K,    { 128, 64, 16, 2 }    },
+    { GGML_TYPE_IQ2_XXS, { 2, 64 }             },
+    { GGML_TYPE_IQ2_XS,  { 2, 64, 8 }          },
+    { GGML_TYPE_IQ3_XXS, { 2, 64, 32 }         },
+    { GGML_TYPE_IQ1_S,   { 2, 32, 16 }         },
+    { GGML_TYPE_IQ4_NL,  { 2, 16 }             },
+    { GGML_TYPE_IQ3_S,   { 2, 64, 8, 32, 4 }   },
+    { GGML_TYPE_IQ2_S,   { 2, 32, 32, 8, 8 }   },
+    { GGML_TYPE_IQ4_XS,  { 2, 2, 4, 128 }      },
+    { GGML_TYPE_IQ1_M,   { 32, 16, 8 }         },
+    { GGML_TYPE_TQ1_0,   { 48, 4, 2 }          },
+    { GGML_TYPE_TQ2_0,   { 64, 2 }             },
+    { GGML_TYPE_MXFP4,   { 1, 16 }             },
+    { GGML_TYPE_NVFP4,   { 4, 32 }             },
+    { GGML_TYPE_Q1_0,    { 2, 16 }             },
+    { GGML_TYPE_Q2_0,    { 2, 16 }             },
+};
+
+const block_fields * fields_of(enum ggml_type type) {
+    const auto * found =
+        std::find_if(std::begin(FIELDS), std::end(FIELDS), [type](const block_fields & f) { return f.type == type; });
+    return found == std::end(FIELDS) ? nullptr : found;
+}
+
+const ggml_tensor * root_of(const ggml_tensor * t) {
+    return t->view_src ? t->view_src : t;
+}
+
+// Returns the form of a tensor that is no view. It depends on what never changes while the tensor has its buffer.
+int32_t form_of_root(const ggml_tensor * root) {
+    const int32_t form = root->buffer ? neuron_form_of_buft(root->buffer->buft) : 0;
+    return form && form == neuron_form_of_type(root->type) && ggml_is_contiguous(root) ? form : 0;
+}
+
+// Bytes that change places only among themselves.
+size_t unit_of(const ggml_tensor * root, int32_t form) {
+    return form == NEURON_KERNELS_FORM_PLANES ? root->nb[1] : root->nb[2];
+}
+
+// Returns whether a view is of whole units, each as it is: then it has its root's form.
+bool has_whole_units(const ggml_tensor * view, const ggml_tensor * root, int32_t form) {
+    const size_t unit  = unit_of(root, form);
+    const int    outer = form == NEURON_KERNELS_FORM_PLANES ? 1 : 2;
+    if (view->type != root->type || view->view_offs % unit != 0 || view->nb[0] != root->nb[0] ||
+        view->ne[0] != root->ne[0]) {
+        return false;
+    }
+    if (outer == 2 && (view->ne[1] != root->ne[1] || view->nb[1] != root->nb[1])) {
+        return false;
+    }
+    for (int i = outer; i < GGML_MAX_DIMS; i++) {
+        if (view->ne[i] > 1 && view->nb[i] % unit != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Copies a field of all blocks of a row: `from` and `to` have it at distances of their own.
+void copy_field(const uint8_t * from, size_t from_step, uint8_t * to, size_t to_step, size_t bytes, size_t n_blocks) {
+    for (size_t i = 0; i < n_blocks; i++) {
+        memcpy(to + i * to_step, from + i * from_step, bytes);
+    }
+}
+
+// Writes the transpose of a matrix of `rows` by `columns`, in tiles that a cache holds.
+template <typename T> void transpose(const uint8_t * from, uint8_t * to, size_t rows, size_t columns) {
+    constexpr size_t TILE = 32;
+    for (size_t r0 = 0; r0 < rows; r0 += TILE) {
+        for (size_t c0 = 0; c0 < columns; c0 += TILE) {
+            for (size_t r = r0; r < std::min(r0 + TILE, rows); r++) {
+                for (size_t c = c0; c < std::min(c0 + TILE, columns); c++) {
+                    memcpy(to + (c * rows + r) * sizeof(T), from + (r * columns + c) * sizeof(T), sizeof(T));
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+const char * neuron_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
+    return ((neuron_buffer_type_context *) buft->context)->name.c_str();
+}
+
+int32_t neuron_form_of_buft(ggml_backend_buffer_type_t buft) {
+    const bool own = buft->iface.get_name == neuron_buffer_type_get_name;
+    return own ? ((neuron_buffer_type_context *) buft->context)->form : 0;
+}
+
+int32_t neuron_form_of_type(enum ggml_type type) {
+    if (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) {
+        return NEURON_KERNELS_FORM_TRANSPOSED;
+    }
+    return fields_of(type) ? NEURON_KERNELS_FORM_PLANES : 0;
+}
+
+const char * neuron_form_name(int32_t form) {
+    switch (form) {
+        case NEURON_KERNELS_FORM_PLANES:
+            return "planes";
+        case NEURON_KERNELS_FORM_TRANSPOSED:
+            return "transposed";
+        default:
+            return "scattered";
+    }
+}
+
+enum ggml_type neuron_plain_type(int32_t type) {
+    return (enum ggml_type)(type & ((1 << NEURON_KERNELS_FORM_SHIFT) - 1));
+}
+
+int32_t neuron_type_in_form(enum ggml_type type, int32_t form) {
+    return (int32_t) type | form << NEURON_KERNELS_FORM_SHIFT;
+}
+
+int32_t neuron_type_of(const ggml_tensor * t) {
+    const ggml_tensor * root = root_of(t);
+    const int32_t       form = form_of_root(root);
+    if (form == 0) {
+        return t->type;
+    }
+    const bool whole = t == root || has_whole_units(t, root, form);
+    return neuron_type_in_form(t->type, whole ? form : NEURON_FORM_SCATTERED);
+}
+
+neuron_form::neuron_form(const ggml_tensor * t) : root(root_of(t)), form(form_of_root(root)) {
+    if (form) {
+        unit_size = unit_of(root, form);
+    }
+}
+
+template <bool PACK> void neuron_form::permute(const uint8_t * from, uint8_t * to, size_t n_units) const {
+    const auto rows    = (size_t) root->ne[1];
+    const auto columns = (size_t) root->ne[0];
+    for (size_t i = 0; i < n_units; i++, from += unit_size, to += unit_size) {
+        if (form == NEURON_KERNELS_FORM_TRANSPOSED) {
+            const auto move = ggml_type_size(root->type) == 4 ? transpose<uint32_t> : transpose<uint16_t>;
+            move(from, to, PACK ? rows : columns, PACK ? columns : rows);
+            continue;
+        }
+        const size_t size     = ggml_type_size(root->type);
+        const size_t n_blocks = unit_size / size;
+        size_t       begin    = 0;  // of the field in a block
+        for (const size_t bytes : fields_of(root->type)->bytes) {
+            const size_t plane = begin * n_blocks;
+            if (PACK) {
+                copy_field(from + begin, size, to + plane, bytes, bytes, n_blocks);
+            } else {
+                copy_field(from + plane, bytes, to + begin, size, bytes, n_blocks);
+            }
+            begin += bytes;
+        }
+    }
+}
+
+void neuron_form::pack(const uint8_t * from, uint8_t * to, size_t n_units) const {
+    permute<true>(from, to, n_units);
+}
+
+void neuron_form::unpack(const uint8_t * from, uint8_t * to, size_t n_units) const {
+    permute<false>(from, to, n_units);
+}

@@ -1,0 +1,8 @@
+// Preloaded by tests: ggml says that it is the version OTHER_GGML_VERSION.
+
+#include <stdlib.h>
+
+const char * ggml_version(void) {
+    const char * version = getenv("OTHER_GGML_VERSION");
+    return version ? version : "";
+}

@@ -1,0 +1,35 @@
+// What is done wrong on purpose, so that those who look for it can be seen to find it: NEURON_SIMULATOR_FAULT.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace simulator {
+
+class faults {
+  public:
+    // Reads "execute", "memory@3" (the third time only), "memory/3" (every third time), or several, separated by commas. Returns
+    // false, with what is expected in `expected`, when the text is not such a list.
+    bool read(const std::string & text, std::string & expected);
+
+    bool empty() const { return all_.empty(); }
+
+    // Counts one more occasion for a fault, and returns whether it is to be made now. Any number of threads may ask at once.
+    bool strikes(const char * name);
+
+  private:
+    struct fault {
+        std::string           name;
+        uint64_t              at    = 0;  // the only occasion; 0: see `every`
+        uint64_t              every = 1;
+        std::atomic<uint64_t> count{ 0 };
+    };
+
+    std::vector<std::unique_ptr<fault>> all_;
+};
+
+}  // namespace simulator

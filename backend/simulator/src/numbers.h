@@ -1,0 +1,18 @@
+// Whether what a kernel computed are numbers.
+
+#pragma once
+
+#include "../../nrt/nrt_api.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace simulator {
+
+// Returns whether one of a tensor's elements is not a number (NaN). `size` is in bytes. Types that are not floats have none.
+bool holds_nan(nrt_dtype_t type, const uint8_t * data, size_t size);
+
+// Returns the bytes of an element; 1 for a type that is not known.
+size_t bytes_of(nrt_dtype_t type);
+
+}  // namespace simulator

@@ -1,0 +1,226 @@
+"""The backend when something goes wrong: real processes, in which the simulator fails on purpose (NEURON_SIMULATOR_FAULT).
+
+A round is a process with a fault, chosen by its number. Whatever fails, the process ends with right results or with an error that
+says what failed: it does not crash, and no result is wrong. Run on its own, this makes rounds and says what became of each:
+
+    python tests/ggml_neuron/faults.py --rounds 200 --seed 1
+
+tests/ggml_neuron/programs.py says by which variables programs are found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from programs import ROOT, SCENARIOS, Programs, build, find_programs
+
+sys.path.insert(0, str(ROOT / "tests" / "llama"))
+
+import random_llama
+
+FAULTS = ("memory", "execute", "deferred", "lost", "kill", "load")
+
+TOLERANCE = 1e-3
+"""Normalized mean squared error of logits at most, when the CPU computes what a kernel could not."""
+
+FAILURES = re.compile(
+    r"no memory|(the \w+ execution: |graph_compute: )GGML status: error.*|(graph_compute|the \w+ execution) failed|no kernel for .*"
+)
+"""What a scenario may say when something failed. Others say that a result is wrong."""
+
+PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results wants a multiple of four
+
+NOT_A_RESULT = ("not-a-number",)  # whose status is of interest, which faults change
+
+REPORTED = re.compile(r"^(ggml-neuron: |.*ggml-neuron: \w+ing (a buffer|tensor '.*'): core \d+: nrt_)", re.MULTILINE)
+"""A line that says what failed."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What rounds need.
+
+    Attributes:
+        programs: what was built from C++.
+        kernels: the scenarios' kernels.
+        model: a model.
+        model_kernels: its kernels.
+        logits: its logits, when nothing fails.
+        folder: for files.
+    """
+
+    programs: Programs
+    kernels: Path
+    model: Path
+    model_kernels: Path
+    logits: np.ndarray
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Round:
+    """A process and what goes wrong in it.
+
+    Attributes:
+        what: `scenarios` or `model`.
+        fault: NEURON_SIMULATOR_FAULT.
+        buffers: GGML_NEURON_BUFFERS.
+    """
+
+    what: str
+    fault: str
+    buffers: str
+
+    @classmethod
+    def choose(cls, seed: int) -> Round:
+        """Returns the round of a number, the same each time."""
+        chosen = random.Random(seed)
+        faults = []
+        for name in chosen.sample(FAULTS, chosen.choice((1, 1, 1, 2))):
+            count = int(2 ** chosen.uniform(0, 7))
+            faults.append(f"{name}{chosen.choice('@@/')}{count}")
+        return cls(
+            what=chosen.choice(("scenarios", "scenarios", "model")),
+            fault=",".join(faults),
+            buffers=chosen.choice(("device", "host")),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.what}, {self.buffers} buffers, {self.fault}"
+
+
+def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) -> Bench:
+    """Returns what rounds need, built with the simulator.
+
+    Args:
+        programs: what was built from C++.
+        folder: where files go.
+        kernels: the scenarios' kernels; None: they are built.
+    """
+    if kernels is None:
+        manifest = folder / "scenarios.yaml"
+        _scenarios(programs, folder, GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
+        kernels = folder / "kernels"
+        build(manifest, kernels)
+    model, manifest = folder / "model.gguf", folder / "model.yaml"
+    random_llama.write(model, size=random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=2, n_ctx=256))
+    done = _model(programs, model, folder / "recorded.gguf", GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
+    assert done.returncode == 0, done.stderr
+    build(manifest, folder / "model")
+    done = _model(programs, model, folder / "right.gguf", GGML_NEURON_KERNEL_DIR=folder / "model")
+    assert done.returncode == 0, done.stderr
+    return Bench(programs, kernels, model, folder / "model", read_logits(folder / "right.gguf"), folder)
+
+
+def _scenarios(programs: Programs, folder: Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp]
+    return _run(programs, [*command, *(s for s in SCENARIOS if s not in NOT_A_RESULT), "scheduled"], folder, variables)
+
+
+def _model(programs: Programs, model: Path, output: Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
+    output.unlink(missing_ok=True)
+    arguments: list[str | Path] = ["-m", model, "-o", output, "-p", PROMPT]
+    arguments += ["-ngl", "99", "-fa", "on", "-c", "256", "-fit", "off"]
+    variables = {"GGML_BACKEND_PATH": programs.find("libggml-neuron.so"), **variables}
+    return _run(programs, [programs.llama_cpp / "llama-results", *arguments], output.parent, variables)
+
+
+def _run(
+    programs: Programs, command: Sequence[str | Path], folder: Path, variables: dict[str, str | Path]
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program; XLA's compilations are kept for the next one, since a round is about something else."""
+    return subprocess.run(
+        command,
+        env=programs.environment(
+            GGML_NO_BACKTRACE="1", NEURON_SIMULATOR_THREADS="1", NEURON_SIMULATOR_CACHE=folder / "xla", **variables
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def read_logits(path: Path) -> np.ndarray:
+    """Returns what llama-results wrote, in double precision."""
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    return np.array(found["logits"].data, np.float64)
+
+
+def play(bench: Bench, one: Round) -> str:
+    """Makes a round.
+
+    Returns:
+        What became of it: `right`, `an error` or `ended` (the program ended itself, and said why).
+
+    Raises:
+        AssertionError: it crashed, a result is wrong, or an error was not said.
+    """
+    variables = {"NEURON_SIMULATOR_FAULT": one.fault, "GGML_NEURON_BUFFERS": one.buffers}
+    output = bench.folder / "round.gguf"
+    if one.what == "model":
+        done = _model(bench.programs, bench.model, output, GGML_NEURON_KERNEL_DIR=bench.model_kernels, **variables)
+    else:
+        done = _scenarios(bench.programs, bench.folder, GGML_NEURON_KERNEL_DIR=bench.kernels, **variables)
+    log = f"{one}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    if one.what == "model" and done.returncode == 0:
+        got = read_logits(output)
+        error = float(((got - bench.logits) ** 2).sum() / (bench.logits**2).sum())
+        assert error <= TOLERANCE, f"the logits' error is {error}: {log}"
+        return "right"
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    if one.what == "scenarios":
+        wrong = {name: text for name, text in said.items() if text != "ok" and not FAILURES.fullmatch(text)}
+        assert not wrong, f"{wrong}: {log}"
+        if done.returncode == 0:
+            return "right"
+    assert REPORTED.search(done.stderr), f"what failed is not said: {log}"
+    if done.returncode == -signal.SIGSEGV and one.what == "model":
+        # llama-results does not look whether it got a context.
+        assert "failed to create context with model" in done.stderr, f"a crash: {log}"
+        return "ended"
+    if done.returncode == -signal.SIGABRT:
+        # Nor does it catch what it throws. ggml has no other way out when data did not get where it should be.
+        ended = "failed to decode batch" in done.stderr or re.search(r"ggml-neuron: \w+ing .*core \d", done.stderr)
+        assert ended, f"a crash: {log}"
+        return "ended"
+    assert done.returncode in (1, 3), f"a crash: {log}"
+    return "an error"
+
+
+def main() -> None:
+    """Makes rounds, and says what became of each."""
+    parser = argparse.ArgumentParser(description="Makes the simulator fail, and sees what the backend makes of it.")
+    parser.add_argument("--rounds", type=int, default=200, help="how many rounds are made")
+    parser.add_argument("--seed", type=int, default=1, help="the first round's number")
+    arguments = parser.parse_args()
+    count: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as name:
+        bench = make_bench(find_programs(), Path(name))
+        for seed in range(arguments.seed, arguments.seed + arguments.rounds):
+            one = Round.choose(seed)
+            try:
+                ending = play(bench, one)
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                ending = "WRONG"
+                print(error)
+            count[ending] += 1
+            print(f"{seed}: {one}: {ending}", flush=True)
+    print(", ".join(f"{n} {ending}" for ending, n in sorted(count.items())))
+    sys.exit(1 if count["WRONG"] else 0)
+
+
+if __name__ == "__main__":
+    main()

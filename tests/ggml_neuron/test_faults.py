@@ -1,0 +1,42 @@
+"""Rounds in which the simulator fails on purpose: see faults.py, which makes more of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults import Bench, Round, make_bench, play
+from programs import Programs
+
+
+@pytest.fixture(scope="module")
+def bench(programs: Programs, kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return make_bench(programs, tmp_path_factory.mktemp("faults"), kernels)
+
+
+@pytest.mark.parametrize("seed", [2, 4, *(pytest.param(n, marks=pytest.mark.long) for n in range(5, 25))])
+def test_nothing_crashes_and_no_result_is_wrong(bench: Bench, seed: int) -> None:
+    play(bench, Round.choose(seed))
+
+
+@pytest.mark.parametrize("what", ["scenarios", "model"])
+@pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
+@pytest.mark.parametrize("n", [2, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, *range(4, 200)))])
+def test_every_nth_allocation_fails(bench: Bench, what: str, buffers: str, n: int) -> None:
+    play(bench, Round(what, f"memory/{n}", buffers))
+
+
+@pytest.mark.parametrize(
+    ("one", "ending"),
+    [
+        (Round("scenarios", "execute@1", "device"), "an error"),
+        (Round("model", "execute/30", "host"), "ended"),  # in the prompt, whose batch is then not decoded
+        (Round("scenarios", "lost@30", "device"), "an error"),
+        (Round("scenarios", "kill@1", "device"), "an error"),
+        pytest.param(Round("scenarios", "load/1", "device"), "an error", marks=pytest.mark.long),
+        (Round("model", "load/1", "device"), "right"),  # the CPU computes everything
+        (Round("scenarios", "memory@100000", "device"), "right"),
+    ],
+)
+def test_endings(bench: Bench, one: Round, ending: str) -> None:
+    assert play(bench, one) == ending

@@ -1,0 +1,135 @@
+"""Which architectures fold: one graph kernel computes several of a model's layers.
+
+The small models of test-llama-archs have two layers or so, the last of which is different: it gathers the rows of the outputs. So the
+header of such a file is written again with several times as many layers, and llama.cpp's graph of it is cut as `kernelgen model` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from kernelgen.errors import KernelgenError
+from kernelgen.model.exporter import Exporter
+from kernelgen.model.graphs import Graph
+from kernelgen.model.groups import segment_spec
+from kernelgen.model.repeats import layers
+from kernelgen.model.sizes import Call, Settings
+
+TIMES = (4, 12)
+"""How many times as many layers; the latter where kinds of layers come again after some."""
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.*)")
+_PER_LAYER_NOT = ("sections", "tokenizer.")
+"""In names of arrays that are not per layer, whatever their length."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """How a graph of one token with more layers is cut.
+
+    Attributes:
+        nodes: of the graph.
+        launches: of kernels, those of single nodes included.
+        kernels: different ones.
+        most: how many launches the most frequent kernel of several nodes has.
+        why: why no kernel computes several parts; empty when one does.
+    """
+
+    nodes: int = 0
+    launches: int = 0
+    kernels: int = 0
+    most: int = 0
+    why: str = ""
+
+
+def write(source: Path, output: Path, first: int, times: int) -> None:
+    """Writes a header as `source` has it, with the layers from `first` on `times` over, and a hole where tensors are."""
+    reader = gguf.GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    count = f"{architecture}.block_count"
+    n_layer = int(reader.fields[count].contents())
+    writer = gguf.GGUFWriter(output, architecture)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        value: Any = field.contents()
+        kind = field.types[0]
+        if name == count:
+            value = first + (n_layer - first) * times
+        elif kind == gguf.GGUFValueType.ARRAY:
+            if len(value) == n_layer and not any(word in name for word in _PER_LAYER_NOT):
+                value = list(value[:first]) + list(value[first:]) * times
+            if value:  # which GGUFWriter can't write otherwise
+                writer.add_key_value(name, value, kind, sub_type=field.types[-1])
+            continue
+        writer.add_key_value(name, value, kind)
+    for tensor in reader.tensors:
+        match = _LAYER.fullmatch(tensor.name)
+        names = [tensor.name]
+        if match and int(match[1]) >= first:
+            names = [f"blk.{int(match[1]) + k * (n_layer - first)}.{match[2]}" for k in range(times)]
+        shape = [int(n) for n in reversed(tensor.shape)]
+        dtype = np.dtype(np.float16 if tensor.tensor_type == gguf.GGMLQuantizationType.F16 else np.float32)
+        for name in names:
+            writer.add_tensor_info(name, shape, dtype, int(tensor.n_bytes), raw_dtype=tensor.tensor_type)
+    size = sum(gguf.GGUFWriter.ggml_pad(info.nbytes, writer.data_alignment) for info in writer.tensors[0].values())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with output.open("r+b") as file:
+        file.seek(0, 2)
+        file.truncate(gguf.GGUFWriter.ggml_pad(file.tell(), gguf.GGUF_DEFAULT_ALIGNMENT) + size)
+
+
+def folded(source: Path, folder: Path, exporter: Exporter, n_ctx: int) -> Folded:
+    """Returns how the graph of one token of a model is cut that has more layers of the kinds that `source` has."""
+    file = folder / f"{source.stem}-deeper.gguf"
+    settings = Settings((n_ctx,), n_ctx, 1, (1,), (1,), (n_ctx,), "f16", "f16", (True,), False, False)
+    found = Folded(why="llama.cpp does not load it with more layers")
+    starts = range(layers_of(source))  # what is before may be of other kinds than all that follow
+    for times, first in itertools.product(TIMES, starts):
+        try:
+            write(source, file, first, times)
+            ((_, _, graph),) = exporter.graphs(file, settings, [Call(n_ctx, 1, 1, 1, n_ctx)])
+        except KernelgenError:
+            continue
+        finally:
+            file.unlink(missing_ok=True)
+        found = cut(graph)
+        if not found.why:
+            break
+    return found
+
+
+def layers_of(file: Path) -> int:
+    """Returns how many layers a model's header says."""
+    fields = gguf.GGUFReader(file).fields
+    return int(fields[f"{fields['general.architecture'].contents()}.block_count"].contents())
+
+
+def cut(graph: Graph) -> Folded:
+    """Returns how a graph is cut."""
+    segments = layers(graph)
+    found: Counter[Any] = Counter()
+    for segment in segments:
+        with contextlib.suppress(ValueError):  # not a group: its nodes run one by one
+            found[segment_spec(graph, segment, apart=True)] += 1
+    most = max((n for spec, n in found.items() if len(spec.nodes) > 1), default=0)
+    why = ""
+    if len(segments) <= 2:
+        why = "its graph has no period that covers half of it"
+    elif found.total() < len(segments):
+        why = "its layers are not groups: they have an input without elements"
+    elif most < 2:
+        why = "no two of its layers are the same"
+    return Folded(len(graph.nodes), len(segments), len(found), most, why)

@@ -1,0 +1,149 @@
+"""A model of 6 GB on simulated NeuronCores: it is loaded, or is said not to fit, and llama.cpp's own fit agrees.
+
+Its file is a hole, and so is what the simulator keeps of it: neither takes room. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import harness
+import numpy as np
+import pytest
+import random_llama
+
+CAPACITY = Path(os.environ.get("NEURON_KERNELGEN_CAPACITY", Path(__file__).parent / "calls" / "calls" / "capacity"))
+
+LAYERS = 12
+"""Of the model of 6 GB."""
+
+
+def size(layers: int) -> random_llama.Size:
+    """Returns the sizes of a model with layers of 416 MiB."""
+    return random_llama.Size(n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_layer=layers, n_ctx=8192, n_vocab=32000)
+
+
+WEIGHTS = 2 * (LAYERS * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 4096 * 32000)
+"""Bytes of its matrices, in F16."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the program `capacity` said.
+
+    Attributes:
+        ok: whether the model and a context were made.
+        devices: total, free and earlier free MiB of each.
+        fit: the layers for the device that llama.cpp's fit chose, negative for all; None when it was not asked.
+        log: everything.
+    """
+
+    ok: bool
+    devices: list[tuple[int, int, int]]
+    fit: int | None
+    log: str
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "large.gguf"
+    random_llama.write(path, size=size(LAYERS), sparse=True)
+    assert path.stat().st_size > WEIGHTS > 5.4e9
+    assert path.stat().st_blocks * 512 < 8 << 20
+    return path
+
+
+@pytest.fixture(scope="module")
+def kernels(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kernels of a small model with the same types, by which llama.cpp places weights."""
+    folder = tmp_path_factory.mktemp("small")
+    small = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=1, n_ctx=256)
+    random_llama.write(folder / "small.gguf", size=small, weights=np.float16)
+
+    def run(environment: dict[str, str]) -> None:
+        arguments = ("--n-prompt", 0, "--n-gen", 2, "--n-gpu-layers", 99, "--repetitions", 1)
+        done = programs.run("llama-bench", "--model", folder / "small.gguf", *arguments, environment=environment)
+        assert done.returncode == 0, done.stderr
+
+    built, results = harness.build_what_runs(programs, run, folder)
+    assert results.failed == {}
+    return built
+
+
+def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict[str, str], **settings: int) -> Loaded:
+    environment = programs.environment(kernels=kernels, buffers="device") | {"GGML_NEURON_TARGET": "trn1"}
+    del environment["NEURON_RT_NUM_CORES"]
+    environment |= {"LD_LIBRARY_PATH": str(programs.llama_cpp), **variables}
+    numbers = [f"{name}={value}" for name, value in settings.items()]
+    done = subprocess.run(
+        [CAPACITY.absolute(), programs.llama_cpp, model, "n_ctx=4096", *numbers],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    log = done.stdout + done.stderr
+    assert done.returncode in (0, 1), log
+    ok = re.search(r"^(not )?loaded$", done.stdout, re.MULTILINE)
+    assert ok and (done.returncode == 0) == (ok[1] is None), log
+    sizes = re.findall(r"^NEURON\d+ total=(\d+) free=(\d+) before=(\d+)$", done.stdout, re.MULTILINE)
+    fit = re.search(r"^fit success n_gpu_layers=(-?\d+) n_ctx=4096$", done.stdout, re.MULTILINE)
+    assert bool(fit) == ("fit" in settings), log
+    devices = [(int(total), int(free), int(before)) for total, free, before in sizes]
+    return Loaded(done.returncode == 0, devices, int(fit[1]) if fit else None, log)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fit", [0, 1])
+def test_on_many_cores(programs: harness.Programs, model: Path, kernels: Path, fit: int) -> None:
+    """ggml takes 15 of 64, whether they are asked for or not; each has one layer, and nobody asks a core for more."""
+    variables = {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge"} | ({} if fit else {"NEURON_RT_NUM_CORES": "64"})
+    found = load(programs, model, kernels, variables, **({"fit": 1} if fit else {}))
+    assert found.ok, found.log
+    assert found.fit == (-1 if fit else None)
+    assert len(found.devices) == 15
+    assert {total for total, _, _ in found.devices} == {24 << 10}
+    taken = sum(before - free for _, free, before in found.devices)
+    # The embedding's rows are read by the CPU.
+    assert (WEIGHTS >> 20) - 250 < taken < (WEIGHTS >> 20) + 250
+    said = "15 of 64 NeuronCores are used: ggml's scheduler takes 15 devices beside the CPU"
+    assert (said in found.log) == (not fit)
+
+
+@pytest.mark.long
+def test_on_one_core(programs: harness.Programs, model: Path, kernels: Path) -> None:
+    variables = {"NEURON_SIMULATOR_INSTANCE": "trn1.2xlarge", "NEURON_RT_NUM_CORES": "1"}
+    found = load(programs, model, kernels, variables, fit=1)
+    assert found.ok, found.log
+    assert found.fit == -1
+    ((total, free, before),) = found.devices
+    assert total == 16 << 10 and 5000 < before - free < 6000
+
+
+@pytest.mark.parametrize(("layers", "memory"), [(3, "1200M"), pytest.param(LAYERS, "4G", marks=pytest.mark.long)])
+def test_on_a_core_that_is_too_small(
+    programs: harness.Programs, kernels: Path, tmp_path: Path, layers: int, memory: str
+) -> None:
+    """It is said what does not fit; and as many layers as llama.cpp's fit chooses do, of which there could not be one more."""
+    model = tmp_path / "model.gguf"
+    random_llama.write(model, size=size(layers), sparse=True)
+    variables = {"NEURON_SIMULATOR_MEMORY": memory, "NEURON_RT_NUM_CORES": "1"}
+    found = load(programs, model, kernels, variables)
+    assert not found.ok
+    assert re.search(r"ggml-neuron: NEURON0: no buffer of \d+\.\d+ MiB in device memory", found.log), found.log
+    assert re.search(r"ggml-neuron: core 0: nrt_tensor_allocate failed: NRT_RESOURCE \(4\): \d+ bytes", found.log)
+    ((_, free, before),) = found.devices
+    assert free == before  # what was loaded already is given back
+
+    found = load(programs, model, kernels, variables, fit=1, fit_target=64)
+    assert found.ok, found.log
+    assert found.fit is not None and 0 < found.fit < layers
+    ((_, free, _),) = found.devices
+    assert free >= 64
+    more = load(programs, model, kernels, variables, n_gpu_layers=found.fit + 1)
+    assert not more.ok or more.devices[0][1] < 64, more.log

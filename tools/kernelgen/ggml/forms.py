@@ -1,0 +1,108 @@
+"""Forms: other orders of the bytes of a weight than ggml's, which a backend may keep it in and a kernel may ask for.
+
+A tensor without a form is as ggml has it. A form is a permutation of the tensor's bytes, so that what is read back is the original:
+
+* `planes`, of quantized types: each row has the same field of all its blocks side by side, field after field, where ggml has
+  block after block. Row i of a tensor begins at the same byte as before.
+* `transposed`, of f32, f16 and bf16: each matrix has its columns one after the other, element (i0, i1) at i0 * ne1 + i1.
+
+docs/manifest.md says what they are good for, docs/bundle-format.md how they are part of a kernel's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kernelgen.ggml.types import TYPES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PLANES = "planes"
+TRANSPOSED = "transposed"
+
+FORMS = MappingProxyType({PLANES: 1, TRANSPOSED: 2})
+"""Every form by name, with the number that keys of bundles have for it."""
+
+WEIGHTS = MappingProxyType({"mul_mat": 0, "mul_mat_id": 0})
+"""The ops of which one input may have a form, and which one it is."""
+
+_FIELDS = """
+q4_0 2 16         q4_1 2 2 16       q5_0 2 4 16       q5_1 2 2 4 16     q8_0 2 32         q2_K 16 64 2 2
+q3_K 32 64 12 2   q4_K 2 2 12 128   q5_K 2 2 12 32 128 q6_K 128 64 16 2 iq2_xxs 2 64      iq2_xs 2 64 8
+iq3_xxs 2 64 32   iq1_s 2 32 16     iq4_nl 2 16       iq3_s 2 64 8 32 4 iq2_s 2 32 32 8 8 iq4_xs 2 2 4 128
+iq1_m 32 16 8     tq1_0 48 4 2      tq2_0 64 2        mxfp4 1 16        nvfp4 4 32        q1_0 2 16
+q2_0 2 16
+"""
+
+
+def _parse(table: str) -> dict[str, tuple[int, ...]]:
+    found: dict[str, list[int]] = {}
+    widths: list[int] = []
+    for word in table.split():
+        if word in TYPES:
+            widths = found.setdefault(word, [])
+        else:
+            widths.append(int(word))
+    return {name: tuple(widths) for name, widths in found.items()}
+
+
+FIELDS = MappingProxyType(_parse(_FIELDS))
+"""By quantized type the bytes of each field of a block, in the order in which ggml-common.h has them.
+
+Arrays that hold two things are two fields: iq2_s's and iq3_xxs's `qs`, of which the second half or third are signs and scales.
+"""
+
+
+def of_type(dtype: str) -> str | None:
+    """Returns the form that weights of a type may have, or None."""
+    return PLANES if dtype in FIELDS else TRANSPOSED if dtype in ("f32", "f16", "bf16") else None
+
+
+def problem(form: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> str | None:
+    """Returns why a tensor can't have a form, or None.
+
+    Args:
+        form: the form; empty for none.
+        dtype: ggml's name of the type.
+        ne: elements per dimension.
+        nb: strides in bytes, canonical.
+    """
+    if not form:
+        return None
+    if form not in FORMS:
+        return f"unknown form '{form}': forms are {', '.join(FORMS)}"
+    if of_type(dtype) != form:
+        kind = "quantized types" if form == PLANES else "f32, f16 and bf16"
+        return f"{form} is a form of {kind}, not of {dtype}"
+    t = TYPES[dtype]
+    row = ne[0] // t.block * t.size
+    if nb[0] != t.size or (form == TRANSPOSED and (nb[1] != row or nb[2] % (row * ne[1]) or nb[3] % (row * ne[1]))):
+        what = "rows" if form == PLANES else "matrices"
+        return f"a tensor in the form {form} has contiguous {what}"
+    if any(b % row for b in nb[1:]):
+        return f"a tensor in the form {form} has strides of whole rows, {row} bytes"
+    return None
+
+
+def pack(data: np.ndarray[Any, Any], form: str, dtype: str, ne: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Returns the bytes of a contiguous tensor in a form.
+
+    Args:
+        data: as ggml has them, u8.
+        form: the form.
+        dtype: ggml's name of the type, of which `form` is one.
+        ne: elements per dimension.
+    """
+    import numpy as np
+
+    t = TYPES[dtype]
+    if form == TRANSPOSED:
+        matrices = data.reshape(-1, ne[1], ne[0], t.size)
+        return np.ascontiguousarray(matrices.transpose(0, 2, 1, 3)).reshape(-1)
+    blocks = data.reshape(-1, ne[0] // t.block, t.size)
+    ends = np.cumsum(FIELDS[dtype])[:-1]
+    planes = [field.reshape(len(blocks), -1) for field in np.split(blocks, ends, axis=2)]
+    return np.concatenate(planes, axis=1).reshape(-1)
