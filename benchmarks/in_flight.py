@@ -1,11 +1,12 @@
 """A token of a small model with one, two and three launches in flight: `./bazelw run //benchmarks:in_flight`.
 
-The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins, as with
-a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one core and by two that
-have half of the layers each, so that one core computes a batch while the other computes the next. Results are compared bit by bit.
+The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins,
+as with a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one
+core and by two that have half of the layers each, so that one core computes a batch while the other computes the next. Results are
+compared bit by bit.
 
-The simulator's own time per launch is in every figure, and its processes share the machine's processors: what overlaps here is less than on
-a device.
+The simulator's own time per launch is in every figure, and its processes share the machine's processors: what overlaps here is less
+than on a device.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         yield figures.exactly("runs whose logits differ from those of depth 1", sum(o != wanted for o in others), 0)
 
         token: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
-        share = {depth: (0, 0) for depth in DEPTHS}
+        share = dict.fromkeys(DEPTHS, (0, 0))
         for _ in range(rounds):  # in turn, so that what else the machine does meets all alike
             for depth in DEPTHS:
                 found, log = runs.token_ms(0, 8 if quick else 32, GGML_NEURON_QUEUE_DEPTH=depth)

@@ -30,7 +30,9 @@ def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
 def planned(checkout: scratch.Checkout) -> set[str]:
     """Returns the models whose kernels are planned."""
     plans = checkout.output_root.glob("*/external/*neuron_*/plan.json")
-    return {path.parent.name.partition("neuron_")[2] for path in plans if not path.parent.name.endswith("neuron_kernels")}
+    return {
+        path.parent.name.partition("neuron_")[2] for path in plans if not path.parent.name.endswith("neuron_kernels")
+    }
 
 
 @pytest.mark.parametrize("file", ["MODULE.bazel", "WORKSPACE"])
@@ -53,7 +55,10 @@ def test_a_pattern_plans_none_and_a_name_plans_its_model_alone(checkout: scratch
     labels = checkout.bazel("query", "//manifests/models:all").output.split()
     for target in TARGETS:
         assert {f"//manifests/models:{name}_{target}" for name in (*NAMES, "all")} <= set(labels)
-    checkout.bazel(*ANALYSE, *(f"//manifests/models:llama_3_2_1b_{kind}_{target}" for kind in ("f16", "q4_k_m") for target in TARGETS))
+    checkout.bazel(
+        *ANALYSE,
+        *(f"//manifests/models:llama_3_2_1b_{kind}_{target}" for kind in ("f16", "q4_k_m") for target in TARGETS),
+    )
     assert planned(checkout) == {"llama_3_2_1b"}
     assert "//manifests/models:llama_3_2_1b_f16_trn2.tree" in labels
 

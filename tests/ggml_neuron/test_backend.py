@@ -805,9 +805,7 @@ def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:
 
 
 def test_the_helper_is_killed_while_it_executes(run: Run, kernels: Path) -> None:
-    result = run(
-        "killed", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_QUEUE_DEPTH="1"
-    )
+    result = run("killed", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_QUEUE_DEPTH="1")
     assert result.said == {"killed": "ok"}, result.log
     assert re.search(r"nrt_execute failed: NRT_\w+ \(\d+\): add-64x4-f32-\w+ of .*, for node", result.log)
 

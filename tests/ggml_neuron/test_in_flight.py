@@ -72,7 +72,9 @@ def test_a_launch_that_fails_late_is_a_status_and_no_result(run: Run, kernels: P
         NEURON_SIMULATOR_FAULT="execute@2",
     )
     assert result.said == {"fails-late": "ok"}, result.log
-    assert re.search(r"nrta_execute_schedule failed: NRT_EXEC_COMPLETED_WITH_ERR \(1004\): add-64x4-f32-\w+ of", result.log)
+    assert re.search(
+        r"nrta_execute_schedule failed: NRT_EXEC_COMPLETED_WITH_ERR \(1004\): add-64x4-f32-\w+ of", result.log
+    )
     assert "a launch of the last graph failed" in result.log
 
 

@@ -71,6 +71,14 @@ def test_every_core_at_once(sanitized: Programs, kernels: Path) -> None:
     expect_ok(scenarios(sanitized, "every-core", **variables), ("every-core",))
 
 
+def test_launches_in_flight(sanitized: Programs, kernels: Path) -> None:
+    names = ("in-flight", "in-flight-in-threads", "two-cores-in-flight", "asynchronous")
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device"}
+    expect_ok(scenarios(sanitized, *names, NEURON_SIMULATOR_LAUNCH_US="1000", **variables), names)
+    fault = {"NEURON_SIMULATOR_FAULT": "execute@2", "NEURON_SIMULATOR_LAUNCH_US": "100000"}
+    expect_ok(scenarios(sanitized, "fails-late", **fault, **variables), ("fails-late",))
+
+
 def test_groups(sanitized: Programs, group_kernels: Path, tmp_path: Path) -> None:
     """Graphs with groups: found before ggml gives out memory and after it, refused for what differs, looked at, and recorded."""
     names = (
