@@ -226,6 +226,18 @@ def loop_reduce(x):
     return out(total)
 
 
+@case(lambda x: np.concatenate([3 * x[:16], 6 * x[16:]]), X)
+def loop_reduce_has_a_result_for_each_turn_of_other_loops(x):
+    blocks = nl.ndarray((2, par_dim(16), 24), x.dtype)
+    for k in nl.affine_range(3):
+        for half in nl.affine_range(2):
+            blocks[half] = nl.loop_reduce((half + 1) * nl.load(x[nl.ds(16 * half, 16), :]), op=np.add, loop_indices=[k])
+    made = nl.ndarray((32, 24), x.dtype, buffer=nl.shared_hbm)
+    for half in nl.affine_range(2):
+        nl.store(made[nl.ds(16 * half, 16), :], blocks[half])
+    return made
+
+
 @case(lambda x: np.square(2 * x), X)
 def activation_takes_numpy_functions(x):
     return out(nisa.activation(np.square, nl.load(x), scale=2.0))

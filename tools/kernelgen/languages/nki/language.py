@@ -15,7 +15,7 @@ from kernelgen.languages.nki.elementwise import BINARY, UNARY, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
 from kernelgen.languages.nki.indices import DynamicSlice, IndexArray, MGrid, arange, index_array
 from kernelgen.languages.nki.isa import dma, gpsimd, tensor, vector
-from kernelgen.languages.nki.program import HBM, PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, Buffer, current, recording
+from kernelgen.languages.nki.program import HBM, PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, Buffer, LoopIndex, current, recording
 from kernelgen.languages.nki.tensors import Tensor
 
 # Memory and dtypes
@@ -390,19 +390,23 @@ def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = 
 
 
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
-    """Reduces over the iterations of loops: what it returns becomes `op(that, x)`, from x in the first iteration."""
-    recorder = current()
+    """Reduces over the iterations of the loops with these indices: what it returns becomes `op(that, x)`, from x in the first iteration.
+
+    Loops around it that are not named have a result for each of their iterations.
+    """
     import sys
 
+    recorder = current()
     frame = sys._getframe(1)
-    name = op_name(op)
-    key = ("loop_reduce", frame.f_code.co_filename, frame.f_lineno)
+    given = tuple(loop_indices) if isinstance(loop_indices, Iterable) else (loop_indices,)
+    others = tuple(index.turn for index in recorder.indices if builtins_all(index is not one for one in given))
+    key = (frame.f_code.co_filename, frame.f_lineno, others)
     known = recorder.reduced.get(key)
-    indices = tuple(loop_indices) if isinstance(loop_indices, Iterable) else (loop_indices,)
-    first = builtins_all(int(i) == 0 for i in indices)
-    made = x if first or known is None else operators.binary(name, known, x, dtype=dtype)
-    if first and dtype is not None:
-        made = operators.copied(x, dtype)
+    first = builtins_all((one.turn if isinstance(one, LoopIndex) else int(one)) == 0 for one in given)
+    if first or known is None:
+        made = x if dtype is None else operators.copied(x, dtype)
+    else:
+        made = operators.binary(op_name(op), known, x, dtype=dtype)
     recorder.reduced[key] = made
     return made
 

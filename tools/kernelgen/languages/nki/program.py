@@ -124,6 +124,12 @@ class Block:
     """The numbers of its first instruction and of the first one after it."""
 
 
+class LoopIndex(int):
+    """What a loop gives its body: a number that knows which iteration it is of, from 0. Equal ones of two loops are two objects."""
+
+    turn: int
+
+
 @dataclass(eq=False, slots=True)
 class Loop:
     """A loop as it ran: one block per iteration."""
@@ -180,6 +186,8 @@ class Recorder:
         """What `checks` found to be within the limits: a kernel does the same many times."""
         self._count = 0
         self.reduced: dict[tuple[Any, ...], Any] = {}
+        self.indices: list[LoopIndex] = []
+        """Those of the loops around what is recorded, outer ones first."""
 
     def storage(
         self,
@@ -263,10 +271,14 @@ class Recorder:
             for value in values:
                 self._step()
                 self.block = block = Block(begin=self._count)
+                index = LoopIndex(value)
+                index.turn = len(loop.iterations)
                 loop.iterations.append(block)
+                self.indices.append(index)
                 try:
-                    yield value
+                    yield index
                 finally:
+                    self.indices = [one for one in self.indices if one is not index]
                     block.end = self._count
         finally:
             self.block = outer
@@ -277,6 +289,7 @@ class Recorder:
         self.program = program
         self._shared_next = 0
         self.registers = {}
+        self.reduced = {}
         self.block = block = Block(begin=self._count)
         try:
             yield block

@@ -14,7 +14,7 @@ from kernelgen.languages.nki.access import strides_of
 from kernelgen.languages.nki.dtypes import dtype_of, float32
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from kernelgen.languages.nki.indices import Array, DynamicSlice
-from kernelgen.languages.nki.program import HBM, SBUF, Buffer, Storage, current
+from kernelgen.languages.nki.program import HBM, SBUF, Buffer, LoopIndex, Storage, current
 
 Strided = tuple[tuple[int, int], ...]
 
@@ -534,7 +534,8 @@ def _indexed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
     return _found_view(tensor, key)
 
 
-_PLAIN = frozenset((int, type(None)))
+_NUMBER = frozenset((int, LoopIndex))
+_PLAIN = _NUMBER | {type(None)}
 
 
 def _known_view(tensor: Tensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
@@ -545,14 +546,14 @@ def _known_view(tensor: Tensor, key: tuple[Any, ...]) -> tuple[int, Strided, int
     plain: list[Any] = []
     for item in key:
         kind = type(item)
-        if kind is int:
-            plain.append(item)
+        if kind in _NUMBER:
+            plain.append(int(item))
         elif kind is slice:
             part = (item.start, item.stop, item.step)
             if not _PLAIN.issuperset(map(type, part)):
                 return None
             plain.append(part)
-        elif kind is DynamicSlice and type(item.start) is int and type(item.size) is int:
+        elif kind is DynamicSlice and type(item.start) in _NUMBER and type(item.size) is int:
             plain.append((item.start, item.start + item.size, None))
         else:
             return None
