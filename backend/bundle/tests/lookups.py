@@ -8,7 +8,7 @@ separated by tabs:
     id      op      alias   op_params            inputs           output
     (text)  (text)  or -1   16 × int32, decimal  tensors and `|`  tensor
 
-A tensor is `type ne0 ne1 ne2 ne3 nb0 nb1 nb2 nb3` in decimal, with ggml's type number and the canonical strides; an input that is
+A tensor is `type ne0 ne1 ne2 ne3 nb0 nb1 nb2 nb3` in decimal, with ggml's type number, its form from bit 16 on, and the canonical strides; an input that is
 absent is `-`, and no inputs at all are the empty text.
 """
 
@@ -19,10 +19,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from kernelgen.bundle.key import key
+from kernelgen.bundle.key import key, tensor_words
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.types import TYPES
 from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Plan
 
@@ -47,7 +46,7 @@ def _line(spec: KernelSpec) -> str:
 
 
 def _tensor(tensor: TensorDesc | None) -> str:
-    return "-" if tensor is None else " ".join(map(str, (TYPES[tensor.dtype].number, *tensor.ne, *tensor.nb)))
+    return "-" if tensor is None else " ".join(map(str, tensor_words(tensor)))
 
 
 if __name__ == "__main__":

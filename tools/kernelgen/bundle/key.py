@@ -42,8 +42,8 @@ def key(spec: Spec) -> tuple[int, ...]:
         return fnv1a(KEY.encode()), len(name), fnv1a(name)
     words = [fnv1a(spec.op.encode()), len(spec.inputs) | (0 if spec.alias is None else spec.alias + 1) << 32]
     for tensor in spec.inputs:
-        words += [ABSENT] if tensor is None else _tensor(tensor)
-    return (*words, *_tensor(spec.output), *_params(spec))
+        words += [ABSENT] if tensor is None else tensor_words(tensor)
+    return (*words, *tensor_words(spec.output), *_params(spec))
 
 
 def _graph(spec: GraphSpec) -> tuple[int, ...]:
@@ -51,12 +51,12 @@ def _graph(spec: GraphSpec) -> tuple[int, ...]:
     for node in spec.nodes:
         words += [fnv1a(node.op.encode()), len(node.inputs) | node.escapes << 32]
         words += [0, 0] if node.place is None else [_memory(node.place) + 1, node.place.offset]
-        words += _tensor(node.output)
+        words += tensor_words(node.output)
         for operand in node.inputs:
             if operand is None:
                 words += [ABSENT]
             else:
-                words += [_memory(operand.place), operand.place.offset, *_tensor(operand.tensor)]
+                words += [_memory(operand.place), operand.place.offset, *tensor_words(operand.tensor)]
         words += _params(node)
     return tuple(words)
 
@@ -74,7 +74,8 @@ def key_hash(words: Iterable[int]) -> int:
     return h
 
 
-def _tensor(tensor: TensorDesc) -> list[int]:
+def tensor_words(tensor: TensorDesc) -> list[int]:
+    """Returns a tensor's words: its type with its form, the elements and the strides in bytes of its four dimensions."""
     form = FORMS[tensor.form] if tensor.form else 0
     return [TYPES[tensor.dtype].number | form << FORM_SHIFT, *tensor.ne, *tensor.nb]
 

@@ -15,7 +15,17 @@ from kernelgen.languages.nki.elementwise import BINARY, UNARY, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
 from kernelgen.languages.nki.indices import DynamicSlice, IndexArray, MGrid, arange, index_array
 from kernelgen.languages.nki.isa import dma, gpsimd, tensor, vector
-from kernelgen.languages.nki.program import HBM, PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, Buffer, LoopIndex, current, recording
+from kernelgen.languages.nki.program import (
+    HBM,
+    PRIVATE_HBM,
+    PSUM,
+    SBUF,
+    SHARED_HBM,
+    Buffer,
+    LoopIndex,
+    current,
+    recording,
+)
 from kernelgen.languages.nki.tensors import Tensor
 
 # Memory and dtypes
