@@ -400,8 +400,9 @@ def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = 
 
 
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
-    """Reduces over the iterations of the loops with these indices: what it returns becomes `op(that, x)`, from x in the first iteration.
+    """Reduces over the iterations of the loops with these indices.
 
+    What it returns becomes `op(that, x)`, from x in the first iteration.
     Loops around it that are not named have a result for each of their iterations.
     """
     import sys
