@@ -132,7 +132,7 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
         ),
         (
             "@emitter('a', kind='f32')\ndef f(x): ...\n",
-            "m.py:2:15: error: @emitter has no keyword 'kind'; it has 'types', 'language', 'targets' and 'where'",
+            "m.py:2:15: error: @emitter has no keyword 'kind'; it has 'types', 'language', 'targets', 'where' and 'forms'",
         ),
     ],
 )
