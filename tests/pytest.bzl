@@ -30,11 +30,12 @@ def pytest_folder(name, data = [], size = "medium", **kwargs):
         **kwargs
     )
 
-def pytest_folder_with_bazel(name, **kwargs):
+def pytest_folder_with_bazel(name, tags = [], **kwargs):
     """Like `pytest_folder`, for tests that run Bazel themselves, in scratch checkouts.
 
     Args:
         name: the folder's name.
+        tags: beside those that all of them have.
         **kwargs: as of `pytest_folder`.
     """
     pytest_folder(
@@ -51,6 +52,6 @@ def pytest_folder_with_bazel(name, **kwargs):
         tags = [
             "no-sandbox",
             "requires-network",
-        ],
+        ] + tags,
         **kwargs
     )

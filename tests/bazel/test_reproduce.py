@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import reproduce
 
 CLOCK = """
@@ -20,6 +22,7 @@ def add(a, b, *, out):
 """
 
 
+@pytest.mark.long
 def test_builds_are_the_same_under_other_conditions() -> None:
     found = reproduce.compare(["basic"])
     assert [comparison.differences for comparison in found] == [[], [], []]
