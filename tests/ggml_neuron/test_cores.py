@@ -83,7 +83,7 @@ def layers_of(log: str) -> dict[int, str]:
         pytest.param(2, "", 2, marks=pytest.mark.long),
         pytest.param(4, "", 4, marks=pytest.mark.long),
         pytest.param(4, "1,0,2,1", 3, marks=pytest.mark.long),
-        (16, "", 15),  # as many as ggml's scheduler takes
+        pytest.param(16, "", 15, marks=pytest.mark.long),  # ggml takes no more
     ],
 )
 def test_layers_on_several_cores(programs: Programs, model: Model, cores: int, split: str, used: int) -> None:
