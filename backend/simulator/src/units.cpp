@@ -78,6 +78,8 @@ void unit::work() {
             log(level::error, "nrta", "%s", error.what());
             status = NRT_FAIL_HOST_MEM_ALLOC;
         }
+        // What it holds goes before it is reported as done: who unloads its model then has the model's memory.
+        next->run = nullptr;
         finish(next, status);
     }
 }
