@@ -22,11 +22,12 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from programs import ROOT, SCENARIOS, Programs, build, find_programs
 
-sys.path.insert(0, str(ROOT / "tests" / "llama"))
+ROOT = Path(__file__).absolute().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "ggml_neuron"), str(ROOT / "tests" / "llama")]
 
 import random_llama
+from programs import SCENARIOS, Programs, build, find_programs
 
 FAULTS = ("memory", "execute", "deferred", "lost", "kill", "load")
 
