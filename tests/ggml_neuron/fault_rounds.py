@@ -23,8 +23,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-ROOT = Path(__file__).absolute().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "ggml_neuron"), str(ROOT / "tests" / "llama")]
+sys.path.insert(0, str(Path(__file__).absolute().parent))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "llama"))
 
 import random_llama
 from programs import SCENARIOS, Programs, build, find_programs
