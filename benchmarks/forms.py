@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(CHECKOUT / "tests" / "kernels"), str(CHECKOUT / "benchmarks")]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
-from harness import as_parameter, bind, emit, random_values, spec  # noqa: E402
+from harness import as_parameter, bind, emit, random_values, spec
 
-import figures  # noqa: E402
-from kernelgen.ggml import forms  # noqa: E402
-from kernelgen.hlo import execute  # noqa: E402
-from kernelgen.simulator import products  # noqa: E402
+import figures
+from kernelgen.ggml import forms
+from kernelgen.hlo import execute
+from kernelgen.simulator import products
 
 TYPES = ("q8_0", "q4_K", "q6_K", "q4_0", "f16", "bf16")
 SIZE = 1024

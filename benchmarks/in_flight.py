@@ -22,14 +22,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
-ROOT = Path(__file__).absolute().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools"), str(ROOT / "tests" / "llama")]
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tests" / "llama"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).absolute().parent))
 
-import random_llama  # noqa: E402
+import random_llama
 
-import figures  # noqa: E402
-import groups  # noqa: E402
-from derive import Programs  # noqa: E402
+import figures
+import groups
+from derive import Programs
 
 LAUNCH_US = 180
 DEPTHS = (1, 2, 3)

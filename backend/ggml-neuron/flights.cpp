@@ -27,7 +27,7 @@ struct neuron_unlocked {
     std::mutex & mutex;
 };
 
-// Reads how many launches may be in flight. Said once if it is no such number.
+// Reads how many launches may be in flight. Says once when the variable is not such a number.
 static size_t read_depth() {
     static const size_t depth = [] {
         const std::string text = neuron_variable("GGML_NEURON_QUEUE_DEPTH");
@@ -142,7 +142,7 @@ NRT_STATUS neuron_flights::judge(const flight & f, const char * function) {
 // Returns whether a launch is done. A library that does not know it any more will not finish it.
 bool neuron_flights::is_completed(flight & f) const {
     if (depth == 1) {
-        return false;  // whoever called nrt_execute takes it away
+        return false;  // the thread that called nrt_execute removes it
     }
     bool             completed = false;
     const NRT_STATUS status    = nrt.nrta_is_completed(f.seq, &completed);

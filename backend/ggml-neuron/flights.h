@@ -81,7 +81,8 @@ class neuron_flights {
     // launched.
     bool is_lost(const neuron_use & use) const;
 
-    // Forgets what a stream lost, or what was in memory. Call it when whoever relies on it was told, or it is overwritten or freed.
+    // Forgets what a stream lost, or what was in memory. Call it when the caller was told of the loss, or the memory is
+    // overwritten or freed.
     void forget_lost(const neuron_stream & stream);
     void forget_lost(const neuron_memory & memory);
 

@@ -54,7 +54,7 @@ const ggml_tensor * root_of(const ggml_tensor * t) {
     return t->view_src ? t->view_src : t;
 }
 
-// Returns the form of a tensor that is no view. It depends on what never changes while the tensor has its buffer.
+// Returns the form of a tensor that is not a view. It stays the same while the tensor has its buffer.
 int32_t form_of_root(const ggml_tensor * root) {
     const int32_t form = root->buffer ? neuron_form_of_buft(root->buffer->buft) : 0;
     return form && form == neuron_form_of_type(root->type) && ggml_is_contiguous(root) ? form : 0;

@@ -189,7 +189,7 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
 //
 // A schedule call queues a request on an execution unit of a core and returns at once. `ret` gets the request's status before
 // the request is reported as completed, and must live until then; so must tensors, sets and models. A queue keeps its order;
-// between queues, and between a queue and calls of nrt_*, whoever calls waits for what they share. Releases before 2.29 have
+// between queues, and between a queue and calls of nrt_*, the caller waits for the requests that share memory. Releases before 2.29 have
 // functions of these names with an error tracker (nrta_error_tracker_create) in place of `ret`.
 
 typedef enum {

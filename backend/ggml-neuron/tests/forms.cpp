@@ -287,7 +287,7 @@ static void probes(ggml_type type) {
     }
 }
 
-// With GGML_NEURON_REPACK=0 there are no other buffer types, and the device's own takes what it would take without forms.
+// With GGML_NEURON_REPACK=0 the device has one buffer type, which takes every weight that it takes without forms.
 static void off(ggml_type type) {
     check(extra_buft(type) == nullptr, "there is a buffer type for forms");
     tensors                 t;

@@ -5,7 +5,7 @@
 namespace simulator {
 
 // A float is not a number when all bits of its exponent are set and one of its fraction is: without its sign it is then larger than
-// infinity. There is no branch in the loop, so that it is computed for several elements at once.
+// infinity. The loop has no branch, so that the compiler computes several elements at once.
 template <typename T> static bool any_above(const uint8_t * data, size_t size, T infinity) {
     constexpr size_t BLOCK = 4096 / sizeof(T);
     const T          sign  = static_cast<T>(T(1) << (8 * sizeof(T) - 1));
