@@ -6,10 +6,13 @@ include(${GGML_NEURON_BACKEND_DIR}/bundle/sources.cmake)
 
 set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml-neuron.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/buffers.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/census.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/chains.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/compute.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/costs.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/counts.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu_rows.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fallback.cpp
@@ -28,6 +31,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record_graphs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/recording.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/supports.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/tokens.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/variables.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights.cpp

@@ -1,0 +1,240 @@
+#include "buffers.h"
+
+#include "device.h"
+#include "ggml-impl.h"
+#include "log.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+//
+// buffer type
+//
+
+static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
+
+static size_t ggml_backend_neuron_buffer_type_get_alignment(ggml_backend_buffer_type_t buft) {
+    return NEURON_ALIGNMENT;
+
+    GGML_UNUSED(buft);
+}
+
+// ggml splits what is larger. Releases of libnrt before 2.28 compute sizes of 4 GiB and more wrongly.
+static size_t ggml_backend_neuron_buffer_type_get_max_size(ggml_backend_buffer_type_t buft) {
+    return (size_t) 2 << 30;
+
+    GGML_UNUSED(buft);
+}
+
+const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = {
+    /* .get_name         = */ neuron_buffer_type_get_name,
+    /* .alloc_buffer     = */ ggml_backend_neuron_buffer_type_alloc_buffer,
+    /* .get_alignment    = */ ggml_backend_neuron_buffer_type_get_alignment,
+    /* .get_max_size     = */ ggml_backend_neuron_buffer_type_get_max_size,
+    /* .get_alloc_size   = */ NULL,
+    /* .is_host          = */ NULL,
+};
+
+bool ggml_backend_buft_is_neuron(ggml_backend_buffer_type_t buft) {
+    return buft->iface.get_name == neuron_buffer_type_get_name;
+}
+
+//
+// buffer
+//
+
+neuron_buffer::~neuron_buffer() {
+    if (memory) {
+        core->free(memory);
+    }
+    if (base) {
+        munmap(base, reserved);
+    }
+}
+
+static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    delete (neuron_buffer *) buffer->context;
+}
+
+static void * ggml_backend_neuron_buffer_get_base(ggml_backend_buffer_t buffer) {
+    return ((neuron_buffer *) buffer->context)->base;
+}
+
+void neuron_require(const std::string & failure, const char * doing, const ggml_tensor * tensor) {
+    if (!failure.empty()) {
+        const std::string what = tensor ? std::string(doing) + " tensor '" + tensor->name + "'" : doing;
+        GGML_ABORT("ggml-neuron: %s: %s", what.c_str(), failure.c_str());
+    }
+}
+
+std::string neuron_read_packed(const neuron_packed_bytes &                                p,
+                               uint8_t *                                                  data,
+                               const std::function<std::string(void *, size_t, size_t)> & read) {
+    std::vector<uint8_t> packed;
+    std::vector<uint8_t> plain;
+    return p.for_each_chunk([&](size_t at, size_t size) {
+        packed.resize(size);
+        plain.resize(size);
+        const std::string failure = read(packed.data(), p.begin + at, size);
+        if (failure.empty()) {
+            p.form.unpack(packed.data(), plain.data(), size / p.form.unit());
+            const size_t from = std::max(at, p.first);
+            const size_t to   = std::min(at + size, p.last);
+            memcpy(data + (from - p.first), plain.data() + (from - at), to - from);
+        }
+        return failure;
+    });
+}
+
+// Writes bytes of a tensor that is in a form; returns "" when it worked.
+static std::string neuron_write_packed(neuron_buffer & ctx, const neuron_packed_bytes & p, const uint8_t * data) {
+    const std::lock_guard<std::mutex> lock(ctx.packing);
+    std::vector<uint8_t>              packed;
+    std::vector<uint8_t>              plain;
+    return p.for_each_chunk([&](size_t at, size_t size) {
+        const size_t    n_units = size / p.form.unit();
+        const size_t    from    = std::max(at, p.first);
+        const size_t    to      = std::min(at + size, p.last);
+        const uint8_t * given   = data + (from - p.first);
+        packed.resize(size);
+        if (to - from < size) {  // the rest stays as it is
+            plain.resize(size);
+            const std::string failure = ctx.memory->read(packed.data(), p.begin + at, size);
+            if (!failure.empty()) {
+                return failure;
+            }
+            p.form.unpack(packed.data(), plain.data(), n_units);
+            memcpy(plain.data() + (from - at), given, to - from);
+            given = plain.data();
+        }
+        p.form.pack(given, packed.data(), n_units);
+        return ctx.memory->write(packed.data(), p.begin + at, size);
+    });
+}
+
+static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffer,
+                                                     ggml_tensor *         tensor,
+                                                     uint8_t               value,
+                                                     size_t                offset,
+                                                     size_t                size) {
+    auto *                    ctx = (neuron_buffer *) buffer->context;
+    const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
+    if (packed.form) {
+        const std::vector<uint8_t> data(size, value);
+        neuron_require(neuron_write_packed(*ctx, packed, data.data()), "setting", tensor);
+        return;
+    }
+    neuron_require(ctx->memory->set(value, ctx->offset_of(tensor) + offset, size), "setting", tensor);
+}
+
+static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
+                                                  ggml_tensor *         tensor,
+                                                  const void *          data,
+                                                  size_t                offset,
+                                                  size_t                size) {
+    auto *                    ctx = (neuron_buffer *) buffer->context;
+    const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
+    if (packed.form) {
+        neuron_require(neuron_write_packed(*ctx, packed, (const uint8_t *) data), "writing", tensor);
+        return;
+    }
+    neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size), "writing", tensor);
+}
+
+static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
+                                                  const ggml_tensor *   tensor,
+                                                  void *                data,
+                                                  size_t                offset,
+                                                  size_t                size) {
+    auto *                    ctx = (neuron_buffer *) buffer->context;
+    const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
+    if (packed.form) {
+        const auto read = [ctx](void * to, size_t at, size_t n) {
+            return ctx->memory->read(to, at, n);
+        };
+        neuron_require(neuron_read_packed(packed, (uint8_t *) data, read), "reading", tensor);
+        return;
+    }
+    neuron_require(ctx->memory->read(data, ctx->offset_of(tensor) + offset, size), "reading", tensor);
+}
+
+neuron_buffer * neuron_buffer_of(const ggml_tensor * tensor) {
+    const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    if (!buffer || !ggml_backend_buft_is_neuron(buffer->buft)) {
+        return nullptr;
+    }
+    return (neuron_buffer *) buffer->context;  // NULL for the dummy buffers of size 0
+}
+
+bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
+    auto * to   = (neuron_buffer *) buffer->context;
+    auto * from = neuron_buffer_of(src);
+    if (!from || from->core != to->core) {
+        return false;  // the runtime copies between tensors of one core only
+    }
+    if (neuron_form(src) || neuron_form(dst)) {
+        return false;  // ggml reads the one and writes the other, each in ggml's order
+    }
+    std::lock_guard<std::mutex> lock(to->core->mutex);
+    const size_t                size = ggml_nbytes(src);
+    return to->core->copy({ from->memory, from->offset_of(src), size }, { to->memory, to->offset_of(dst), size }) ==
+           NRT_SUCCESS;
+}
+
+static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    auto * ctx = (neuron_buffer *) buffer->context;
+    neuron_require(ctx->memory->set(value, 0, ctx->memory->size), "clearing a buffer", nullptr);
+}
+
+static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {
+    /* .free_buffer     = */ ggml_backend_neuron_buffer_free_buffer,
+    /* .get_base        = */ ggml_backend_neuron_buffer_get_base,
+    /* .init_tensor     = */ NULL,
+    /* .memset_tensor   = */ ggml_backend_neuron_buffer_memset_tensor,
+    /* .set_tensor      = */ ggml_backend_neuron_buffer_set_tensor,
+    /* .get_tensor      = */ ggml_backend_neuron_buffer_get_tensor,
+    /* .set_tensor_2d   = */ NULL,
+    /* .get_tensor_2d   = */ NULL,
+    /* .cpy_tensor      = */ ggml_backend_neuron_buffer_cpy_tensor,
+    /* .clear           = */ ggml_backend_neuron_buffer_clear,
+    /* .reset           = */ NULL,
+};
+
+static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
+                                                                          size_t                     size) {
+    auto * device = ((neuron_buffer_type_context *) buft->context)->device;
+    auto   ctx    = std::make_unique<neuron_buffer>();
+    ctx->core     = device->core.get();
+    ctx->reserved = std::max<size_t>(size, 1);
+    void * base   = mmap(NULL, ctx->reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        NEURON_ERROR("%s: no address range of %zu bytes\n", device->name.c_str(), size);
+        return NULL;
+    }
+    ctx->base   = (char *) base;
+    ctx->memory = ctx->core->allocate(ctx->reserved);
+    if (!ctx->memory) {
+        NEURON_ERROR("%s: no buffer of %.2f MiB in device memory\n", device->name.c_str(), size / 1024.0 / 1024.0);
+        return NULL;
+    }
+    return ggml_backend_buffer_init(buft, ggml_backend_neuron_buffer_i, ctx.release(), size);
+}
+
+bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand) {
+    operand.size = ggml_nbytes(t);
+    if (auto * ctx = neuron_buffer_of(t)) {
+        operand.memory = ctx->memory;
+        operand.offset = ctx->offset_of(t);
+        return ctx->core == &core && operand.offset + operand.size <= ctx->memory->size;
+    }
+    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    return t->data && (!buffer || ggml_backend_buffer_is_host(buffer));
+}
+
+bool neuron_holds(const neuron_core & core, const ggml_tensor * t) {
+    const auto * ctx = neuron_buffer_of(t);
+    return ggml_backend_neuron_shared().buffers == neuron_buffers::HOST || (ctx && ctx->core == &core);
+}

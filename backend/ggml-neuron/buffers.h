@@ -1,0 +1,90 @@
+// Buffers in device memory, and the types of them: one for all tensors, and one for each form of weights.
+
+#pragma once
+
+#include "core.h"
+#include "forms.h"
+#include "ggml-backend-impl.h"
+#include "plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+
+extern const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i;
+
+bool ggml_backend_buft_is_neuron(ggml_backend_buffer_type_t buft);
+
+struct neuron_buffer {
+    neuron_core *   core   = nullptr;
+    neuron_memory * memory = nullptr;
+
+    // ggml computes addresses within a buffer and compares them. These are reserved and can't be accessed, so that they
+    // are nobody else's, and whoever takes them for host memory fails at once.
+    char * base     = nullptr;
+    size_t reserved = 0;
+
+    ~neuron_buffer();
+
+    size_t offset_of(const ggml_tensor * tensor) const { return (size_t) ((const char *) tensor->data - base); }
+
+    // Held while a tensor in a form is changed: what does not begin and end at its units is read first.
+    std::mutex packing;
+};
+
+// Bytes that are brought from one form to another at once, unless a unit has more.
+static constexpr size_t PACK_CHUNK = (size_t) 4 << 20;
+
+// Where bytes of a tensor that is in a form are.
+struct neuron_packed_bytes {
+    neuron_form form;
+    size_t      begin;  // of the tensor in the buffer
+    size_t      first;  // byte that is asked for, in the tensor
+    size_t      last;   // behind the last such byte
+
+    // `address` is what ggml says where the bytes are.
+    neuron_packed_bytes(const char * base, const ggml_tensor * tensor, const void * address, size_t size) :
+        form(tensor) {
+        const ggml_tensor * root = tensor->view_src ? tensor->view_src : tensor;
+        begin                    = (size_t) ((const char *) root->data - base);
+        first                    = (size_t) ((const char *) address - (const char *) root->data);
+        last                     = first + size;
+    }
+
+    // Calls use(first byte, bytes) for units in turn, from the one with the first byte to the one with the last, as long as it
+    // returns "".
+    template <typename F> std::string for_each_chunk(F use) const {
+        const size_t unit  = form.unit();
+        const size_t chunk = std::max(PACK_CHUNK / unit, (size_t) 1) * unit;
+        const size_t end   = (last + unit - 1) / unit * unit;
+        std::string  failure;
+        for (size_t at = first / unit * unit; at < end && failure.empty(); at += chunk) {
+            failure = use(at, std::min(chunk, end - at));
+        }
+        return failure;
+    }
+};
+
+// Reads bytes of a tensor that is in a form, as ggml has them; returns "" when it worked.
+std::string neuron_read_packed(const neuron_packed_bytes &                                p,
+                               uint8_t *                                                  data,
+                               const std::function<std::string(void *, size_t, size_t)> & read);
+
+// Ends the program when data did not get where it should be, as ggml-cuda does: ggml has no way to be told, and would go on
+// with other numbers.
+void neuron_require(const std::string & failure, const char * doing, const ggml_tensor * tensor);
+
+// Returns the buffer's context when a tensor is in device memory, else NULL.
+neuron_buffer * neuron_buffer_of(const ggml_tensor * tensor);
+
+// Copies a tensor to one in a buffer, within a core. Returns false when ggml has to copy it through the host.
+bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst);
+
+// Tells the planner where a tensor is: see neuron_locate_t.
+bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand);
+
+// Returns whether the core computes with a tensor where it is: see neuron_holds_t.
+bool neuron_holds(const neuron_core & core, const ggml_tensor * t);

@@ -1,0 +1,34 @@
+// What a process computed, and where: its destructor prints it for GGML_NEURON_LOG.
+
+#pragma once
+
+#include "fallback.h"
+#include "ggml.h"
+#include "groups.h"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+struct neuron_counts {
+    std::array<std::atomic<uint64_t>, GGML_OP_COUNT> device{};
+    std::array<std::atomic<uint64_t>, GGML_OP_COUNT> cpu{};
+    std::atomic<uint64_t>                            moves{ 0 };
+    neuron_fallback_cost                             fallback;
+
+    // Of groups.
+    std::atomic<uint64_t>                                     launches{ 0 };
+    std::atomic<uint64_t>                                     grouped{ 0 };  // ops in them
+    std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason
+
+    // Of ops that kernels for other numbers of tokens computed.
+    std::atomic<uint64_t> pieces{ 0 };
+    std::atomic<uint64_t> padding{ 0 };  // rows beyond the ops' own, or computed twice
+
+    ~neuron_counts();
+
+  private:
+    void print_groups() const;
+};
+
+extern neuron_counts g_counts;

@@ -1,0 +1,130 @@
+#include "supports.h"
+
+#include "buffers.h"
+#include "census.h"
+#include "cpu.h"
+#include "device.h"
+#include "groups.h"
+#include "record.h"
+#include "tokens.h"
+#include "weights.h"
+
+#include <algorithm>
+#include <vector>
+
+// llama.cpp decides where a weight goes by asking for a made-up op on it: 512 tokens, parameters all 0, and the weight in a
+// buffer of size 0. Returns the weight, or NULL when the op is not made up.
+static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
+    for (const ggml_tensor * src : op->src) {
+        if (src && src->buffer && ggml_backend_buffer_get_size(src->buffer) == 0) {
+            return src;
+        }
+    }
+    return nullptr;
+}
+
+// Returns whether kernels want a weight in its form: llama.cpp is to put it in a buffer of the type for that, not in the device's
+// own, which it asks for first.
+static bool neuron_wants_form(const ggml_backend_neuron_device_context * device,
+                              const ggml_tensor *                        op,
+                              const ggml_tensor *                        weight) {
+    return device->extra_bufts.size() > 1 &&
+           ggml_backend_neuron_shared().kernels.has_weight(op, weight, neuron_form_of_type(weight->type));
+}
+
+// Answers for a weight. While ops are recorded, weights go where the kernels that can be built will want them.
+static bool neuron_takes_weight(const ggml_backend_neuron_device_context * device,
+                                const ggml_tensor *                        op,
+                                const ggml_tensor *                        weight) {
+    const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
+    const int32_t               form  = neuron_form_of_buft(weight->buffer->buft);
+    bool                        takes;
+    if (form) {
+        takes = form == neuron_form_of_type(weight->type) && neuron_wants_form(device, op, weight);
+    } else {
+        takes = !neuron_wants_form(device, op, weight) &&
+                (store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
+    }
+    neuron_note_weight(op, weight, takes);
+    return takes;
+}
+
+static bool neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const neuron_kernel_store &      store   = ggml_backend_neuron_shared().kernels;
+    const neuron_service             service = store.serve(op);
+    const std::vector<neuron_kernel> kernels = service ? neuron_kernels_of(service) : store.serve_in_chain(op);
+    return !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), [device](const neuron_kernel & kernel) {
+        return device->core->is_broken(kernel);
+    });
+}
+
+// Returns whether a node is in some group. Where a bundle has no kernel for the node by itself, the CPU computes it when the
+// graph has it among other nodes.
+static bool neuron_is_member(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const neuron_group_index & groups = ggml_backend_neuron_shared().kernels.groups;
+    return device->fusion.is_enabled() && !groups.empty() && groups.has_member(neuron_token_of(op)) && neuron_has_cpu();
+}
+
+// Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
+// computes it: so a program asks at once for what it will ask for when the kernels are there.
+static bool neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    return neuron_has_kernel(device, op) || neuron_is_member(device, op) ||
+           (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
+}
+
+// Returns whether what an op changes is in the device's memory: ggml's scheduler would give it a copy of what is not, and the
+// change would be lost.
+static bool neuron_holds_updates(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const uint32_t updates = neuron_updates_of(op);
+    for (int i = 0; updates && i < GGML_MAX_SRC; i++) {
+        const ggml_tensor * src  = op->src[i];
+        const ggml_tensor * root = src && src->view_src ? src->view_src : src;
+        if (!(updates >> i & 1) || !root || !root->buffer) {
+            continue;
+        }
+        const auto * ctx = neuron_buffer_of(src);
+        if (!ctx || ctx->core != device->core.get()) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
+        return true;
+    }
+    auto &     shared  = ggml_backend_neuron_shared();
+    auto *     device  = (ggml_backend_neuron_device_context *) dev->context;
+    const bool in_host = shared.buffers == neuron_buffers::HOST;
+    if (const ggml_tensor * weight = neuron_probed_weight(op)) {
+        // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
+        const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
+        return !elsewhere && neuron_takes_weight(device, op, weight);
+    }
+    if (neuron_is_kept_by_host(op) || (!in_host && !neuron_holds_updates(device, op))) {
+        return false;
+    }
+    if (!neuron_has_kernel(device, op) && !neuron_is_member(device, op)) {
+        neuron_note_missing(op);
+    }
+    const bool computed = neuron_computes(device, op);
+    if (!computed) {
+        neuron_note_refused(op);
+    }
+    if (!op->view_src || in_host) {
+        return computed;
+    }
+    // A node that writes into another tensor's memory can run only where this is: ggml's scheduler ends the program when
+    // the backend that holds the memory refuses, and lets others write to addresses that are not theirs, or copies the
+    // memory too early. So the node goes where the tensor is, and is computed by the CPU when it has no kernel.
+    const ggml_tensor * home = op->view_src;
+    if (home->buffer) {
+        const auto * ctx = neuron_buffer_of(home);
+        return computed || (ctx && ctx->core == device->core.get() && neuron_has_cpu());
+    }
+    if (home->op == GGML_OP_NONE) {
+        return computed;
+    }
+    return neuron_computes(device, home) && (computed || neuron_has_cpu());
+}
