@@ -12,15 +12,15 @@ from .common import f32, grouped_dot, result
 from .dequantize import floats
 
 
-@emitter("mul_mat", types="float quantized, float", forms=("planes", "transposed"))
+@emitter("mul_mat", types="float quantized, float", forms=("planes", "transposed", "bf16"))
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
-    As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16). Quantized weights are dequantized to
-    float32, and `b` stays float32. `prec` and `prec_src1` say how coarse accumulation and `b` may get, and this is finer; `hint`
-    tells of a structure of `a` that could be used, and changes no number.
+    As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16), also where a quantized `a` is stored as bf16.
+    Other quantized weights are dequantized to float32, and `b` stays float32. `prec` and `prec_src1` say how coarse accumulation
+    and `b` may get, and this is finer; `hint` tells of a structure of `a` that could be used, and changes no number.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or quantized, or [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
+    a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
     bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint, prec_src1
@@ -42,7 +42,7 @@ MAX_BLOCK = 128
 """Rows that meet an expert's weights at once at most: a tensor engine has as many."""
 
 
-@emitter("mul_mat_id", types="float quantized, float, i32", forms=("planes", "transposed"))
+@emitter("mul_mat_id", types="float quantized, float, i32", forms=("planes", "transposed", "bf16"))
 def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
 

@@ -34,7 +34,7 @@ const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = {
     /* .alloc_buffer     = */ ggml_backend_neuron_buffer_type_alloc_buffer,
     /* .get_alignment    = */ ggml_backend_neuron_buffer_type_get_alignment,
     /* .get_max_size     = */ ggml_backend_neuron_buffer_type_get_max_size,
-    /* .get_alloc_size   = */ NULL,
+    /* .get_alloc_size   = */ neuron_alloc_size,
     /* .is_host          = */ NULL,
 };
 
@@ -53,6 +53,9 @@ neuron_buffer::~neuron_buffer() {
     if (base) {
         munmap(base, reserved);
     }
+    if (originals) {
+        munmap(originals, reserved);
+    }
 }
 
 static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
@@ -70,9 +73,14 @@ void neuron_require(const std::string & failure, const char * doing, const ggml_
     }
 }
 
-std::string neuron_read_packed(const neuron_packed_bytes &                                p,
+std::string neuron_read_packed(const neuron_buffer &                                      buffer,
+                               const neuron_packed_bytes &                                p,
                                uint8_t *                                                  data,
                                const std::function<std::string(void *, size_t, size_t)> & read) {
+    if (!p.form.is_permutation()) {
+        memcpy(data, buffer.originals + p.begin + p.first, p.last - p.first);
+        return "";
+    }
     std::vector<uint8_t> packed;
     std::vector<uint8_t> plain;
     return p.for_each_chunk([&](size_t at, size_t size) {
@@ -89,11 +97,27 @@ std::string neuron_read_packed(const neuron_packed_bytes &                      
     });
 }
 
+// Keeps bytes of a tensor whose form is not a permutation, and writes the units that they are in. Needs the buffer's `packing`.
+static std::string neuron_write_converted(neuron_buffer & ctx, const neuron_packed_bytes & p, const uint8_t * data) {
+    auto * original = (uint8_t *) ctx.originals + p.begin;
+    memcpy(original + p.first, data, p.last - p.first);
+    std::vector<uint8_t> stored;
+    return p.for_each_chunk([&](size_t at, size_t size) {
+        const size_t n_units = size / p.form.unit();
+        stored.resize(n_units * p.form.stored_unit());
+        p.form.pack(original + at, stored.data(), n_units);
+        return ctx.memory->write(stored.data(), p.stored_at(at), stored.size());
+    });
+}
+
 // Writes bytes of a tensor that is in a form; returns "" when it worked.
 static std::string neuron_write_packed(neuron_buffer & ctx, const neuron_packed_bytes & p, const uint8_t * data) {
     const std::lock_guard<std::mutex> lock(ctx.packing);
-    std::vector<uint8_t>              packed;
-    std::vector<uint8_t>              plain;
+    if (!p.form.is_permutation()) {
+        return neuron_write_converted(ctx, p, data);
+    }
+    std::vector<uint8_t> packed;
+    std::vector<uint8_t> plain;
     return p.for_each_chunk([&](size_t at, size_t size) {
         const size_t    n_units = size / p.form.unit();
         const size_t    from    = std::max(at, p.first);
@@ -155,7 +179,7 @@ static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
         const auto read = [ctx](void * to, size_t at, size_t n) {
             return ctx->memory->read(to, at, n);
         };
-        neuron_require(neuron_read_packed(packed, (uint8_t *) data, read), "reading", tensor);
+        neuron_require(neuron_read_packed(*ctx, packed, (uint8_t *) data, read), "reading", tensor);
         return;
     }
     neuron_require(ctx->memory->read(data, ctx->offset_of(tensor) + offset, size), "reading", tensor);
@@ -186,6 +210,11 @@ bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const g
 
 static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
     auto * ctx = (neuron_buffer *) buffer->context;
+    if (ctx->originals) {
+        // The buffer does not know its tensors. Blocks of zeros are zeros in each form; of other bytes nobody knows the elements.
+        neuron_require(value ? "in this form it can be cleared with 0 alone" : "", "clearing a buffer", nullptr);
+        madvise(ctx->originals, ctx->reserved, MADV_DONTNEED);
+    }
     neuron_require(ctx->memory->set(value, 0, ctx->memory->size), "clearing a buffer", nullptr);
 }
 
@@ -203,18 +232,27 @@ static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {
     /* .reset           = */ NULL,
 };
 
+// Returns addresses that take no memory until they are written to, or NULL.
+static char * neuron_map(size_t size, int protection) {
+    void * begin = mmap(NULL, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return begin == MAP_FAILED ? nullptr : (char *) begin;
+}
+
 static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
                                                                           size_t                     size) {
-    auto * device = ((neuron_buffer_type_context *) buft->context)->device;
-    auto   ctx    = std::make_unique<neuron_buffer>();
-    ctx->core     = device->core.get();
-    ctx->reserved = std::max<size_t>(size, 1);
-    void * base   = mmap(NULL, ctx->reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
+    auto * device              = ((neuron_buffer_type_context *) buft->context)->device;
+    auto   ctx                 = std::make_unique<neuron_buffer>();
+    ctx->core                  = device->core.get();
+    ctx->reserved              = std::max<size_t>(size, 1);
+    ctx->base                  = neuron_map(ctx->reserved, PROT_NONE);
+    const bool keeps_originals = !neuron_is_permutation(neuron_form_of_buft(buft));
+    if (keeps_originals) {
+        ctx->originals = neuron_map(ctx->reserved, PROT_READ | PROT_WRITE);
+    }
+    if (!ctx->base || (keeps_originals && !ctx->originals)) {
         NEURON_ERROR("%s: no address range of %zu bytes\n", device->name.c_str(), size);
         return NULL;
     }
-    ctx->base   = (char *) base;
     ctx->memory = ctx->core->allocate(ctx->reserved);
     if (!ctx->memory) {
         NEURON_ERROR("%s: no buffer of %.2f MiB in device memory\n", device->name.c_str(), size / 1024.0 / 1024.0);
@@ -226,8 +264,13 @@ static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_b
 bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand) {
     operand.size = ggml_nbytes(t);
     if (auto * ctx = neuron_buffer_of(t)) {
+        const neuron_packed_bytes stored(ctx->base, t, t->data, operand.size);
         operand.memory = ctx->memory;
         operand.offset = ctx->offset_of(t);
+        if (stored.form && !stored.form.is_permutation()) {
+            operand.offset = stored.stored_at(stored.first);
+            operand.size   = stored.stored_at(stored.last) - operand.offset;
+        }
         return ctx->core == &core && operand.offset + operand.size <= ctx->memory->size;
     }
     const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;

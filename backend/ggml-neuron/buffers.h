@@ -33,9 +33,13 @@ struct neuron_buffer {
 
     // Held while a tensor in a form is changed: what does not begin and end at its units is read first.
     std::mutex packing;
+
+    // Of buffers for a form that is not a permutation: host memory that has the original of each tensor, where ggml has the tensor in
+    // the buffer.
+    char * originals = nullptr;
 };
 
-// Bytes that are brought from one form to another at once, unless a unit has more.
+// Bytes that are brought into a form or out of it at once, unless a unit has more.
 static constexpr size_t PACK_CHUNK = (size_t) 4 << 20;
 
 // Where bytes of a tensor that is in a form are.
@@ -54,6 +58,9 @@ struct neuron_packed_bytes {
         last                     = first + size;
     }
 
+    // Where in the buffer a unit is stored that begins at a byte of the tensor.
+    size_t stored_at(size_t at) const { return begin + at / form.unit() * form.stored_unit(); }
+
     // Calls use(first byte, bytes) for units in turn, from the one with the first byte to the one with the last, as long as it
     // returns "".
     template <typename F> std::string for_each_chunk(F use) const {
@@ -69,7 +76,8 @@ struct neuron_packed_bytes {
 };
 
 // Reads bytes of a tensor that is in a form, as ggml has them; returns "" when it worked.
-std::string neuron_read_packed(const neuron_packed_bytes &                                p,
+std::string neuron_read_packed(const neuron_buffer &                                      buffer,
+                               const neuron_packed_bytes &                                p,
                                uint8_t *                                                  data,
                                const std::function<std::string(void *, size_t, size_t)> & read);
 

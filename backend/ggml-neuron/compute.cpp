@@ -35,7 +35,7 @@ static enum ggml_status neuron_compute_with_copies(neuron_core & core, ggml_tens
             return ctx->memory->read_locked(to, at, n) == NRT_SUCCESS ? std::string() : "it can't be read";
         };
         const neuron_packed_bytes packed(ctx->base, owner, address, size);
-        return packed.form ? neuron_read_packed(packed, (uint8_t *) data, read).empty()
+        return packed.form ? neuron_read_packed(*ctx, packed, (uint8_t *) data, read).empty()
                            : read(data, offset(owner, address), size).empty();
     };
     access.write = [&](const ggml_tensor * owner, const void * address, const void * data, size_t size) {

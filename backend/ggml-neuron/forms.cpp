@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 namespace {
 
@@ -54,21 +55,31 @@ const ggml_tensor * root_of(const ggml_tensor * t) {
     return t->view_src ? t->view_src : t;
 }
 
-// Returns the form of a tensor that is not a view. It stays the same while the tensor has its buffer.
-int32_t form_of_root(const ggml_tensor * root) {
-    const int32_t form = root->buffer ? neuron_form_of_buft(root->buffer->buft) : 0;
-    return form && form == neuron_form_of_type(root->type) && ggml_is_contiguous(root) ? form : 0;
+// Returns the form of a tensor that is not a view in buffers of a type.
+int32_t form_in(ggml_backend_buffer_type_t buft, const ggml_tensor * root) {
+    const int32_t form = neuron_form_of_buft(buft);
+    return neuron_has_form(root->type, form) && ggml_is_contiguous(root) ? form : 0;
 }
 
-// Bytes that change places only among themselves.
+// Returns the form of a tensor that is not a view. It stays the same while the tensor has its buffer.
+int32_t form_of_root(const ggml_tensor * root) {
+    return root->buffer ? form_in(root->buffer->buft, root) : 0;
+}
+
+// Bytes of what is stored by itself, as ggml has it.
 size_t unit_of(const ggml_tensor * root, int32_t form) {
-    return form == NEURON_KERNELS_FORM_PLANES ? root->nb[1] : root->nb[2];
+    return form == NEURON_KERNELS_FORM_TRANSPOSED ? root->nb[2] : root->nb[1];
+}
+
+// Bytes of a row in the form bf16.
+size_t bf16_row(const ggml_tensor * root) {
+    return ggml_row_size(GGML_TYPE_BF16, root->ne[0]);
 }
 
 // Returns whether a view is of whole units, each as it is: then it has its root's form.
 bool has_whole_units(const ggml_tensor * view, const ggml_tensor * root, int32_t form) {
     const size_t unit  = unit_of(root, form);
-    const int    outer = form == NEURON_KERNELS_FORM_PLANES ? 1 : 2;
+    const int    outer = form == NEURON_KERNELS_FORM_TRANSPOSED ? 2 : 1;
     if (view->type != root->type || view->view_offs % unit != 0 || view->nb[0] != root->nb[0] ||
         view->ne[0] != root->ne[0]) {
         return false;
@@ -116,11 +127,25 @@ int32_t neuron_form_of_buft(ggml_backend_buffer_type_t buft) {
     return own ? ((neuron_buffer_type_context *) buft->context)->form : 0;
 }
 
-int32_t neuron_form_of_type(enum ggml_type type) {
-    if (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) {
-        return NEURON_KERNELS_FORM_TRANSPOSED;
+bool neuron_has_form(enum ggml_type type, int32_t form) {
+    switch (form) {
+        case NEURON_KERNELS_FORM_PLANES:
+        case NEURON_KERNELS_FORM_BF16:
+            return fields_of(type) != nullptr;
+        case NEURON_KERNELS_FORM_TRANSPOSED:
+            return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+        default:
+            return false;
     }
-    return fields_of(type) ? NEURON_KERNELS_FORM_PLANES : 0;
+}
+
+bool neuron_is_permutation(int32_t form) {
+    return form != NEURON_KERNELS_FORM_BF16;
+}
+
+size_t neuron_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
+    const size_t size = ggml_nbytes(t);
+    return form_in(buft, t) == NEURON_KERNELS_FORM_BF16 ? std::max(size, bf16_row(t) * (size_t) ggml_nrows(t)) : size;
 }
 
 const char * neuron_form_name(int32_t form) {
@@ -129,6 +154,8 @@ const char * neuron_form_name(int32_t form) {
             return "planes";
         case NEURON_KERNELS_FORM_TRANSPOSED:
             return "transposed";
+        case NEURON_KERNELS_FORM_BF16:
+            return "bf16";
         default:
             return "scattered";
     }
@@ -182,8 +209,21 @@ template <bool PACK> void neuron_form::permute(const uint8_t * from, uint8_t * t
     }
 }
 
+size_t neuron_form::stored_unit() const {
+    return form == NEURON_KERNELS_FORM_BF16 ? bf16_row(root) : unit_size;
+}
+
 void neuron_form::pack(const uint8_t * from, uint8_t * to, size_t n_units) const {
-    permute<true>(from, to, n_units);
+    if (is_permutation()) {
+        permute<true>(from, to, n_units);
+        return;
+    }
+    const auto         to_float = ggml_get_type_traits(root->type)->to_float;
+    std::vector<float> row((size_t) root->ne[0]);
+    for (size_t i = 0; i < n_units; i++) {
+        to_float(from + i * unit_size, row.data(), root->ne[0]);
+        ggml_fp32_to_bf16_row(row.data(), (ggml_bf16_t *) (to + i * stored_unit()), root->ne[0]);
+    }
 }
 
 void neuron_form::unpack(const uint8_t * from, uint8_t * to, size_t n_units) const {

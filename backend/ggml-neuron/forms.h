@@ -1,6 +1,7 @@
-// Forms of weights: other orders of their bytes than ggml's, which kernels ask for and buffers of a type of their own keep them in.
+// Forms of weights: other ways to store them than ggml's, which kernels ask for and buffers of a type of their own keep them in.
 //
-// docs/bundle-format.md describes the forms. A form is a permutation of bytes inside of units: rows or matrices.
+// docs/bundle-format.md describes the forms. A unit, a row or a matrix, is stored by itself. Most forms are permutations of its bytes;
+// from the others the original can't be restored, and the buffer keeps it in host memory.
 
 #pragma once
 
@@ -28,8 +29,14 @@ const char * neuron_buffer_type_get_name(ggml_backend_buffer_type_t buft);
 // Returns the form of the tensors in buffers of a type, as far as their own types have it; 0 for ggml's order.
 int32_t neuron_form_of_buft(ggml_backend_buffer_type_t buft);
 
-// Returns the form that tensors of a type can have, or 0.
-int32_t neuron_form_of_type(enum ggml_type type);
+// Returns whether tensors of a type can have a form other than 0.
+bool neuron_has_form(enum ggml_type type, int32_t form);
+
+// Returns whether the original can be restored from what is in a form.
+bool neuron_is_permutation(int32_t form);
+
+// Returns the bytes of device memory that a tensor takes in buffers of a type. ggml reserves no less than its own size.
+size_t neuron_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t);
 
 // Returns a form's name, as manifests have it.
 const char * neuron_form_name(int32_t form);
@@ -43,7 +50,7 @@ int32_t neuron_type_of(const ggml_tensor * t);
 // Returns a type with a form.
 int32_t neuron_type_in_form(enum ggml_type type, int32_t form);
 
-// How the bytes of a tensor that is in a form are between ggml's order and its own.
+// How a tensor that is in a form is stored.
 class neuron_form {
   public:
     // The form of the tensor that `t` is, or is a view of.
@@ -52,10 +59,17 @@ class neuron_form {
     // Returns whether the tensor has a form.
     explicit operator bool() const { return form != 0; }
 
-    // Bytes that change places only among themselves: a row, or a matrix.
+    bool is_permutation() const { return neuron_is_permutation(form); }
+
+    // Bytes of a unit, a row or a matrix, as ggml has it.
     size_t unit() const { return unit_size; }
 
+    // Bytes of a unit as it is stored.
+    size_t stored_unit() const;
+
     void pack(const uint8_t * from, uint8_t * to, size_t n_units) const;
+
+    // Restores the original; of a permutation.
     void unpack(const uint8_t * from, uint8_t * to, size_t n_units) const;
 
   private:

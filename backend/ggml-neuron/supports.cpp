@@ -23,13 +23,25 @@ static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
     return nullptr;
 }
 
-// Returns whether kernels want a weight in its form: llama.cpp is to put it in a buffer of the type for that, not in the device's
-// own, which it asks for first.
+// Returns whether kernels want a weight in a form that the device offers buffers for.
 static bool neuron_wants_form(const ggml_backend_neuron_device_context * device,
                               const ggml_tensor *                        op,
-                              const ggml_tensor *                        weight) {
-    return device->extra_bufts.size() > 1 &&
-           ggml_backend_neuron_shared().kernels.has_weight(op, weight, neuron_form_of_type(weight->type));
+                              const ggml_tensor *                        weight,
+                              int32_t                                    form) {
+    return device->extra_bufts.size() > 1 && neuron_has_form(weight->type, form) &&
+           ggml_backend_neuron_shared().kernels.has_weight(op, weight, form);
+}
+
+// Returns whether kernels want a weight in any form: llama.cpp is to put it in a buffer of the type for that, not in the device's
+// own, which it asks for first.
+static bool neuron_wants_any_form(const ggml_backend_neuron_device_context * device,
+                                  const ggml_tensor *                        op,
+                                  const ggml_tensor *                        weight) {
+    bool wants = false;
+    for (int32_t form = 1; form <= NEURON_KERNELS_LAST_FORM; form++) {
+        wants = wants || neuron_wants_form(device, op, weight, form);
+    }
+    return wants;
 }
 
 // Answers for a weight. While ops are recorded, weights go where the kernels that can be built will want them.
@@ -40,9 +52,9 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     const int32_t               form  = neuron_form_of_buft(weight->buffer->buft);
     bool                        takes;
     if (form) {
-        takes = form == neuron_form_of_type(weight->type) && neuron_wants_form(device, op, weight);
+        takes = neuron_wants_form(device, op, weight, form);
     } else {
-        takes = !neuron_wants_form(device, op, weight) &&
+        takes = !neuron_wants_any_form(device, op, weight) &&
                 (store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
     }
     neuron_note_weight(op, weight, takes);

@@ -73,7 +73,7 @@ class Programs:
     simulator: Path
 
     def find(self, name: str) -> Path:
-        return next(self.folder.rglob(name))
+        return next(path for path in self.folder.rglob(name) if path.is_file())
 
     def environment(self, **variables: str | Path | None) -> dict[str, str]:
         """Returns variables with which the backend finds the simulator; others are given by name, None for not set."""

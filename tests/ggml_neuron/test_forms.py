@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 from programs import Programs, Result, build
@@ -32,6 +35,8 @@ kernels:
   - {op: relu, inputs: ["(24,3,1,1)/f32"], output: "(24,3,1,1)/f32"}
 """
 PRODUCTS = ("q8_0", "q4_K", "q6_K", "f16", "f32")
+ROUNDED = ("q8_0", "q4_K")
+"""Of which there are kernels for weights in the form bf16, too."""
 
 Forms = Callable[..., Result]
 
@@ -51,6 +56,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with kernels for weights in forms and for the same weights as ggml has them."""
     folder = tmp_path_factory.mktemp("weights")
     text = MANIFEST + entries(PRODUCTS, "weights: []") + entries(PRODUCTS, "weights: [planes, transposed]")
+    text += entries(ROUNDED, "weights: [bf16]")
+    for form in ("planes", "bf16"):
+        text += (
+            f'  - {{op: mul_mat, inputs: ["(512,7,1,1)/q8_0:{form}", "(512,3,1,1)/f32"], output: "(7,3,1,1)/f32"}}\n'
+        )
     (folder / "weights.yaml").write_text(text)
     build(folder / "weights.yaml", folder / "kernels")
     return folder / "kernels"
@@ -63,6 +73,16 @@ def formed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = "format: 1\nname: formed\ntargets: [trn1]\nweights: [planes, transposed]\nkernels:\n"
     (folder / "formed.yaml").write_text(head + entries(("q8_0", "f16"), "params: {}"))
     build(folder / "formed.yaml", folder / "kernels")
+    return folder / "kernels"
+
+
+@pytest.fixture(scope="session")
+def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with kernels for quantized weights that are kept as bf16, and no others."""
+    folder = tmp_path_factory.mktemp("rounded")
+    head = "format: 1\nname: rounded\ntargets: [trn1]\nweights: [bf16, transposed]\nkernels:\n"
+    (folder / "rounded.yaml").write_text(head + entries((*ROUNDED, "f16"), "params: {}"))
+    build(folder / "rounded.yaml", folder / "kernels")
     return folder / "kernels"
 
 
@@ -98,21 +118,52 @@ def test_bytes_are_in_the_order_that_kernels_read(run_forms: Forms, both: Path) 
     for t, given, kept in zip(types, lines[::2], lines[1::2], strict=True):
         data = np.frombuffer(bytes.fromhex(given), np.uint8)
         ne = (max(2 * TYPES[t].block, 96), 5, 2, 1)
-        form = forms.of_type(t)
-        assert form is not None
+        form = forms.of_type(t)[0]
         assert forms.pack(data, form, t, ne).tobytes().hex() == kept, t
+
+
+def test_what_is_kept_as_bf16_is_rounded(run_forms: Forms, rounded: Path) -> None:
+    """The elements that the gguf package decodes, rounded; noise has scales that are not numbers, too."""
+    types = [t for t in QUANTIZED if t not in ("q1_0", "q2_0")]  # which the package does not decode
+    result = run_forms(*(f"bytes:{t}:bf16" for t in types), GGML_NEURON_KERNEL_DIR=rounded)
+    good(result, [f"bytes:{t}:bf16" for t in types])
+    lines = [line for line in result.log.splitlines() if line and set(line) <= set("0123456789abcdef")]
+    for t, given, kept in zip(types, lines[::2], lines[1::2], strict=True):
+        blocks = np.frombuffer(bytes.fromhex(given), np.uint8).reshape(-1, TYPES[t].size)
+        with np.errstate(all="ignore"):
+            values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(TYPES[t].number))
+            wanted, have = (
+                np.frombuffer(data, ml_dtypes.bfloat16).astype(np.float32)
+                for data in (forms.pack_bf16(values).tobytes(), bytes.fromhex(kept))
+            )
+        # ggml and the package may differ in a float's last bit, which can tip what is rounded
+        np.testing.assert_allclose(have, wanted, rtol=2**-7, err_msg=t)
+        assert np.mean((have == wanted) | np.isnan(wanted)) > 0.99, t
 
 
 @pytest.mark.parametrize("scenario", ["parts", "copies"])
 def test_what_is_written_is_read_back(run_forms: Forms, both: Path, scenario: str) -> None:
-    asked = [f"{scenario}:{t}" for t in ("q8_0", "q4_K", "q5_K", "f16", "f32")]
+    asked = [f"{scenario}:{t}" for t in ("q8_0", "q4_K", "q5_K", "f16", "f32", "q8_0:bf16", "q4_K:bf16")]
     good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device"), asked)
+
+
+def test_a_buffer_of_rounded_weights_is_cleared_with_nothing_but_zeros(run_forms: Forms, rounded: Path) -> None:
+    result = run_forms("clear:q8_0:bf16", GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
+    assert result.status == -signal.SIGABRT
+    assert "clearing a buffer: in this form it can be cleared with 0 alone" in result.log
 
 
 @pytest.mark.parametrize("buffers", ["device", "host"])
 def test_products_are_the_same_with_and_without_forms(run_forms: Forms, both: Path, buffers: str) -> None:
-    asked = [f"{what}:{t}" for what in ("product", "experts") for t in PRODUCTS]
+    asked = [f"{what}:{t}" for what in ("product", "experts") for t in (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED))]
     result = run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
+    good(result, asked)
+    assert "0 ops ran on the CPU instead of a NeuronCore" in result.log
+
+
+def test_rows_of_a_weight_have_its_form(run_forms: Forms, both: Path) -> None:
+    asked = ["rows:q8_0", "rows:q8_0:bf16"]
+    result = run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     good(result, asked)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.log
 
@@ -126,7 +177,7 @@ def test_a_group_has_its_weights_in_forms(run_forms: Forms, both: Path) -> None:
 
 
 def test_a_device_offers_buffers_for_the_weights_that_kernels_want(run_forms: Forms, both: Path) -> None:
-    asked = [f"probes:{t}" for t in PRODUCTS]
+    asked = [f"probes:{t}" for t in (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED))]
     good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device"), asked)
 
 
@@ -136,14 +187,22 @@ def test_repacking_can_be_turned_off(run_forms: Forms, both: Path) -> None:
     good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, **variables), asked)
 
 
-def test_a_kernel_is_found_for_its_form_alone(run_forms: Forms, formed: Path) -> None:
+def test_a_kernel_is_found_for_its_form_alone(run_forms: Forms, formed: Path, rounded: Path) -> None:
     asked = ["other-form:q8_0", "other-form:f16"]
     good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=formed, GGML_NEURON_BUFFERS="device"), asked)
+    asked = ["other-form:q8_0:bf16", "other-form:f16"]
+    good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device"), asked)
 
 
-def test_what_has_no_kernel_for_the_form_is_refused_and_never_wrong(run_forms: Forms, formed: Path) -> None:
+def test_what_has_no_kernel_for_the_form_is_refused_and_never_wrong(
+    run_forms: Forms, formed: Path, rounded: Path
+) -> None:
     asked = ["refused:q8_0", "refused:f16"]
     result = run_forms(*asked, GGML_NEURON_KERNEL_DIR=formed, GGML_NEURON_BUFFERS="device")
     good(result, asked)
     assert "(512,7,1,1)/q8_0:planes" in result.log  # rows of planes are planes
+    asked = ["refused:q8_0:bf16"]
+    log = run_forms(*asked, GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
+    good(log, asked)
+    assert "(512,7,1,1)/q8_0:bf16" in log.log
     assert "(256,24,1,1)/q8_0:scattered" in result.log

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from reference import DTYPES, EXAMPLES, compute
+from reference.core import dequantize
 
 from kernelgen import hlo
 from kernelgen.emitters.catalog import Catalog
@@ -135,6 +136,19 @@ def nmse(have: Array, want: Array) -> float:
     return float(error / size) if size else float(error)
 
 
+def in_form(storage: Array, logical: Array, t: TensorDesc) -> Array:
+    """Returns the bytes of a contiguous tensor in the form that it has, if any.
+
+    Args:
+        storage: as ggml has them, u8.
+        logical: the same as an array, `[ne3, ne2, ne1, ne0]` or bytes per row.
+        t: the tensor.
+    """
+    if t.form == forms.BF16:
+        return forms.pack_bf16(dequantize(logical, t))
+    return forms.pack(storage, t.form, t.dtype, t.ne) if t.form else storage
+
+
 def check(
     kernel: KernelSpec,
     limit: float = 1e-7,
@@ -161,8 +175,8 @@ def check(
             logicals.append(None)
             continue
         values = given.get(f"src{i}")
-        storage, logical = bind(t, random_values(t, rng) if values is None else values.reshape(t.shape), rng)
-        storages.append(forms.pack(storage, t.form, t.dtype, t.ne) if t.form else storage)
+        storage, logical = bind(t, random_values(t, rng) if values is None else values.reshape(*t.shape[:3], -1), rng)
+        storages.append(in_form(storage, logical, t))
         logicals.append(logical)
     with np.errstate(all="ignore"):
         want = compute(kernel, logicals)

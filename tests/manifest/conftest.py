@@ -23,7 +23,7 @@ def _emitter(op: Op) -> str:
     inputs = [*names[: op.required], *(f"{name}=None" for name in names[op.required :])]
     params = [f"{p.name}: {p.kind.__name__}" + ("" if p.default is None else f" = {p.default!r}") for p in op.params]
     signature = ", ".join([*inputs, *(["*", *params] if params else [])])
-    forms = ', forms=("planes", "transposed")' if op.name == "mul_mat" else ""
+    forms = ', forms=("planes", "transposed", "bf16")' if op.name == "mul_mat" else ""
     return f'\n\n@emitter("{op.name}"{forms})\ndef {op.name}({signature}):\n    raise NotImplementedError\n'
 
 

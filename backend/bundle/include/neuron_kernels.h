@@ -59,12 +59,13 @@ extern "C" {
 #define NEURON_KERNELS_NO_ALIAS    (-1)  // the result has memory of its own
 #define NEURON_KERNELS_NOT_FOUND   (-1)  // no such kernel
 
-// A weight whose bytes are not in ggml's order has its form in the type of its neuron_kernels_tensor: the type's number with the
+// A weight that is not stored as ggml has it has its form in the type of its neuron_kernels_tensor: the type's number with the
 // form from bit 16 on. docs/bundle-format.md says what the forms are. Since API version 7.
 #define NEURON_KERNELS_FORM_SHIFT      16
 #define NEURON_KERNELS_FORM_PLANES     1
 #define NEURON_KERNELS_FORM_TRANSPOSED 2
-#define NEURON_KERNELS_LAST_FORM       NEURON_KERNELS_FORM_TRANSPOSED
+#define NEURON_KERNELS_FORM_BF16       3
+#define NEURON_KERNELS_LAST_FORM       NEURON_KERNELS_FORM_BF16
 
 // One bundle, opened.
 typedef struct neuron_kernels neuron_kernels;

@@ -1,6 +1,8 @@
 // Weights in forms: what is written to buffers of their types, what is read back, and what is computed with them.
 //
-//     forms <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>[:<type>]...
+//     forms <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>:<type>[:<form>]...
+//
+// Quantized types have the form planes when none is given, others the form transposed.
 //
 // Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>"; `bytes` prints a tensor's bytes, as ggml has
 // them and as they are in device memory, for tests/ggml_neuron to compare with kernelgen's own.
@@ -18,6 +20,7 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -25,20 +28,22 @@
 static ggml_backend_dev_t neuron;
 static ggml_backend_dev_t cpu;
 
+// The form that a scenario is about.
+static std::string form;
+
 static std::mt19937 generator(7);
 
 static uint32_t below(size_t n) {
     return (uint32_t) (generator() % n);
 }
 
-// Returns the buffer type for weights of a type in their form, or NULL when the device offers none.
-static ggml_backend_buffer_type_t extra_buft(ggml_type type) {
+// Returns the buffer type for weights in the form, or NULL when the device offers none.
+static ggml_backend_buffer_type_t extra_buft() {
     const auto get_extra_bufts = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(neuron), "ggml_backend_dev_get_extra_bufts");
-    const std::string end = ggml_is_quantized(type) ? "_planes" : "_transposed";
     for (ggml_backend_buffer_type_t * buft = get_extra_bufts(neuron); *buft; buft++) {
         const std::string name = ggml_backend_buft_name(*buft);
-        if (name == ggml_backend_dev_name(neuron) + end) {
+        if (name == ggml_backend_dev_name(neuron) + std::string("_") + form) {
             return *buft;
         }
     }
@@ -90,16 +95,17 @@ static std::vector<uint8_t> contents(const ggml_tensor * t) {
 // Returns what is in the device memory of a tensor: I8 has no form.
 static std::vector<uint8_t> stored(const ggml_tensor * t) {
     tensors       other;
-    ggml_tensor * raw = ggml_new_tensor_1d(other.get(), GGML_TYPE_I8, (int64_t) ggml_nbytes(t));
-    raw->data         = t->data;
-    raw->buffer       = t->buffer;
+    ggml_tensor * raw =
+        ggml_new_tensor_1d(other.get(), GGML_TYPE_I8, (int64_t) ggml_backend_buffer_get_alloc_size(t->buffer, t));
+    raw->data   = t->data;
+    raw->buffer = t->buffer;
     return contents(raw);
 }
 
 static void bytes(ggml_type type) {
     tensors       t;
     ggml_tensor * w = weight(t, type);
-    t.allocate(extra_buft(type));
+    t.allocate(extra_buft());
     const std::vector<uint8_t> given = noise(ggml_nbytes(w));
     ggml_backend_tensor_set(w, given.data(), 0, given.size());
     check(contents(w) == given, "what is read back is not what was written");
@@ -119,11 +125,16 @@ static void parts(ggml_type type) {
     ggml_tensor * w      = weight(t, type);
     ggml_tensor * before = ggml_new_tensor_1d(t.get(), GGML_TYPE_F32, 64);
     ggml_tensor * after  = weight(t, type);
-    t.allocate(extra_buft(type));
+    t.allocate(extra_buft());
     std::vector<uint8_t>       copy = noise(ggml_nbytes(w));
     const std::vector<uint8_t> rest = noise(ggml_nbytes(after));
-    ggml_backend_buffer_clear(t.buffer.get(), 0x5a);
-    check(contents(w) == std::vector<uint8_t>(copy.size(), 0x5a), "clear");
+    const uint8_t clear = form == "bf16" ? 0 : 0x5a;  // where the original is apart, a buffer is cleared with 0 alone
+    ggml_backend_tensor_set(w, copy.data(), 0, copy.size());
+    ggml_backend_buffer_clear(t.buffer.get(), clear);
+    check(contents(w) == std::vector<uint8_t>(copy.size(), clear), "clear");
+    if (clear == 0) {
+        check(stored(w) == std::vector<uint8_t>(stored(w).size()), "zeros are not stored as zeros");
+    }
     ggml_backend_tensor_set(after, rest.data(), 0, rest.size());
     ggml_backend_tensor_set(w, copy.data(), 0, copy.size());
     for (int i = 0; i < 200; i++) {
@@ -151,7 +162,17 @@ static void parts(ggml_type type) {
     }
     check(contents(w) == copy, "the whole is not what was written");
     check(contents(after) == rest, "another tensor has changed");
-    check(contents(before) == std::vector<uint8_t>(256, 0x5a), "a tensor without a form has changed");
+    check(contents(before) == std::vector<uint8_t>(256, clear), "a tensor without a form has changed");
+    ggml_backend_tensor_set(after, copy.data(), 0, copy.size());
+    check(stored(w) == stored(after), "what was written in parts is not stored as what is written whole");
+}
+
+// Ends the program where the original is apart.
+static void clear(ggml_type type) {
+    tensors t;
+    weight(t, type);
+    t.allocate(extra_buft());
+    ggml_backend_buffer_clear(t.buffer.get(), 1);
 }
 
 // Copies to and from ggml's order, on the device and in host memory, and reads views.
@@ -165,8 +186,8 @@ static void copies(ggml_type type) {
     ggml_tensor * other = weight(again, type);
     ggml_tensor * own   = weight(plain, type);
     ggml_tensor * far   = weight(host, type);
-    packed.allocate(extra_buft(type));
-    again.allocate(extra_buft(type));
+    packed.allocate(extra_buft());
+    again.allocate(extra_buft());
     plain.allocate(own_buft());
     host.allocate(ggml_backend_cpu_buffer_type());
     const std::vector<uint8_t> given = noise(ggml_nbytes(w));
@@ -254,17 +275,41 @@ static double error_of(const std::vector<float> & have, const std::vector<float>
     return error / size;
 }
 
-// The same numbers with and without the form, near the CPU's.
+// The same numbers with and without the form, as far as it keeps them, near the CPU's.
 static void product_of(ggml_type type, bool experts, bool grouped) {
     const std::vector<float> plain  = computed(neuron, own_buft(), type, experts, grouped);
-    const std::vector<float> formed = computed(neuron, extra_buft(type), type, experts, grouped);
+    const std::vector<float> formed = computed(neuron, extra_buft(), type, experts, grouped);
     const std::vector<float> wanted = computed(cpu, ggml_backend_dev_buffer_type(cpu), type, experts, grouped);
     const double             error  = error_of(formed, wanted);
     check(error < 5e-4, "the result's error is " + std::to_string(error));
-    if (ggml_is_quantized(type)) {
+    if (form == "planes") {
         check(formed == plain, "the result is not the one without the form");
     } else {
-        check(error_of(formed, plain) < 1e-10, "the result is far from the one without the form");
+        check(error_of(formed, plain) < (form == "bf16" ? 2e-5 : 1e-10),
+              "the result is far from the one without the form");
+    }
+}
+
+// The product by some rows of a weight, a view that begins within it, is a part of the product by all of it.
+static void rows(ggml_type type) {
+    product p(type, false, false);
+    p.weights.allocate(extra_buft());
+    ggml_tensor * few    = ggml_view_2d(p.others.get(), p.w, 512, 7, p.w->nb[1], 2 * p.w->nb[1]);
+    ggml_tensor * result = ggml_mul_mat(p.others.get(), few, p.x);
+    p.others.allocate(own_buft());
+    p.fill();
+    check(ggml_backend_dev_supports_op(neuron, result), "the device refuses rows");
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    ggml_cgraph *    graph = ggml_new_graph(p.others.get());
+    ggml_build_forward_expand(graph, result);
+    ggml_build_forward_expand(graph, p.y);
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    const std::vector<float> part  = read(result);
+    const std::vector<float> whole = read(p.y);
+    for (size_t row = 0; row < 3; row++) {
+        for (size_t i = 0; i < 7; i++) {
+            check(std::fabs(part[row * 7 + i] - whole[row * 24 + 2 + i]) < 1e-3f, "another result");
+        }
     }
 }
 
@@ -276,7 +321,7 @@ static void probes(ggml_type type) {
         ggml_tensor *           w = ggml_new_tensor_2d(t.get(), type, 512, known ? 24 : 40);
         ggml_tensor *           y = ggml_mul_mat(t.get(), w, ggml_new_tensor_2d(t.get(), GGML_TYPE_F32, 512, 512));
         ggml_backend_buffer_ptr own(ggml_backend_buft_alloc_buffer(own_buft(), 0));
-        ggml_backend_buffer_ptr formed(ggml_backend_buft_alloc_buffer(extra_buft(type), 0));
+        ggml_backend_buffer_ptr formed(ggml_backend_buft_alloc_buffer(extra_buft(), 0));
         w->buffer        = own.get();
         const bool plain = ggml_backend_dev_supports_op(neuron, y);
         w->buffer        = formed.get();
@@ -289,7 +334,7 @@ static void probes(ggml_type type) {
 
 // With GGML_NEURON_REPACK=0 the device has one buffer type, which takes every weight that it takes without forms.
 static void off(ggml_type type) {
-    check(extra_buft(type) == nullptr, "there is a buffer type for forms");
+    check(extra_buft() == nullptr, "there is a buffer type for forms");
     tensors                 t;
     ggml_tensor *           w = ggml_new_tensor_2d(t.get(), type, 512, 24);
     ggml_tensor *           y = ggml_mul_mat(t.get(), w, ggml_new_tensor_2d(t.get(), GGML_TYPE_F32, 512, 512));
@@ -302,11 +347,11 @@ static void off(ggml_type type) {
 
 // A kernel for one form is not found for a weight in another.
 static void other_form(ggml_type type) {
-    for (const auto buft : { own_buft(), extra_buft(type) }) {
+    for (const auto buft : { own_buft(), extra_buft() }) {
         product p(type, false, false);
         p.weights.allocate(buft);
         p.others.allocate(own_buft());
-        const bool wanted = buft == extra_buft(type);
+        const bool wanted = buft == extra_buft();
         check(ggml_backend_dev_supports_op(neuron, p.y) == wanted,
               wanted ? "refused in its form" : "accepted in ggml's");
     }
@@ -328,7 +373,7 @@ static void refused(ggml_type type) {
         ggml_mul_mat(others.get(), some, x),
         ggml_mul_mat(others.get(), few, y),
     };
-    weights.allocate(extra_buft(type));
+    weights.allocate(extra_buft());
     others.allocate(own_buft());
     const auto values = [](ggml_tensor * t) {
         std::vector<float> numbers((size_t) ggml_nelements(t));
@@ -396,17 +441,20 @@ int main(int argc, char ** argv) {
     const std::map<std::string, std::function<void(ggml_type)>> scenarios = {
         { "bytes",      bytes                                            },
         { "parts",      parts                                            },
+        { "clear",      clear                                            },
         { "copies",     copies                                           },
         { "product",    [](ggml_type t) { product_of(t, false, false); } },
         { "experts",    [](ggml_type t) { product_of(t, true, false); }  },
         { "group",      [](ggml_type t) { product_of(t, false, true); }  },
+        { "rows",       rows                                             },
         { "probes",     probes                                           },
         { "off",        off                                              },
         { "other-form", other_form                                       },
         { "refused",    refused                                          },
     };
     if (argc < 4) {
-        fprintf(stderr, "usage: forms <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>:<type>...\n");
+        fprintf(stderr,
+                "usage: forms <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>:<type>[:<form>]...\n");
         return 2;
     }
     ggml_backend_load_all_from_path(argv[2]);
@@ -419,15 +467,21 @@ int main(int argc, char ** argv) {
     neuron     = ggml_backend_reg_dev_get(neurons, 0);
     int result = 0;
     for (int i = 3; i < argc; i++) {
-        const std::string word  = argv[i];
-        const size_t      colon = std::min(word.find(':'), word.size());
-        const auto        found = scenarios.find(word.substr(0, colon));
-        if (found == scenarios.end() || colon == word.size()) {
+        std::stringstream words(argv[i]);
+        std::string       scenario;
+        std::string       type;
+        form.clear();
+        std::getline(std::getline(std::getline(words, scenario, ':'), type, ':'), form);
+        const auto found = scenarios.find(scenario);
+        if (found == scenarios.end() || type.empty()) {
             fprintf(stderr, "forms: no scenario %s\n", argv[i]);
             return 2;
         }
         try {
-            found->second(type_of(word.substr(colon + 1)));
+            if (form.empty()) {
+                form = ggml_is_quantized(type_of(type)) ? "planes" : "transposed";
+            }
+            found->second(type_of(type));
             printf("%s: ok\n", argv[i]);
         } catch (const std::exception & error) {
             printf("%s: %s\n", argv[i], error.what());

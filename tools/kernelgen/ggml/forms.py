@@ -1,10 +1,16 @@
-"""Forms: other orders of the bytes of a weight than ggml's, which a backend may keep it in and a kernel may ask for.
+"""Forms: other ways to store a weight than ggml's, which a backend may keep it in and a kernel may ask for.
 
-A tensor without a form is as ggml has it. A form is a permutation of the tensor's bytes, so that what is read back is the original:
+A tensor without a form is as ggml has it. Two forms are permutations of the tensor's bytes:
 
 * `planes`, of quantized types: each row has the same field of all its blocks side by side, field after field, where ggml has
   block after block. Row i of a tensor begins at the same byte as before.
 * `transposed`, of f32, f16 and bf16: each matrix has its columns one after the other, element (i0, i1) at i0 * ne1 + i1.
+
+The third has other values, and its backend keeps the original beside it:
+
+* `bf16`, of quantized types: every element dequantized and rounded to bfloat16, `ne0` of them for each row.
+
+In each form what is read back is the original.
 
 docs/manifest.md says what they are good for, docs/bundle-format.md how they are part of a kernel's key.
 """
@@ -22,8 +28,9 @@ if TYPE_CHECKING:
 
 PLANES = "planes"
 TRANSPOSED = "transposed"
+BF16 = "bf16"
 
-FORMS = MappingProxyType({PLANES: 1, TRANSPOSED: 2})
+FORMS = MappingProxyType({PLANES: 1, TRANSPOSED: 2, BF16: 3})
 """Every form by name, with the number that keys of bundles have for it."""
 
 WEIGHTS = MappingProxyType({"mul_mat": 0, "mul_mat_id": 0})
@@ -56,9 +63,9 @@ Arrays that hold two things are two fields: iq2_s's and iq3_xxs's `qs`, of which
 """
 
 
-def of_type(dtype: str) -> str | None:
-    """Returns the form that weights of a type may have, or None."""
-    return PLANES if dtype in FIELDS else TRANSPOSED if dtype in ("f32", "f16", "bf16") else None
+def of_type(dtype: str) -> tuple[str, ...]:
+    """Returns the forms that weights of a type may have."""
+    return (PLANES, BF16) if dtype in FIELDS else (TRANSPOSED,) if dtype in ("f32", "f16", "bf16") else ()
 
 
 def problem(form: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> str | None:
@@ -74,13 +81,13 @@ def problem(form: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> str 
         return None
     if form not in FORMS:
         return f"unknown form '{form}': forms are {', '.join(FORMS)}"
-    if of_type(dtype) != form:
-        kind = "quantized types" if form == PLANES else "f32, f16 and bf16"
+    if form not in of_type(dtype):
+        kind = "f32, f16 and bf16" if form == TRANSPOSED else "quantized types"
         return f"{form} is a form of {kind}, not of {dtype}"
     t = TYPES[dtype]
     row = ne[0] // t.block * t.size
     if nb[0] != t.size or (form == TRANSPOSED and (nb[1] != row or nb[2] % (row * ne[1]) or nb[3] % (row * ne[1]))):
-        what = "rows" if form == PLANES else "matrices"
+        what = "matrices" if form == TRANSPOSED else "rows"
         return f"a tensor in the form {form} has contiguous {what}"
     if any(b % row for b in nb[1:]):
         return f"a tensor in the form {form} has strides of whole rows, {row} bytes"
@@ -88,11 +95,11 @@ def problem(form: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> str 
 
 
 def pack(data: np.ndarray[Any, Any], form: str, dtype: str, ne: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Returns the bytes of a contiguous tensor in a form.
+    """Returns the bytes of a contiguous tensor in a form that is a permutation.
 
     Args:
         data: as ggml has them, u8.
-        form: the form.
+        form: `planes` or `transposed`.
         dtype: ggml's name of the type, of which `form` is one.
         ne: elements per dimension.
     """
@@ -106,3 +113,15 @@ def pack(data: np.ndarray[Any, Any], form: str, dtype: str, ne: Sequence[int]) -
     ends = np.cumsum(FIELDS[dtype])[:-1]
     planes = [field.reshape(len(blocks), -1) for field in np.split(blocks, ends, axis=2)]
     return np.concatenate(planes, axis=1).reshape(-1)
+
+
+def pack_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the bytes, u8, of a contiguous tensor in the form `bf16`.
+
+    Args:
+        values: the tensor's elements, dequantized, of any float type.
+    """
+    import ml_dtypes
+    import numpy as np
+
+    return np.ascontiguousarray(values, np.float32).astype(ml_dtypes.bfloat16).reshape(-1).view(np.uint8)

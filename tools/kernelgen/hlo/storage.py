@@ -9,7 +9,7 @@ tensor that is not contiguous is a view of its storage, and the view is part of 
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
 A weight may be in another form than ggml's (`kernelgen.ggml.forms`). Its view is then what is stored: of `planes` it has a row's
-bytes as its last dimension, in which the emitter finds the fields, and of `transposed` the rows last.
+bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its elements.
 
 Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
 bytes. `view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from kernelgen.ggml.forms import PLANES, TRANSPOSED
+from kernelgen.ggml.forms import BF16, PLANES, TRANSPOSED
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 
@@ -37,8 +37,8 @@ class Storage:
         dtype: NumPy name of the parameter's element type.
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension, and in
-            `transposed` ne0 comes before ne1.
+            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension, in
+            `transposed` ne0 comes before ne1, and in `bf16` ne0 is of elements.
         length: elements of `dtype` in the storage.
         dense: whether the view covers every element once.
         unit: bytes of an element of `dtype`.
@@ -67,6 +67,8 @@ def storage(tensor: TensorDesc) -> Storage:
     Raises:
         ValueError: neuronx-cc has nothing to hold its type in.
     """
+    if tensor.form == BF16:
+        return storage(_in_bf16(tensor))
     t = TYPES[tensor.dtype]
     strides = list(tensor.nb)
     lengths = list(tensor.ne)
@@ -96,6 +98,13 @@ def storage(tensor: TensorDesc) -> Storage:
             return made
         expected *= n
     return Storage(dtype, tuple(dims[k][0] for k in made.order), dims, length, True, unit)
+
+
+def _in_bf16(tensor: TensorDesc) -> TensorDesc:
+    """Returns a quantized tensor, whose strides are whole rows, with as many elements of bf16 in each row."""
+    t = TYPES[tensor.dtype]
+    row = tensor.ne[0] // t.block * t.size
+    return TensorDesc.make(tensor.ne, "bf16", (2, *(stride // row * 2 * tensor.ne[0] for stride in tensor.nb[1:])))
 
 
 def view(array: Any, s: Storage) -> Any:

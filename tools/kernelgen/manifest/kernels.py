@@ -550,9 +550,9 @@ def check_param(param: Param, value: object, shown: str) -> str | None:
 
 
 def formed(tensor: TensorDesc, forms: Sequence[str]) -> TensorDesc:
-    """Returns a weight in the form of some that it can have, or as it is."""
-    form = of_type(tensor.dtype)
-    return tensor.in_form(form) if form is not None and form in forms and tensor.contiguous else tensor
+    """Returns a weight in the first of some forms that it can have, or as it is."""
+    form = next((form for form in forms if form in of_type(tensor.dtype)), None)
+    return tensor.in_form(form) if form is not None and tensor.contiguous else tensor
 
 
 @functools.lru_cache(maxsize=65536)
