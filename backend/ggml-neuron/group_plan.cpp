@@ -22,6 +22,12 @@ bool neuron_group_placement::add(const neuron_core & core,
     if (offset + size > ggml_nbytes(t) || !locate(core, t, o.home)) {
         return false;
     }
+    if (o.home.size != ggml_nbytes(t)) {  // a weight in a form of another size, which kernels read whole
+        if (size != ggml_nbytes(t)) {
+            return false;
+        }
+        size = in_kernel = o.home.size;
+    }
     o.begin     = (char *) t->data + offset;
     o.home.size = size;
     o.home.offset += offset;

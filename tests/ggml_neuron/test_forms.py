@@ -24,13 +24,15 @@ format: 1
 name: weights
 targets: [trn1]
 graphs:
-  - inputs: {w: "(512,24,1,1)/q8_0", x: "(512,3,1,1)/f32"}
+  - &group
+    inputs: {w: "(512,24,1,1)/q8_0", x: "(512,3,1,1)/f32"}
     nodes:
       - {name: y, op: mul_mat, inputs: [w, x], output: "(24,3,1,1)/f32"}
       - {name: z, op: relu, inputs: [y], output: "(24,3,1,1)/f32"}
     outputs: [z]
     weights: [planes]
     fallback: false
+  - {<<: *group, weights: [bf16]}
 kernels:
   - {op: relu, inputs: ["(24,3,1,1)/f32"], output: "(24,3,1,1)/f32"}
 """
@@ -168,10 +170,11 @@ def test_rows_of_a_weight_have_its_form(run_forms: Forms, both: Path) -> None:
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.log
 
 
-def test_a_group_has_its_weights_in_forms(run_forms: Forms, both: Path) -> None:
-    """The group's kernel wants planes: without them its nodes are computed one by one."""
-    result = run_forms("group:q8_0", GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
-    good(result, ["group:q8_0"])
+@pytest.mark.parametrize("scenario", ["group:q8_0", "group:q8_0:bf16"])
+def test_a_group_has_its_weights_in_forms(run_forms: Forms, both: Path, scenario: str) -> None:
+    """The group's kernels want forms: without them its nodes are computed one by one."""
+    result = run_forms(scenario, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    good(result, [scenario])
     assert "2 ops ran in groups, in 1 launches, 2.0 ops each" in result.log
     assert "2 ops were in no group" in result.log
 
