@@ -36,6 +36,7 @@ SCENARIOS = (
 GROUPS = (
     *("hit", "twice", "between", "cache", "attention", "unmasked", "reading", "softmax", "softmax-unmasked"),
     *("in-place", "views", "several-results", "kept", "square", "tied"),
+    *("mixed-plain", "mixed-rows", "mixed-row", "mixed-sum", "mixed-state"),
 )
 RANDOM = ("random-0", "random-1")
 
@@ -73,7 +74,7 @@ class Programs:
     simulator: Path
 
     def find(self, name: str) -> Path:
-        return next(self.folder.rglob(name))
+        return next(path for path in self.folder.rglob(name) if path.is_file())
 
     def environment(self, **variables: str | Path | None) -> dict[str, str]:
         """Returns variables with which the backend finds the simulator; others are given by name, None for not set."""
