@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -24,8 +25,8 @@ struct neuron_group_choice {
     std::vector<neuron_group_option>   options;  // of pieces
     std::vector<neuron_range>          ranges;  // the pieces; none: all of it at once is better, or nothing is possible
 
-    // Returns the option for pieces of as many tokens.
-    const neuron_group_option & option_for(int64_t n) const;
+    // Returns the option for pieces of as many tokens, or NULL.
+    const neuron_group_option * option_for(int64_t n) const;
 };
 
 // Returns how a kernel computes a group with a key of as many words, or pieces of it; none when it does not.
@@ -35,5 +36,13 @@ std::optional<neuron_group_option> neuron_try_kernel(const neuron_group_kernel &
                                                      const uint64_t *            words,
                                                      bool                        whole);
 
-// Chooses what takes least time: sets `ranges`, and leaves of the options those with the same cells.
-void neuron_choose_ranges(const uint64_t * words, neuron_group_choice & choice);
+using neuron_group_attempt =
+    std::function<std::optional<neuron_group_option>(const neuron_group_kernel & kernel, bool whole)>;
+
+// Chooses what takes least time for a group with a key of as many words as the kernels' have.
+//
+// kernels  ascending in size
+// attempt  neuron_try_kernel, and what else has to be looked at: only for kernels that may be chosen, as it takes longer than all else
+neuron_group_choice neuron_choose_kernels(const std::vector<const neuron_group_kernel *> & kernels,
+                                          const uint64_t *                                 words,
+                                          const neuron_group_attempt &                     attempt);

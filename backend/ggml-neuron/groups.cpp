@@ -450,15 +450,23 @@ class group_search {
             if (own.empty()) {
                 continue;
             }
-            neuron_group_choice found;
+            std::vector<const neuron_group_kernel *> all;
             for (const neuron_group_kernel & kernel : family.kernels) {
-                neuron_group again = group;
-                if (kernel.n_words == first.n_words &&
-                    (&kernel == &first || words_for(kernel, c.words, again) == own)) {
-                    try_kernel(kernel, own, other, found);
+                if (kernel.n_words == first.n_words) {
+                    all.push_back(&kernel);
                 }
             }
-            neuron_choose_ranges(own.data(), found);
+            neuron_group_choice found = neuron_choose_kernels(
+                all, own.data(),
+                [&](const neuron_group_kernel & kernel, bool whole) -> std::optional<neuron_group_option> {
+                    neuron_group again = group;
+                    if (&kernel != &first && kernel.n_words != c.words.size() &&
+                        spread(kernel, c.words, again) != own) {
+                        return std::nullopt;
+                    }
+                    auto option = neuron_try_kernel(kernel, own.data(), whole);
+                    return option && has_room(option->cut.fit, other) ? std::move(option) : std::nullopt;
+                });
             if (found.whole || !found.ranges.empty()) {
                 c.sample = &first;
                 c.found  = std::move(found);
@@ -471,25 +479,6 @@ class group_search {
                                     const std::vector<uint64_t> & words,
                                     neuron_group &                group) {
         return kernel.n_words == words.size() ? words : spread(kernel, words, group);
-    }
-
-    static void try_kernel(const neuron_group_kernel &   kernel,
-                           const std::vector<uint64_t> & words,
-                           const neuron_group &          group,
-                           neuron_group_choice &         found) {
-        auto option = neuron_try_kernel(kernel, words.data(), !found.whole);
-        if (!option || !has_room(option->cut.fit, group)) {
-            return;
-        }
-        if (option->whole) {
-            found.whole = std::move(option);
-            return;
-        }
-        const auto & all = found.options;
-        if (all.empty() || (all.front().cut.n == option->cut.n && all.front().cut.slot_rows == option->cut.slot_rows &&
-                            all.front().cut.result_rows == option->cut.result_rows)) {
-            found.options.push_back(std::move(*option));
-        }
     }
 
     // Returns whether the tensors that a kernel reads on in are long enough.
@@ -555,7 +544,7 @@ class group_search {
         group.padding     = -cut.n;
         group.pieces.clear();
         for (const neuron_range & range : c.found.ranges) {
-            const neuron_group_option & option = c.found.option_for(range.n);
+            const neuron_group_option & option = *c.found.option_for(range.n);
             neuron_group_piece          piece{
                 { option.kernel->bundle, option.kernel->number },
                 range, {},

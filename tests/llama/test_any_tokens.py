@@ -51,9 +51,7 @@ def test_calls_of_two_threads_agree_with_the_cpu(sweep: any_tokens.Sweep) -> Non
 
 
 @pytest.mark.long
-def test_layers_are_computed_in_pieces_where_attention_is_causal(
-    programs: harness.Programs, tmp_path: Path
-) -> None:
+def test_layers_are_computed_in_pieces_where_attention_is_causal(programs: harness.Programs, tmp_path: Path) -> None:
     """Calls of more tokens than kernels are for. Where each token sees all others, layers are computed node by node."""
     model = dataclasses.replace(QWEN3, layers=4)
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=512, less_ctx=256, fuse="layer")
