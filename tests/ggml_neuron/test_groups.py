@@ -326,9 +326,12 @@ def test_a_bundle_of_groups_alone(compute: Compute, manifest: Path) -> None:
     alone = manifest.parent / "alone.yaml"
     alone.write_text(f"format: 1\nname: alone\ntargets: [trn1]\n{groups.split('  - name: between')[0]}")
     build(alone, manifest.parent / "alone")
-    result = compute(manifest.parent / "alone", "scheduled:twice")
-    expect_ok(result, "scheduled:twice")
-    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    for name in ("twice", "shorter-twice", "pieces-twice"):
+        result = compute(manifest.parent / "alone", f"alone:{name}")
+        expect_ok(result, f"alone:{name}")
+        assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    result = compute(manifest.parent / "alone", "scheduled:shorter-twice", GGML_NEURON_EXACT="1")
+    assert result.stdout.splitlines() == ["scheduled:shorter-twice: 0 groups were launched, not 4"]
 
 
 # --- recorded graphs ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 // CPU. Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>". `random-<n>` is any of a number of
 // graphs of random ops. Before a scenario may stand how it is computed: `scheduled:`, by ggml's scheduler; `reused:`, in memory that
 // ggml's allocator gives out anew; `apart:`, where groups are
-// expected to be computed node by node; `off:`, where the variable has turned groups off; `changing:`, with a mask that is causal in some
+// expected to be computed node by node; `alone:`, scheduled, where the CPU computes what is in no group; `off:`, where the variable has turned groups off; `changing:`, with a mask that is causal in some
 // computations.
 
 #include "../groups.h"
@@ -1150,7 +1150,7 @@ static void compare(const outcome & got, const outcome & wanted, double limit, c
 // Computes with groups, without, and by the CPU; `times` is how often groups are launched for each computation.
 constexpr int ANY = -1;  // number of launches
 
-static void against(const std::function<outcome(bool)> & compute, int expected, int times) {
+static void against(const std::function<outcome(bool)> & compute, int expected, int times, double limit = 1e-6) {
     const outcome wanted = compute(false);
     launches();
     enable(true);
@@ -1162,7 +1162,7 @@ static void against(const std::function<outcome(bool)> & compute, int expected, 
     enable(true);
     check(expected == ANY || n == expected * times,
           std::to_string(n) + " groups were launched, not " + std::to_string(expected * times));
-    compare(fused, unfused, 1e-6, "with groups and without");
+    compare(fused, unfused, limit, "with groups and without");
     compare(fused, wanted, 1e-4, "by the CPU");
 }
 
@@ -1181,10 +1181,11 @@ static void run_reused(const builder & build) {
             3);
 }
 
-static void run_scheduled(const builder & build) {
+static void run_scheduled(const builder & build, double limit = 1e-6) {
     const std::vector<ggml_backend_dev_t> alone{ cpu };
     const std::vector<ggml_backend_dev_t> both{ neuron, cpu };
-    against([&](bool here) { return compute_scheduled(here ? both : alone, build); }, expected_launches(build), 2);
+    against([&](bool here) { return compute_scheduled(here ? both : alone, build); }, expected_launches(build), 2,
+            limit);
 }
 
 // A program looks at nodes, and at what they read: what it sees is what it sees without groups.
@@ -1333,6 +1334,8 @@ static void run(const std::string & name) {
     const builder     build = find_builder(colon == std::string::npos ? name : name.substr(colon + 1));
     if (how == "scheduled") {
         run_scheduled(build);
+    } else if (how == "alone") {
+        run_scheduled(build, 1e-4);
     } else if (how == "off") {
         const outcome got = compute(neuron, build, memory::OWN);
         check(launches() == 0, "groups were launched that are turned off");
