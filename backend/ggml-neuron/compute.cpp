@@ -106,8 +106,8 @@ static enum ggml_status neuron_compute_group(neuron_core &               core,
     for (size_t i = 0; i < group.before.size() && status == NRT_SUCCESS; i++) {
         status = core.copy(group.before[i].from, group.before[i].to);
     }
-    if (status == NRT_SUCCESS) {
-        status = core.execute(*group.step, stream, group.members.back().node->name);
+    for (size_t i = 0; i < group.launches.size() && status == NRT_SUCCESS; i++) {
+        status = core.execute(*group.launches[i].step, stream, group.members.back().node->name);
     }
     for (size_t i = 0; i < group.after.size() && status == NRT_SUCCESS; i++) {
         status = core.copy(group.after[i].from, group.after[i].to);
@@ -122,14 +122,16 @@ static enum ggml_status neuron_compute_group(neuron_core &               core,
     for (const neuron_group_member & member : group.members) {
         g_counts.device[member.node->op].fetch_add(1, std::memory_order_relaxed);
     }
-    g_counts.launches.fetch_add(1, std::memory_order_relaxed);
+    g_counts.launches.fetch_add(group.launches.size(), std::memory_order_relaxed);
     g_counts.grouped.fetch_add(group.members.size(), std::memory_order_relaxed);
     g_counts.moves.fetch_add(group.before.size() + group.after.size(), std::memory_order_relaxed);
-    if (group.longer) {
-        g_counts.pieces.fetch_add(1, std::memory_order_relaxed);
+    if (group.other) {
+        g_counts.pieces.fetch_add(group.launches.size(), std::memory_order_relaxed);
         g_counts.padding.fetch_add((uint64_t) group.padding, std::memory_order_relaxed);
     }
-    group.launches->fetch_add(1, std::memory_order_relaxed);
+    for (const neuron_group_launch & launch : group.launches) {
+        launch.counter->fetch_add(1, std::memory_order_relaxed);
+    }
     return GGML_STATUS_SUCCESS;
 }
 

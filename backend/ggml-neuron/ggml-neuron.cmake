@@ -19,10 +19,13 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/flights.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/forms.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fusion.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_choice.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_index.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_lengths.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_pieces.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/group_plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/groups.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/hidden.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/host_buffer.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/kernels.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/log.cpp

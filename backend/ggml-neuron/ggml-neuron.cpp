@@ -229,7 +229,8 @@ static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
     std::vector<neuron_kernel>  kernels;
     std::vector<bool>           grouped((size_t) cgraph->n_nodes, false);
     for (const neuron_group & group : groups.groups) {
-        kernels.push_back(group.kernel);
+        const std::vector<neuron_kernel> found = group.kernels();
+        kernels.insert(kernels.end(), found.begin(), found.end());
         for (const int i : group.nodes) {
             grouped[(size_t) i] = true;
         }

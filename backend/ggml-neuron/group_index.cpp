@@ -174,9 +174,61 @@ void neuron_group_index::add_to_family(const neuron_group_kernel & kernel) {
     all.insert(at, kernel);
 }
 
+static neuron_kernels_tensor tensor_of(const uint64_t * words) {
+    neuron_kernels_tensor t{};
+    t.type = (int32_t) words[0];
+    std::copy(words + 1, words + 1 + GGML_MAX_DIMS, t.ne);
+    std::copy(words + 5, words + 5 + GGML_MAX_DIMS, t.nb);
+    return t;
+}
+
+// Returns a node's signature, as neuron_signature_of does of a tensor; its parameters stay where they are.
+static neuron_signature signature_of(const uint64_t * words) {
+    static const uint64_t set_rows = nk::hash_op("set_rows");
+    static const uint64_t cpy      = nk::hash_op("cpy");
+    const nk::graph_node  node     = nk::read_graph_node(words);
+    neuron_signature      s;
+    s.op_hash              = node.op;
+    s.op_params            = (const int32_t *) node.params;
+    s.n_src                = (int) node.n_inputs;
+    s.alias                = node.op == set_rows ? 2 : node.op == cpy ? 1 : NEURON_KERNELS_NO_ALIAS;
+    s.tensors[s.n_src]     = tensor_of(node.tensor);
+    const uint64_t * input = node.inputs;
+    for (int i = 0; i < s.n_src; i++) {
+        const uint64_t * from   = input;
+        const uint64_t * tensor = nk::next_graph_input(input);
+        if (!tensor) {
+            s.tensors[i].type = NEURON_KERNELS_ABSENT;
+            continue;
+        }
+        s.tensors[i]        = tensor_of(tensor);
+        const bool in_place = node.result == from[0] + 1 && words[3] == from[1] && tensor[0] == node.tensor[0] &&
+                              neuron_nbytes_of_words(tensor) == neuron_nbytes_of_words(node.tensor);
+        if (in_place && s.alias == NEURON_KERNELS_NO_ALIAS) {
+            s.alias = i;
+        }
+    }
+    return s;
+}
+
+bool neuron_group_index::may_have_member(const neuron_signature & node) const {
+    neuron_cut   cut;
+    const auto * sizes = open_members.find(node, cut);
+    return sizes && std::any_of(sizes->begin(), sizes->end(), [&](const neuron_sizes & s) {
+               return s.n_more >= cut.n_more && s.n * NEURON_MAX_PIECES >= cut.n;
+           });
+}
+
 void neuron_group_index::add(const uint64_t * key, size_t n_words, const neuron_bundle * bundle, int32_t number) {
     const std::vector<uint64_t> tokens = tokens_of(key, n_words, neuron_token_kind::WHOLE);
     members.insert(tokens.begin(), tokens.end());
+    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
+        const nk::graph_node node = nk::read_graph_node(words);
+        if (node.n_inputs <= GGML_MAX_SRC) {
+            open_members.add(signature_of(words), bundle, number);
+        }
+        words = node.end;
+    }
     const neuron_group_kernel kernel  = { key, n_words, bundle, number, size_of(key, n_words) };
     neuron_group_pattern &    pattern = find_or_add(patterns[tokens.front()], neuron_token_hashes(tokens));
     pattern.wirings.insert(neuron_wiring_hash(key, n_words));

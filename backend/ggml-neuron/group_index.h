@@ -8,6 +8,7 @@
 #pragma once
 
 #include "ggml.h"
+#include "tokens.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,10 @@ class neuron_group_index {
     // Returns whether some group has a node with this token.
     bool has_member(uint64_t token) const { return members.count(token) != 0; }
 
+    // Returns whether some group has a node like this one but for the numbers of tokens and cells, and may have one with its numbers: in
+    // pieces, or with padding.
+    bool may_have_member(const neuron_signature & node) const;
+
     // Returns the patterns that begin with a token, longest first, or NULL.
     const std::vector<neuron_group_pattern> * beginning_with(uint64_t token) const;
 
@@ -77,6 +82,7 @@ class neuron_group_index {
     std::unordered_map<uint64_t, std::vector<neuron_group_pattern>> patterns;
     std::unordered_map<uint64_t, std::vector<neuron_group_family>>  families;
     std::unordered_set<uint64_t>                                    members;
+    neuron_token_index                                              open_members;  // with the numbers left open
 };
 
 // What a node's token has of its tensors.

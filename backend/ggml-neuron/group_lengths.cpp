@@ -107,12 +107,13 @@ struct slot {
     bool              is_fixed = false;  // some use has no more
 };
 
-// Ops of attention without flash attention, whose scores have an axis of cells.
+// Ops of attention without flash attention, whose scores have an axis of cells; and the one that writes rows.
 struct attention_ops {
     const uint64_t mul_mat  = nk::hash_op("mul_mat");
     const uint64_t soft_max = nk::hash_op("soft_max");
     const uint64_t scale    = nk::hash_op("scale");
     const uint64_t tanh     = nk::hash_op("tanh");
+    const uint64_t set_rows = nk::hash_op("set_rows");
 };
 
 const attention_ops & ops() {
@@ -133,15 +134,16 @@ bool copies(uint64_t op) {
 
 class fitting {
   public:
-    fitting(const uint64_t * group, const uint64_t * kernel, size_t n_words) :
-        group(group), kernel(kernel), n_words(n_words) {}
+    // any_rows  whether the group is to be any rows of the kernel, one after the other, and not only its first
+    fitting(const uint64_t * group, const uint64_t * kernel, size_t n_words, bool any_rows) :
+        group(group), kernel(kernel), n_words(n_words), any_rows(any_rows) {}
 
     bool run(neuron_group_fit & fit) {
         if (!read() || !find_rooms()) {
             return false;
         }
         for (size_t i = 0; i < nodes.size(); i++) {
-            if (!follow(i)) {
+            if (!follow(i) || (any_rows && !is_row_by_row(nodes[i]))) {
                 return false;
             }
         }
@@ -537,7 +539,7 @@ class fitting {
     }
 
     // Ops of which the rule names the axes.
-    static bool follow_named(node & n, const neuron_token_rule & rule) {
+    bool follow_named(node & n, const neuron_token_rule & rule) const {
         if (!is_longer_only(n.tensor, rule.result, -1)) {
             return false;
         }
@@ -553,6 +555,9 @@ class fitting {
             const int     more = has ? rule.more[i] : -1;
             if (!in.is_there) {
                 continue;
+            }
+            if (any_rows && more >= 0 && in.tensor.is_longer(more)) {
+                return false;  // each row sees all of these
             }
             if (!is_longer_only(in.tensor, axis, more)) {
                 return false;
@@ -608,17 +613,50 @@ class fitting {
         return refer_to_node(nodes[into.to.index], into) && into.has == n.has;
     }
 
+    // Returns whether what a node computes of rows depends on nothing but the same rows of all that have rows: first rows would also come
+    // out of the first rows of something whole, which others have to come out of others of. Memory is written row by row or not at
+    // all: several launches would change it several times.
+    bool is_row_by_row(const node & n) const {
+        const bool in_slot = n.group.result != 0 && nk::read_reference(n.group.result - 1).is_slot;
+        if (in_slot || !n.tensor.is_longer()) {
+            const bool any = std::any_of(n.inputs.begin(), n.inputs.end(),
+                                         [](const input & in) { return in.is_there && in.tensor.is_longer(); });
+            if (in_slot ? n.group.op != ops().set_rows || !has_rows(n, 0) || !has_rows(n, 1) : any) {
+                return false;
+            }
+        }
+        return std::all_of(n.inputs.begin(), n.inputs.end(), [this](const input & in) {
+            if (!in.is_there) {
+                return true;
+            }
+            const bool whole = in.to.is_slot ? slots[in.to.index].room.kind == neuron_group_room::NONE
+                                             : !nodes[in.to.index].tensor.is_longer();
+            for (int axis = 0; axis < N_DIMS; axis++) {
+                if (in.tensor.is_longer(axis) && in.has[axis] != REPEATED) {
+                    return false;
+                }
+            }
+            return in.tensor.is_longer() != whole;
+        });
+    }
+
+    static bool has_rows(const node & n, size_t source) {
+        return source < n.inputs.size() && n.inputs[source].is_there && n.inputs[source].tensor.is_longer();
+    }
+
     bool find_results(neuron_group_fit & fit) const {
         for (const node & n : nodes) {
             if (!n.group.escapes) {
                 continue;
             }
-            if (n.tensor.is_longer() && n.tensor.outermost() < 0) {
+            const int along = n.tensor.outermost();
+            if (n.tensor.is_longer() && along < 0) {
                 return false;
             }
             neuron_group_room room;
-            room.kind = n.tensor.is_longer() ? neuron_group_room::ROWS : neuron_group_room::NONE;
-            room.size = neuron_nbytes_of_words(n.tensor.kernel);
+            room.kind   = n.tensor.is_longer() ? neuron_group_room::ROWS : neuron_group_room::NONE;
+            room.size   = neuron_nbytes_of_words(n.tensor.kernel);
+            room.period = along < 0 ? 0 : n.tensor.nb(along) * (size_t) n.tensor.ne(along);
             fit.results.push_back(room);
         }
         const int axis = nodes.front().tensor.outermost();
@@ -629,6 +667,7 @@ class fitting {
     const uint64_t *  group;
     const uint64_t *  kernel;
     const size_t      n_words;
+    const bool        any_rows;
     std::vector<node> nodes;
     std::vector<slot> slots;
 };
@@ -637,5 +676,10 @@ class fitting {
 
 bool neuron_fit_group(const uint64_t * group, const uint64_t * kernel, size_t n_words, neuron_group_fit & fit) {
     fit = {};
-    return fitting(group, kernel, n_words).run(fit);
+    return fitting(group, kernel, n_words, false).run(fit);
+}
+
+bool neuron_fit_rows(const uint64_t * rows, const uint64_t * group, size_t n_words, neuron_group_fit & fit) {
+    fit = {};
+    return fitting(rows, group, n_words, true).run(fit);
 }

@@ -24,7 +24,7 @@ struct neuron_group_room {
 
     kind_t  kind    = NONE;
     size_t  size    = 0;  // bytes that the kernel has
-    size_t  period  = 0;  // ROWS: bytes from the first row to where the first one comes again
+    size_t  period  = 0;  // ROWS: bytes of the group's rows, from the first one to where it comes again
     int64_t columns = 0;  // MASK: that the kernel has
     int64_t rows    = 0;  // the same
     size_t  node    = 0;  // MASK: a node of the group of which the mask is a source
@@ -40,3 +40,8 @@ struct neuron_group_fit {
 // Returns whether the kernel with one key of n_words computes the group of nodes with another one, and sets `fit`. Both are keys of
 // graphs without mistakes.
 bool neuron_fit_group(const uint64_t * group, const uint64_t * kernel, size_t n_words, neuron_group_fit & fit);
+
+// Returns whether some rows of a group of nodes, wherever they begin, are a group of nodes of fewer rows, with the key `rows`, in
+// all but what attention sees of a cache that others of the rows are written to; sets `fit`, of which each ROWS has rows that
+// are cut.
+bool neuron_fit_rows(const uint64_t * rows, const uint64_t * group, size_t n_words, neuron_group_fit & fit);

@@ -142,7 +142,23 @@ void neuron_group_placement::add_copies(const operand &        o,
     }
 }
 
+// Sets what a piece has of a group's slots and results.
+static void cut_operands(const neuron_group &                group,
+                         const neuron_group_piece &          piece,
+                         const std::vector<neuron_operand> & bound,
+                         std::vector<neuron_operand> &       parts) {
+    const size_t n_slots = group.slots.size();
+    for (size_t i = 0; i < bound.size(); i++) {
+        const bool   slot = i < n_slots;
+        const size_t row  = slot ? group.slots[i].row : group.result_rows[i - n_slots];
+        parts[i].memory   = bound[i].memory;
+        parts[i].offset   = bound[i].offset + (size_t) piece.range.first * row;
+        parts[i].size     = slot ? piece.slot_sizes[i] : piece.result_sizes[i - n_slots];
+    }
+}
+
 std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &        core,
+                                                                   neuron_fusion &      fusion,
                                                                    neuron_memory *      scratch,
                                                                    const ggml_cgraph *  cgraph,
                                                                    const neuron_group & group,
@@ -162,14 +178,24 @@ std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &
             written.push_back(o.written);
         }
     }
-    neuron_step * step =
-        core.bind(group.kernel, { bound.data(), n_slots, group.results.size(), 0, &written }, message, broken);
-    if (!step) {
+    auto       planned  = std::make_shared<neuron_planned_group>();
+    const auto bind_one = [&](const neuron_kernel & kernel, const std::vector<neuron_operand> & where) {
+        neuron_step * step =
+            core.bind(kernel, { where.data(), n_slots, group.results.size(), 0, &written }, message, broken);
+        planned->launches.push_back({ step, fusion.launches_of(kernel) });
+        return step != nullptr;
+    };
+    std::vector<neuron_operand> parts = bound;
+    for (const neuron_group_piece & piece : group.pieces) {
+        cut_operands(group, piece, bound, parts);
+        if (!bind_one(piece.kernel, parts)) {
+            return nullptr;
+        }
+    }
+    if (group.pieces.empty() && !bind_one(group.kernel, bound)) {
         return nullptr;
     }
-    auto planned     = std::make_shared<neuron_planned_group>();
-    planned->step    = step;
-    planned->longer  = group.longer;
+    planned->other   = group.longer || !group.pieces.empty();
     planned->padding = group.padding;
     for (const int index : group.nodes) {
         planned->members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });

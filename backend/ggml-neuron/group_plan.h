@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core.h"
+#include "fusion.h"
 #include "groups.h"
 #include "plan.h"
 
@@ -25,13 +26,18 @@ struct neuron_group_transfer {
     neuron_operand core;
 };
 
+// A kernel of a group that is bound.
+struct neuron_group_launch {
+    neuron_step *           step;
+    std::atomic<uint64_t> * counter;
+};
+
 struct neuron_planned_group {
-    neuron_step *           step     = nullptr;
-    std::atomic<uint64_t> * launches = nullptr;
+    std::vector<neuron_group_launch> launches;  // one after the other
 
     std::vector<neuron_group_member> members;
-    bool                             longer  = false;  // the kernel is for more tokens, or a longer cache
-    int64_t                          padding = 0;      // rows of it beyond the group's own
+    bool                             other   = false;  // kernels are for other numbers of tokens, or a longer cache
+    int64_t                          padding = 0;  // rows of them beyond the group's own, or that are computed twice
 
     std::vector<neuron_group_transfer> uploads;
     std::vector<neuron_move>           before;  // what the kernel has more rows of
@@ -48,8 +54,9 @@ class neuron_group_placement {
 
     size_t scratch() const { return end; }
 
-    // locked. Binds the group's kernel; returns NULL when that fails: see neuron_core::bind.
+    // locked. Binds the group's kernels; returns NULL when that fails: see neuron_core::bind.
     std::shared_ptr<neuron_planned_group> bind(neuron_core &        core,
+                                               neuron_fusion &      fusion,
                                                neuron_memory *      scratch,
                                                const ggml_cgraph *  cgraph,
                                                const neuron_group & group,

@@ -3,16 +3,19 @@
 #include "../bundle/src/graph_key.h"
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
+#include "group_choice.h"
 
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
+#include <unordered_set>
 
 const char * neuron_ungrouped_name(int reason) {
     static const char * const names[NEURON_UNGROUPED_COUNT] = {
         "no group has such a node",
         "their groups have other nodes beside them",
         "their group has no kernel for this many tokens and cells, nor for more",
+        "their group is for fewer tokens, of which the first see what later ones write",
         "their part of the graph ends before the group does",
         "their group is wired in another way",
         "another result of their group is used outside of it",
@@ -20,6 +23,18 @@ const char * neuron_ungrouped_name(int reason) {
         "their group's kernel can't be used",
     };
     return names[reason];
+}
+
+std::vector<neuron_kernel> neuron_group::kernels() const {
+    if (pieces.empty()) {
+        return { kernel };
+    }
+    std::vector<neuron_kernel> all;
+    all.reserve(pieces.size());
+    for (const neuron_group_piece & piece : pieces) {
+        all.push_back(piece.kernel);
+    }
+    return all;
 }
 
 bool neuron_is_watched(const ggml_cgraph * cgraph) {
@@ -286,8 +301,8 @@ namespace {
 
 class group_search {
   public:
-    group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched) :
-        cgraph(cgraph), kernels(kernels), watched(watched) {
+    group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched, bool in_order) :
+        cgraph(cgraph), kernels(kernels), watched(watched), in_order(in_order) {
         std::vector<uint64_t> tokens;
         for (int i = 0; i < cgraph->n_nodes; i++) {
             if (neuron_is_work(cgraph->nodes[i])) {
@@ -344,8 +359,8 @@ class group_search {
         return neuron_group_words(cgraph, watched, group);
     }
 
-    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, else the longest one that a kernel
-    // for more tokens, or for a longer cache, computes.
+    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, else the longest one that kernels
+    // for other numbers of tokens, or for a longer cache, compute.
     bool find_at(size_t first, neuron_group & group) {
         return find_exact(first, group) || (!kernels.is_exact_only() && find_longer(first, group));
     }
@@ -398,68 +413,92 @@ class group_search {
         return spread;
     }
 
-    // Returns whether a kernel computes a group with this key, and sets `fit`.
-    bool fits(const neuron_group_kernel &   kernel,
-              const std::vector<uint64_t> & words,
-              neuron_group_fit &            fit,
-              neuron_group &                group) {
-        if (kernel.n_words == words.size()) {
-            return neuron_fit_group(words.data(), kernel.key, words.size(), fit) && make_room(fit, group);
-        }
-        neuron_group                other = group;
-        const std::vector<uint64_t> own   = spread(kernel, words, other);
-        if (own.empty() || !neuron_fit_group(own.data(), kernel.key, own.size(), fit) || !make_room(fit, other)) {
-            return false;
-        }
-        group = std::move(other);
-        return true;
-    }
-
-    // Chooses the smallest kernel of a family that computes a group with this key.
-    bool choose(const neuron_group_family & family, std::vector<uint64_t> words, neuron_group & group) {
-        choice & last = chosen[&family];
-        if (last.words == words && last.kernel) {  // a layer like the one before
-            neuron_group other = group;
-            if ((last.kernel->n_words == words.size() || !spread(*last.kernel, words, other).empty()) &&
-                make_room(last.fit, other)) {
-                group = std::move(other);
-                return use(last, group);
-            }
-        }
-        last.kernel = nullptr;
-        for (const neuron_group_kernel & kernel : family.kernels) {
-            if (fits(kernel, words, last.fit, group)) {
-                last.kernel = &kernel;
-                last.words  = std::move(words);
-                return use(last, group);
-            }
-        }
-        return false;
-    }
-
-    // What was chosen last of a family.
+    // What was chosen last of a family, and for which groups.
     struct choice {
         std::vector<uint64_t>       words;
-        neuron_group_fit            fit;
-        const neuron_group_kernel * kernel = nullptr;
+        std::vector<size_t>         room;              // from where each slot begins to the end of its tensor
+        const neuron_group_kernel * sample = nullptr;  // whose slots the group gets; NULL: nothing was found
+        neuron_group_choice         found;
     };
 
-    static bool use(const choice & c, neuron_group & group) {
-        group.kernel  = { c.kernel->bundle, c.kernel->number };
-        group.longer  = true;
-        group.padding = c.fit.padding;
+    // Chooses the kernels of a family that compute a group with this key.
+    bool choose(const neuron_group_family & family, std::vector<uint64_t> words, neuron_group & group) {
+        choice &            last = chosen[&family];
+        std::vector<size_t> room;
+        room.reserve(group.slots.size());
+        for (const neuron_group_slot & slot : group.slots) {
+            room.push_back(ggml_nbytes(slot.root) - slot.offset);
+        }
+        if (last.words != words || last.room != room) {  // else a layer like the one before
+            last = { std::move(words), std::move(room), nullptr, {} };
+            search(family, group, last);
+        }
+        if (!last.sample ||
+            (last.sample->n_words != last.words.size() && spread(*last.sample, last.words, group).empty())) {
+            return false;
+        }
+        return use_pieces(last, group) || use_whole(last, group);
+    }
+
+    // Searches kernels of as many slots together: those that have a slot for each tensor first.
+    void search(const neuron_group_family & family, const neuron_group & group, choice & c) {
+        for (const neuron_group_kernel & first : family.kernels) {
+            const bool   seen  = std::any_of(family.kernels.data(), &first,
+                                             [&](const neuron_group_kernel & k) { return k.n_words == first.n_words; });
+            neuron_group other = group;
+            const std::vector<uint64_t> own = seen ? std::vector<uint64_t>() : words_for(first, c.words, other);
+            if (own.empty()) {
+                continue;
+            }
+            std::vector<const neuron_group_kernel *> all;
+            for (const neuron_group_kernel & kernel : family.kernels) {
+                if (kernel.n_words == first.n_words) {
+                    all.push_back(&kernel);
+                }
+            }
+            neuron_group_choice found = neuron_choose_kernels(
+                all, own.data(),
+                [&](const neuron_group_kernel & kernel, bool whole) -> std::optional<neuron_group_option> {
+                    neuron_group again = group;
+                    if (&kernel != &first && kernel.n_words != c.words.size() &&
+                        spread(kernel, c.words, again) != own) {
+                        return std::nullopt;
+                    }
+                    auto option = neuron_try_kernel(kernel, own.data(), whole);
+                    return option && has_room(option->cut.fit, other) ? std::move(option) : std::nullopt;
+                });
+            if (found.whole || !found.ranges.empty()) {
+                c.sample = &first;
+                c.found  = std::move(found);
+                return;
+            }
+        }
+    }
+
+    std::vector<uint64_t> words_for(const neuron_group_kernel &   kernel,
+                                    const std::vector<uint64_t> & words,
+                                    neuron_group &                group) {
+        return kernel.n_words == words.size() ? words : spread(kernel, words, group);
+    }
+
+    // Returns whether the tensors that a kernel reads on in are long enough.
+    static bool has_room(const neuron_group_fit & fit, const neuron_group & group) {
+        for (size_t i = 0; i < group.slots.size(); i++) {
+            const neuron_group_slot & slot = group.slots[i];
+            if (fit.slots[i].kind == neuron_group_room::CELLS &&
+                slot.offset + fit.slots[i].size > ggml_nbytes(slot.root)) {
+                return false;
+            }
+        }
         return true;
     }
 
-    // Gives a group's slots and results what a kernel has; returns whether the tensors that it reads on in are long enough.
-    bool make_room(const neuron_group_fit & fit, neuron_group & group) const {
+    // Gives a group's slots and results what a kernel has.
+    void make_room(const neuron_group_fit & fit, neuron_group & group) const {
         for (size_t i = 0; i < group.slots.size(); i++) {
             neuron_group_slot &       slot = group.slots[i];
             const neuron_group_room & room = fit.slots[i];
-            if (room.kind == neuron_group_room::CELLS && slot.offset + room.size > ggml_nbytes(slot.root)) {
-                return false;
-            }
-            slot.room = room;
+            slot.room                      = room;
             slot.mask = room.kind == neuron_group_room::MASK ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
                                                              : nullptr;
         }
@@ -467,7 +506,86 @@ class group_search {
         for (const neuron_group_room & room : fit.results) {
             group.result_sizes.push_back(room.size);
         }
+    }
+
+    bool use_whole(const choice & c, neuron_group & group) const {
+        if (!c.found.whole) {
+            return false;
+        }
+        const neuron_group_option & whole = *c.found.whole;
+        make_room(whole.cut.fit, group);
+        group.kernel  = { whole.kernel->bundle, whole.kernel->number };
+        group.longer  = true;
+        group.padding = whole.cut.fit.padding;
         return true;
+    }
+
+    // Computes a group in pieces, where that is better and possible.
+    bool use_pieces(const choice & c, neuron_group & group) {
+        if (c.found.ranges.empty()) {
+            return false;
+        }
+        const neuron_group_cut & cut = c.found.options.front().cut;
+        if (!find_hidings(c.found, group)) {
+            note((size_t) (std::lower_bound(work.begin(), work.end(), group.first()) - work.begin()),
+                 group.nodes.size(), NEURON_UNGROUPED_ORDER);
+            return false;
+        }
+        make_room(cut.fit, group);
+        for (size_t i = 0; i < group.slots.size(); i++) {
+            neuron_group_slot & slot = group.slots[i];
+            slot.row                 = cut.slot_rows[i];
+            if (slot.room.kind == neuron_group_room::MASK) {
+                slot.room.rows = cut.n;
+                slot.room.size = (size_t) cut.n * slot.row;
+            }
+        }
+        group.result_rows = cut.result_rows;
+        group.padding     = -cut.n;
+        group.pieces.clear();
+        for (const neuron_range & range : c.found.ranges) {
+            const neuron_group_option & option = *c.found.option_for(range.n);
+            neuron_group_piece          piece{
+                { option.kernel->bundle, option.kernel->number },
+                range, {},
+                {}
+            };
+            for (const neuron_group_room & room : option.cut.fit.slots) {
+                piece.slot_sizes.push_back(room.size);
+            }
+            for (const neuron_group_room & room : option.cut.fit.results) {
+                piece.result_sizes.push_back(room.size);
+            }
+            group.padding += range.n;
+            group.pieces.push_back(std::move(piece));
+        }
+        group.kernel = group.pieces.front().kernel;
+        return true;
+    }
+
+    // Sets what is to be hidden while a group is computed in pieces. Returns false when that is not known before the graph is computed,
+    // or not so.
+    bool find_hidings(const neuron_group_choice & found, neuron_group & group) {
+        group.hidings.clear();
+        for (const neuron_group_hiding & h : found.options.front().cut.hidings) {
+            const ggml_tensor * rows = cgraph->nodes[group.nodes[h.writer]]->src[neuron_group_cut::ROWS_SOURCE];
+            const ggml_tensor * mask = cgraph->nodes[group.nodes[h.reader]]->src[h.mask];
+            if (in_order || !neuron_can_tell_hidden(rows, mask) || is_changed(rows) || is_changed(mask)) {
+                return false;
+            }
+            group.hidings.push_back({ rows, mask, h.cells, found.ranges });
+        }
+        return true;
+    }
+
+    // Returns whether the graph computes or changes a tensor.
+    bool is_changed(const ggml_tensor * t) {
+        if (changed.empty()) {
+            for (const int i : work) {
+                changed.insert(root_of(cgraph->nodes[i]));
+            }
+        }
+        return changed.count(t->view_src ? t->view_src : t) != 0;
     }
 
     bool find_exact(size_t first, neuron_group & group) {
@@ -506,17 +624,22 @@ class group_search {
     const ggml_cgraph *                                     cgraph;
     const neuron_kernel_store &                             kernels;
     const bool                                              watched;
+    const bool                                              in_order;
     std::vector<int>                                        work;  // nodes that have to be computed
     std::vector<uint64_t>                                   tokens;
     neuron_token_hashes                                     hashes;
     std::vector<uint64_t>                                   loose;  // tokens without extents
     neuron_token_hashes                                     loose_hashes;
     std::unordered_map<const neuron_group_family *, choice> chosen;
+    std::unordered_set<const ggml_tensor *>                 changed;  // roots of what is computed
     std::vector<neuron_ungrouped>                           reasons;
 };
 
 }  // namespace
 
-neuron_groups neuron_find_groups(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched) {
-    return kernels.groups.empty() ? neuron_groups{} : group_search(cgraph, kernels, watched).run();
+neuron_groups neuron_find_groups(const ggml_cgraph *         cgraph,
+                                 const neuron_kernel_store & kernels,
+                                 bool                        watched,
+                                 bool                        in_order) {
+    return kernels.groups.empty() ? neuron_groups{} : group_search(cgraph, kernels, watched, in_order).run();
 }

@@ -8,6 +8,7 @@
 #include "record.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -417,7 +418,7 @@ static neuron_planned_node bind_group(neuron_core &       core,
     planned.index              = c.index;
     planned.node               = cgraph->nodes[c.index];
     planned.data               = planned.node->data;
-    planned.group              = c.group_placement.bind(core, scratch, cgraph, *c.group, message, broken);
+    planned.group              = c.group_placement.bind(core, fusion, scratch, cgraph, *c.group, message, broken);
     if (!planned.group) {
         NEURON_WARN("%s; computing its %zu nodes one by one%s\n", message.c_str(), c.group->nodes.size(),
                     broken ? "" : " this time");
@@ -425,7 +426,6 @@ static neuron_planned_node bind_group(neuron_core &       core,
         c.group->unusable = true;
         return planned;
     }
-    planned.group->launches = fusion.launches_of(c.group->kernel);
     for (const neuron_group_slot & slot : c.group->slots) {
         if (slot.mask) {
             neuron_operand from;
@@ -632,19 +632,35 @@ static bool take_out(neuron_groups & groups, neuron_ungrouped reason, neuron_pla
     return any;
 }
 
+// Returns what has to be hidden for groups to be computed in pieces, each once: layers have it in common.
+static std::vector<neuron_hiding> hidings_of(const neuron_groups & groups) {
+    std::vector<neuron_hiding> all;
+    for (const neuron_group & group : groups.groups) {
+        for (const neuron_hiding & h : group.hidings) {
+            if (std::find(all.begin(), all.end(), h) == all.end()) {
+                all.push_back(h);
+            }
+        }
+    }
+    return all;
+}
+
 // locked
-enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & plan) {
+enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order, neuron_plan & plan) {
     neuron_groups groups;
     plan.fused = fusion.is_enabled();
     plan.outside.fill(0);
     plan.whole = true;
     if (plan.fused) {
-        groups = neuron_find_groups(cgraph, kernels, neuron_is_watched(cgraph));
+        groups = neuron_find_groups(cgraph, kernels, neuron_is_watched(cgraph), in_order);
         for (const auto & [node, reason] : groups.outside) {
             plan.outside[reason]++;
         }
-        take_out(groups, NEURON_UNGROUPED_KERNEL, plan,
-                 [this](const neuron_group & group) { return core.is_broken_locked(group.kernel); });
+        take_out(groups, NEURON_UNGROUPED_KERNEL, plan, [this](const neuron_group & group) {
+            const std::vector<neuron_kernel> all = group.kernels();
+            return std::any_of(all.begin(), all.end(),
+                               [this](const neuron_kernel & kernel) { return core.is_broken_locked(kernel); });
+        });
         take_out(groups, NEURON_UNGROUPED_MEMORY, plan, [this](const neuron_group & group) {
             return !neuron_group_placement().place(core, locate, group, 0);
         });
@@ -655,7 +671,8 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_plan & 
         whole                         = whole && plan.whole;
         if (status != GGML_STATUS_SUCCESS || !take_out(groups, NEURON_UNGROUPED_KERNEL, plan,
                                                        [](const neuron_group & group) { return group.unusable; })) {
-            plan.whole = whole;
+            plan.whole   = whole;
+            plan.hidings = hidings_of(groups);
             return status;
         }
     }
@@ -744,7 +761,7 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph) {
 // Forgets the plans that were not used for longest, until half the room is free.
 void neuron_planner::forget() {
     std::vector<uint64_t> ages;
-    for (const auto * plans : { &by_uid, &by_content }) {
+    for (const auto * plans : { &by_uid[0], &by_uid[1], &by_content[0], &by_content[1] }) {
         for (const auto & entry : *plans) {
             ages.push_back(entry.second.last_used);
         }
@@ -752,7 +769,7 @@ void neuron_planner::forget() {
     std::nth_element(ages.begin(), ages.begin() + ages.size() / 2, ages.end());
     const uint64_t limit = ages[ages.size() / 2];
     n_planned            = 0;
-    for (auto * plans : { &by_uid, &by_content }) {
+    for (auto * plans : { &by_uid[0], &by_uid[1], &by_content[0], &by_content[1] }) {
         for (auto it = plans->begin(); it != plans->end();) {
             if (it->second.last_used <= limit) {
                 it = plans->erase(it);
@@ -780,25 +797,77 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
            });
 }
 
-enum ggml_status neuron_planner::get(const ggml_cgraph * cgraph, const neuron_plan ** found) {
+// locked. Sets `plan` to the graph's of one of the two kinds that are kept.
+enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, bool in_order, neuron_plan *& found) {
     if (n_planned > MAX_PLANNED_NODES) {
         forget();
     }
-    neuron_plan & plan = cgraph->uid ? by_uid[cgraph->uid] : by_content[fingerprint(cgraph)];
+    neuron_plan & plan = cgraph->uid ? by_uid[in_order][cgraph->uid] : by_content[in_order][fingerprint(cgraph)];
     if (plan.last_used == 0) {
         n_planned++;  // graphs of views alone count, too
     }
     plan.last_used = ++clock;
-    *found         = &plan;
+    found          = &plan;
     if (is_valid(cgraph, plan)) {
         return GGML_STATUS_SUCCESS;
     }
     n_planned -= plan.nodes.size();
-    const enum ggml_status status = make(cgraph, plan);
+    const enum ggml_status status = make(cgraph, in_order, plan);
     if (status != GGML_STATUS_SUCCESS) {
         plan.epoch = 0;
         plan.nodes.clear();
+        plan.hidings.clear();
     }
     n_planned += plan.nodes.size();
+    return status;
+}
+
+// locked. Sets `hidden` to whether everything is that has to be hidden for a plan.
+enum ggml_status neuron_planner::check(const neuron_plan & plan, bool & hidden) const {
+    std::unordered_map<const ggml_tensor *, std::vector<uint8_t>>
+        data;  // layers have masks and numbers of rows in common
+    for (const neuron_hiding & h : plan.hidings) {
+        for (const ggml_tensor * t : { h.rows, h.mask }) {
+            if (data.count(t)) {
+                continue;
+            }
+            neuron_operand where;
+            if (!locate(core, t, where)) {
+                return GGML_STATUS_FAILED;
+            }
+            std::vector<uint8_t> & bytes = data[t];
+            bytes.resize(where.size);
+            if (!where.memory) {
+                memcpy(bytes.data(), t->data, bytes.size());
+            } else if (where.memory->read_locked(bytes.data(), where.offset, bytes.size()) != NRT_SUCCESS) {
+                return GGML_STATUS_FAILED;
+            }
+        }
+        if (!neuron_is_hidden(h, data.at(h.rows).data(), data.at(h.mask).data())) {
+            hidden = false;
+            return GGML_STATUS_SUCCESS;
+        }
+    }
+    hidden = true;
+    return GGML_STATUS_SUCCESS;
+}
+
+enum ggml_status neuron_planner::get(const ggml_cgraph * cgraph, const neuron_plan ** found) {
+    neuron_plan *    plan   = nullptr;
+    enum ggml_status status = keep(cgraph, false, plan);
+    *found                  = plan;
+    if (status != GGML_STATUS_SUCCESS || plan->hidings.empty()) {
+        return status;
+    }
+    bool hidden = false;
+    status      = check(*plan, hidden);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    // while it waited for what it reads, memory may have been freed
+    if (!hidden || plan->epoch != core.epoch) {
+        status = keep(cgraph, !hidden, plan);
+        *found = plan;
+    }
     return status;
 }

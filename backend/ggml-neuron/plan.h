@@ -9,6 +9,7 @@
 #include "fusion.h"
 #include "ggml-impl.h"
 #include "groups.h"
+#include "hidden.h"
 #include "kernels.h"
 
 #include <array>
@@ -80,6 +81,7 @@ struct neuron_plan {
     std::array<uint32_t, NEURON_UNGROUPED_COUNT> outside{};  // nodes that are in no group, by reason
 
     std::vector<neuron_planned_node> nodes;                  // those that have to be computed
+    std::vector<neuron_hiding>       hidings;                // without which it must not be used
 };
 
 // Returns whether kernels compute a node of a graph, or nothing has to.
@@ -98,12 +100,15 @@ class neuron_planner {
                    neuron_locate_t             locate) : core(core), kernels(kernels), fusion(fusion), locate(locate) {}
 
     // locked. Sets `plan` to the graph's, which is made on first use, and again when what it refers to is gone or when not
-    // all of it could be made. It is good until the next call.
+    // all of it could be made. It is good until the next call. A graph whose groups are cut in pieces has a second one, for when a
+    // mask does not hide from a piece what later ones write.
     enum ggml_status get(const ggml_cgraph * cgraph, const neuron_plan ** plan);
 
   private:
-    enum ggml_status make(const ggml_cgraph * cgraph, neuron_plan & plan);
+    enum ggml_status make(const ggml_cgraph * cgraph, bool in_order, neuron_plan & plan);
     enum ggml_status make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan);
+    enum ggml_status keep(const ggml_cgraph * cgraph, bool in_order, neuron_plan *& plan);
+    enum ggml_status check(const neuron_plan & plan, bool & hidden) const;
     bool             is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const;
     void             forget();
 
@@ -112,9 +117,9 @@ class neuron_planner {
     neuron_fusion &             fusion;
     const neuron_locate_t       locate;
 
-    // By cgraph->uid, and by content for graphs that have none.
-    std::unordered_map<uint64_t, neuron_plan> by_uid;
-    std::unordered_map<uint64_t, neuron_plan> by_content;
+    // By cgraph->uid, and by content for graphs that have none; those in order, and others.
+    std::unordered_map<uint64_t, neuron_plan> by_uid[2];
+    std::unordered_map<uint64_t, neuron_plan> by_content[2];
     size_t                                    n_planned = 0;  // nodes in all plans, and 1 for each plan
     uint64_t                                  clock     = 0;
 };

@@ -70,11 +70,16 @@ static bool neuron_has_kernel(const ggml_backend_neuron_device_context * device,
     });
 }
 
-// Returns whether a node is in some group. Where a bundle has no kernel for the node by itself, the CPU computes it when the
-// graph has it among other nodes.
+// Returns whether a node is in some group, or may be in one of another number of tokens that its kernels compute. Where a bundle has
+// no kernel for the node by itself, the CPU computes it when the graph has it among other nodes.
 static bool neuron_is_member(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    const neuron_group_index & groups = ggml_backend_neuron_shared().kernels.groups;
-    return device->fusion.is_enabled() && !groups.empty() && groups.has_member(neuron_token_of(op)) && neuron_has_cpu();
+    const neuron_kernel_store & kernels = ggml_backend_neuron_shared().kernels;
+    const neuron_group_index &  groups  = kernels.groups;
+    if (!device->fusion.is_enabled() || groups.empty() || !neuron_has_cpu()) {
+        return false;
+    }
+    return groups.has_member(neuron_token_of(op)) ||
+           (!kernels.is_exact_only() && groups.may_have_member(neuron_signature_of(op)));
 }
 
 // Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU

@@ -9,9 +9,6 @@
 #include <limits>
 #include <utility>
 
-// More launches than this for one node are not better than the CPU.
-static constexpr int64_t MAX_PIECES = 16;
-
 #include "token_table.inc"
 
 //
@@ -313,7 +310,7 @@ static run_of_pieces cover(int64_t                      r,
     for (size_t i = 0; i < counts.size(); i++) {
         const int64_t count = (r + counts[i] - 1) / counts[i];
         const bool    fits  = r % counts[i] == 0;
-        if (count > MAX_PIECES || (!fits && (!again || counts[i] > before + r))) {
+        if (count > NEURON_MAX_PIECES || (!fits && (!again || counts[i] > before + r))) {
             continue;
         }
         const double cost = (double) count * costs[i];
@@ -340,7 +337,7 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
             then = cover(left, whole * counts[i], counts, costs, again);
             cost += then.cost;
         }
-        if (cost < best && whole + then.count <= MAX_PIECES) {
+        if (cost < best && whole + then.count <= NEURON_MAX_PIECES) {
             best  = cost;
             first = { counts[i], whole, cost };
             rest  = then;

@@ -19,6 +19,9 @@
 
 constexpr int NEURON_TOKEN_SOURCES = 5;  // as many as rules name
 
+// More launches than this for one node are not better than the CPU.
+constexpr int64_t NEURON_MAX_PIECES = 16;
+
 // `Tokens` of tools/kernelgen/ggml/ops.py; -1 stands for none.
 struct neuron_token_rule {
     static constexpr int8_t OUTERMOST = -2;  // the result's outermost axis, and the same of sources

@@ -10,6 +10,8 @@
 //
 // A graph of 1,000 nodes in groups of 20, each of which one kernel computes, is measured as a whole: `found` when it is seen for
 // the first time, which fails above GRAPH_LIMIT_US, `again` when it is computed again, beside `by one`, the same without groups.
+// So is one of N_PIECES times as many rows as its longest kernel, which is computed in pieces: for it there are N_LENGTHS
+// kernels for groups of other numbers of rows to choose from.
 
 #include "ggml-backend.h"
 #include "ggml-impl.h"
@@ -24,6 +26,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -37,6 +40,8 @@ static constexpr size_t N_KERNELS = 10000;
 static constexpr int    NE        = 64;
 static constexpr int    N_GROUPS  = 50;
 static constexpr int    N_GROUPED = 20;
+static constexpr int    N_LENGTHS = 64;
+static constexpr int    N_PIECES  = 2;
 
 static double now_us() {
     using clock = std::chrono::steady_clock;
@@ -58,11 +63,17 @@ template <typename F> static double median_us_per_op(F compute) {
 
 static const char * const OPS[] = { "add", "sub", "mul", "div" };
 
+// Rows of the kernels for groups of several.
+static int64_t rows_of(int length) {
+    return 8 * (int64_t) length;
+}
+
 // The key of a group: a sum, difference, product, quotient, and so on, all with the same tensor.
-static test::kernel group_of_ops() {
-    const neuron_kernels_tensor t = test::dense(GGML_TYPE_F32, NE);
+static test::kernel group_of_ops(int64_t rows) {
+    const neuron_kernels_tensor t    = test::dense(GGML_TYPE_F32, NE, rows);
+    const uint64_t              size = (uint64_t) rows * NE * sizeof(float);
     test::graph                 key{
-        { NE * sizeof(float), NE * sizeof(float) }
+        { size, size }
     };
     for (int i = 0; i < N_GROUPED; i++) {
         const test::graph::input first{ i == 0, i == 0 ? 0 : (uint64_t) (i - 1), 0, t };
@@ -77,7 +88,10 @@ static test::kernel group_of_ops() {
 
 // The four ops that the graph has, among others that differ in their shapes, and the group.
 static std::vector<test::kernel> pack_contents() {
-    std::vector<test::kernel> kernels = { group_of_ops() };
+    std::vector<test::kernel> kernels = { group_of_ops(1) };
+    for (int i = 1; i <= N_LENGTHS; i++) {
+        kernels.push_back(group_of_ops(rows_of(i)));
+    }
     for (size_t i = 0; i < N_KERNELS; i++) {
         const int64_t rows = 1 + (int64_t) (i / 4);
         kernels.push_back({
@@ -114,12 +128,12 @@ struct graph {
     ggml_backend_buffer_t buffer;
     ggml_cgraph *         cgraph;
 
-    explicit graph(ggml_backend_t backend, int n_nodes) {
+    explicit graph(ggml_backend_t backend, int n_nodes, int64_t rows = 1) {
         ggml_init_params params = { ggml_tensor_overhead() * (size_t) (n_nodes + 2) + ggml_graph_overhead(), nullptr,
                                     true };
         ctx                     = ggml_init(params);
-        ggml_tensor * a         = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, NE);
-        ggml_tensor * t         = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, NE);
+        ggml_tensor * a         = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, NE, rows);
+        ggml_tensor * t         = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, NE, rows);
         cgraph                  = ggml_new_graph(ctx);
         for (int i = 0; i < n_nodes; i++) {
             t = i % 4 == 0   ? ggml_add(ctx, t, a)
@@ -179,6 +193,24 @@ static void write_figure(const char * path, const char * what, double above, dou
     write_text(path, "a", figure + "}");
 }
 
+// Adds the figure of a whole graph, and what it takes without groups; 0: nothing is known of that.
+static void write_graph_figure(const char * path, const char * what, double value, double without, bool limited) {
+    char        text[512];
+    std::string figure;
+    snprintf(text, sizeof(text), ",\n{\"what\": \"a graph of 1,000 nodes %s\", \"value\": %.17g, \"unit\": \"µs\"",
+             what, value);
+    figure += text;
+    if (without > 0) {
+        snprintf(text, sizeof(text), ", \"peer\": {\"what\": \"without groups\", \"value\": %.17g}", without);
+        figure += text;
+    }
+    if (limited) {
+        snprintf(text, sizeof(text), ", \"limit\": {\"of\": \"value\", \"at_most\": %.17g}", GRAPH_LIMIT_US);
+        figure += text;
+    }
+    write_text(path, "a", figure + "}");
+}
+
 // Measures in a process of its own kind of buffers; prints what was found and returns the time that is limited.
 static double measure(const char * plugin, const char * libnrt) {
     ggml_backend_reg_t reg = ggml_backend_load(plugin);
@@ -229,9 +261,9 @@ using fusion_get_t    = void * (*)(ggml_backend_dev_t);
 using fusion_enable_t = void (*)(void *, bool);
 using fusion_stats_t  = int (*)(void *, const char **, uint64_t *, int);
 
-// Measures graphs of groups, in a process of its own; returns whether a graph that is seen for the first time takes no longer than
-// the limit.
-static bool measure_groups(const char * plugin, const char * libnrt) {
+// Measures graphs of groups, in a process of its own, each of which is computed in as many pieces; returns whether a graph that is
+// seen for the first time takes no longer than the limit.
+static bool measure_groups(const char * plugin, const char * libnrt, int pieces) {
     ggml_backend_reg_t reg = ggml_backend_load(plugin);
     if (!reg || ggml_backend_reg_dev_count(reg) == 0) {
         fprintf(stderr, "dispatch: %s has no device\n", plugin);
@@ -245,44 +277,50 @@ static bool measure_groups(const char * plugin, const char * libnrt) {
     const auto   stats  = (fusion_stats_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_stats_get");
     void *       fusion = get(dev);
     const double bare   = bare_execute_us(libnrt);
-    graph        g(backend, N_GROUPS * N_GROUPED);
+    graph        g(backend, N_GROUPS * N_GROUPED, pieces == 1 ? 1 : pieces * rows_of(N_LENGTHS));
 
-    uint64_t     uid     = 1;
-    const double found   = median_us([&] {
+    uint64_t     uid   = 1;
+    const double found = median_us([&] {
         g.cgraph->uid = uid++;
         compute(backend, g.cgraph);
     });
-    const double again   = median_us([&] { compute(backend, g.cgraph); });
-    uint64_t     count   = 0;
-    const int    kernels = stats(fusion, nullptr, &count, 1);
-    if (kernels != 1 || count != (uint64_t) (2 * 5 * N_ROUNDS * N_GROUPS)) {
+    const double again = median_us([&] { compute(backend, g.cgraph); });
+
+    std::vector<uint64_t> counts(N_LENGTHS + 1);
+    stats(fusion, nullptr, counts.data(), (int) counts.size());
+    if (std::accumulate(counts.begin(), counts.end(), (uint64_t) 0) !=
+        (uint64_t) (2 * 5 * N_ROUNDS * N_GROUPS * pieces)) {
         fprintf(stderr, "dispatch: the backend did not compute the groups\n");
         exit(1);
     }
-    set_enabled(fusion, false);
-    compute(backend, g.cgraph);
-    const double by_one = median_us([&] { compute(backend, g.cgraph); });
-    const double first  = median_us([&] {
-        g.cgraph->uid = uid++;
+    printf("%d nodes in %d groups, %d %s each: found %.0f us, again %.1f us, of which nrt_execute %.1f\n",
+           g.cgraph->n_nodes, N_GROUPS, pieces, pieces == 1 ? "launch" : "launches", found, again,
+           bare * N_GROUPS * pieces);
+    double first  = 0;
+    double by_one = 0;
+    if (pieces == 1) {  // the device has other kernels only for ops of one row
+        set_enabled(fusion, false);
         compute(backend, g.cgraph);
-    });
-    printf("%d nodes in %d groups: found %.0f us, again %.1f us, of which nrt_execute %.1f; by one: found %.0f us, "
-           "again %.1f "
-           "us, ratio %.1f\n",
-           g.cgraph->n_nodes, N_GROUPS, found, again, bare * N_GROUPS, first, by_one, by_one / again);
+        by_one = median_us([&] { compute(backend, g.cgraph); });
+        first  = median_us([&] {
+            g.cgraph->uid = uid++;
+            compute(backend, g.cgraph);
+        });
+        printf("the same node by node: found %.0f us, again %.1f us, ratio %.1f\n", first, by_one, by_one / again);
+    }
     if (const char * json = getenv("DISPATCH_FIGURES")) {
-        char text[512];
-        snprintf(
-            text, sizeof(text),
-            ",\n{\"what\": \"a graph of 1,000 nodes in groups, seen first\", \"value\": %.17g, \"unit\": \"µs\", "
-            "\"peer\": {\"what\": \"without groups\", \"value\": %.17g}, \"limit\": {\"of\": \"value\", \"at_most\": "
-            "%.17g}},\n{\"what\": \"the same, computed again\", \"value\": %.17g, \"unit\": \"µs\", \"peer\": "
-            "{\"what\": \"without groups\", \"value\": %.17g}}",
-            found, first, GRAPH_LIMIT_US, again, by_one);
-        write_text(json, "a", text);
+        write_graph_figure(json, pieces == 1 ? "in groups, seen first" : "in groups in pieces, seen first", found,
+                           first, true);
+        write_graph_figure(json, pieces == 1 ? "in groups, again" : "in groups in pieces, again", again, by_one, false);
     }
     ggml_backend_free(backend);
     return found <= GRAPH_LIMIT_US;
+}
+
+// Says what size the tensors of kernels for as many rows have.
+static void set_tensors(int64_t rows) {
+    const std::string bytes = std::to_string((size_t) rows * NE * sizeof(float));
+    setenv("NOOP_NRT_TENSORS", ("input0=" + bytes + ",input1=" + bytes + ",output0=" + bytes).c_str(), 1);
 }
 
 int main(int argc, char ** argv) {
@@ -290,8 +328,9 @@ int main(int argc, char ** argv) {
         fprintf(stderr, "usage: dispatch <libggml-neuron.so> <no-op libnrt> [--json=FILE]\n");
         return 2;
     }
-    if (argc == 4 && std::string(argv[3]) == "groups") {  // started by itself
-        return measure_groups(argv[1], argv[2]) ? 0 : 1;
+    const std::string own = argc == 4 ? argv[3] : "";
+    if (own == "groups" || own == "pieces") {  // started by itself
+        return measure_groups(argv[1], argv[2], own == "groups" ? 1 : N_PIECES) ? 0 : 1;
     }
     if (argc == 4 && argv[3][0] != '-') {  // likewise
         return measure(argv[1], argv[2]) <= LIMIT_US || std::string(argv[3]) == "host" ? 0 : 1;
@@ -311,13 +350,11 @@ int main(int argc, char ** argv) {
         setenv("DISPATCH_FIGURES", json.c_str(), 1);
     }
     const scratch_pack pack(pack_contents());
-    const std::string  bytes   = std::to_string(NE * sizeof(float));
-    const std::string  tensors = "input0=" + bytes + ",input1=" + bytes + ",output0=" + bytes;
     setenv("GGML_NEURON_LIBNRT", argv[2], 1);
     setenv("GGML_NEURON_KERNEL_DIR", pack.path().c_str(), 1);
-    setenv("NOOP_NRT_TENSORS", tensors.c_str(), 1);
     int result = 0;
-    for (const std::string what : { "device", "host", "groups" }) {
+    for (const std::string what : { "device", "host", "groups", "pieces" }) {
+        set_tensors(what == "pieces" ? rows_of(N_LENGTHS) : 1);
         setenv("GGML_NEURON_BUFFERS", what == "host" ? "host" : "device", 1);
         const std::string command = std::string("'") + argv[0] + "' '" + argv[1] + "' '" + argv[2] + "' " + what;
         result |= system(command.c_str()) != 0;

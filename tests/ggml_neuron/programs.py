@@ -36,6 +36,7 @@ SCENARIOS = (
 GROUPS = (
     *("hit", "twice", "between", "cache", "attention", "unmasked", "reading", "softmax", "softmax-unmasked"),
     *("in-place", "views", "several-results", "kept", "square", "tied"),
+    *("mixed-plain", "mixed-rows", "mixed-row", "mixed-sum", "mixed-state"),
 )
 RANDOM = ("random-0", "random-1")
 

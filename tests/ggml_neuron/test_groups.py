@@ -43,6 +43,27 @@ REFUSED = tuple(
         "end-of-cache",
     )
 )
+PIECES = tuple(
+    f"pieces-{name}"
+    for name in (
+        *("mixed-plain", "twice", "twice-8", "several-results", "reading"),
+        *("attention-5x32", "attention-5x64", "softmax-6x32", "softmax-6x64"),
+    )
+)
+WHOLE_ONLY = tuple(
+    f"pieces-{name}"
+    for name in (
+        *("mixed-rows", "mixed-row", "mixed-sum", "mixed-state"),
+        *("unmasked", "softmax-unmasked", "cache", "in-place", "columns"),
+    )
+)
+IN_ORDER = tuple(
+    f"pieces-{name}"
+    for name in (
+        *("open-attention-5x32", "open-attention-5x64", "open-softmax-6x32", "open-softmax-6x64"),
+        "computed-mask",
+    )
+)
 TIED = ("tied-wiring", "tied-roots")
 MUTATED = (
     *(
@@ -168,13 +189,34 @@ def test_groups_that_no_longer_kernel_computes(compute: Compute, kernels: Path) 
     assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
 
 
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_groups_of_more_tokens_than_their_kernels(compute: Compute, kernels: Path, buffers: str) -> None:
+    """In pieces, by kernels for fewer; the caches that they write have the same content."""
+    names = (*PIECES, "scheduled:pieces-twice", "scheduled:pieces-attention-5x32", "reused:pieces-attention-5x64")
+    changing = ("changing:pieces-attention-5x32", "changing:pieces-softmax-6x64")
+    result = compute(kernels, *names, *changing, GGML_NEURON_BUFFERS=buffers)
+    expect_ok(result, *names, *changing)
+    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+
+
+def test_groups_that_cannot_be_cut(compute: Compute, kernels: Path) -> None:
+    result = compute(kernels, *WHOLE_ONLY)
+    expect_ok(result, *WHOLE_ONLY)
+    assert "the first see what later ones write" not in result.stderr
+    for name in IN_ORDER:  # what depends on the mask is looked at each time
+        result = compute(kernels, name)
+        expect_ok(result, name)
+        reason = "their group is for fewer tokens, of which the first see what later ones write"
+        assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
+
+
 @pytest.mark.parametrize(
     "seeds", [(0, 1), *(pytest.param(range(i, i + 5), marks=pytest.mark.long) for i in range(2, 42, 5))]
 )
 def test_random_graphs_of_random_lengths(
     programs: Programs, compute: Compute, tmp_path: Path, seeds: Sequence[int]
 ) -> None:
-    """Their kernels are for 6 tokens and 64 cells: groups of fewer are computed right by these, or node by node."""
+    """Their kernels are for 6 tokens and 64 cells: groups of others are computed right by these, or node by node."""
     whole = [f"lengths-{seed}" for seed in seeds]
     command = [programs.find("groups"), "manifest", *whole]
     manifest = tmp_path / "lengths.yaml"
@@ -183,9 +225,9 @@ def test_random_graphs_of_random_lengths(
     )
     build(manifest, tmp_path / "kernels")
     random = Random(seeds[0])
-    shorter = [f"{name}-{random.randint(1, 6)}x{random.choice((8, 40, 64))}" for name in whole for _ in range(3)]
-    result = compute(tmp_path / "kernels", *whole, *shorter)
-    expect_ok(result, *whole, *shorter)
+    others = [f"{name}-{random.randint(1, 20)}x{random.choice((8, 40, 64))}" for name in whole for _ in range(3)]
+    result = compute(tmp_path / "kernels", *whole, *others)
+    expect_ok(result, *whole, *others)
     # of lengths as the kernels have them every group is computed by one, in three computations of two groups each
     grouped = re.search(r"\d+ ops ran in groups, in (\d+) launches", result.stderr)
     assert grouped and int(grouped[1]) > 6 * len(whole), result.stderr
@@ -284,9 +326,12 @@ def test_a_bundle_of_groups_alone(compute: Compute, manifest: Path) -> None:
     alone = manifest.parent / "alone.yaml"
     alone.write_text(f"format: 1\nname: alone\ntargets: [trn1]\n{groups.split('  - name: between')[0]}")
     build(alone, manifest.parent / "alone")
-    result = compute(manifest.parent / "alone", "scheduled:twice")
-    expect_ok(result, "scheduled:twice")
-    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    for name in ("twice", "shorter-twice", "pieces-twice"):
+        result = compute(manifest.parent / "alone", f"alone:{name}")
+        expect_ok(result, f"alone:{name}")
+        assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    result = compute(manifest.parent / "alone", "scheduled:shorter-twice", GGML_NEURON_EXACT="1")
+    assert result.stdout.splitlines() == ["scheduled:shorter-twice: 0 groups were launched, not 4"]
 
 
 # --- recorded graphs ----------------------------------------------------------------------------------------------------------

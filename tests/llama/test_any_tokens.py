@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
+from pathlib import Path
 
 import any_tokens
 import harness
@@ -46,6 +48,24 @@ def test_calls_of_two_threads_agree_with_the_cpu(sweep: any_tokens.Sweep) -> Non
     print(found.row())
     assert found.ok
     assert found.calls == 12
+
+
+@pytest.mark.long
+def test_layers_are_computed_in_pieces_where_attention_is_causal(programs: harness.Programs, tmp_path: Path) -> None:
+    """Calls of more tokens than kernels are for. Where each token sees all others, layers are computed node by node."""
+    model = dataclasses.replace(QWEN3, layers=4)
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=512, less_ctx=256, fuse="layer")
+    in_order = "their group is for fewer tokens, of which the first see what later ones write"
+    grouped = []
+    for causal, parts in ((1, ("0:0:40:last", "0:40:33:last", "0:73:17:last")), (0, ("0:0:40:last", "0:40:33:last"))):
+        sizes = f"n_ctx=512 n_batch=64 n_ubatch=64 causal={causal}"
+        calls = sweep.run([f"context one {sizes} {model.options}", *(f"decode {part}" for part in parts)])
+        assert len(calls) == len(parts)
+        assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU
+        assert (in_order in sweep.log) == (not causal), sweep.log
+        found = re.search(r"(\d+) ops ran in groups", sweep.log)
+        grouped.append(int(found[1]) / sum(call.device for call in calls) if found else 0.0)
+    assert grouped[0] > 0.5 > grouped[1], grouped
 
 
 def test_lines_are_read_as_the_program_prints_them() -> None:

@@ -8,7 +8,8 @@
 // CPU. Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>". `random-<n>` is any of a number of
 // graphs of random ops. Before a scenario may stand how it is computed: `scheduled:`, by ggml's scheduler; `reused:`, in memory that
 // ggml's allocator gives out anew; `apart:`, where groups are
-// expected to be computed node by node; `off:`, where the variable has turned groups off.
+// expected to be computed node by node; `alone:`, scheduled, where the CPU computes what is in no group; `off:`, where the variable has turned groups off; `changing:`, with a mask that is causal in some
+// computations.
 
 #include "../groups.h"
 
@@ -48,9 +49,12 @@ struct graph {
     ggml_tensor *    result = nullptr;
 
     std::vector<ggml_tensor *>       inputs;
-    std::vector<ggml_tensor *>       written;   // inputs that the graph changes
-    std::vector<std::pair<int, int>> groups;    // each the first and the last of its computed nodes
-    int                              launches;  // of groups, that there are to be
+    std::vector<ggml_tensor *>       written;           // inputs that the graph changes
+    std::vector<ggml_tensor *>       causal;            // masks that hide from tokens what later ones write
+    ggml_tensor *                    places = nullptr;  // where values are written to a transposed cache
+    int64_t                          n_cell = 0;        // that it has
+    std::vector<std::pair<int, int>> groups;            // each the first and the last of its computed nodes
+    int                              launches;          // of groups, that there are to be
 
     graph() {
         ggml_init_params params = { ggml_tensor_overhead() * 256 + ggml_graph_overhead(), nullptr, true };
@@ -180,18 +184,26 @@ static void cache(graph & g) {
 }
 
 struct attention_options {
-    int64_t n      = 2;
-    int64_t n_seen = 64;    // cells
-    int64_t n_cell = 96;    // of the cache
-    bool    masked = true;
-    bool    writes = true;  // to the cache
+    int64_t n        = 2;
+    int64_t n_seen   = 64;     // cells
+    int64_t n_cell   = 96;     // of the cache
+    bool    masked   = true;
+    bool    writes   = true;   // to the cache
+    bool    causal   = false;  // the mask
+    bool    computed = false;  // the mask is the result of a node before the group
 };
 
 // A layer's attention: the KV cache is written and read.
 static void attention_of(graph & g, const attention_options & o) {
     ggml_tensor * x    = g.input(GGML_TYPE_F32, 64, o.n);
     ggml_tensor * rows = g.input(GGML_TYPE_I64, o.n);
-    ggml_tensor * mask = g.input(GGML_TYPE_F16, o.n_seen, o.n);
+    ggml_tensor * mask = g.input(o.computed ? GGML_TYPE_F32 : GGML_TYPE_F16, o.n_seen, o.n);
+    if (o.causal) {
+        g.causal = { mask };
+    }
+    if (o.computed) {
+        mask = g.add(ggml_cast(g.get(), mask, GGML_TYPE_F16));
+    }
     ggml_tensor * k    = g.input(GGML_TYPE_F16, 64, o.n_cell);
     ggml_tensor * v    = g.input(GGML_TYPE_F16, 64, o.n_cell);
     const auto    head = [&](ggml_tensor * t) {
@@ -207,7 +219,7 @@ static void attention_of(graph & g, const attention_options & o) {
     q = ggml_permute(g.get(), ggml_reshape_3d(g.get(), q, 32, 2, o.n), 0, 2, 1, 3);
     t = g.add(ggml_flash_attn_ext(g.get(), q, head(k), head(v), o.masked ? mask : nullptr, 0.1f, 0.0f, 0.0f));
     t = product(g, ggml_reshape_2d(g.get(), t, 64, o.n));
-    g.end(ggml_add(g.get(), t, x), 0, { o.writes ? 10 : 6 });
+    g.end(ggml_add(g.get(), t, x), o.computed, { o.writes ? 10 : 6 });
 }
 
 static void attention(graph & g) {
@@ -220,11 +232,16 @@ static void scores_of(graph & g, const attention_options & o) {
     ggml_tensor * rows   = g.input(GGML_TYPE_I64, o.n);
     ggml_tensor * places = g.input(GGML_TYPE_I64, 64 * o.n);
     ggml_tensor * mask   = g.input(GGML_TYPE_F32, o.n_seen, o.n);
-    ggml_tensor * k      = g.input(GGML_TYPE_F16, 64, o.n_cell);
-    ggml_tensor * v      = g.input(GGML_TYPE_F16, 64 * o.n_cell);
-    const size_t  row    = (size_t) o.n_cell * v->nb[0];
-    ggml_tensor * t      = norm(g, x);
-    ggml_tensor * q      = g.add(ggml_mul_mat(g.get(), g.input(GGML_TYPE_F16, 64, 128), t));
+    if (o.causal) {
+        g.causal = { mask };
+        g.places = places;
+        g.n_cell = o.n_cell;
+    }
+    ggml_tensor * k   = g.input(GGML_TYPE_F16, 64, o.n_cell);
+    ggml_tensor * v   = g.input(GGML_TYPE_F16, 64 * o.n_cell);
+    const size_t  row = (size_t) o.n_cell * v->nb[0];
+    ggml_tensor * t   = norm(g, x);
+    ggml_tensor * q   = g.add(ggml_mul_mat(g.get(), g.input(GGML_TYPE_F16, 64, 128), t));
     g.add(ggml_set_rows(g.get(), k, product(g, t), rows));
     ggml_tensor * fresh = ggml_reshape_2d(g.get(), product(g, t), 1, 64 * o.n);
     g.add(ggml_set_rows(g.get(), ggml_reshape_2d(g.get(), v, 1, 64 * o.n_cell), fresh, places));
@@ -384,13 +401,91 @@ static void shorter(std::map<std::string, builder> & b) {
 }
 
 //
+// groups of more tokens than there are kernels for
+//
+
+// A token's row goes through all of it, but where a row of all is taken, or a sum made of them.
+static void mixed_of(graph & g, int64_t n, const std::string & how) {
+    ggml_tensor * x = g.input(GGML_TYPE_F32, 64, n);
+    ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, 1e-5f));
+    ggml_tensor * u;
+    if (how == "rows") {
+        u = ggml_get_rows(g.get(), t, g.input(GGML_TYPE_I32, n));
+    } else if (how == "row") {
+        u = ggml_mul(g.get(), t, ggml_view_1d(g.get(), t, 64, 0));
+    } else if (how == "sum") {
+        ggml_tensor * columns = g.add(ggml_cont(g.get(), ggml_transpose(g.get(), t)));
+        u                     = ggml_mul_mat(g.get(), columns, columns);
+    } else if (how == "state") {
+        ggml_tensor * state = g.input(GGML_TYPE_F32, 64);
+        g.add(ggml_scale_inplace(g.get(), state, 0.5f));
+        g.written = { state };
+        u         = ggml_mul(g.get(), t, state);
+    } else {
+        u = ggml_sqr(g.get(), t);
+    }
+    g.end(g.add(ggml_silu(g.get(), g.add(u))), 0, { how == "sum" || how == "state" ? 4 : 3 });
+}
+
+static attention_options causal(int64_t n, int64_t n_seen) {
+    attention_options o{ n, n_seen };
+    o.causal = true;
+    return o;
+}
+
+// What is launched in pieces, with how many launches, and what is not.
+static void pieces(std::map<std::string, builder> & b) {
+    const auto add = [&b](const std::string & name, int n_launches, const builder & build) {
+        b["pieces-" + name] = [n_launches, build](graph & g) {
+            build(g);
+            g.launches = n_launches;
+        };
+    };
+    for (const char * how : { "plain", "rows", "row", "sum", "state" }) {
+        b[std::string("mixed-") + how] = [how](graph & g) {
+            mixed_of(g, 4, how);
+        };
+        // as 4 and 4 and, of which the first are computed twice, 4 more
+        add(std::string("mixed-") + how, how == std::string("plain") ? 3 : 0,
+            [how](graph & g) { mixed_of(g, 9, how); });
+    }
+    add("twice", 6, [](graph & g) { twice_of(g, 9); });
+    add("twice-8", 4, [](graph & g) { twice_of(g, 8); });
+    add("several-results", 2, [](graph & g) { several_results_of(g, 7); });
+    for (const int64_t n_seen : { 32, 64 }) {
+        const std::string cells = "x" + std::to_string(n_seen);
+        add("attention-5" + cells, 3, [n_seen](graph & g) { attention_of(g, causal(5, n_seen)); });
+        add("softmax-6" + cells, 3, [n_seen](graph & g) { scores_of(g, causal(6, n_seen)); });
+        // earlier tokens see what later ones write
+        add("open-attention-5" + cells, 0, [n_seen](graph & g) { attention_of(g, { 5, n_seen }); });
+        add("open-softmax-6" + cells, 0, [n_seen](graph & g) { scores_of(g, { 6, n_seen }); });
+    }
+    // its cache has what nobody writes
+    add("reading", 3, [](graph & g) {
+        attention_options o = reading(40, 80);
+        o.n                 = 5;
+        attention_of(g, o);
+    });
+    add("unmasked", 0, [](graph & g) { attention_of(g, unmasked(5, 64)); });
+    add("softmax-unmasked", 0, [](graph & g) { scores_of(g, unmasked(5, 64)); });
+    add("computed-mask", 0, [](graph & g) {
+        attention_options o = causal(5, 64);
+        o.computed          = true;
+        attention_of(g, o);
+    });
+    add("cache", 0, [](graph & g) { cache_of(g, 6, 8); });
+    add("in-place", 0, [](graph & g) { in_place_of(g, 6); });
+    add("columns", 0, [](graph & g) { views_of(g, 6); });
+}
+
+//
 // what is not a group that there is a kernel for
 //
 
 static const std::map<std::string, norm_options> & mutations() {
     static const std::map<std::string, norm_options> all = [] {
         std::map<std::string, norm_options> m;
-        m["shape"].n        = 5;
+        m["shape"].n        = 65;  // more than pieces would be launched for
         m["type"].type      = GGML_TYPE_F32;
         m["parameters"].eps = 2e-5f;
         m["strides"].gaps   = true;
@@ -580,7 +675,8 @@ static void random_graph(graph & g, unsigned seed) {
 // What kernels for more tokens and cells compute right, or refuse: rows, attention of both kinds, and what mixes rows.
 class lengths_graph {
   public:
-    lengths_graph(graph & g, unsigned seed, int64_t n, int64_t n_seen) : g(g), random(seed), n(n), n_seen(n_seen) {}
+    lengths_graph(graph & g, unsigned seed, int64_t n, int64_t n_seen) :
+        g(g), random(seed), causal(seed % 4 != 3), n(n), n_seen(n_seen) {}
 
     void make() {
         for (int i = 0; i < 2; i++) {
@@ -588,11 +684,14 @@ class lengths_graph {
         }
         k         = g.input(GGML_TYPE_F16, 64, 96);
         v         = g.input(GGML_TYPE_F16, 96, 64);
-        state     = g.input(GGML_TYPE_F32, 64, 9);
+        state     = g.input(GGML_TYPE_F32, 64, 32);
         index     = g.input(GGML_TYPE_I64, n);
         mask      = g.input(GGML_TYPE_F16, n_seen, n);
         scores    = g.input(GGML_TYPE_F32, n_seen, n);
         g.written = { k, state };
+        if (causal) {
+            g.causal = { mask, scores };
+        }
         while (g.work().size() < 14) {
             if (ggml_tensor * t = next()) {
                 rows.push_back(g.add(t));
@@ -672,8 +771,9 @@ class lengths_graph {
             case 9:
                 return ggml_swiglu_split(ctx(), t, any());
             case 10:
-                g.add(ggml_set_rows(ctx(), k, t, index));
-                return nullptr;
+                // as layers do, with numbers that F16 has
+                g.add(ggml_set_rows(ctx(), k, g.add(ggml_rms_norm(ctx(), t, 1e-5f)), index));
+                return below(4) ? flash_attention() : nullptr;
             case 11:
                 return flash_attention();
             case 12:
@@ -691,6 +791,7 @@ class lengths_graph {
 
     graph &                    g;
     std::mt19937               random;
+    const bool                 causal;  // the masks
     const int64_t              n;
     const int64_t              n_seen;
     std::vector<ggml_tensor *> rows;  // of 64 by n
@@ -881,6 +982,12 @@ static void fill(ggml_tensor * t, float seed) {
         std::vector<ggml_fp16_t> halves(n);
         ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) n);
         ggml_backend_tensor_set(t, halves.data(), 0, ggml_nbytes(t));
+    } else if (t->type == GGML_TYPE_I32) {
+        std::vector<int32_t> rows(n);  // backwards
+        for (size_t i = 0; i < n; i++) {
+            rows[i] = (int32_t) (n - 1 - i);
+        }
+        ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
     } else {
         std::vector<int64_t> rows(n);
         for (size_t i = 0; i < n; i++) {
@@ -918,13 +1025,39 @@ static outcome read_all(const graph & g) {
     return out;
 }
 
-static void fill_all(const graph & g) {
+// Hides what later tokens write in the cells that `fill` gives them: token t writes cell 2 t + 1.
+static void hide_later(ggml_tensor * mask) {
+    std::vector<float> values = read(mask);
+    for (int64_t t = 0; t < mask->ne[1]; t++) {
+        for (int64_t cell = 2 * t + 3; cell < mask->ne[0]; cell += 2) {
+            values[(size_t) (t * mask->ne[0] + cell)] = -INFINITY;
+        }
+    }
+    std::vector<ggml_fp16_t> halves(values.size());
+    ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) values.size());
+    const bool half = mask->type == GGML_TYPE_F16;
+    ggml_backend_tensor_set(mask, half ? (const void *) halves.data() : values.data(), 0, ggml_nbytes(mask));
+}
+
+static void fill_all(const graph & g, bool causal = true) {
     float seed = 1;
     for (ggml_tensor * t : g.inputs) {
         if (t->buffer) {  // a random graph may not use it
             fill(t, seed);
         }
         seed++;
+    }
+    for (ggml_tensor * mask : g.causal) {
+        if (causal && mask->buffer) {
+            hide_later(mask);
+        }
+    }
+    if (g.places) {
+        std::vector<int64_t> places((size_t) g.places->ne[0]);
+        for (size_t i = 0; i < places.size(); i++) {
+            places[i] = (int64_t) (i % 64) * g.n_cell + 2 * (int64_t) (i / 64) + 1;
+        }
+        ggml_backend_tensor_set(g.places, places.data(), 0, ggml_nbytes(g.places));
     }
 }
 
@@ -1017,7 +1150,7 @@ static void compare(const outcome & got, const outcome & wanted, double limit, c
 // Computes with groups, without, and by the CPU; `times` is how often groups are launched for each computation.
 constexpr int ANY = -1;  // number of launches
 
-static void against(const std::function<outcome(bool)> & compute, int expected, int times) {
+static void against(const std::function<outcome(bool)> & compute, int expected, int times, double limit = 1e-6) {
     const outcome wanted = compute(false);
     launches();
     enable(true);
@@ -1029,7 +1162,7 @@ static void against(const std::function<outcome(bool)> & compute, int expected, 
     enable(true);
     check(expected == ANY || n == expected * times,
           std::to_string(n) + " groups were launched, not " + std::to_string(expected * times));
-    compare(fused, unfused, 1e-6, "with groups and without");
+    compare(fused, unfused, limit, "with groups and without");
     compare(fused, wanted, 1e-4, "by the CPU");
 }
 
@@ -1048,10 +1181,11 @@ static void run_reused(const builder & build) {
             3);
 }
 
-static void run_scheduled(const builder & build) {
+static void run_scheduled(const builder & build, double limit = 1e-6) {
     const std::vector<ggml_backend_dev_t> alone{ cpu };
     const std::vector<ggml_backend_dev_t> both{ neuron, cpu };
-    against([&](bool here) { return compute_scheduled(here ? both : alone, build); }, expected_launches(build), 2);
+    against([&](bool here) { return compute_scheduled(here ? both : alone, build); }, expected_launches(build), 2,
+            limit);
 }
 
 // A program looks at nodes, and at what they read: what it sees is what it sees without groups.
@@ -1067,6 +1201,32 @@ static void run_watched(const builder & build, const std::string & wanted, int e
             return out;
         },
         expected, 2);
+}
+
+// The mask of a graph, which is computed again under its number, is causal or not.
+static void run_changing(const builder & build, int expected) {
+    const auto compute = [&build](ggml_backend_dev_t dev, std::vector<int> * counts) {
+        ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+        graph            g;
+        build(g);
+        ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(g.get(), backend.get()));
+        g.cgraph->uid = 7;
+        outcome all;
+        for (const bool causal : { true, false, true, true, false, false, true }) {
+            fill_all(g, causal);
+            check(ggml_backend_graph_compute(backend.get(), g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+            const outcome one = read_all(g);
+            all.insert(all.end(), one.begin(), one.end());
+            if (counts) {
+                counts->push_back(launches());
+            }
+        }
+        return all;
+    };
+    launches();
+    std::vector<int> counts;
+    compare(compute(neuron, &counts), compute(cpu, nullptr), 1e-4, "by the CPU");
+    check(counts == std::vector<int>{ expected, 0, expected, expected, 0, 0, expected }, "other launches");
 }
 
 // Threads compute a graph, each with a backend of its own, while groups are turned off and on.
@@ -1126,6 +1286,7 @@ static const std::map<std::string, builder> & builders() {
             { "ends-early",       ends_early                                          },
         };
         shorter(b);
+        pieces(b);
         for (const auto & m : mutations()) {
             b["mutated-" + m.first] = [&m](graph & g) {
                 mutated(g, m.second);
@@ -1173,12 +1334,16 @@ static void run(const std::string & name) {
     const builder     build = find_builder(colon == std::string::npos ? name : name.substr(colon + 1));
     if (how == "scheduled") {
         run_scheduled(build);
+    } else if (how == "alone") {
+        run_scheduled(build, 1e-4);
     } else if (how == "off") {
         const outcome got = compute(neuron, build, memory::OWN);
         check(launches() == 0, "groups were launched that are turned off");
         compare(got, compute(cpu, build, memory::OWN), 1e-4, "by the CPU");
     } else if (how == "threads") {
         run_threads(build);
+    } else if (how == "changing") {
+        run_changing(build, expected_launches(build));
     } else if (how == "reused") {
         run_reused(build);
     } else {

@@ -7,7 +7,7 @@
 //
 //     context NAME [KEY=NUMBER...]   makes a context on each side and takes it: n_ctx, n_batch, n_ubatch, n_seq_max, kv_unified,
 //                                    swa_full, type_k and type_v (ggml's numbers); cpu=0 makes none on the CPU, cpu_flash_attn=0
-//                                    one without flash attention there
+//                                    one without flash attention there; with causal=0 tokens see those that come after them
 //     use NAME                       takes a context that was made
 //     end NAME                       frees one
 //     decode SEQ:POS:N:OUTPUTS ...   one call with N tokens of each of these sequences; OUTPUTS is all, last, none, odd, or the
@@ -265,6 +265,8 @@ class script {
                 params.type_k = (enum ggml_type) value;
             } else if (key == "type_v") {
                 params.type_v = (enum ggml_type) value;
+            } else if (key == "causal") {
+                params.attention_type = value ? LLAMA_ATTENTION_TYPE_CAUSAL : LLAMA_ATTENTION_TYPE_NON_CAUSAL;
             } else if (key == "cpu") {
                 with_cpu = value != 0;
             } else if (key == "cpu_flash_attn") {
