@@ -40,9 +40,7 @@ EACH = 2000
 def _hlo() -> bytes:
     """Returns a kernel that adds 64 × 4 floats to as many."""
     f32 = TensorDesc.parse("(64,4,1,1)/f32")
-    return hlo.emit(
-        KernelSpec.make("add", [f32, f32], f32), load_function(*Catalog([builtin_library()]).find("add"))
-    )
+    return hlo.emit(KernelSpec.make("add", [f32, f32], f32), load_function(*Catalog([builtin_library()]).find("add")))
 
 
 def _launches(kernel: bytes, rounds: int) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from kernelgen import neff
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
-from kernelgen.simulator import cache, products
+from kernelgen.simulator import cache, products, scales
 from kernelgen.simulator.unused import unused_parameters
 
 MAX_EXECUTABLES = 1024
@@ -331,7 +331,7 @@ def _compile(hlo: bytes) -> Executable:
     # XLA would consume the inputs that results share memory with, and they are the client's.
     module.ClearField("input_output_alias")
     try:
-        executable = cache.compiled(products.rewrite(proto.serialize(module)), compile_for_cpu)
+        executable = cache.compiled(products.rewrite(scales.rewrite(proto.serialize(module))), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():
