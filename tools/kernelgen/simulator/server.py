@@ -1,4 +1,4 @@
-"""What the helper reads and writes: a thread answers on each lane, and the main one watches the control socket, whose end is its own.
+"""What the helper reads and writes: a thread answers on each lane, the main one watches the control socket, whose end is its own.
 
 Nothing that may be missing is imported before the client can be told so.
 """
