@@ -860,10 +860,40 @@ static void sleep_ms(int ms) {
     nanosleep(&time, NULL);
 }
 
-static void * kill_later(void * unused) {
+// How many of a process's threads have something to do.
+static int busy_threads(pid_t process) {
+    char folder[100];
+    snprintf(folder, sizeof(folder), "/proc/%d/task", (int) process);
+    DIR * tasks = opendir(folder);
+    CHECK(tasks != NULL);
+    int             busy = 0;
+    struct dirent * entry;
+    while ((entry = readdir(tasks)) != NULL) {
+        char path[400];
+        char text[1000] = { 0 };
+        snprintf(path, sizeof(path), "%s/%s/stat", folder, entry->d_name);
+        FILE * file = entry->d_name[0] != '.' ? fopen(path, "r") : NULL;
+        if (file != NULL) {
+            const size_t size = fread(text, 1, sizeof(text) - 1, file);
+            const char * end  = strrchr(text, ')');
+            busy += size > 0 && end != NULL && strncmp(end, ") R", 3) == 0;
+            fclose(file);
+        }
+    }
+    closedir(tasks);
+    return busy;
+}
+
+#define WAITING 3
+
+// Kills the helper when it computes for all who wait: before, a request that it did not read would go to the next helper.
+static void * kill_when_busy(void * unused) {
     (void) unused;
-    sleep_ms(300);
-    kill(helper_pid(), SIGKILL);
+    const pid_t helper = helper_pid();
+    for (int seen = 0; seen < 20; seen = busy_threads(helper) >= WAITING ? seen + 1 : 0) {
+        sleep_ms(10);
+    }
+    kill(helper, SIGKILL);
     return NULL;
 }
 
@@ -881,13 +911,13 @@ static void kill_helper(const char * path, const char * slow_path) {
 
     // Several threads wait for it: all are told, and one helper comes after it.
     pthread_t killer;
-    pthread_t others[2];
-    CHECK(pthread_create(&killer, NULL, kill_later, NULL) == 0);
-    for (int i = 0; i < 2; i++) {
+    pthread_t others[WAITING - 1];
+    CHECK(pthread_create(&killer, NULL, kill_when_busy, NULL) == 0);
+    for (int i = 0; i < WAITING - 1; i++) {
         CHECK(pthread_create(&others[i], NULL, execute_and_fail, &slow) == 0);
     }
     execute_and_fail(&slow);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < WAITING - 1; i++) {
         pthread_join(others[i], NULL);
     }
     pthread_join(killer, NULL);
