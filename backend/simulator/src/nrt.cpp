@@ -413,28 +413,6 @@ std::shared_ptr<simulator::arena> arena_of(runtime & rt, nrt_tensor_placement_t 
     return rt.arenas[static_cast<size_t>(vnc)];
 }
 
-// Returns a tensor that is to be read from or written to at these bytes; null, with the status, when it can't be.
-std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
-                                         const nrt_tensor_t * handle,
-                                         size_t               offset,
-                                         size_t               size,
-                                         const char *         where,
-                                         NRT_STATUS &         status) {
-    auto tensor = rt.tensors.find(handle);
-    if (tensor == nullptr) {
-        status = invalid_handle(where, "tensor");
-        return nullptr;
-    }
-    if (!tensor->holds(offset, size)) {
-        log(level::error, where, "tensor '%s': %zu bytes at %zu are not within its %zu", tensor->name.c_str(), size,
-            offset, tensor->size);
-        status = NRT_INVALID;
-        return nullptr;
-    }
-    status = NRT_SUCCESS;
-    return tensor;
-}
-
 // Returns what a call that concerns a core, or the host, says first: that the core is lost, or how an execution before it ended.
 NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where) {
     if (rt.faults.empty() || core >= rt.cores()) {
@@ -461,17 +439,25 @@ bool is_out_of_memory(runtime & rt, const char * where) {
     return now;
 }
 
-// Returns a tensor of which bytes are to be read or written; null, with the status, when that can't be.
-std::shared_ptr<nrt_tensor> data_range(runtime &            rt,
-                                       const nrt_tensor_t * handle,
-                                       size_t               offset,
-                                       size_t               size,
-                                       const char *         where,
-                                       NRT_STATUS &         status) {
-    auto tensor = tensor_range(rt, handle, offset, size, where, status);
-    if (tensor != nullptr) {
-        status = core_status(rt, tensor->arena(), where);
+// Returns a tensor of which bytes are to be used; null, with the status, when that can't be.
+std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
+                                         const nrt_tensor_t * handle,
+                                         size_t               offset,
+                                         size_t               size,
+                                         const char *         where,
+                                         NRT_STATUS &         status) {
+    auto tensor = rt.tensors.find(handle);
+    if (tensor == nullptr) {
+        status = invalid_handle(where, "tensor");
+        return nullptr;
     }
+    if (!tensor->holds(offset, size)) {
+        log(level::error, where, "tensor '%s': %zu bytes at %zu are not within its %zu", tensor->name.c_str(), size,
+            offset, tensor->size);
+        status = NRT_INVALID;
+        return nullptr;
+    }
+    status = core_status(rt, tensor->arena(), where);
     return status == NRT_SUCCESS ? tensor : nullptr;
 }
 
@@ -802,11 +788,11 @@ NRT_STATUS prepare_copy(runtime &            rt,
                         const char *         where,
                         copying &            out) {
     NRT_STATUS status;
-    out.source = data_range(rt, source, source_offset, size, where, status);
+    out.source = tensor_range(rt, source, source_offset, size, where, status);
     if (out.source == nullptr) {
         return status;
     }
-    out.destination = data_range(rt, destination, destination_offset, size, where, status);
+    out.destination = tensor_range(rt, destination, destination_offset, size, where, status);
     if (out.destination == nullptr) {
         return status;
     }
@@ -1338,7 +1324,7 @@ NRT_STATUS nrt_tensor_read(const nrt_tensor_t * handle, void * data, size_t offs
     const char * const where = "nrt_tensor_read";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr || size == 0) {
             return status;
         }
@@ -1357,7 +1343,7 @@ NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t off
     const char * const where = "nrt_tensor_write";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr || size == 0) {
             return status;
         }
@@ -1376,7 +1362,7 @@ NRT_STATUS nrt_tensor_memset(nrt_tensor_t * handle, uint64_t offset, int value, 
     const char * const where = "nrt_tensor_memset";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
         if (tensor != nullptr) {
             status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
         }
@@ -1464,7 +1450,7 @@ NRT_STATUS schedule_transfer(const char *         where,
                              nrta_seq_t *         seq) {
     return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr) {
             return status;
         }
