@@ -109,7 +109,10 @@ def test_executions_that_return_early_are_refused(run: Run, kernels: Path) -> No
     """Before SDK 2.32, where a variable asks for it."""
     variables = {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3", "NEURON_SIMULATOR_RELEASE": "2.31"}
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **variables)
-    assert "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=3 lets nrt_execute return before its results are there" in result.log
+    assert (
+        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=3 lets nrt_execute return before its results are there"
+        in result.log
+    )
 
 
 @pytest.mark.parametrize("depth", ["0", "65", "two"])
