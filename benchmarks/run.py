@@ -83,6 +83,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         _built("//benchmarks:simulated"),
         False,
     ),
+    "launch": Benchmark("a launch of a small kernel on the simulator", _built("//benchmarks/launch"), False),
     "groups": Benchmark(
         "a token with groups of nodes in one launch, and without (builds llama.cpp)",
         _built("//benchmarks:groups"),

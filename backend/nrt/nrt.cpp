@@ -87,11 +87,26 @@ static uint32_t expect_cores(const neuron_nrt & nrt) {
     return number && *number ? std::min(count_listed(number) == 1 ? (uint32_t) atoi(number) : 0, total) : total;
 }
 
-// Returns whether the library queues launches, with functions as nrt_api.h declares them. Before SDK 2.29, whose runtime has version
-// 2.31, they had the same names and an error tracker among their arguments.
-static bool has_queues(const neuron_nrt & nrt, void * handle) {
-    const bool recent = nrt.version.rt_major > 2 || (nrt.version.rt_major == 2 && nrt.version.rt_minor >= 31);
-    return recent && nrt.nrta_execute_schedule && nrt.nrta_is_completed && !dlsym(handle, "nrta_error_tracker_create");
+// Returns whether the library's runtime is that of a release of the SDK, 2.`release`, or a later one: of 2.29 it has version 2.31,
+// and so on. One that does not tell its version is not.
+static bool has_release(const neuron_nrt & nrt, uint64_t release) {
+    return nrt.version.rt_major > 2 || (nrt.version.rt_major == 2 && nrt.version.rt_minor >= release + 2);
+}
+
+// Returns whether the library queues launches, with functions as nrt_api.h declares them. Before SDK 2.29 they had the same names and
+// an error tracker among their arguments.
+static bool has_queues(const neuron_nrt & nrt) {
+    return has_release(nrt, 29) && nrt.nrta_execute_schedule && nrt.nrta_is_completed;
+}
+
+// Returns why nrt_execute would return before its results are there, "" when it does not. SDK 2.32 has no such mode any more.
+static std::string returns_early(const neuron_nrt & nrt) {
+    const char * requests = getenv("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS");
+    if (has_release(nrt, 32) || !requests || atoi(requests) == 0) {
+        return "";
+    }
+    return std::string("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=") + requests +
+           " lets nrt_execute return before its results are there, and this library would read them at once: unset it";
 }
 
 // Leaves the NeuronCores that could not be used to other processes.
@@ -141,7 +156,7 @@ static const neuron_nrt * load(std::string & message) {
     }
     nrt->version.rt_detail[sizeof(nrt->version.rt_detail) - 1] = '\0';
     nrt->simulator                                             = strstr(nrt->version.rt_detail, "simulator") != nullptr;
-    nrt->has_queues                                            = has_queues(*nrt, handle);
+    nrt->has_queues                                            = has_queues(*nrt);
     limit_cores(*nrt);
     nrt->n_cores = expect_cores(*nrt);
     if (nrt->n_cores > 0 && read_target(*nrt, nrt->target)) {
@@ -159,6 +174,11 @@ static const neuron_nrt * load(std::string & message) {
 }
 
 void neuron_nrt::initialize() const {
+    const std::string early = returns_early(*this);
+    if (!early.empty()) {
+        failure = path + ": " + early;
+        return;
+    }
     NRT_STATUS status = nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
     if (status != NRT_SUCCESS) {
         failure = path + ": " + describe("nrt_init", status) + ": no NeuronCore for this process?";

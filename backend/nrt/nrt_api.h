@@ -189,8 +189,8 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
 //
 // A schedule call queues a request on an execution unit of a core and returns at once. `ret` gets the request's status before
 // the request is reported as completed, and must live until then; so must tensors, sets and models. A queue keeps its order;
-// between queues, and between a queue and calls of nrt_*, the caller waits for the requests that share memory. Releases before 2.29 have
-// functions of these names with an error tracker (nrta_error_tracker_create) in place of `ret`.
+// between queues, and between a queue and calls of nrt_*, the caller waits for the requests that share memory. Release 2.28 has
+// functions of these names with an error tracker in place of `ret`, and other numbers of units: what that has besides is at the end.
 
 typedef enum {
     NRTA_XU_TENSOR_OP   = 0,  // copies and transfers; two queues
@@ -239,6 +239,32 @@ NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t unit, int queue, nrta_seq_t
 
 // Since SDK 2.30: signals an eventfd of the caller's when the request is completed.
 NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event);
+
+// SDK 2.28, which the backend does not use; the simulator plays it.
+
+typedef enum {
+    NRTA_2_28_XU_TENSOR_READ  = 0,
+    NRTA_2_28_XU_TENSOR_WRITE = 1,
+    NRTA_2_28_XU_TENSOR_OP    = 2,
+    NRTA_2_28_XU_COMPUTE      = 3,
+    NRTA_2_28_XU_COLLECTIVES  = 4,
+} nrta_2_28_xu_t;
+
+typedef struct nrta_error_tracker nrta_error_tracker_t;  // in place of `NRT_STATUS * ret`: gets what fails
+
+typedef struct {
+    nrta_seq_t seq_id;
+    uint64_t   error_code;  // an NRT_STATUS
+} nrta_error_t;
+
+NRT_STATUS nrta_error_tracker_create(uint32_t vnc, nrta_error_tracker_t ** tracker);
+void       nrta_error_tracker_destroy(nrta_error_tracker_t * tracker);
+
+// `errors` is the tracker's own.
+NRT_STATUS nrta_error_tracker_get_list(nrta_error_tracker_t * tracker, const nrta_error_t ** errors, size_t * count);
+
+// A descriptor that can be read from once the request is completed; the caller polls and closes it.
+NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor);
 
 #ifdef __cplusplus
 }

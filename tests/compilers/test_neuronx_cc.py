@@ -235,7 +235,10 @@ def product(rows: int, depth: int, columns: int, batch: int = 1) -> bytes:
     [
         # 4,096 instructions for each matrix
         ((16384, 128, 16384, 1220), ""),
-        ((16384, 128, 16384, 1221), "[NCC_EBVF030] The number of instructions generated exceeds the limit: 5001216 is"),
+        (
+            (16384, 128, 16384, 1221),
+            "[NCC_EBVF030] The number of instructions generated exceeds the limit: products alone take 5001216, ",
+        ),
         ((16384, 129, 16384, 611), "[NCC_EBVF030]"),  # a part of 128 rows is one more
         # 16 GiB, and 8 KiB
         ((1 << 21, 4096, 1, 1), "[NCC_EOOM001]"),

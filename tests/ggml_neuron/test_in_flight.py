@@ -96,11 +96,23 @@ def test_a_core_that_is_lost_stays_so(run: Run, kernels: Path) -> None:
         ("asynchronous", {}),
         ("synchronous", {"GGML_NEURON_QUEUE_DEPTH": "1"}),
         ("synchronous", {"NEURON_SIMULATOR_RELEASE": "2.28"}),
+        ("asynchronous", {"NEURON_SIMULATOR_RELEASE": "2.29"}),
+        ("asynchronous", {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3"}),
     ],
 )
 def test_what_programs_are_told(run: Run, kernels: Path, scenario: str, variables: dict[str, str]) -> None:
     result = run(scenario, "chain", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", **variables)
     assert result.said == {scenario: "ok", "chain": "ok"}, result.log
+
+
+def test_executions_that_return_early_are_refused(run: Run, kernels: Path) -> None:
+    """Before SDK 2.32, where a variable asks for it."""
+    variables = {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3", "NEURON_SIMULATOR_RELEASE": "2.31"}
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **variables)
+    assert (
+        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=3 lets nrt_execute return before its results are there"
+        in result.log
+    )
 
 
 @pytest.mark.parametrize("depth", ["0", "65", "two"])

@@ -227,9 +227,35 @@ def test_statuses_come_late(client: Run, add: Path, fault: str, expected: str) -
 
 
 def test_an_earlier_release_has_no_requests_in_flight(client: Run, add: Path) -> None:
-    result = client("no-queue", add, NEURON_SIMULATOR_RELEASE="2.28")
+    result = client("no-queue", add, NEURON_SIMULATOR_RELEASE="2.27")
     good(result)
-    assert "nrta_execute_schedule: release 2.28 of the SDK does not have it as it is now" in result.stderr
+    assert "nrta_execute_schedule: release 2.27 of the SDK does not have it" in result.stderr
+
+
+def test_release_2_28_tells_errors_to_a_tracker(client: Run, add: Path) -> None:
+    good(client("trackers", add, NEURON_SIMULATOR_RELEASE="2.28", NEURON_SIMULATOR_LAUNCH_US="20000"))
+
+
+def test_a_later_release_has_no_trackers(client: Run, add: Path) -> None:
+    result = client("trackers", add, NEURON_SIMULATOR_RELEASE="2.29")
+    assert result.returncode == 1
+    assert "nrta_error_tracker_create: release 2.29 of the SDK does not have it" in result.stderr
+
+
+EARLY = {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "2", "NEURON_SIMULATOR_LAUNCH_US": "500000"}
+
+
+def test_executions_return_early_before_release_2_32(client: Run, add: Path) -> None:
+    good(client("early", add, NEURON_SIMULATOR_RELEASE="2.31", **EARLY))
+
+
+@pytest.mark.parametrize(("release", "count"), [("2.32", "2"), ("2.31", "0")])
+def test_executions_are_done_when_they_return(client: Run, add: Path, release: str, count: str) -> None:
+    variables = EARLY | {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": count, "NEURON_SIMULATOR_LAUNCH_US": "0"}
+    result = client("early", add, NEURON_SIMULATOR_RELEASE=release, **variables)
+    assert result.returncode == 1
+    assert "execute(&j) is NRT_QUEUE_FULL: got NRT_SUCCESS" in result.stderr
+    assert ("has no meaning" in result.stderr) == (count == "2")
 
 
 def test_a_core_has_one_process(client: Run, built: Path, environment: dict[str, str], tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 FAULTS = {
     "init": {"init"},
     "load": {"load"},
-    "execute": {"execute", "synchronous", "in place", "slices", "latency"},
-    "results": {"execute", "synchronous", "in place", "slices"},
-    "late": {"execute", "synchronous", "in place", "slices"},
-    "aliases": {"execute", "in place"},
-    "slices": {"slices"},
+    "execute": {"execute", "synchronous", "in place", "slices", "odd slices", "asynchronous", "latency"},
+    "results": {"execute", "synchronous", "in place", "slices", "odd slices", "asynchronous"},
+    "late": {"execute", "synchronous", "in place", "slices", "odd slices", "asynchronous"},
+    "aliases": {"execute", "in place", "asynchronous"},
+    "slices": {"slices", "odd slices"},
     "copies": {"copies"},
 }
 """Checks that fail, by what is done wrong (NEURON_SIMULATOR_FAULT)."""
@@ -65,7 +65,7 @@ def doctor(
 def test_every_check_passes(library: Path, environment: dict[str, str], bundle: Path, cache: Path) -> None:
     status, said, log = doctor(library, environment, bundle, cache)
     assert (status, set(said.values())) == (0, {"ok"}), log
-    assert len(said) == 9
+    assert len(said) == 11
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,23 @@ def test_a_check_fails_when_what_it_looks_at_is_wrong(
     assert {name for name, what in said.items() if what == "FAILED"} == FAULTS[fault], log
     # What needs a check that failed is not made.
     assert all(what in ("ok", "FAILED") for what in said.values()) == (fault not in ("init", "load"))
+
+
+@pytest.mark.long
+def test_slices_at_elements_that_are_refused_are_said(
+    library: Path, environment: dict[str, str], bundle: Path, cache: Path
+) -> None:
+    status, said, log = doctor(library, environment, bundle, cache, NEURON_SIMULATOR_SLICE_ALIGNMENT="512")
+    assert (status, said["slices"], said["odd slices"]) == (1, "ok", "FAILED"), log
+
+
+@pytest.mark.long
+def test_a_runtime_without_queues_is_said(
+    library: Path, environment: dict[str, str], bundle: Path, cache: Path
+) -> None:
+    status, said, log = doctor(library, environment, bundle, cache, NEURON_SIMULATOR_RELEASE="2.28")
+    assert (status, said["asynchronous"]) == (0, "ok"), log
+    assert "nrt_execute is used" in log
 
 
 @pytest.mark.long

@@ -236,6 +236,11 @@ bool config::read(config & out, std::string & error) {
         error = bad("NEURON_SIMULATOR_QUEUE", queue, "a number of requests from 1 to 128");
         return false;
     }
+    const char * const in_flight = variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS");
+    if (in_flight != nullptr && strcmp(in_flight, "0") != 0 && !read_count(in_flight, out.in_flight)) {
+        error = bad("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", in_flight, "a number of requests from 0 to 128");
+        return false;
+    }
     const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");
     if (launch != nullptr && !read_duration(launch, MAX_LAUNCH_US, out.launch_us)) {
         error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 1000000");

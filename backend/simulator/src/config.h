@@ -29,6 +29,7 @@ struct config {
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
     uint32_t              release      = 32;       // of the SDK that is played: 2.32
     uint32_t              queue        = 64;       // requests that a queue of nrta_* holds
+    uint32_t              in_flight    = 0;        // NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS
     std::string           fault;  // NEURON_SIMULATOR_FAULT, a list that faults::read takes; empty: nothing
     size_t                slice_alignment = 1;  // bytes: other offsets of slices are refused
     std::string           lock_folder;          // processes with the same one share an instance; empty: none
@@ -36,10 +37,17 @@ struct config {
     // Returns whether a tensor of 4 GiB or more overflows, as it does in releases before 2.28.
     bool overflows() const { return strict && release < 28; }
 
-    // Return whether the release has nrta_* as they are now, and its events.
-    bool has_queues() const { return release >= 29; }
+    // Return whether the release has nrta_*, with a tracker of errors in place of each request's status, and its ways to be told.
+    bool has_queues() const { return release >= 28; }
+
+    bool has_trackers() const { return release == 28; }
+
+    bool has_completion_handles() const { return release == 28; }
 
     bool has_events() const { return release >= 30; }
+
+    // Returns whether nrt_execute returns before the execution is done.
+    bool returns_early() const { return release < 32 && in_flight > 0; }
 
     // Returns false, with the reason in `error`, when a variable's value is none that it can have.
     static bool read(config & out, std::string & error);

@@ -4,13 +4,18 @@
 #include "protocol.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -274,17 +279,122 @@ std::string helper::obituary() {
 
 // ---- requests ----------------------------------------------------------------------------------------------------------
 
-outcome helper::new_lane(lane & out) {
-    unique_fd far;
-    if (!socket_pair(out.socket, far)) {
-        log(level::error, "helper", "no socket: %s", strerror(errno));
+lane::lane(bool & ok) {
+    int ask[2];
+    int answer[2];
+    ok = pipe2(ask, O_CLOEXEC) == 0;
+    if (!ok) {
+        return;
+    }
+    asked_ = unique_fd(ask[0]);
+    ask_   = unique_fd(ask[1]);
+    ok     = pipe2(answer, O_CLOEXEC) == 0;
+    if (!ok) {
+        return;
+    }
+    answer_ = unique_fd(answer[0]);
+    other_  = unique_fd(answer[1]);
+    // Only this end: the helper waits in its own.
+    ok      = fcntl(ask_.get(), F_SETFL, O_NONBLOCK) == 0;
+}
+
+// Waits until a descriptor is ready, or its other end closed; returns false when it was not in time.
+static bool wait_for(pollfd * fds, nfds_t count, std::chrono::steady_clock::time_point deadline, bool forever) {
+    for (;;) {
+        const auto left =
+            std::chrono::duration_cast<std::chrono::microseconds>(deadline - std::chrono::steady_clock::now());
+        const timespec time  = { left.count() / 1000000, left.count() % 1000000 * 1000 };
+        const timespec none  = { 0, 0 };
+        const int      ready = ppoll(fds, count, forever ? nullptr : left.count() > 0 ? &time : &none, nullptr);
+        if (ready >= 0) {
+            return ready > 0;
+        }
+    }
+}
+
+bool lane::send(const std::vector<uint8_t> & message) {
+    uint32_t size    = static_cast<uint32_t>(message.size());
+    size_t   done    = 0;
+    iovec    parts[] = {
+        { &size,                                 sizeof(size)   },
+        { const_cast<uint8_t *>(message.data()), message.size() }
+    };
+    // Most fit into the pipe at once.
+    ssize_t written = writev(ask_.get(), parts, 2);
+    while (done + static_cast<size_t>(std::max<ssize_t>(written, 0)) < sizeof(size) + message.size()) {
+        if (written < 0 && errno != EINTR && errno != EAGAIN) {
+            return false;
+        }
+        if (written < 0 && errno == EAGAIN) {
+            pollfd fds[] = {
+                { ask_.get(),    POLLOUT, 0 },
+                { answer_.get(), 0,       0 }
+            };
+            wait_for(fds, 2, {}, true);
+            if ((fds[1].revents & POLLHUP) != 0) {
+                return false;
+            }
+        }
+        done += static_cast<size_t>(std::max<ssize_t>(written, 0));
+        if (done < sizeof(size)) {
+            written = write(ask_.get(), reinterpret_cast<uint8_t *>(&size) + done, sizeof(size) - done);
+        } else {
+            const size_t at = done - sizeof(size);
+            written         = write(ask_.get(), message.data() + at, message.size() - at);
+        }
+    }
+    return true;
+}
+
+outcome lane::receive(std::vector<uint8_t> & message, double timeout) {
+    using clock         = std::chrono::steady_clock;
+    const auto deadline = clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(timeout * 1e9));
+    size_t     have     = 0;
+    uint32_t   size     = 0;
+    for (;;) {
+        if (timeout > 0) {
+            pollfd fds[] = {
+                { answer_.get(), POLLIN, 0 }
+            };
+            if (!wait_for(fds, 1, deadline, false)) {
+                return outcome::timed_out;
+            }
+        }
+        const ssize_t got = read(answer_.get(), room_.data() + have, room_.size() - have);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            // What it did not read, it did not begin.
+            int left = 0;
+            return ioctl(asked_.get(), FIONREAD, &left) == 0 && left > 0 ? outcome::not_sent : outcome::lost;
+        }
+        have += static_cast<size_t>(got);
+        if (have >= sizeof(size)) {
+            memcpy(&size, room_.data(), sizeof(size));
+            if (size > room_.size() - sizeof(size)) {
+                return outcome::lost;
+            }
+            if (have >= sizeof(size) + size) {
+                message.assign(room_.begin() + sizeof(size), room_.begin() + sizeof(size) + size);
+                return outcome::answered;
+            }
+        }
+    }
+}
+
+outcome helper::new_lane(std::unique_ptr<lane> & out) {
+    bool ok;
+    out = std::make_unique<lane>(ok);
+    if (!ok) {
+        log(level::error, "helper", "no pipe: %s", strerror(errno));
         return outcome::refused;
     }
-    out.room.resize(protocol::MAX_MESSAGE);
     const uint32_t operation = protocol::LANE;
-    const int      fd        = far.get();
-    const int      failed    = send_message(control_.get(), &operation, sizeof(operation), &fd, 1);
-    return failed == 0 ? outcome::answered : outcome::not_sent;
+    const bool     sent      = out->pass([&](const int * fds, size_t count) {
+        return send_message(control_.get(), &operation, sizeof(operation), fds, count) == 0;
+    });
+    return sent ? outcome::answered : outcome::not_sent;
 }
 
 void helper::send_signal(int signal) {
@@ -295,7 +405,7 @@ void helper::send_signal(int signal) {
 }
 
 outcome helper::call(std::vector<uint8_t> & message, double timeout) {
-    lane used;
+    std::unique_ptr<lane> used;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (broken_) {
@@ -312,15 +422,11 @@ outcome helper::call(std::vector<uint8_t> & message, double timeout) {
             }
         }
     }
-    if (used.timeout != timeout) {
-        set_timeout(used.socket.get(), timeout);
-        used.timeout = timeout;
-    }
     const bool last = doomed_.exchange(false);
     if (last) {
         send_signal(SIGSTOP);  // so that it does not answer before it is killed
     }
-    const bool sent = send_message(used.socket.get(), message.data(), message.size()) == 0;
+    const bool sent = used->send(message);
     if (last) {
         send_signal(SIGKILL);
     }
@@ -328,8 +434,9 @@ outcome helper::call(std::vector<uint8_t> & message, double timeout) {
         broken_ = true;
         return outcome::not_sent;
     }
-    outcome result = receive_message(used.socket.get(), used.room, message);
-    if (result == outcome::answered && message.size() < sizeof(protocol::answer)) {
+    outcome result = used->receive(message, timeout);
+    if ((result == outcome::answered && message.size() < sizeof(protocol::answer)) ||
+        (result == outcome::not_sent && last)) {
         result = outcome::lost;
     }
     const std::lock_guard<std::mutex> lock(mutex_);

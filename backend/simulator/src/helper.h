@@ -5,6 +5,7 @@
 #include "../../nrt/nrt_api.h"
 #include "arena.h"
 #include "fds.h"
+#include "protocol.h"
 
 #include <sys/types.h>
 
@@ -22,7 +23,37 @@ enum class outcome {
     not_sent,  // the helper was gone before the request reached it
     lost,      // it went while it had the request
     timed_out,
-    refused,   // this process has no socket left for it; the helper is well
+    refused,   // this process has no pipe left for it; the helper is well
+};
+
+// What one request and its answer go through: two pipes. They take two thirds of a socket's time.
+class lane {
+  public:
+    // `ok`: whether there are pipes.
+    explicit lane(bool & ok);
+
+    // Calls `send` with the helper's ends, and closes those of the helper's alone; returns what it returns.
+    template <typename F> bool pass(F send) {
+        const int  fds[] = { asked_.get(), other_.get() };
+        const bool sent  = send(fds, 2);
+        other_.reset();  // or the end of the helper would not be seen
+        return sent;
+    }
+
+    // Returns false when the helper is gone.
+    bool send(const std::vector<uint8_t> & message);
+
+    // Waits for the answer, which replaces `message`, for `timeout` seconds or (0) however long it takes.
+    outcome receive(std::vector<uint8_t> & message, double timeout);
+
+  private:
+    unique_fd ask_;
+    unique_fd
+        asked_;  // the helper's, too: what is left in it when the helper is gone was not begun, and writing raises no SIGPIPE
+    unique_fd answer_;
+    unique_fd other_;                                                                             // the helper's
+
+    std::vector<uint8_t> room_ = std::vector<uint8_t>(sizeof(uint32_t) + protocol::MAX_MESSAGE);  // for an answer
 };
 
 // A running helper process. Any number of threads may make requests at once.
@@ -52,27 +83,20 @@ class helper {
     std::string obituary();
 
   private:
-    struct lane {
-        unique_fd socket;
-        double    timeout = 0;
-
-        std::vector<uint8_t> room;  // for an answer
-    };
-
     helper() = default;
 
-    outcome new_lane(lane & out);
+    outcome new_lane(std::unique_ptr<lane> & out);
     void    send_signal(int signal);
     void    end();
 
-    unique_fd         control_;
-    pid_t             pid_    = -1;
-    uint64_t          number_ = 0;
-    std::atomic<bool> broken_{ false };
-    std::atomic<bool> doomed_{ false };
-    std::mutex        mutex_;   // guards what follows
-    std::vector<lane> idle_;
-    std::string       ending_;  // how the process ended, once it was waited for
+    unique_fd                          control_;
+    pid_t                              pid_    = -1;
+    uint64_t                           number_ = 0;
+    std::atomic<bool>                  broken_{ false };
+    std::atomic<bool>                  doomed_{ false };
+    std::mutex                         mutex_;   // guards what follows
+    std::vector<std::unique_ptr<lane>> idle_;
+    std::string                        ending_;  // how the process ended, once it was waited for
 };
 
 }  // namespace simulator

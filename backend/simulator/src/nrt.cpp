@@ -19,6 +19,8 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -131,6 +133,10 @@ struct nrt_model {
     uint64_t   number        = 0;  // the model's, in that helper
 };
 
+struct nrta_error_tracker {
+    std::shared_ptr<simulator::error_tracker> errors;
+};
+
 // ---- the process's state -----------------------------------------------------------------------------------------------
 
 namespace {
@@ -146,6 +152,7 @@ struct runtime {
     simulator::handles<nrt_tensor>                 tensors;
     simulator::handles<nrt_tensor_set>             sets;
     simulator::handles<nrt_model>                  models;
+    simulator::handles<nrta_error_tracker>         trackers;
     std::vector<simulator::unique_fd>              locks;          // of the visible cores
     std::vector<bool>                              has_microcode;  // by core; guarded by program_mutex
     std::mutex                                     program_mutex;
@@ -406,28 +413,6 @@ std::shared_ptr<simulator::arena> arena_of(runtime & rt, nrt_tensor_placement_t 
     return rt.arenas[static_cast<size_t>(vnc)];
 }
 
-// Returns a tensor that is to be read from or written to at these bytes; null, with the status, when it can't be.
-std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
-                                         const nrt_tensor_t * handle,
-                                         size_t               offset,
-                                         size_t               size,
-                                         const char *         where,
-                                         NRT_STATUS &         status) {
-    auto tensor = rt.tensors.find(handle);
-    if (tensor == nullptr) {
-        status = invalid_handle(where, "tensor");
-        return nullptr;
-    }
-    if (!tensor->holds(offset, size)) {
-        log(level::error, where, "tensor '%s': %zu bytes at %zu are not within its %zu", tensor->name.c_str(), size,
-            offset, tensor->size);
-        status = NRT_INVALID;
-        return nullptr;
-    }
-    status = NRT_SUCCESS;
-    return tensor;
-}
-
 // Returns what a call that concerns a core, or the host, says first: that the core is lost, or how an execution before it ended.
 NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where) {
     if (rt.faults.empty() || core >= rt.cores()) {
@@ -454,17 +439,25 @@ bool is_out_of_memory(runtime & rt, const char * where) {
     return now;
 }
 
-// Returns a tensor of which bytes are to be read or written; null, with the status, when that can't be.
-std::shared_ptr<nrt_tensor> data_range(runtime &            rt,
-                                       const nrt_tensor_t * handle,
-                                       size_t               offset,
-                                       size_t               size,
-                                       const char *         where,
-                                       NRT_STATUS &         status) {
-    auto tensor = tensor_range(rt, handle, offset, size, where, status);
-    if (tensor != nullptr) {
-        status = core_status(rt, tensor->arena(), where);
+// Returns a tensor of which bytes are to be used; null, with the status, when that can't be.
+std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
+                                         const nrt_tensor_t * handle,
+                                         size_t               offset,
+                                         size_t               size,
+                                         const char *         where,
+                                         NRT_STATUS &         status) {
+    auto tensor = rt.tensors.find(handle);
+    if (tensor == nullptr) {
+        status = invalid_handle(where, "tensor");
+        return nullptr;
     }
+    if (!tensor->holds(offset, size)) {
+        log(level::error, where, "tensor '%s': %zu bytes at %zu are not within its %zu", tensor->name.c_str(), size,
+            offset, tensor->size);
+        status = NRT_INVALID;
+        return nullptr;
+    }
+    status = core_status(rt, tensor->arena(), where);
     return status == NRT_SUCCESS ? tensor : nullptr;
 }
 
@@ -795,11 +788,11 @@ NRT_STATUS prepare_copy(runtime &            rt,
                         const char *         where,
                         copying &            out) {
     NRT_STATUS status;
-    out.source = data_range(rt, source, source_offset, size, where, status);
+    out.source = tensor_range(rt, source, source_offset, size, where, status);
     if (out.source == nullptr) {
         return status;
     }
-    out.destination = data_range(rt, destination, destination_offset, size, where, status);
+    out.destination = tensor_range(rt, destination, destination_offset, size, where, status);
     if (out.destination == nullptr) {
         return status;
     }
@@ -873,6 +866,9 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         rt.core_states = std::vector<simulator::core_state>(rt.cores());
         rt.units       = std::make_unique<simulator::units>(rt.cores(), rt.config.queue);
         rt.state       = phase::open;
+        if (rt.config.in_flight > 0 && !rt.config.returns_early()) {
+            log(level::warning, where, "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS has no meaning since release 2.32");
+        }
         log(level::info, where, "%u simulated cores of %zu bytes", rt.cores(), rt.config.memory);
         return NRT_SUCCESS;
     } catch (const std::exception & error) {
@@ -892,6 +888,7 @@ void nrt_close(void) {
     rt.models.clear();
     rt.sets.clear();
     rt.tensors.clear();
+    rt.trackers.clear();
     rt.locks.clear();
     const std::lock_guard<std::mutex> helper_lock(rt.helper_mutex);
     rt.helper = nullptr;
@@ -1072,15 +1069,57 @@ NRT_STATUS nrt_unload(nrt_model_t * handle) {
     });
 }
 
+namespace {
+
+// Returns a request for an execution, whose launch takes its time from now.
+std::shared_ptr<simulator::request> request_for(runtime &                rt,
+                                                execution                launch,
+                                                const nrt_tensor_set_t * inputs,
+                                                const nrt_tensor_set_t * outputs,
+                                                const nrt_model_t *      handle) {
+    auto made     = std::make_shared<simulator::request>();
+    made->spans   = spans_of(launch);
+    made->handles = { handle, inputs, outputs };
+    made->not_before =
+        simulator::request::clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(rt.config.launch_us * 1000));
+    for (const auto & tensor : launch.tensors) {
+        made->handles.push_back(tensor.get());
+    }
+    made->run = [&rt, launch = std::move(launch)] {
+        return run(rt, launch);
+    };
+    return made;
+}
+
+// What nrt_execute does with NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS before release 2.32. How an execution ended is told to a
+// function that a client registers, which is not simulated: it is logged.
+NRT_STATUS return_early(runtime &                rt,
+                        execution                launch,
+                        const nrt_tensor_set_t * inputs,
+                        const nrt_tensor_set_t * outputs,
+                        const nrt_model_t *      handle) {
+    simulator::unit * const unit = rt.units->find(launch.model->core, NRTA_XU_COMPUTE, 0);
+    nrta_seq_t              seq;
+    return unit->submit(request_for(rt, std::move(launch), inputs, outputs, handle), seq, rt.config.in_flight);
+}
+
+}  // namespace
+
 NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nrt_tensor_set_t * outputs) {
     return with_runtime("nrt_execute", [&](runtime & rt) {
         execution  launch;
         NRT_STATUS status = prepare_handles(rt, handle, inputs, outputs, "nrt_execute", launch);
         if (status == NRT_SUCCESS) {
-            status = check_in_flight(rt, spans_of(launch), nullptr, launch.where);
+            // A queue keeps its order.
+            const bool early = rt.config.returns_early();
+            auto *     own   = early ? rt.units->find(launch.model->core, NRTA_XU_COMPUTE, 0) : nullptr;
+            status           = check_in_flight(rt, spans_of(launch), own, launch.where);
         }
         if (status != NRT_SUCCESS) {
             return status;
+        }
+        if (rt.config.returns_early()) {
+            return return_early(rt, std::move(launch), inputs, outputs, handle);
         }
         wait_for_launch(rt.config.launch_us);
         return run(rt, launch);
@@ -1285,7 +1324,7 @@ NRT_STATUS nrt_tensor_read(const nrt_tensor_t * handle, void * data, size_t offs
     const char * const where = "nrt_tensor_read";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr || size == 0) {
             return status;
         }
@@ -1304,7 +1343,7 @@ NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t off
     const char * const where = "nrt_tensor_write";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr || size == 0) {
             return status;
         }
@@ -1323,7 +1362,7 @@ NRT_STATUS nrt_tensor_memset(nrt_tensor_t * handle, uint64_t offset, int value, 
     const char * const where = "nrt_tensor_memset";
     return with_runtime(where, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
         if (tensor != nullptr) {
             status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
         }
@@ -1360,7 +1399,7 @@ namespace {
 template <typename F> NRT_STATUS with_queues(const char * where, bool (simulator::config::*has)() const, F body) {
     return with_runtime(where, [&](runtime & rt) {
         if (!(rt.config.*has)()) {
-            log(level::error, where, "release 2.%u of the SDK does not have it as it is now (NEURON_SIMULATOR_RELEASE)",
+            log(level::error, where, "release 2.%u of the SDK does not have it (NEURON_SIMULATOR_RELEASE)",
                 rt.config.release);
             return NRT_FAILURE;
         }
@@ -1368,13 +1407,27 @@ template <typename F> NRT_STATUS with_queues(const char * where, bool (simulator
     });
 }
 
-// Queues a request that is filled in but for its launch delay.
+// Says where a request's status goes: where the caller wants it, or with release 2.28 to an error tracker, which is in its place.
+NRT_STATUS report_to(runtime & rt, NRT_STATUS * ret, simulator::request & made, const char * where) {
+    if (!rt.config.has_trackers()) {
+        made.ret = ret;
+        return ret != nullptr ? NRT_SUCCESS : invalid(where, "null pointer");
+    }
+    const auto tracker = rt.trackers.find(reinterpret_cast<nrta_error_tracker_t *>(ret));
+    if (tracker == nullptr) {
+        return invalid_handle(where, "error tracker");
+    }
+    made.tracker = tracker->errors;
+    return NRT_SUCCESS;
+}
+
+// Queues a request.
 NRT_STATUS submit(runtime &                           rt,
                   simulator::unit *                   unit,
                   std::shared_ptr<simulator::request> request,
                   const char *                        where,
                   nrta_seq_t *                        seq) {
-    if (unit == nullptr || request->ret == nullptr || seq == nullptr) {
+    if (unit == nullptr || seq == nullptr) {
         return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
     }
     const NRT_STATUS status = check_in_flight(rt, request->spans, unit, where);
@@ -1397,7 +1450,7 @@ NRT_STATUS schedule_transfer(const char *         where,
                              nrta_seq_t *         seq) {
     return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
         NRT_STATUS status;
-        const auto tensor = data_range(rt, handle, offset, size, where, status);
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
         if (tensor == nullptr) {
             return status;
         }
@@ -1405,7 +1458,6 @@ NRT_STATUS schedule_transfer(const char *         where,
             return invalid(where, "null pointer");
         }
         auto made     = std::make_shared<simulator::request>();
-        made->ret     = ret;
         made->spans   = { span_of(*tensor, offset, size, from != nullptr) };
         made->handles = { handle };
         made->run     = [tensor, to, from, offset, size] {
@@ -1416,6 +1468,10 @@ NRT_STATUS schedule_transfer(const char *         where,
             }
             return NRT_SUCCESS;
         };
+        const NRT_STATUS told = report_to(rt, ret, *made, where);
+        if (told != NRT_SUCCESS) {
+            return told;
+        }
         return submit(rt, rt.units->find(core_of(rt, *tensor), NRTA_XU_TENSOR_OP, queue), std::move(made), where, seq);
     });
 }
@@ -1435,19 +1491,12 @@ NRT_STATUS nrta_execute_schedule(nrt_model_t *            model,
         if (status != NRT_SUCCESS) {
             return status;
         }
-        auto made        = std::make_shared<simulator::request>();
-        made->ret        = ret;
-        made->spans      = spans_of(launch);
-        made->handles    = { model, inputs, outputs };
-        made->not_before = simulator::request::clock::now() +
-                           std::chrono::nanoseconds(static_cast<int64_t>(rt.config.launch_us * 1000));
-        for (const auto & tensor : launch.tensors) {
-            made->handles.push_back(tensor.get());
-        }
         simulator::unit * const unit = rt.units->find(launch.model->core, NRTA_XU_COMPUTE, queue);
-        made->run                    = [&rt, launch = std::move(launch)] {
-            return run(rt, launch);
-        };
+        auto                    made = request_for(rt, std::move(launch), inputs, outputs, model);
+        const NRT_STATUS        told = report_to(rt, ret, *made, where);
+        if (told != NRT_SUCCESS) {
+            return told;
+        }
         return submit(rt, unit, std::move(made), where, seq);
     });
 }
@@ -1489,12 +1538,15 @@ NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
             return status;
         }
         auto made     = std::make_shared<simulator::request>();
-        made->ret     = ret;
         made->spans   = copy.spans();
         made->handles = { source, destination };
         made->run     = [&rt, copy] {
             return copy.run(rt);
         };
+        const NRT_STATUS told = report_to(rt, ret, *made, where);
+        if (told != NRT_SUCCESS) {
+            return told;
+        }
         simulator::unit * const unit = rt.units->find(core_of(rt, *copy.destination), NRTA_XU_TENSOR_OP, queue);
         return submit(rt, unit, std::move(made), where, seq);
     });
@@ -1513,10 +1565,31 @@ NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
     });
 }
 
+namespace {
+
+// Release 2.28 has other numbers of the units, and units of their own for reading and writing, which are one here.
+nrta_xu_t unit_of(const runtime & rt, nrta_xu_t kind) {
+    if (!rt.config.has_trackers()) {
+        return kind;
+    }
+    switch (static_cast<int>(kind)) {
+        case NRTA_2_28_XU_TENSOR_READ:
+        case NRTA_2_28_XU_TENSOR_WRITE:
+        case NRTA_2_28_XU_TENSOR_OP:
+            return NRTA_XU_TENSOR_OP;
+        case NRTA_2_28_XU_COMPUTE:
+            return NRTA_XU_COMPUTE;
+        default:
+            return NRTA_XU_COLLECTIVES;
+    }
+}
+
+}  // namespace
+
 NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t kind, int queue, nrta_seq_t * seq) {
     const char * const where = "nrta_get_sequence";
     return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
-        const simulator::unit * const unit = rt.units->find(vnc, kind, queue);
+        const simulator::unit * const unit = rt.units->find(vnc, unit_of(rt, kind), queue);
         if (unit == nullptr || seq == nullptr) {
             return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
         }
@@ -1537,5 +1610,64 @@ NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event) {
         return unit != nullptr && unit->notify(NRTA_SEQ_GET_SEQ_NUM(seq), std::move(own))
                    ? NRT_SUCCESS
                    : invalid(where, "no request has this sequence ID");
+    });
+}
+
+// ---- what release 2.28 has besides -------------------------------------------------------------------------------------
+
+NRT_STATUS nrta_error_tracker_create(uint32_t vnc, nrta_error_tracker_t ** out) {
+    const char * const where = "nrta_error_tracker_create";
+    return with_queues(where, &simulator::config::has_trackers, [&](runtime & rt) {
+        if (out == nullptr || vnc >= rt.cores()) {
+            return invalid(where, out == nullptr ? "null pointer" : "no such core");
+        }
+        auto made    = std::make_shared<nrta_error_tracker>();
+        made->errors = std::make_shared<simulator::error_tracker>();
+        *out         = rt.trackers.add(std::move(made));
+        return NRT_SUCCESS;
+    });
+}
+
+void nrta_error_tracker_destroy(nrta_error_tracker_t * tracker) {
+    process().trackers.remove(tracker);
+}
+
+NRT_STATUS nrta_error_tracker_get_list(nrta_error_tracker_t * handle, const nrta_error_t ** errors, size_t * count) {
+    const char * const where = "nrta_error_tracker_get_list";
+    return with_queues(where, &simulator::config::has_trackers, [&](runtime & rt) {
+        const auto tracker = rt.trackers.find(handle);
+        if (tracker == nullptr) {
+            return invalid_handle(where, "error tracker");
+        }
+        if (errors == nullptr || count == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        const std::vector<nrta_error_t> & list = tracker->errors->list();
+        *errors                                = list.data();
+        *count                                 = list.size();
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor) {
+    const char * const where = "nrta_get_completion_handle";
+    return with_queues(where, &simulator::config::has_completion_handles, [&](runtime & rt) {
+        if (descriptor == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        simulator::unit * const unit = rt.units->find(seq);
+        const int               made = eventfd(0, EFD_CLOEXEC);
+        simulator::unique_fd    own(made < 0 ? -1 : fcntl(made, F_DUPFD_CLOEXEC, 0));
+        if (!own) {
+            close(made);
+            log(level::error, where, "no descriptor: %s", strerror(errno));
+            return NRT_RESOURCE;
+        }
+        if (unit == nullptr || !unit->notify(NRTA_SEQ_GET_SEQ_NUM(seq), std::move(own))) {
+            close(made);
+            return invalid(where, "no request has this sequence ID");
+        }
+        *descriptor = made;
+        return NRT_SUCCESS;
     });
 }

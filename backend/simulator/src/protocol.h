@@ -1,9 +1,9 @@
 // What the library and its helper say to each other; tools/kernelgen/simulator/protocol.py is the other side.
 //
-// Sockets are AF_UNIX, SOCK_SEQPACKET: one message is one packet, numbers are as the machine has them. The first socket is the
-// control socket, which the helper inherits. The library greets on it, and the helper answers when it is ready; then it passes
-// lanes, further sockets. A lane carries one request at a time and its answer; threads that execute at the same time use
-// different lanes. The helper ends when the control socket closes.
+// Numbers are as the machine has them. The helper inherits the control socket (AF_UNIX, SOCK_SEQPACKET: one message is one packet).
+// The library greets on it, and the helper answers when it is ready; then it passes lanes: of one pipe the end to read from, of
+// another the end to write to. A lane carries one request at a time and its answer, both behind their size in bytes as uint32_t;
+// threads that execute at the same time use different lanes. The helper ends when the control socket closes.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace simulator::protocol {
 
-constexpr uint32_t VERSION     = 1;
+constexpr uint32_t VERSION     = 2;
 constexpr size_t   MAX_MESSAGE = 65536;
 
 enum operation : uint32_t {

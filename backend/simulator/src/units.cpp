@@ -5,6 +5,8 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
+
 namespace simulator {
 
 bool conflict(const span & a, const span & b) {
@@ -37,12 +39,12 @@ void unit::stop() {
     }
 }
 
-NRT_STATUS unit::submit(std::shared_ptr<request> request, nrta_seq_t & out) {
+NRT_STATUS unit::submit(std::shared_ptr<request> request, nrta_seq_t & out, size_t most) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (lost_) {
         return NRT_EXEC_UNIT_UNRECOVERABLE;
     }
-    if (queue_.size() >= capacity_) {
+    if (queue_.size() >= std::min(capacity_, most)) {
         return NRT_QUEUE_FULL;
     }
     if (stopped_) {
@@ -90,9 +92,13 @@ void unit::finish(const std::shared_ptr<request> & done, NRT_STATUS status) {
         status = NRT_INVALID_HANDLE;
     }
     // Its status is there before it is reported as done.
-    *done->ret = status;
-    lost_      = lost_ || status == NRT_EXEC_UNIT_UNRECOVERABLE;
-    done_      = done->number;
+    if (done->ret != nullptr) {
+        *done->ret = status;
+    } else if (done->tracker != nullptr && status != NRT_SUCCESS) {
+        done->tracker->add(seq(done->number), status);
+    }
+    lost_ = lost_ || status == NRT_EXEC_UNIT_UNRECOVERABLE;
+    done_ = done->number;
     queue_.pop_front();
     for (const unique_fd & event : done->events) {
         signal_event(event);

@@ -34,18 +34,42 @@ struct span {
 // Returns whether the order of two accesses matters: they share bytes, and one of them writes.
 bool conflict(const span & a, const span & b);
 
+// What failed, as release 2.28 tells it. Any number of threads may call.
+class error_tracker {
+  public:
+    void add(nrta_seq_t seq, NRT_STATUS status) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        errors_.push_back({ seq, static_cast<uint64_t>(status) });
+    }
+
+    // Returns all so far, which stay as they are until the next call.
+    const std::vector<nrta_error_t> & list() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        listed_ = errors_;
+        return listed_;
+    }
+
+  private:
+    std::mutex                mutex_;
+    std::vector<nrta_error_t> errors_;
+    std::vector<nrta_error_t> listed_;
+};
+
 struct request {
     using clock = std::chrono::steady_clock;
 
     std::function<NRT_STATUS()> run;
     std::vector<span>           spans;
-    std::vector<const void *>   handles;           // which must not be freed before it is done
-    clock::time_point           not_before;        // when the device begins it at the earliest
-    NRT_STATUS *                ret    = nullptr;  // where its status goes
-    const void *                freed  = nullptr;  // guarded by the unit's mutex: of `handles`, one that was freed
-    uint64_t                    number = 0;        // within its unit, from 1
+    std::vector<const void *>   handles;        // which must not be freed before it is done
+    clock::time_point           not_before;     // when the device begins it at the earliest
+    NRT_STATUS *                ret = nullptr;  // where its status goes; null: to the tracker, or only to the log
 
-    std::vector<unique_fd> events;                 // guarded by the unit's mutex: signaled when it is done
+    std::shared_ptr<error_tracker> tracker;
+
+    const void * freed  = nullptr;  // guarded by the unit's mutex: of `handles`, one that was freed
+    uint64_t     number = 0;        // within its unit, from 1
+
+    std::vector<unique_fd> events;  // guarded by the unit's mutex: signaled when it is done
 };
 
 // One queue of one execution unit. Any number of threads may call.
@@ -62,9 +86,9 @@ class unit {
     // Ends what it is busy with; does nothing more.
     void stop();
 
-    // Queues a request. Returns NRT_QUEUE_FULL and changes nothing when there is no room, and NRT_EXEC_UNIT_UNRECOVERABLE after a
+    // Queues a request, unless there are already as many as the queue holds, or `most` if that is fewer. Returns NRT_QUEUE_FULL and changes nothing when there is no room, and NRT_EXEC_UNIT_UNRECOVERABLE after a
     // request that came to that.
-    NRT_STATUS submit(std::shared_ptr<request> request, nrta_seq_t & seq);
+    NRT_STATUS submit(std::shared_ptr<request> request, nrta_seq_t & seq, size_t most = SIZE_MAX);
 
     // Returns false when no request had this number.
     bool completed(uint64_t number, bool & out) const;

@@ -1,7 +1,6 @@
 // A program that uses libnrt without a framework, and what a test asks it to do wrong.
 //
 //     nrt_client run NEFF                 fills the inputs, executes, prints each output
-//     nrt_client bench NEFF COUNT         microseconds per nrt_execute
 //     nrt_client threads NEFF N COUNT     N threads execute at once, each on its own tensors, and compare what they get
 //     nrt_client load NEFF                prints the status of nrt_load
 //     nrt_client tensors                  tensors, slices, copies, bounds
@@ -15,6 +14,8 @@
 //     nrt_client lenient NEFF             the same when it is not
 //     nrt_client queue NEFF               requests in flight, whose launch takes 200 ms, in queues of two
 //     nrt_client late NEFF                prints the statuses of three requests that are queued at once
+//     nrt_client trackers NEFF            requests in flight of release 2.28, whose launch takes some time
+//     nrt_client early NEFF               executions of which two may be in flight, whose launch takes some time
 //     nrt_client no-queue NEFF            a release that has no such requests
 //     nrt_client kill NEFF SLOW           ends the helper while it works, and while it does not
 //     nrt_client fork NEFF                what a child of fork can do
@@ -214,26 +215,6 @@ static void run(const char * path) {
     }
     OK(nrt_unload(j.model));
     free_job(&j);
-    nrt_close();
-}
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double) time.tv_sec + 1e-9 * (double) time.tv_nsec;
-}
-
-static void bench(const char * path, int count) {
-    init();
-    job j = make_job(load(path), 0);
-    for (int i = 0; i < 100; i++) {
-        OK(execute(&j));
-    }
-    const double start = now();
-    for (int i = 0; i < count; i++) {
-        OK(execute(&j));
-    }
-    printf("%.1f\n", 1e6 * (now() - start) / count);
     nrt_close();
 }
 
@@ -788,6 +769,64 @@ static void no_queue(const char * path) {
     nrt_close();
 }
 
+// Requests in flight as release 2.28 has them: an error tracker is in the place of a status.
+static void trackers(const char * path) {
+    init();
+    job                    j = make_job(load(path), 5);
+    nrta_error_tracker_t * tracker;
+    const nrta_error_t *   errors;
+    size_t                 count;
+    nrta_seq_t             seq;
+    nrta_seq_t             last;
+    int                    handle;
+    EXPECT(NRT_INVALID, nrta_error_tracker_create(1, &tracker));
+    OK(nrta_error_tracker_create(0, &tracker));
+    EXPECT(NRT_INVALID_HANDLE, schedule(&j, (NRT_STATUS *) &seq, &seq));
+    OK(schedule(&j, (NRT_STATUS *) tracker, &seq));
+    OK(nrta_get_completion_handle(seq, &handle));
+    struct pollfd ready = { handle, POLLIN, 0 };
+    CHECK(poll(&ready, 1, -1) == 1 && ready.revents == POLLIN);
+    close(handle);
+    CHECK(is_sum(&j, 5));
+    OK(nrta_get_sequence(0, (nrta_xu_t) NRTA_2_28_XU_COMPUTE, 0, &last));
+    CHECK(last == seq);
+    OK(nrta_get_sequence(0, (nrta_xu_t) NRTA_2_28_XU_TENSOR_OP, 0, &last));
+    CHECK(NRTA_SEQ_GET_SEQ_NUM(last) == 0);
+    OK(nrta_error_tracker_get_list(tracker, &errors, &count));
+    CHECK(count == 0);
+
+    // One that fails.
+    OK(schedule(&j, (NRT_STATUS *) tracker, &seq));
+    nrt_tensor_free(&j.tensors[2]);
+    wait_for(seq);
+    OK(nrta_error_tracker_get_list(tracker, &errors, &count));
+    CHECK(count == 1 && errors[0].seq_id == seq && errors[0].error_code == NRT_INVALID_HANDLE);
+    nrta_error_tracker_destroy(tracker);
+    EXPECT(NRT_INVALID_HANDLE, nrta_error_tracker_get_list(tracker, &errors, &count));
+    EXPECT(NRT_FAILURE, nrta_event_register_seq_id_completion(seq, 0));
+    free_job(&j);
+    nrt_close();
+}
+
+// nrt_execute returns before the execution is done, up to two of them.
+static void early(const char * path) {
+    init();
+    job   j = make_job(load(path), 5);
+    float first;
+    clear_output(&j);
+    OK(execute(&j));
+    OK(execute(&j));
+    EXPECT(NRT_QUEUE_FULL, execute(&j));
+    EXPECT(NRT_INVALID, nrt_tensor_read(j.tensors[2], &first, 0, sizeof(first)));
+    while (nrt_tensor_read(j.tensors[2], &first, 0, sizeof(first)) != NRT_SUCCESS) {
+        const struct timespec some = { 0, 10000000 };
+        nanosleep(&some, NULL);
+    }
+    CHECK(is_sum(&j, 5));
+    free_job(&j);
+    nrt_close();
+}
+
 static pid_t helper_pid(void) {
     pid_t           found = 0;
     DIR *           proc  = opendir("/proc");
@@ -821,10 +860,40 @@ static void sleep_ms(int ms) {
     nanosleep(&time, NULL);
 }
 
-static void * kill_later(void * unused) {
+// How many of a process's threads have something to do.
+static int busy_threads(pid_t process) {
+    char folder[100];
+    snprintf(folder, sizeof(folder), "/proc/%d/task", (int) process);
+    DIR * tasks = opendir(folder);
+    CHECK(tasks != NULL);
+    int             busy = 0;
+    struct dirent * entry;
+    while ((entry = readdir(tasks)) != NULL) {
+        char path[400];
+        char text[1000] = { 0 };
+        snprintf(path, sizeof(path), "%s/%s/stat", folder, entry->d_name);
+        FILE * file = entry->d_name[0] != '.' ? fopen(path, "r") : NULL;
+        if (file != NULL) {
+            const size_t size = fread(text, 1, sizeof(text) - 1, file);
+            const char * end  = strrchr(text, ')');
+            busy += size > 0 && end != NULL && strncmp(end, ") R", 3) == 0;
+            fclose(file);
+        }
+    }
+    closedir(tasks);
+    return busy;
+}
+
+#define WAITING 3
+
+// Kills the helper when it computes for all who wait: before, a request that it did not read would go to the next helper.
+static void * kill_when_busy(void * unused) {
     (void) unused;
-    sleep_ms(300);
-    kill(helper_pid(), SIGKILL);
+    const pid_t helper = helper_pid();
+    for (int seen = 0; seen < 20; seen = busy_threads(helper) >= WAITING ? seen + 1 : 0) {
+        sleep_ms(10);
+    }
+    kill(helper, SIGKILL);
     return NULL;
 }
 
@@ -842,13 +911,13 @@ static void kill_helper(const char * path, const char * slow_path) {
 
     // Several threads wait for it: all are told, and one helper comes after it.
     pthread_t killer;
-    pthread_t others[2];
-    CHECK(pthread_create(&killer, NULL, kill_later, NULL) == 0);
-    for (int i = 0; i < 2; i++) {
+    pthread_t others[WAITING - 1];
+    CHECK(pthread_create(&killer, NULL, kill_when_busy, NULL) == 0);
+    for (int i = 0; i < WAITING - 1; i++) {
         CHECK(pthread_create(&others[i], NULL, execute_and_fail, &slow) == 0);
     }
     execute_and_fail(&slow);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < WAITING - 1; i++) {
         pthread_join(others[i], NULL);
     }
     pthread_join(killer, NULL);
@@ -942,8 +1011,6 @@ int main(int argc, char ** argv) {
     const char * command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "run") == 0 && argc == 3) {
         run(argv[2]);
-    } else if (strcmp(command, "bench") == 0 && argc == 4) {
-        bench(argv[2], atoi(argv[3]));
     } else if (strcmp(command, "threads") == 0 && argc == 5) {
         threads(argv[2], atoi(argv[3]), atoi(argv[4]));
     } else if (strcmp(command, "load") == 0 && argc == 3) {
@@ -975,6 +1042,10 @@ int main(int argc, char ** argv) {
         queue(argv[2]);
     } else if (strcmp(command, "late") == 0 && argc == 3) {
         late(argv[2]);
+    } else if (strcmp(command, "trackers") == 0 && argc == 3) {
+        trackers(argv[2]);
+    } else if (strcmp(command, "early") == 0 && argc == 3) {
+        early(argv[2]);
     } else if (strcmp(command, "no-queue") == 0 && argc == 3) {
         no_queue(argv[2]);
     } else if (strcmp(command, "kill") == 0 && argc == 4) {

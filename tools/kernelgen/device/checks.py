@@ -55,6 +55,11 @@ MAX_LAUNCH_US = 5000.0
 LAUNCHES = 200
 COPY_BYTES = 64 << 20
 ALIGNMENT = 512
+ELEMENT = 4
+"""Bytes of an element of the kernel that slices are tried with."""
+IN_FLIGHT = 3
+MAX_WAIT = 60
+"""Seconds."""
 
 
 class CheckError(Exception):
@@ -148,7 +153,14 @@ class Bench:
             *((f"execute {k.name}", "results are those of the CPU", self._executing(k), "load") for k in self.kernels),
             ("synchronous", "results are there when nrt_execute returns", self._synchronous, "load"),
             ("in place", "a result is written to the memory of an input that it shares", self._in_place, "load"),
-            ("slices", "kernels work on parts of a buffer", self._slices, "load"),
+            ("slices", "kernels work on parts of a buffer", lambda: self._slices(ALIGNMENT), "load"),
+            ("odd slices", "and on parts that begin at any element", lambda: self._slices(ELEMENT), "load"),
+            (
+                "asynchronous",
+                "executions are queued, done in order, and their statuses told",
+                self._asynchronous,
+                "load",
+            ),
             ("copies", "copies on the device, and between it and the host", self._copies, "init"),
             ("latency", "what a launch costs", self._latency, "load"),
         ]
@@ -202,7 +214,7 @@ class Bench:
         model = self.models[kernel.name]
         used = {name: tensor for name, tensor in inputs.items() if name in model.inputs}
         sets = self.nrt.tensor_set(used), self.nrt.tensor_set(outputs)
-        return _Bound(inputs, outputs, lambda: self.nrt.execute(model, *sets))
+        return _Bound(inputs, outputs, lambda: self.nrt.execute(model, *sets), model, sets)
 
     def _executing(self, kernel: Kernel) -> Callable[[], str]:
         def check() -> str:
@@ -265,24 +277,40 @@ class Bench:
             raise CheckError(f"{kernel.name}: the memory that input and result share is as it was before")
         return f"NMSE {self._compare(kernel, arrays, bound):.2g}"
 
-    def _slices(self) -> str:
+    def _slices(self, alignment: int) -> str:
         kernel = self._of("add")
         arrays = inputs_of(kernel)
         size = arrays[0].nbytes
-        step = -(-size // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        step = -(-size // alignment) * alignment + alignment
         whole = self.nrt.allocate(4 * step)
-        parts = [self.nrt.slice(whole, ALIGNMENT + i * step, size) for i in range(3)]
+        parts = [self.nrt.slice(whole, alignment + i * step, size) for i in range(3)]
         inputs = dict(zip(kernel.inputs, parts, strict=False))
         for name, array in zip(kernel.inputs, arrays, strict=True):
             self.nrt.write(inputs[name], array.tobytes())
         data = self.nrt.read(whole)
         for i, array in enumerate(arrays):
-            at = ALIGNMENT + i * step
+            at = alignment + i * step
             if data[at : at + size] != array.tobytes():
                 raise CheckError(f"what is written to a slice at {at} is not there in the buffer")
         bound = self._bound(kernel, inputs, {kernel.outputs[0]: parts[2]})
         bound.execute()
-        return f"three of {size} bytes at multiples of {ALIGNMENT}; NMSE {self._compare(kernel, arrays, bound):.2g}"
+        return f"three of {size} bytes at multiples of {alignment}; NMSE {self._compare(kernel, arrays, bound):.2g}"
+
+    def _asynchronous(self) -> str:
+        if not self.nrt.has_queues():
+            return "the runtime has no nrta_* as SDK 2.29 has them: nrt_execute is used"
+        kernel = self._of("set_rows")  # in place: each execution needs what the one before left
+        arrays = inputs_of(kernel)
+        bound = self._bind(kernel, arrays)
+        queued = [self.nrt.schedule(bound.model, *bound.sets) for _ in range(IN_FLIGHT)]
+        until = time.monotonic() + MAX_WAIT
+        while not self.nrt.is_completed(queued[-1]):
+            if time.monotonic() > until:
+                raise CheckError(f"{IN_FLIGHT} executions that were queued are not done after {MAX_WAIT} s")
+        for i, one in enumerate(queued):
+            if not self.nrt.is_completed(one):
+                raise CheckError(f"execution {i + 1} of {IN_FLIGHT} is not done, and the last one is")
+        return f"{IN_FLIGHT} executions in flight; NMSE {self._compare(kernel, arrays, bound):.2g}"
 
     def _copies(self) -> str:
         data = bytes(range(256)) * (COPY_BYTES // 256)
@@ -325,6 +353,8 @@ class _Bound:
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     execute: Callable[[], None]
+    model: Model
+    sets: tuple[Any, Any]
 
 
 def inputs_of(kernel: Kernel) -> list[np.ndarray[Any, Any]]:

@@ -12,6 +12,7 @@ SUCCESS = 0
 COMPLETED_WITH_NUM_ERR = 1003
 _DEVICE = 0
 _NO_FRAMEWORK = 1
+_PENDING = -1
 
 
 class StatusError(Exception):
@@ -65,6 +66,19 @@ class Model:
     outputs: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """An execution that was queued.
+
+    Attributes:
+        status: how it ended, once it is completed.
+        sequence: its number.
+    """
+
+    status: ctypes.c_int
+    sequence: ctypes.c_uint64
+
+
 class Libnrt:
     """The library, of which the first core is used.
 
@@ -77,10 +91,13 @@ class Libnrt:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
+        self._scheduled: list[Scheduled] = []
         self._library.nrt_get_status_as_str.restype = ctypes.c_char_p
 
     def _call(self, name: str, *arguments: Any) -> None:
-        status = int(getattr(self._library, name)(*arguments))
+        self._check(name, int(getattr(self._library, name)(*arguments)))
+
+    def _check(self, name: str, status: int) -> None:
         if status not in (SUCCESS, COMPLETED_WITH_NUM_ERR):
             text = self._library.nrt_get_status_as_str(status) or b"unknown status"
             raise StatusError(f"{name} returned {text.decode()} ({status})")
@@ -163,3 +180,31 @@ class Libnrt:
     def execute(self, model: Model, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> None:
         """Runs a model on sets of tensors."""
         self._call("nrt_execute", model.handle, inputs, outputs)
+
+    def has_queues(self) -> bool:
+        """Returns whether executions can be queued as SDK 2.29 and later have it, whose runtime has version 2.31."""
+        found = _Version()
+        self._call("nrt_get_version", ctypes.byref(found), ctypes.c_size_t(ctypes.sizeof(found)))
+        major, minor = found.numbers[:2]
+        return (major, minor) >= (2, 31) and hasattr(self._library, "nrta_execute_schedule")
+
+    def schedule(self, model: Model, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> Scheduled:
+        """Queues an execution on the core of the model."""
+        status, sequence = ctypes.c_int(_PENDING), ctypes.c_uint64()
+        self._call(
+            "nrta_execute_schedule", model.handle, inputs, outputs, 0, ctypes.byref(status), ctypes.byref(sequence)
+        )
+        self._scheduled.append(Scheduled(status, sequence))  # the library writes to them whatever becomes of the caller
+        return self._scheduled[-1]
+
+    def is_completed(self, scheduled: Scheduled) -> bool:
+        """Returns whether an execution is done.
+
+        Raises:
+            StatusError: it is, and failed.
+        """
+        completed = ctypes.c_bool()
+        self._call("nrta_is_completed", scheduled.sequence, ctypes.byref(completed))
+        if completed.value:
+            self._check("nrta_execute_schedule", scheduled.status.value)
+        return completed.value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -30,6 +30,10 @@ class Executable:
     loaded: Any
     parameters: tuple[tuple[str, str, tuple[int, ...]], ...]
     results: tuple[tuple[str, tuple[int, ...]], ...]
+    _handlers: list[Callable[..., Any]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_handlers", [_result(dtype, shape) for dtype, shape in self.results])
 
     @classmethod
     def of(cls, hlo: bytes, loaded: Any) -> Executable:
@@ -41,17 +45,13 @@ class Executable:
         module = proto.parse(hlo)
         return cls(loaded, parameters(hlo), tuple(_array(shape) for shape in proto.result_shapes(module)))
 
-    def execute(self, buffers: Sequence[Any]) -> list[Any]:
-        """Returns XLA's buffers of the results, which are computed by then.
+    def begin(self, buffers: Sequence[Any]) -> list[Any]:
+        """Returns XLA's buffers of the results, which may not be computed yet: XLA hands what takes longer to threads of its own.
 
         Args:
-            buffers: one for each parameter, as `put` makes them.
+            buffers: one for each parameter, as `put` makes them. They must live until the results are computed.
         """
-        handlers = [_result(dtype, shape) for dtype, shape in self.results]
-        made: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(handlers)
-        # XLA hands what takes longer to threads of its own, also where it is not asked to.
-        for buffer in made:
-            buffer.block_until_ready()
+        made: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
         return made
 
     def run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
@@ -67,7 +67,9 @@ class Executable:
                 raise ValueError(f"{name} is {dtype}{list(shape)}, not {array.dtype}{list(array.shape)}")
         # Copies: XLA may write a result over the parameter that it aliases.
         copies = [np.array(a) for a in arrays]
-        buffers = self.execute([put(a) for a in copies])
+        buffers = self.begin([put(a) for a in copies])
+        for buffer in buffers:
+            buffer.block_until_ready()
         return [_copy(buffer, *result) for buffer, result in zip(buffers, self.results, strict=True)]
 
 

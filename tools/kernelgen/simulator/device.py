@@ -3,18 +3,22 @@
 An input is given to XLA where it lies, when its address suits XLA, else as a copy. A result is computed into XLA's own memory
 and then copied to its tensor, so a tensor may be input and output at once; for the same reason, the HLO's aliasing of results and
 inputs is not left to XLA.
+
+A small kernel takes XLA some microseconds. So whatever a request needs is prepared when it comes for the first time, and found by
+its bytes from then on.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import mmap
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -22,7 +26,7 @@ from kernelgen import neff
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
-from kernelgen.simulator import cache, products
+from kernelgen.simulator import cache, products, scales
 from kernelgen.simulator.unused import unused_parameters
 
 MAX_EXECUTABLES = 1024
@@ -31,6 +35,9 @@ and ten of the 65,530 mappings that Linux gives a process."""
 
 BINDINGS_PER_MODEL = 1024
 """Prepared executions that a model keeps at most; a client that goes on binding other memory starts over."""
+
+SMALL = 1 << 16
+"""Bytes of a result up to which copying it is quicker than letting other threads run meanwhile."""
 
 
 class DeviceError(Exception):
@@ -61,20 +68,67 @@ class Arena:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """A model's inputs and outputs in certain places of memory.
+class Place:
+    """Where a result goes.
 
     Attributes:
+        memory: the arena.
+        where: the bytes of it.
+        small: whether it is copied by way of Python's buffers, which takes less time.
+        address: where it begins in this process.
+        size: in bytes.
+    """
+
+    memory: mmap.mmap
+    where: slice
+    small: bool
+    address: int
+    size: int
+
+    def put(self, buffer: Any) -> None:
+        """Copies a result there, when XLA has computed it."""
+        if self.small:
+            self.memory[self.where] = buffer
+            return
+        # XLA hands what takes longer to threads of its own, also where it is not asked to.
+        buffer.block_until_ready()
+        ctypes.memmove(self.address, buffer.unsafe_buffer_pointer(), self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A model with its inputs and outputs in certain places of memory.
+
+    Attributes:
+        program: what is run.
         arguments: XLA's array for each input that it reads in place; None for one that must be copied each time.
         copies: whether there is a None among them.
         views: the inputs as NumPy arrays.
-        results: address and bytes of each output.
+        results: where each output goes.
     """
 
+    program: Program
     arguments: list[Any]
     copies: bool
     views: list[np.ndarray[Any, Any]]
-    results: list[tuple[int, int]]
+    results: list[Place]
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Program:
+    """HLO, compiled while it is in use.
+
+    Attributes:
+        hlo: what it computes.
+        executable: what XLA made of it; None when that was not kept.
+        used: grows with each use.
+        turn: of the thread that compiles it.
+    """
+
+    hlo: bytes
+    executable: Executable | None = None
+    used: int = 0
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True)
@@ -82,20 +136,18 @@ class Model:
     """A loaded NEFF.
 
     Attributes:
-        hlo: what it computes.
-        digest: the HLO's SHA-256.
+        program: what it computes.
         inputs: (NumPy dtype, shape, bytes) of each.
         dropped: the numbers of those that a client does not give, because no result depends on them.
-        outputs: bytes of each.
-        bindings: what was prepared, by the request that asked for it.
+        outputs: (NumPy dtype, bytes) of each.
+        requests: what was prepared for it.
     """
 
-    hlo: bytes
-    digest: bytes
+    program: Program
     inputs: list[tuple[Any, tuple[int, ...], int]]
     dropped: frozenset[int]
-    outputs: list[int]
-    bindings: dict[bytes, Binding] = field(default_factory=dict)
+    outputs: list[tuple[Any, int]]
+    requests: list[bytes] = field(default_factory=list)
 
 
 class Device:
@@ -110,9 +162,10 @@ class Device:
         self._arenas = arenas
         self._strict = strict
         self._models: dict[int, Model] = {}
+        self._bindings: dict[bytes, Binding] = {}
         self._lock = threading.Lock()
         self._number = 0
-        self._executables = _Executables()
+        self._programs = _Programs()
         client()  # a machine without jaxlib is told so before it has a model
 
     def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...]]:
@@ -129,17 +182,17 @@ class Device:
         """
         data = self._arenas[arena].data[offset : offset + size]
         contents = neff.read_simulated(data, source="nrt_load")
-        digest = hashlib.sha256(contents.hlo).digest()
-        executable = self._executables.get(digest, contents.hlo)
+        program = self._programs.of(contents.hlo)
+        executable = self._programs.compiled(program)
         types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters]
         inputs = [t for t in contents.tensors if t.usage == "in"]
         outputs = [t for t in contents.tensors if t.usage == "out"]
+        results = [numpy_dtype(dtype) for dtype, _ in executable.results]
         model = Model(
-            hlo=contents.hlo,
-            digest=digest,
+            program,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
             dropped=unused_parameters(contents.hlo) if self._strict else frozenset(),
-            outputs=[t.size for t in outputs],
+            outputs=[(dtype, t.size) for dtype, t in zip(results, outputs, strict=True)],
         )
         told = tuple(t for i, t in enumerate(inputs) if i not in model.dropped) + tuple(outputs)
         with self._lock:
@@ -154,48 +207,53 @@ class Device:
             DeviceError: there is no such model.
         """
         with self._lock:
-            if self._models.pop(number, None) is None:
+            model = self._models.pop(number, None)
+            if model is None:
                 raise DeviceError(f"no model {number}")
+            self._forget(model)
 
-    def execute(self, number: int, places: bytes, read: Callable[[bytes], Sequence[tuple[int, int]]]) -> None:
+    def _forget(self, model: Model) -> None:
+        for request in model.requests:
+            self._bindings.pop(request, None)
+        model.requests.clear()
+
+    def execute(self, request: bytes, read: Callable[[bytes], tuple[int, Sequence[tuple[int, int]]]]) -> None:
         """Runs a model.
 
         Args:
-            number: the model's.
-            places: where its inputs and outputs are, in any form that tells places apart.
-            read: reads `places`: (arena, offset) of each input, then of each output. Not called when the model was executed
-                with the same before.
+            request: which model, and where its inputs and outputs are, in any form that tells requests apart.
+            read: reads that: the model's number; (arena, offset) of each input, then of each output. Not called when the same was
+                executed before.
 
         Raises:
             DeviceError: no such model, or places that are none.
         """
-        model = self._models.get(number)
-        if model is None:
-            raise DeviceError(f"no model {number}")
-        binding = model.bindings.get(places)
+        binding = self._bindings.get(request)
         if binding is None:
-            binding = self._bind(model, read(places))
-            if len(model.bindings) >= BINDINGS_PER_MODEL:
-                model.bindings.clear()
-            model.bindings[places] = binding
+            binding = self._bind(request, *read(request))
         arguments = binding.arguments
         if binding.copies:
             pairs = zip(arguments, binding.views, strict=True)
             arguments = [put(view) if argument is None else argument for argument, view in pairs]
-        executable = self._executables.get(model.digest, model.hlo)
         # All of them are computed first: a result may lie where an input of the same execution does.
-        buffers = executable.execute(arguments)
-        for buffer, (address, size) in zip(buffers, binding.results, strict=True):
-            ctypes.memmove(address, buffer.unsafe_buffer_pointer(), size)
+        buffers = self._programs.compiled(binding.program).begin(arguments)
+        if len(buffers) > 1:
+            for buffer in buffers:
+                buffer.block_until_ready()
+        for buffer, place in zip(buffers, binding.results, strict=True):
+            place.put(buffer)
 
-    def _bind(self, model: Model, places: Sequence[tuple[int, int]]) -> Binding:
+    def _bind(self, request: bytes, number: int, places: Sequence[tuple[int, int]]) -> Binding:
+        model = self._models.get(number)
+        if model is None:
+            raise DeviceError(f"no model {number}")
         count = len(model.inputs) - len(model.dropped)
         if len(places) != count + len(model.outputs):
             raise DeviceError(f"{len(places)} tensors for a model of {count} inputs and {len(model.outputs)} outputs")
         arguments, views, results = [], [], []
         given = iter(places[:count])
-        for number, (dtype, shape, size) in enumerate(model.inputs):
-            if number in model.dropped:
+        for i, (dtype, shape, size) in enumerate(model.inputs):
+            if i in model.dropped:
                 views.append(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))  # not numbers, if somebody looks
                 arguments.append(put(views[-1]))
                 continue
@@ -205,10 +263,19 @@ class Device:
             array = put(view)
             arguments.append(array if array.unsafe_buffer_pointer() == address else None)
             views.append(view)
-        for size, place in zip(model.outputs, places[count:], strict=True):
-            results.append((self._address(place, size), size))
-        copies = any(array is None for array in arguments)
-        return Binding(arguments, copies, views, results)
+        for (dtype, size), (arena, offset) in zip(model.outputs, places[count:], strict=True):
+            address = self._address((arena, offset), size)
+            # Python's buffers have no types of ml_dtypes'.
+            small = size <= SMALL and dtype.isbuiltin == 1
+            results.append(Place(self._arenas[arena].data, slice(offset, offset + size), small, address, size))
+        binding = Binding(model.program, arguments, any(array is None for array in arguments), views, results)
+        with self._lock:
+            if number in self._models:
+                if len(model.requests) >= BINDINGS_PER_MODEL:
+                    self._forget(model)
+                model.requests.append(request)
+                self._bindings[request] = binding
+        return binding
 
     def _address(self, place: tuple[int, int], size: int) -> int:
         number, offset = place
@@ -217,36 +284,46 @@ class Device:
         return self._arenas[number].address + offset
 
 
-class _Executables:
-    """Compiled HLO by its digest: compiled once, however many models and threads want it, while it is in use."""
+class _Programs:
+    """HLO by its digest: compiled once, however many models and threads want it, while it is in use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._turns: dict[bytes, threading.Lock] = {}
-        self._compiled: OrderedDict[bytes, Executable] = OrderedDict()
+        self._known: WeakValueDictionary[bytes, Program] = WeakValueDictionary()
+        self._kept: set[Program] = set()
+        self._uses = itertools.count(1)
 
-    def get(self, digest: bytes, hlo: bytes) -> Executable:
+    def of(self, hlo: bytes) -> Program:
+        """Returns the program that computes some HLO."""
+        digest = hashlib.sha256(hlo).digest()
+        with self._lock:
+            program = self._known.get(digest)
+            if program is None:
+                self._known[digest] = program = Program(hlo)
+            return program
+
+    def compiled(self, program: Program) -> Executable:
         """Returns the compiled HLO.
 
         Raises:
             DeviceError: XLA does not compile it.
         """
-        with self._lock:
-            executable = self._compiled.get(digest)
-            if executable is not None:
-                self._compiled.move_to_end(digest)
-                return executable
-            turn = self._turns.setdefault(digest, threading.Lock())
-        with turn:
-            executable = self._compiled.get(digest)  # another thread had the turn before
+        program.used = next(self._uses)
+        executable = program.executable
+        return self._compile(program) if executable is None else executable
+
+    def _compile(self, program: Program) -> Executable:
+        with program.turn:
+            executable = program.executable  # another thread had the turn before
             if executable is None:
-                executable = _compile(hlo)
-            with self._lock:
-                self._compiled[digest] = executable
-                self._turns.pop(digest, None)
-                while len(self._compiled) > MAX_EXECUTABLES:
-                    self._compiled.popitem(last=False)
-            return executable
+                executable = program.executable = _compile(program.hlo)
+                with self._lock:
+                    self._kept.add(program)
+                    while len(self._kept) > MAX_EXECUTABLES:
+                        oldest = min(self._kept, key=lambda p: p.used)
+                        self._kept.remove(oldest)
+                        oldest.executable = None
+        return executable
 
 
 def _compile(hlo: bytes) -> Executable:
@@ -254,7 +331,7 @@ def _compile(hlo: bytes) -> Executable:
     # XLA would consume the inputs that results share memory with, and they are the client's.
     module.ClearField("input_output_alias")
     try:
-        executable = cache.compiled(products.rewrite(proto.serialize(module)), compile_for_cpu)
+        executable = cache.compiled(products.rewrite(scales.rewrite(proto.serialize(module))), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():

@@ -8,10 +8,10 @@ Only the simulator's copy of the HLO changes, and results only in the order of t
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 from kernelgen.hlo import proto
+from kernelgen.simulator.writing import F32, Module, Writer, become_reshape
 
 MAX_ROWS = 4
 """Rows of the smaller operand at most: each becomes a product of its own."""
@@ -22,38 +22,7 @@ MIN_ELEMENTS = 1 << 14
 MAX_SUM = 4000
 """Elements of a row at most: with 16 KiB and more, XLA does not put anything into the loop of a product."""
 
-_F32 = 11
-_FLOATS = {_F32, 10, 16}  # float16, bfloat16
-
-_Module = proto.module_class(
-    {
-        "Dot": """
-            *int64 lhs_contracting 1
-            *int64 rhs_contracting 2
-            *int64 lhs_batch 3
-            *int64 rhs_batch 4
-        """,
-        "SliceDimensions": """
-            int64 start 1
-            int64 limit 2
-            int64 stride 3
-        """,
-        "PaddingDimension": """
-            int64 edge_padding_low 1
-            int64 edge_padding_high 2
-            int64 interior_padding 3
-        """,
-        "Padding": "*PaddingDimension dimensions 1",
-        # Numbers of a repeated field are together on the wire, as bytes are.
-        "Literal": "bytes f32s 8",
-        "Instruction": """
-            *int64 dimensions 14
-            Padding padding_config 21
-            *SliceDimensions slice_dimensions 17
-            Dot dot 30
-        """,
-    }
-)
+_FLOATS = {F32, 10, 16}  # float16, bfloat16
 
 
 def rewrite(hlo: bytes) -> bytes:
@@ -62,21 +31,21 @@ def rewrite(hlo: bytes) -> bytes:
     Raises:
         ValueError: `hlo` is not a module.
     """
-    module = proto.parse(hlo, _Module)
-    number = max((i.id for c in module.computations for i in c.instructions), default=0)
+    module = proto.parse(hlo, Module)
+    writer = Writer(module)
     changed = False
     for computation in module.computations:
         by_id = {i.id: i for i in computation.instructions}
-        out: list[Any] = []
+        writer.out = []
         for instruction in computation.instructions:
             product = _product(instruction, by_id)
             if product is not None:
-                number = product.write(instruction, number, out)
+                product.write(instruction, writer)
                 changed = True
-            out.append(instruction)
+            writer.out.append(instruction)
         if changed:
             computation.ClearField("instructions")
-            computation.instructions.extend(out)
+            computation.instructions.extend(writer.out)
     return proto.serialize(module) if changed else hlo
 
 
@@ -97,81 +66,40 @@ class _Product:
         self.rows, self.matrix, (self.n, self.m, self.k) = rows, matrix, sizes
         self.last, self.swapped = last, swapped
 
-    def write(self, dot: Any, number: int, out: list[Any]) -> int:
-        """Appends the instructions that compute the product to `out`, the last of which `dot` becomes.
-
-        Returns:
-            The highest number of an instruction; `number` is the one before.
-        """
-        counter = number
-
-        def add(opcode: str, shape: tuple[int, ...], *operands: Any) -> Any:
-            nonlocal counter
-            counter += 1
-            made = type(dot)(name=f"product.{counter}", opcode=opcode, id=counter)
-            made.operand_ids.extend(o.id for o in operands)
-            _set_shape(made.shape, shape)
-            out.append(made)
-            return made
-
-        def floats(x: Any) -> Any:
-            return x if x.shape.element_type == _F32 else add("convert", tuple(x.shape.dimensions), x)
-
-        def constant(shape: tuple[int, ...], *values: float) -> Any:
-            made = add("constant", shape)
-            _set_shape(made.literal.shape, shape)
-            made.literal.f32s = struct.pack(f"<{len(values)}f", *values)
-            return made
-
-        def computed_once(rows: Any) -> Any:
-            # XLA puts what makes the rows into the loop, too, and computes it for each row of the matrix, but for a product: here
-            # of every element and 0, and 1 and 1.
-            size = self.n * self.k
-            column = add("reshape", (size, 1), rows)
-            pairs = add("pad", (size, 2), column, constant((), 0.0))
-            pairs.padding_config.dimensions.add()
-            pairs.padding_config.dimensions.add(edge_padding_high=1)
-            made = add("dot", (size,), pairs, constant((2,), 1.0, 1.0))
-            made.dot.lhs_contracting.append(1)
-            made.dot.rhs_contracting.append(0)
-            return add("reshape", (self.n, self.k), made)
-
-        rows = computed_once(floats(self.rows))
-        matrix = floats(self.matrix)
+    def write(self, dot: Any, writer: Writer) -> None:
+        """Writes the instructions that compute the product, the last of which `dot` becomes."""
+        # XLA would compute what makes the rows for each row of the matrix.
+        flat = writer.computed_once(writer.floats(self.rows))
+        rows = writer.add(dot, "reshape", (self.n, self.k), flat)
+        matrix = writer.floats(self.matrix)
         if self.last:
-            matrix = add("transpose", (self.k, self.m), add("reshape", (self.m, self.k), matrix))
+            matrix = writer.add(
+                dot, "transpose", (self.k, self.m), writer.add(dot, "reshape", (self.m, self.k), matrix)
+            )
             matrix.dimensions.extend((1, 0))
         else:
-            matrix = add("reshape", (self.k, self.m), matrix)
+            matrix = writer.add(dot, "reshape", (self.k, self.m), matrix)
 
         results = []
         for i in range(self.n):
-            row = rows
-            if self.n > 1:
-                row = add("slice", (1, self.k), rows)
-                row.slice_dimensions.add(start=i, limit=i + 1, stride=1)
-                row.slice_dimensions.add(start=0, limit=self.k, stride=1)
-            made = add("dot", (self.m,), add("reshape", (self.k,), row), matrix)
+            row = writer.slice(rows, 0, i) if self.n > 1 else rows
+            made = writer.add(dot, "dot", (self.m,), writer.add(dot, "reshape", (self.k,), row), matrix)
             made.dot.lhs_contracting.append(0)
             made.dot.rhs_contracting.append(0)
-            results.append(add("reshape", (1, self.m), made))
+            results.append(writer.add(dot, "reshape", (1, self.m), made))
         result = results[0]
         if self.n > 1:
-            result = add("concatenate", (self.n, self.m), *results)
+            result = writer.add(dot, "concatenate", (self.n, self.m), *results)
             result.dimensions.append(0)
             if self.swapped:
-                result = add("transpose", (self.m, self.n), result)
+                result = writer.add(dot, "transpose", (self.m, self.n), result)
                 result.dimensions.extend((1, 0))
-        dot.opcode = "reshape"
-        dot.ClearField("dot")
-        del dot.operand_ids[:]
-        dot.operand_ids.append(result.id)
-        return counter
+        become_reshape(dot, result)
 
 
 def _product(dot: Any, by_id: dict[int, Any]) -> _Product | None:
     """Returns the product that an instruction is, or None when it is none, or none that is rewritten."""
-    if dot.opcode != "dot" or dot.shape.element_type != _F32:
+    if dot.opcode != "dot" or dot.shape.element_type != F32:
         return None
     lhs, rhs = (by_id[i] for i in dot.operand_ids)
     numbers = dot.dot
@@ -218,10 +146,3 @@ class _Side:
         if after == 1:
             return _Side(made_by, shape[axis], before, last=True)
         return _Side(made_by, shape[axis], after, last=False) if before == 1 else None
-
-
-def _set_shape(shape: Any, dimensions: tuple[int, ...]) -> None:
-    shape.element_type = _F32
-    shape.dimensions.extend(dimensions)
-    shape.is_dynamic_dimension.extend([False] * len(dimensions))
-    shape.layout.minor_to_major.extend(reversed(range(len(dimensions))))

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-VERSION = 1
+VERSION = 2
 
 MAX_MESSAGE = 65536
 
@@ -38,6 +38,7 @@ LOAD = struct.Struct("=IIQQ")  # operation, arena, offset, size
 EXECUTE = struct.Struct("=IIQ")  # operation, tensors, model; then a binding per tensor
 BINDING = struct.Struct("=IIQ")  # arena, 0, offset
 UNLOAD = struct.Struct("=IIQ")  # operation, 0, model
+MESSAGE = struct.Struct("=I")  # bytes of a message on a lane, which follow
 ANSWER = struct.Struct("=II")  # status, tensors
 TENSOR = struct.Struct("=IIQiIII")  # usage, dtype, size, alias, ndim, bytes of the name, 0
 

@@ -25,8 +25,7 @@ class Requests:
         (operation,) = protocol.OPERATION.unpack_from(message)
         try:
             if operation == Operation.EXECUTE:
-                _, _, number = protocol.EXECUTE.unpack_from(message)
-                self._device.execute(number, message[protocol.EXECUTE.size :], _read_places)
+                self._device.execute(message, _read_places)
                 return protocol.DONE
             if operation == Operation.LOAD:
                 return self._load(message)
@@ -58,5 +57,7 @@ class Requests:
         return answer
 
 
-def _read_places(data: bytes) -> Sequence[tuple[int, int]]:
-    return [(arena, offset) for arena, _, offset in protocol.BINDING.iter_unpack(data)]
+def _read_places(request: bytes) -> tuple[int, Sequence[tuple[int, int]]]:
+    _, _, number = protocol.EXECUTE.unpack_from(request)
+    bindings = protocol.BINDING.iter_unpack(request[protocol.EXECUTE.size :])
+    return number, [(arena, offset) for arena, _, offset in bindings]

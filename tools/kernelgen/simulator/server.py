@@ -1,4 +1,4 @@
-"""The helper's sockets: one thread answers on each lane, and the main one watches the control socket, whose end is the helper's.
+"""What the helper reads and writes: a thread answers on each lane, the main one watches the control socket, whose end is its own.
 
 Nothing that may be missing is imported before the client can be told so.
 """
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 THREADS_VARIABLE = "NEURON_SIMULATOR_THREADS"
 STRICT_VARIABLE = "NEURON_SIMULATOR_STRICT"
 
+_MOST = 448
+"""Bytes that most requests fit in; Python has memory of its own for so few."""
+
 MAX_DESCRIPTORS = 253
 """Linux passes no more in one message; one per core and one for the host."""
 
@@ -37,8 +40,7 @@ def serve(control: socket.socket) -> NoReturn:
             message, fds, _, _ = socket.recv_fds(control, protocol.MAX_MESSAGE, MAX_DESCRIPTORS)
             if not message:
                 break
-            for fd in fds:
-                threading.Thread(target=_serve_lane, args=(requests, socket.socket(fileno=fd)), daemon=True).start()
+            threading.Thread(target=_serve_lane, args=(requests, *fds), daemon=True).start()
     except OSError:
         pass  # the client went while it was answered
     # XLA's threads may be in the middle of something.
@@ -92,12 +94,30 @@ def _limit_threads() -> None:
     os.environ["PJRT_NPROC"] = str(max(1, count))
 
 
-def _serve_lane(requests: Requests, lane: socket.socket) -> None:
-    room = bytearray(protocol.MAX_MESSAGE)
-    view = memoryview(room)
+def _framed(message: bytes) -> bytes:
+    return protocol.MESSAGE.pack(len(message)) + message
+
+
+_DONE = _framed(protocol.DONE)
+
+
+def _serve_lane(requests: Requests, source: int, sink: int) -> None:
+    """Answers what comes from one pipe into another, until the client closes them."""
+    head = protocol.MESSAGE.size
     try:
-        while size := lane.recv_into(room):
-            lane.send(requests.answer(bytes(view[:size])))
+        while message := os.read(source, _MOST):
+            while len(message) < head or len(message) < head + protocol.MESSAGE.unpack_from(message)[0]:
+                more = os.read(source, protocol.MAX_MESSAGE)
+                if not more:
+                    return
+                message += more
+            answer = requests.answer(message[head:])
+            framed = _DONE if answer is protocol.DONE else _framed(answer)
+            written = os.write(sink, framed)
+            while written < len(framed):
+                written += os.write(sink, framed[written:])
     except OSError:
         pass  # the client closed it
-    lane.close()
+    finally:
+        os.close(source)
+        os.close(sink)

@@ -1,0 +1,94 @@
+"""The round trip of a launch on the simulator: `./bazelw run //benchmarks/launch`.
+
+A client executes a kernel that adds 256 numbers. The simulator computes in another process, so a launch takes at least what two
+processes need to wake each other, and what XLA needs to execute so small a kernel: both are measured in the same run. It says how
+fast tests with many small kernels are, and nothing of a device.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
+ROOT = Path(__file__).absolute().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
+
+import numpy as np  # noqa: E402
+
+import figures  # noqa: E402
+from kernelgen import hlo, neff  # noqa: E402
+from kernelgen.compilers.settings import CompileConfig  # noqa: E402
+from kernelgen.emitters.catalog import Catalog  # noqa: E402
+from kernelgen.emitters.library import builtin_library  # noqa: E402
+from kernelgen.emitters.loading import load_function  # noqa: E402
+from kernelgen.ggml.tensor import TensorDesc  # noqa: E402
+from kernelgen.hlo import execute  # noqa: E402
+from kernelgen.kernel import KernelSpec  # noqa: E402
+
+LIMIT_US = 20
+ROUNDS = 15
+EACH = 2000
+
+
+def _hlo() -> bytes:
+    """Returns a kernel that adds 64 × 4 floats to as many."""
+    f32 = TensorDesc.parse("(64,4,1,1)/f32")
+    return hlo.emit(KernelSpec.make("add", [f32, f32], f32), load_function(*Catalog([builtin_library()]).find("add")))
+
+
+def _launches(kernel: bytes, rounds: int) -> tuple[float, float]:
+    """Returns the median microseconds of a launch, and of an exchange of nothing between two processes."""
+    program = Path(os.environ.get("LAUNCHES", ROOT / "benchmarks" / "launch" / "launches")).absolute()
+    if not program.exists():
+        raise SystemExit(f"{program} is not there; run this as ./bazelw run //benchmarks/launch")
+    with tempfile.NamedTemporaryFile(suffix=".neff") as file:
+        file.write(neff.write_simulated(kernel, CompileConfig.make("trn1").flags(), "simulator 1"))
+        file.flush()
+        found = {"NEURON_SIMULATOR_PYTHON": sys.executable, "NEURON_SIMULATOR_PATH": str(ROOT / "tools")}
+        done = subprocess.run(
+            [program, file.name, str(rounds)], env=os.environ | found, stdout=subprocess.PIPE, check=True, text=True
+        )
+    launches, exchanges = zip(*(map(float, line.split()) for line in done.stdout.splitlines()), strict=True)
+    return statistics.median(launches), statistics.median(exchanges)
+
+
+def _xla(kernel: bytes) -> float:
+    """Returns the median microseconds that XLA takes to execute it, again and again in one process."""
+    executable = execute.compile_for_cpu(kernel)
+    buffers = [execute.put(np.zeros(shape, dtype)) for _, dtype, shape in executable.parameters]
+    times = []
+    for _ in range(EACH):
+        begun = time.perf_counter()
+        for buffer in executable.begin(buffers):
+            buffer.block_until_ready()
+        times.append((time.perf_counter() - begun) * 1e6)
+    return statistics.median(times)
+
+
+def measure(quick: bool) -> Iterator[figures.Figure]:
+    kernel = _hlo()
+    launch, exchange = _launches(kernel, 1 if quick else ROUNDS)
+    yield figures.Figure(
+        "a launch of a small kernel on the simulator",
+        launch,
+        "µs",
+        peer=figures.Peer("two processes that wake each other", exchange),
+        limit=None if quick else figures.Limit("value", at_most=LIMIT_US),
+    )
+    yield figures.Figure("the same", launch, "µs", peer=figures.Peer("XLA alone, in one process", _xla(kernel)))
+
+
+def main() -> int:
+    args = figures.arguments(__doc__).parse_args()
+    return figures.report(args, lambda: measure(args.quick))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

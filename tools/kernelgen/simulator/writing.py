@@ -1,0 +1,123 @@
+"""What rewrites of HLO for XLA on the CPU have in common: the schema of the instructions that they write, and writing them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+from kernelgen.hlo import proto
+
+F32 = 11
+"""XLA's number of the element type."""
+
+Module = proto.module_class(
+    {
+        "Dot": """
+            *int64 lhs_contracting 1
+            *int64 rhs_contracting 2
+            *int64 lhs_batch 3
+            *int64 rhs_batch 4
+        """,
+        "SliceDimensions": """
+            int64 start 1
+            int64 limit 2
+            int64 stride 3
+        """,
+        "PaddingDimension": """
+            int64 edge_padding_low 1
+            int64 edge_padding_high 2
+            int64 interior_padding 3
+        """,
+        "Padding": "*PaddingDimension dimensions 1",
+        # Numbers of a repeated field are together on the wire, as bytes are.
+        "Literal": "bytes f32s 8",
+        "Instruction": """
+            *int64 dimensions 14
+            Padding padding_config 21
+            *SliceDimensions slice_dimensions 17
+            Dot dot 30
+        """,
+    }
+)
+
+
+class Writer:
+    """Appends new instructions to those of a computation.
+
+    Args:
+        module: the computation's module, a `Module`.
+
+    Attributes:
+        out: the instructions so far, old and new.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._number = max((i.id for c in module.computations for i in c.instructions), default=0)
+        self.out: list[Any] = []
+
+    def add(self, like: Any, opcode: str, shape: tuple[int, ...], *operands: Any, element_type: int = F32) -> Any:
+        """Returns a new instruction, of the class of another one.
+
+        Args:
+            like: any instruction of the module.
+            opcode: what it does.
+            shape: of its result.
+            operands: instructions that were appended before.
+            element_type: of its result.
+        """
+        self._number += 1
+        made = type(like)(name=f"written.{self._number}", opcode=opcode, id=self._number)
+        made.operand_ids.extend(o.id for o in operands)
+        set_shape(made.shape, shape, element_type)
+        self.out.append(made)
+        return made
+
+    def slice(self, x: Any, axis: int, at: int) -> Any:
+        """Returns what `x` has at a position of an axis, which stays, with one element."""
+        shape = tuple(x.shape.dimensions)
+        made = self.add(x, "slice", (*shape[:axis], 1, *shape[axis + 1 :]), x, element_type=x.shape.element_type)
+        for i, n in enumerate(shape):
+            made.slice_dimensions.add(start=at if i == axis else 0, limit=at + 1 if i == axis else n, stride=1)
+        return made
+
+    def constant(self, like: Any, shape: tuple[int, ...], *values: float) -> Any:
+        """Returns floats."""
+        made = self.add(like, "constant", shape)
+        set_shape(made.literal.shape, shape)
+        made.literal.f32s = struct.pack(f"<{len(values)}f", *values)
+        return made
+
+    def floats(self, x: Any) -> Any:
+        """Returns `x` as float32."""
+        return x if x.shape.element_type == F32 else self.add(x, "convert", tuple(x.shape.dimensions), x)
+
+    def computed_once(self, x: Any) -> Any:
+        """Returns finite float32 `x`, so that XLA does not compute it again wherever it is used, flat.
+
+        XLA puts what makes an operand into the loop of who uses it, but for a product: here of every element and 0, and 1 and 1.
+        """
+        size = math.prod(x.shape.dimensions)
+        pairs = self.add(x, "pad", (size, 2), self.add(x, "reshape", (size, 1), x), self.constant(x, (), 0.0))
+        pairs.padding_config.dimensions.add()
+        pairs.padding_config.dimensions.add(edge_padding_high=1)
+        made = self.add(x, "dot", (size,), pairs, self.constant(x, (2,), 1.0, 1.0))
+        made.dot.lhs_contracting.append(1)
+        made.dot.rhs_contracting.append(0)
+        return made
+
+
+def become_reshape(instruction: Any, of: Any) -> None:
+    """Turns an instruction into a reshape of another one; whoever uses it does not change."""
+    instruction.opcode = "reshape"
+    for field in ("dot", "dimensions", "called_computation_ids", "operand_ids"):
+        instruction.ClearField(field)
+    instruction.operand_ids.append(of.id)
+
+
+def set_shape(shape: Any, dimensions: tuple[int, ...], element_type: int = F32) -> None:
+    """Fills a `ShapeProto` in, its last dimension the fastest."""
+    shape.element_type = element_type
+    shape.dimensions.extend(dimensions)
+    shape.is_dynamic_dimension.extend([False] * len(dimensions))
+    shape.layout.minor_to_major.extend(reversed(range(len(dimensions))))
