@@ -33,8 +33,6 @@ from kernelgen.targets import TARGETS
 from published import MODELS
 from published.header import Header, Tensor, write
 
-ROOT = Path(__file__).absolute().parent.parent
-
 N_CTX = 4096
 CALLS = {"decode": Call(N_CTX, 1, 1, 1, 1024), "512 tokens": Call(N_CTX, 1, 512, 1, 1024)}
 """What is looked at, at one length of the cache."""

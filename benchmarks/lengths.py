@@ -32,8 +32,6 @@ from kernelgen.pieces import Index, Served
 from published import MODELS, OPTIONS
 from published.header import write
 
-ROOT = Path(__file__).absolute().parent.parent
-
 MODEL = "Llama-3-8B"
 N_CTX = 8192
 N_UBATCH = 512

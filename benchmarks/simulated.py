@@ -26,8 +26,6 @@ import figures
 import groups
 from derive import Programs
 
-ROOT = Path(__file__).absolute().parent.parent
-
 SIZE = random_llama.Size(n_embd=768, n_head=12, n_head_kv=12, n_ff=2048, n_layer=12, n_vocab=32000)
 QUICK = random_llama.Size(n_embd=256, n_ff=512, n_layer=2, n_vocab=1000)
 WEIGHTS: dict[str, type[np.floating] | gguf.GGMLQuantizationType] = {
