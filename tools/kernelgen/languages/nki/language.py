@@ -162,20 +162,20 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> 
     return made
 
 
-def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", address: Any = None, **_: Any) -> Tensor:
+def ndarray(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", address: Any = None, **_: Any) -> Tensor:
     """Returns memory that was never written: NaN where it is read as a float."""
     return _made(shape, dtype, buffer, name)
 
 
-def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def zeros(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
     return _made(shape, dtype, buffer, name, 0)
 
 
-def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def ones(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
     return _made(shape, dtype, buffer, name, 1)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def full(shape: Any, fill_value: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
     return _made(shape, dtype, buffer, name, fill_value)
 
 
