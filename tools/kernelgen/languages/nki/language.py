@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -188,7 +189,8 @@ def empty_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = 
 
 
 def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tensor:
-    values = np.asarray(constant)
+    """Returns constants in HBM: an array, or the path of a `.npy` file that holds it."""
+    values = np.load(constant) if isinstance(constant, str | Path) else np.asarray(constant)
     wanted = dtype_of(dtype if dtype is not None else values.dtype)
     return tensors.whole(current().constant(values.astype(wanted), wanted))
 
