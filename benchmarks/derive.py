@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(CHECKOUT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import figures  # noqa: E402
-import usage  # noqa: E402
+import figures
+import usage
 
 # The project's files as a program of Bazel's sees them: links into the checkout and into what was built.
 ROOT = Path(__file__).absolute().parent.parent

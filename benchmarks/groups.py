@@ -16,13 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tests" / "llama"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
+
+import random_llama
+
+import figures
+from derive import Programs
+
 ROOT = Path(__file__).absolute().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools"), str(ROOT / "tests" / "llama")]
-
-import random_llama  # noqa: E402
-
-import figures  # noqa: E402
-from derive import Programs  # noqa: E402
 
 KERNELGEN = (sys.executable, "-m", "kernelgen")
 LAUNCH_US = (0, 13, 180)

@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(CHECKOUT / "tests" / "kernels"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
-from harness import LIBRARY, combinations, emit, example_kernel  # noqa: E402
+from harness import LIBRARY, combinations, emit, example_kernel
 
-from kernelgen.hlo import describe, proto  # noqa: E402
+from kernelgen.hlo import describe, proto
 
 
 @dataclass(frozen=True)

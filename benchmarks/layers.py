@@ -14,24 +14,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
-ROOT = Path(__file__).absolute().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
 
-import figures  # noqa: E402
-from derive import Programs  # noqa: E402
-from kernelgen.emitters import emission  # noqa: E402
-from kernelgen.emitters.catalog import Catalog  # noqa: E402
-from kernelgen.emitters.library import builtin_library  # noqa: E402
-from kernelgen.graph_kernel import GraphSpec  # noqa: E402
-from kernelgen.hlo.lint import errors, lint  # noqa: E402
-from kernelgen.model.exporter import Exporter  # noqa: E402
-from kernelgen.model.graphs import Graph  # noqa: E402
-from kernelgen.model.groups import segment_spec  # noqa: E402
-from kernelgen.model.repeats import layers  # noqa: E402
-from kernelgen.model.sizes import Call, Settings  # noqa: E402
-from kernelgen.targets import TARGETS  # noqa: E402
-from published import MODELS  # noqa: E402
-from published.header import Header, Tensor, write  # noqa: E402
+import figures
+from derive import Programs
+from kernelgen.emitters import emission
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.graph_kernel import GraphSpec
+from kernelgen.hlo.lint import errors, lint
+from kernelgen.model.exporter import Exporter
+from kernelgen.model.graphs import Graph
+from kernelgen.model.groups import segment_spec
+from kernelgen.model.repeats import layers
+from kernelgen.model.sizes import Call, Settings
+from kernelgen.targets import TARGETS
+from published import MODELS
+from published.header import Header, Tensor, write
 
 N_CTX = 4096
 CALLS = {"decode": Call(N_CTX, 1, 1, 1, 1024), "512 tokens": Call(N_CTX, 1, 512, 1, 1024)}

@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
-ROOT = Path(__file__).absolute().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
 
-import figures  # noqa: E402
-from derive import Programs  # noqa: E402
-from kernelgen import cli, manifest  # noqa: E402
-from kernelgen.emitters.catalog import Catalog  # noqa: E402
-from kernelgen.emitters.library import builtin_library  # noqa: E402
-from kernelgen.kernel import KernelSpec  # noqa: E402
-from kernelgen.model.exporter import find  # noqa: E402
-from kernelgen.model.sizes import Call, Settings, pad  # noqa: E402
-from kernelgen.pieces import Index, Served  # noqa: E402
-from published import MODELS, OPTIONS  # noqa: E402
-from published.header import write  # noqa: E402
+import figures
+from derive import Programs
+from kernelgen import cli, manifest
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.kernel import KernelSpec
+from kernelgen.model.exporter import find
+from kernelgen.model.sizes import Call, Settings, pad
+from kernelgen.pieces import Index, Served
+from published import MODELS, OPTIONS
+from published.header import write
 
 MODEL = "Llama-3-8B"
 N_CTX = 8192

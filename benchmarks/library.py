@@ -18,17 +18,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(CHECKOUT / "benchmarks"), str(CHECKOUT / "tests" / "llama")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "llama"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import cases  # noqa: E402
-import harness  # noqa: E402
-import lane  # noqa: E402
+import cases
+import harness
+import lane
 
-import figures  # noqa: E402
-import usage  # noqa: E402
-from kernelgen.kernel import spec_json  # noqa: E402
-from kernelgen.plan import Kernel  # noqa: E402
+import figures
+import usage
+from kernelgen.kernel import spec_json
+from kernelgen.plan import Kernel
 
 WORKER = [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker"]
 

@@ -3,9 +3,9 @@
     ./bazelw run //benchmarks:nki_emission
 
 The product of large matrices is written here, with a DMA per tile of each product; the other kernels are kernelgen's own, in NKI
-and in JAX, for a Llama of 8 billion parameters. Seconds are of one CPU: recording, rolling loops, and lowering through JAX to
-canonical HLO. The ratio is to the emitter in JAX in the same run. Exit status 1 where a kernel takes more than a second or has more
-than 1,000 lines.
+and in JAX, for a Llama of 8 billion parameters. Seconds are of one CPU, the least of three times: recording, rolling loops, and
+lowering through JAX to canonical HLO. `first` is the first of the three, in which JAX traces its own functions as well. The ratio
+is to the emitter in JAX in the same run. Exit status 1 where a kernel takes more than a second or has more than 1,000 lines.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ with loading.interpreter():
     import nki.language as nl
 
 SECONDS, LINES = 1.0, 1000
+TIMES = 3
 
 
 def product(stationary: Any, moving: Any) -> Any:
@@ -53,29 +55,44 @@ def product(stationary: Any, moving: Any) -> Any:
     return result
 
 
-def traced(function: Callable[..., Any], inputs: list[Any]) -> tuple[float, int]:
-    """Returns the CPU seconds that it takes to lower a function of arrays, and the lines of its HLO."""
-    start = time.process_time()
-    lowered = jax.jit(function).lower(*inputs).compiler_ir("hlo")
-    seconds = time.process_time() - start
-    assert lowered is not None
-    return seconds, len(lowered.as_hlo_text().splitlines())
+@dataclass(frozen=True)
+class Cost:
+    """What emitting a kernel takes: CPU seconds, the least and those of the first time, and the lines of its HLO."""
+
+    seconds: float
+    first: float
+    lines: int
 
 
-def emitted(spec: KernelSpec, language: str, catalog: Catalog) -> tuple[float, int]:
-    """Returns the CPU seconds that it takes to emit a kernel in a language, and the instructions of its HLO."""
+def done(work: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Does work some times; returns the least CPU seconds, those of the first time, and what it returned."""
+    seconds = []
+    for _ in range(TIMES):
+        start = time.process_time()
+        made = work()
+        seconds.append(time.process_time() - start)
+    return min(seconds), seconds[0], made
+
+
+def traced(function: Callable[..., Any], inputs: list[Any]) -> Cost:
+    """Returns what it takes to lower a function of arrays to HLO."""
+    # A new function each time: JAX keeps what it traced.
+    seconds, first, made = done(lambda: jax.jit(lambda *given: function(*given)).lower(*inputs).compiler_ir("hlo"))
+    return Cost(seconds, first, len(made.as_hlo_text().splitlines()))
+
+
+def emitted(spec: KernelSpec, language: str, catalog: Catalog) -> Cost:
+    """Returns what it takes to emit a kernel in a language; the lines are the instructions of its HLO."""
     chosen = catalog.choose(spec, (language,), "trn1")
     assert chosen is not None
     assert chosen[1].fits(spec)
     function = load_function(*chosen)
-    start = time.process_time()
-    made = hlo.emit(spec, function)
-    seconds = time.process_time() - start
+    seconds, first, made = done(lambda: hlo.emit(spec, function))
     module = proto.parse(made)
-    return seconds, sum(len(computation.instructions) for computation in module.computations)
+    return Cost(seconds, first, sum(len(computation.instructions) for computation in module.computations))
 
 
-def own() -> Iterator[tuple[str, KernelSpec]]:
+def library() -> Iterator[tuple[str, KernelSpec]]:
     """Yields kernels of a Llama of 8 billion parameters, for a token with 4,096 cells of cache and for 512 with 1,024."""
     for n, cells in ((1, 4096), (512, 1024)):
         x, weights = f"(4096,{n},1,1)/f32", "(4096,14336,1,1)"
@@ -107,14 +124,14 @@ def own() -> Iterator[tuple[str, KernelSpec]]:
             yield name, KernelSpec.make(op, [TensorDesc.parse(t) for t in inputs], TensorDesc.parse(output), params)
 
 
-def measured() -> Iterator[tuple[str, tuple[float, int], tuple[float, int]]]:
-    """Yields each kernel's name, and its seconds and lines in NKI and in JAX."""
+def measured() -> Iterator[tuple[str, Cost, Cost]]:
+    """Yields each kernel's name, and what it takes in NKI and in JAX."""
     square = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
     base = traced(lambda a, b: a.T @ b, square)
     found = traced(lambda a, b: kernel.record(product, [a, b], {}, older=False)(a, b), square)
     yield "matmul 4096 x 4096 x 4096 bf16", found, base
     catalog = Catalog([builtin_library()])
-    for name, spec in own():
+    for name, spec in library():
         base = emitted(spec, "jax", catalog)
         yield name, emitted(spec, "nki", catalog), base
 
@@ -122,10 +139,11 @@ def measured() -> Iterator[tuple[str, tuple[float, int], tuple[float, int]]]:
 def main() -> int:
     jax.jit(lambda x: x + 1).lower(jnp.zeros(3))  # JAX's own start
     good = True
-    print(f"{'kernel':32} {'seconds':>8} {'lines':>6} {'JAX: seconds':>13} {'lines':>6} {'ratio':>6}")
-    for name, (seconds, lines), (base, base_lines) in measured():
-        good = good and seconds <= SECONDS and lines <= LINES
-        print(f"{name:32} {seconds:8.2f} {lines:6} {base:13.3f} {base_lines:6} {seconds / base:6.0f}", flush=True)
+    print(f"{'kernel':32} {'seconds':>8} {'first':>6} {'lines':>6} {'JAX: seconds':>13} {'lines':>6} {'ratio':>6}")
+    for name, own, base in measured():
+        good = good and own.seconds <= SECONDS and own.lines <= LINES
+        in_jax = f"{base.seconds:13.3f} {base.lines:6} {own.seconds / base.seconds:6.0f}"
+        print(f"{name:32} {own.seconds:8.2f} {own.first:6.2f} {own.lines:6} {in_jax}", flush=True)
     return 0 if good else 1
 
 

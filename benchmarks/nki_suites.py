@@ -1,15 +1,19 @@
 """Runs tests of a checkout of AWS's NKI repositories with kernelgen's interpreter in place of the SDK; fetches nothing.
 
-PYTHONPATH=tools python benchmarks/nki_suites.py CHECKOUT/nki/test [pytest's options]
+PYTHONPATH=tools python benchmarks/nki_suites.py CHECKOUT/nki/test [--each N] [--seconds S] [pytest's options]
 
 In the tests' process, imports of `neuronxcc.nki`, `nki` and `torch_neuronx` resolve to the interpreter wherever those packages are
-absent, and what else the suites import to `suites`. docs/kernels-in-nki.md has the commands and what they print.
+absent, and what else the suites import to `suites`. `--each 2` takes the first two cases of each test function, and `--seconds 60`
+fails a test that takes more CPU seconds. docs/kernels-in-nki.md has the commands and what they print.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+from collections import Counter
+from collections.abc import Generator
 
 import pytest
 
@@ -31,9 +35,46 @@ class _XdistHooks:
 
 
 class _Plugin:
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
+        parser.addoption("--each", type=int, default=0, help="only so many cases of each test function")
+        parser.addoption("--seconds", type=float, default=0.0, help="CPU seconds that a test may take")
+
+    @pytest.hookimpl(trylast=True)  # after the tests' own choice and pytest's, by marks
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        each = config.getoption("--each")
+        if not each:
+            return
+        met: Counter[str] = Counter()
+        left: list[pytest.Item] = []
+        for item in items:
+            function = item.nodeid.partition("[")[0]
+            met[function] += 1
+            if met[function] <= each:
+                left.append(item)
+        config.hook.pytest_deselected(items=[item for item in items if item not in left])
+        items[:] = left
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        seconds = item.config.getoption("--seconds")
+
+        def late(*_: object) -> None:
+            raise TimeoutError(f"the test takes more than {seconds:g} CPU seconds")
+
+        before = signal.signal(signal.SIGPROF, late)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, before)
+
     def pytest_addhooks(self, pluginmanager: pytest.PytestPluginManager) -> None:
         if not pluginmanager.hasplugin("xdist"):
             pluginmanager.add_hookspecs(_XdistHooks)
+
+    def pytest_collection_finish(self) -> None:
+        suites.nki_library.mend()
 
 
 def _is_absent(name: str) -> bool:

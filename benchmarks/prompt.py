@@ -19,16 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tests" / "llama"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
+
+import harness
+import lane
+import random_llama
+
+import figures
+from kernelgen import cli, manifest
+from kernelgen.model.exporter import VARIABLE
+
 ROOT = Path(__file__).absolute().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "llama")]
-
-import harness  # noqa: E402
-import lane  # noqa: E402
-import random_llama  # noqa: E402
-
-import figures  # noqa: E402
-from kernelgen import cli, manifest  # noqa: E402
-from kernelgen.model.exporter import VARIABLE  # noqa: E402
 
 PROMPT = 300
 N_CTX = 512

@@ -14,16 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
-ROOT = Path(__file__).absolute().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools"), str(ROOT / "tests" / "llama")]
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tests" / "llama"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
 
-import gguf  # noqa: E402
-import numpy as np  # noqa: E402
-import random_llama  # noqa: E402
+import gguf
+import numpy as np
+import random_llama
 
-import figures  # noqa: E402
-import groups  # noqa: E402
-from derive import Programs  # noqa: E402
+import figures
+import groups
+from derive import Programs
 
 SIZE = random_llama.Size(n_embd=768, n_head=12, n_head_kv=12, n_ff=2048, n_layer=12, n_vocab=32000)
 QUICK = random_llama.Size(n_embd=256, n_ff=512, n_layer=2, n_vocab=1000)

@@ -79,12 +79,25 @@ class _Frontend:
     """A compiler's front end: named, and not there."""
 
 
+def mend() -> None:
+    """Lets nki-library's tests go on after a kernel ran in simulation.
+
+    Their `Orchestrator` sets `_compiled_kernel` when it compiles, which it skips in this mode, and then asks for it.
+    """
+    module = sys.modules.get("test.utils.test_orchestrator")
+    orchestrator = getattr(module, "Orchestrator", None)
+    if orchestrator is not None and not hasattr(orchestrator, "_compiled_kernel"):
+        orchestrator._compiled_kernel = None
+
+
 def names() -> dict[str, dict[str, Any]]:
     """Returns what each module has, by its name. The interpreter's modules of `nki` must be in `sys.modules`."""
     nki = vars(sys.modules["nki"])
 
     def same(name: str) -> dict[str, Any]:
-        return dict(vars(sys.modules[name]))
+        found = dict(vars(sys.modules[name]))
+        # The tests and kernels compare dtypes by their texts, and a tensor's is 'float32'.
+        return {n: np.dtype(v) if isinstance(v, type) and issubclass(v, np.generic) else v for n, v in found.items()}
 
     inside = {
         f"nki_cpu_simulator.{name}": same(name)

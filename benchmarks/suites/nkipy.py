@@ -6,6 +6,7 @@ operations, its tables, its MLIR.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -138,13 +139,13 @@ def lowered(function: Callable[..., Any], bound: Bound, arrays: Sequence[Array])
     """
     count = 0
 
+    @functools.wraps(function)  # messages have its file and line
     def kernel(*tensors: Any) -> Any:
         nonlocal count
         returned = bound.call(tensors)
         count = 0 if returned is None else len(returned) if isinstance(returned, tuple | list) else 1
         return returned
 
-    kernel.__wrapped__ = function  # type: ignore[attr-defined]  # whose file and line messages have
     launch = Launch(tuple((a.shape, a.dtype.name) for a in arrays))
     try:
         found = lower_function("numpy", kernel, launch, getattr(function, "__name__", "kernel"))

@@ -85,6 +85,51 @@ def test_notes_are_kept_in_pack_and_tree_and_printed(kernels: Kernels, tmp_path:
         bundle.build(*kernels.arguments, notes=files, pack_path=packed)
 
 
+def test_costs_of_a_bundle_are_told_for_each_kernel_and_together(kernels: Kernels, out: Path, tmp_path: Path) -> None:
+    first, second = sorted(kernels.specs)[:2]
+
+    def cost(times: int) -> dict[str, Any]:
+        return {
+            "cycles": {"tensor": 100 * times, "vector": 7},
+            "instructions": {"tensor": times, "vector": 1, "dma": 2},
+            "dma_bytes": 330 * times,
+            "sbuf_bytes_per_partition": 64 // times,
+            "psum_bytes_per_partition": 2048 * times,
+        }
+
+    notes = {first: {"costs": [cost(1), cost(2)]}, second: {"costs": [cost(4)], "nki": ["a note"]}}
+    files = {id: tmp_path / f"{number}.json" for number, id in enumerate(notes)}
+    for id, file in files.items():
+        file.write_text(json.dumps(notes[id]))
+    tree, packed = tmp_path / "tree", tmp_path / "pack.kernels.gguf"
+    bundle.build(*kernels.arguments, notes=files, tree_path=tree, pack_path=packed)
+    for path in (tree, packed):
+        what = described(path, "--cost")
+        own = {k["id"]: k["cost"] for k in what["kernels"] if "cost" in k}
+        assert [[one["cycles"] for one in own[id]] for id in (first, second)] == [
+            [{"tensor": 100, "vector": 7, "dma": 2}, {"tensor": 200, "vector": 7, "dma": 3}],
+            [{"tensor": 400, "vector": 7, "dma": 6}],
+        ]
+        assert what["total_cost"] == {
+            "modelled": True,
+            "bottleneck": "tensor",
+            "kernels": 2,
+            "without": 10,
+            "cycles": {"tensor": 700, "vector": 21, "dma": 11},
+            "instructions": {"tensor": 7, "vector": 3, "dma": 6},
+            "dma_bytes": 2310,
+            "sbuf_bytes_per_partition": 64,
+            "psum_bytes_per_partition": 8192,
+        }
+        text = run(inspect_command.command, path, "--cost").stdout
+        assert "modelled, not measured, of 2 of 12 kernels together; the bottleneck is tensor\n" in text
+        assert text.count("modelled, not measured") == 4
+    assert "no cost is noted of any of its kernels" in failure(inspect_command.command, out / "tiny_trn1", "--cost")
+    files[first].write_text(json.dumps({"costs": [{"cycles": 1}]}))
+    bundle.build(*kernels.arguments, notes=files, pack_path=packed)
+    assert "the cost that is noted of a kernel cannot be read" in failure(inspect_command.command, packed, "--cost")
+
+
 def test_text(out: Path, kernels: Kernels) -> None:
     text = run(inspect_command.command, out / "tiny_trn1.kernels.gguf").stdout
     assert "tiny_trn1.kernels.gguf: bundle of kernels, a GGUF pack\n" in text

@@ -166,6 +166,22 @@ def test_functions_of_networks() -> None:
     np.testing.assert_array_equal(found[9], [4, 5])
 
 
+def test_functions_of_networks_compute_at_once_outside_of_a_kernel() -> None:
+    values = np.array([[3, 1, 2], [5, 6, 4]], np.float32)
+
+    def kernel(x: Any) -> Any:
+        total = zeros((2, 3))
+        total[:, 0] = np.sum(softmax(x), axis=1)
+        return (*topk(x, 2), total, conv2d(x[None, None], full((1, 1, 1, 1), 2.0)), rms_norm(x, constant([1, 2, 3])))
+
+    direct = kernel(values)
+    assert all(type(each) is np.ndarray for each in direct)
+    np.testing.assert_array_equal(direct[0], [[3, 2], [6, 5]])
+    np.testing.assert_array_equal(direct[1], [[0, 2], [1, 0]])
+    for one, other in zip(direct, run(kernel, values), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 # --- dtypes -------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
     ./bazelw run //tests/llama:backend_ops                       all its cases
     ./bazelw run //tests/llama:backend_ops -- -o ADD,MUL_MAT     these ops, or whole cases, as test-backend-ops takes them
     ./bazelw run //tests/llama:backend_ops -- -o ROPE --languages nki,jax
+    ./bazelw run //tests/llama:backend_ops -- -o ROPE --languages nki,jax --computed-by nki --shard 1/4
     ./bazelw run //tests/llama:backend_ops -- --sample           the cases that the tests run
     ./bazelw run //tests/llama:backend_ops -- --write-sample F   writes a new sample of what passed to F
 
@@ -198,6 +199,8 @@ def run(
     chosen: Sequence[str] = (),
     params: str | None = None,
     languages: Sequence[str] = (),
+    language: str = "",
+    shard: tuple[int, int] = (1, 1),
     jobs: int | None = None,
     terminal: bool | None = None,
 ) -> Summary:
@@ -209,6 +212,8 @@ def run(
         chosen: ops, regular expressions for ops, or whole cases; every case when empty.
         params: a regular expression for parameters.
         languages: which may compute the kernels, the first choice first; JAX without them.
+        language: only cases of which this language computes a kernel; of any language when empty.
+        shard: (k, n): the k-th of n parts of the groups, of about as many cases each; all by default.
         jobs: groups at once; one per CPU by default.
         terminal: whether to show progress as in a terminal; found out by default.
 
@@ -218,7 +223,13 @@ def run(
     begun = time.monotonic()
     rows = cases.listing(programs, work / "no-kernels", chosen=_filter(chosen), params=params)
     rows = _wanted(rows, chosen)
-    groups = cases.group(rows)
+    if language:
+        rows = computed_by(rows, language, languages)
+    groups = cases.group(rows)[shard[0] - 1 :: shard[1]]
+    if not groups:
+        raise RuntimeError("no such case")
+    taken = {case for group in groups for case in group.cases}
+    rows = [row for row in rows if row.case in taken]
     show = Show(len(rows), len(groups), terminal=terminal)
     summary = Summary(costs={row.case: row.elements for row in rows})
     by_name = {group.name: group for group in groups}
@@ -263,6 +274,14 @@ def _wanted(rows: Sequence[cases.Row], chosen: Sequence[str]) -> list[cases.Row]
     return [row for row in rows if row.case in wanted or row.op in wanted]
 
 
+def computed_by(rows: Sequence[cases.Row], language: str, languages: Sequence[str]) -> list[cases.Row]:
+    """Returns the cases of which this language computes a kernel, when kernels may be in `languages`."""
+    entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
+    found, _, _ = lane.Builder(languages).read(entries)
+    own = {entry for entry, kernel in found.items() if kernel.language == language}
+    return [row for row in rows if any(node in own for node, _ in row.nodes)]
+
+
 def _expected(work: Path, group: cases.Group) -> tuple[bool, float]:
     """Returns what sorts a group: first what was done before, since most of that is unchanged, then the longest."""
     try:
@@ -286,7 +305,8 @@ def ask(
     """
     packs = [str(work / name / "kernels") for name, done in summary.groups.items() if done.built.sizes]
     environment = programs.environment(kernels=work / "no-kernels") | {"GGML_NEURON_KERNEL_DIR": ":".join(packs)}
-    return _wanted(cases.run(programs, "support", environment, chosen=_filter(chosen), params=params).rows, chosen)
+    rows = cases.run(programs, "support", environment, chosen=_filter(chosen), params=params).rows
+    return [row for row in _wanted(rows, chosen) if row.case in summary.costs]
 
 
 def write_results(work: Path, summary: Summary, asked: Iterable[cases.Row]) -> None:
@@ -350,6 +370,15 @@ def report(summary: Summary) -> None:
     print("kernels by language: " + ", ".join(f"{count:,} in {name}" for name, count in sorted(made.items())))
 
 
+def _shard(text: str) -> tuple[int, int]:
+    """Returns a part and how many there are, from `K/N`."""
+    number, _, count = text.partition("/")
+    part = int(number), int(count)
+    if not 1 <= part[0] <= part[1]:
+        raise argparse.ArgumentTypeError(f"{text}: expected K/N, K from 1 to N")
+    return part
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
@@ -358,6 +387,16 @@ def main() -> int:
     parser.add_argument("-p", dest="params", metavar="REGEX", help="only cases whose parameters match")
     parser.add_argument(
         "--languages", default="", help="which may compute the kernels, the first choice first: nki,jax"
+    )
+    parser.add_argument(
+        "--computed-by", default="", metavar="LANGUAGE", help="only cases of which this language computes a kernel"
+    )
+    parser.add_argument(
+        "--shard",
+        type=_shard,
+        default=(1, 1),
+        metavar="K/N",
+        help="the K-th of N parts; what they find is kept together",
     )
     parser.add_argument("--sample", action="store_true", help="the cases that the tests run")
     parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of what passed")
@@ -368,10 +407,21 @@ def main() -> int:
     programs = harness.Programs.find()
     # Groups of other choices have other cases and folders of their own: the whole run's stay as they are.
     languages = [name for name in args.languages.split(",") if name]
-    whole = not chosen and not args.params and not languages
-    named = (chosen, args.params, languages) if languages else (chosen, args.params)
+    named: tuple[Any, ...] = (chosen, args.params)
+    named += (languages,) if languages else ()
+    named += (args.computed_by,) if args.computed_by else ()
+    whole = not any(named)
     work = args.work.absolute() / ("whole" if whole else lane.digest(*named)[:12])
-    summary = run(programs, work, chosen=chosen, params=args.params, languages=languages, jobs=args.jobs)
+    summary = run(
+        programs,
+        work,
+        chosen=chosen,
+        params=args.params,
+        languages=languages,
+        language=args.computed_by,
+        shard=args.shard,
+        jobs=args.jobs,
+    )
     report(summary)
     asked = ask(programs, work, summary, chosen=chosen, params=args.params)
     write_results(work, summary, asked)

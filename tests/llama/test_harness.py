@@ -221,6 +221,27 @@ def test_a_result_is_taken_again_only_when_nothing_it_depends_on_changed(
     assert again()
 
 
+def test_parts_of_a_run_are_together_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = fake_programs(tmp_path, monkeypatch, [f"{op}({n})" for op in "AB" for n in range(150)])
+    groups = []
+    for shard in ((1, 2), (2, 2), (1, 1)):
+        summary = backend_ops.run(programs, tmp_path / "work", shard=shard, jobs=1, terminal=False)
+        assert summary.ok and len(summary.outcome.results) == len(summary.costs)
+        groups.append({name: done.reused for name, done in summary.groups.items()})
+    assert groups == [{"A-1": False}, {"B-1": False}, {"A-1": True, "B-1": True}]
+
+
+def test_cases_are_chosen_by_the_language_that_computes_them() -> None:
+    norm = '{op: "rms_norm", inputs: ["(64,8,1,1)/f32"], output: "(64,8,1,1)/f32", params: {eps: 1e-5}}'
+    rows = [
+        row("RELU(1)", nodes=((RELU, None),)),
+        row("RMS_NORM(1)", nodes=((norm, None),)),
+        row("NONSENSE(1)", nodes=((NONSENSE, "no emitter for this op"),)),
+    ]
+    chosen = {name: backend_ops.computed_by(rows, name, ["nki", "jax"]) for name in ("nki", "jax")}
+    assert chosen == {"nki": [rows[1]], "jax": [rows[0]]}
+
+
 def test_a_case_that_ends_the_program_fails_and_the_others_go_on(fake: harness.Programs, tmp_path: Path) -> None:
     group = cases.group(cases.listing(fake, tmp_path / "empty"))[0]
     (fake.llama_cpp / "crash").write_text("A(3)")

@@ -109,6 +109,43 @@ def test_a_kernel_of_the_first_generation_writes_its_parameters(tmp_path):
     assert not updated
 
 
+def test_a_constant_may_be_a_file(tmp_path):
+    with loading.interpreter():
+        import nki.isa as nisa
+        import nki.language as nl
+
+        def table(x, file):
+            result = nl.ndarray((4, 3), nl.float32, buffer=nl.shared_hbm)
+            nisa.dma_copy(dst=result, src=nl.shared_constant(file))
+            return result
+
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    np.save(tmp_path / "values.npy", values)
+    (found,) = inline(table, np.ones((4, 3), np.float32), file=str(tmp_path / "values.npy"))
+    np.testing.assert_array_equal(found, values)
+
+
+def test_buffers_are_named_by_place_and_dtypes_by_nki_itself():
+    with loading.interpreter():
+        import nki.isa as nisa
+        import nki.language as nl
+
+        import nki
+
+        def copied(x):
+            tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+            nisa.dma_copy(dst=tile, src=x)
+            result = nl.zeros(x.shape, nki.dtype.float32, nl.shared_hbm)
+            nisa.dma_copy(dst=result, src=tile)
+            return result
+
+        assert nisa.dma_engine.gpsimd_dma is not nisa.dma_engine.dma
+    x = np.ones((8, 4), np.float16)
+    (found,) = inline(copied, x)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, x)
+
+
 def test_the_programs_of_a_grid_write_one_result(tmp_path):
     programs = load(tmp_path, GRID, "programs")
     (result,), _ = call(programs, X, keywords={"factor": 3.0}, grid=(2,))

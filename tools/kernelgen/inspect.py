@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelgen import costs, gguf_reader, model_files, neff, neff_description
+from kernelgen import gguf_reader, model_files, modelled_cost, neff, neff_description
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.canonical import canonical_json
@@ -30,20 +29,15 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
     Args:
         path: the file, or the folder of a tree.
         check: also read everything that a bundle holds and compare digests; otherwise only its index is read.
-        cost: also tell what the kernel of an HLO file takes by the model of its language, as `cost`.
+        cost: also tell what kernels take by the model of their language: `cost` of an HLO file or of each kernel of a bundle, and
+            a bundle's `total_cost`.
 
     Raises:
         KernelgenError: nothing of the kind, or damaged; or its cost is not known.
     """
     path = Path(path)
     if cost:
-        made = describe(path, check=check)
-        noted = _notes(path).get("notes", {}).get("costs") if made["kind"] == "hlo" else None
-        if not noted:
-            raise KernelgenError(
-                f"{path}: no cost is noted; that of kernels in NKI is, beside their HLO (kernelgen emit)"
-            )
-        return made | {"cost": [_cost(each) for each in noted]}
+        return _with_cost(path, describe(path, check=check))
     model = model_files.recognize(path, "bundle, NEFF or HLO file", packs=True)
     if model is not None:
         raise KernelgenError(model)
@@ -65,6 +59,26 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
         raise KernelgenError(f"{path}: {error.strerror or error}") from None
 
 
+def _with_cost(path: Path, made: dict[str, Any]) -> dict[str, Any]:
+    """Returns a description with what is noted of costs.
+
+    Raises:
+        KernelgenError: nothing is.
+    """
+    if made["kind"] in ("tree", "pack"):
+        try:
+            found = modelled_cost.of_bundle(made)
+        except (LookupError, ValueError, TypeError, AttributeError):
+            raise KernelgenError(f"{path}: damaged: the cost that is noted of a kernel cannot be read") from None
+        if "total_cost" not in found:
+            raise KernelgenError(f"{path}: no cost is noted of any of its kernels; that of kernels in NKI is")
+        return found
+    noted = _notes(path).get("notes", {}).get("costs") if made["kind"] == "hlo" else None
+    if not noted:
+        raise KernelgenError(f"{path}: no cost is noted; that of kernels in NKI is, beside their HLO (kernelgen emit)")
+    return made | {"cost": [modelled_cost.of_noted(each) for each in noted]}
+
+
 def _notes(hlo: Path) -> dict[str, Any]:
     """Returns what the emit step noted beside an HLO file, as `notes`; nothing when it noted nothing."""
     file = hlo.with_name(notes_file(kernel_of(hlo)))
@@ -75,30 +89,6 @@ def _notes(hlo: Path) -> dict[str, Any]:
     except ValueError as error:
         raise KernelgenError(f"{file}: not the notes of a kernel: {error}") from None
     return {"notes": notes} if notes else {}
-
-
-CLOCK_GHZ = 1.4
-"""The clock of the engines at which the cost of DMA is set against theirs."""
-
-
-def _cost(noted: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a kernel takes: the figures that its language noted, DMA in cycles too, and what takes longest."""
-    dma = math.ceil(noted["dma_bytes"] / costs.builtin().gb_per_s * CLOCK_GHZ)
-    cycles = {**noted["cycles"], "dma": dma}
-    bottleneck = max(sorted(cycles), key=lambda name: int(cycles[name]))
-    return {"modelled": True, "bottleneck": bottleneck, **noted, "cycles": cycles}
-
-
-def _cost_text(made: dict[str, Any]) -> list[str]:
-    lines = [f"  {'cost':{_WIDTH}} modelled, not measured; the bottleneck is {made['bottleneck']}"]
-    for engine, cycles in made["cycles"].items():
-        moved = f", {made['dma_bytes']:,} bytes" if engine == "dma" else ""
-        lines.append(
-            f"  {'':{_WIDTH}} {engine:7} {made['instructions'][engine]:>9,} instructions {cycles:>12,} cycles{moved}"
-        )
-    sbuf, psum = made["sbuf_bytes_per_partition"], made["psum_bytes_per_partition"]
-    lines.append(f"  {'':{_WIDTH}} at most {sbuf:,} bytes of SBUF and {psum:,} of PSUM per partition at once")
-    return lines
 
 
 def _notes_text(notes: dict[str, Any]) -> list[str]:
@@ -117,7 +107,7 @@ def text(what: dict[str, Any]) -> str:
     """Returns what `describe` gave as lines for people."""
     lines = [f"{what['path']}: {_TITLES[what['kind']]}"]
     for name, value in what.items():
-        if name in ("path", "kind", "tensors", "kernels", "members", "notes", "cost"):
+        if name in ("path", "kind", "tensors", "kernels", "members", "notes", "cost", "total_cost"):
             continue
         if isinstance(value, list):
             value = (", " if name == "features" else " ").join(map(str, value))
@@ -132,7 +122,9 @@ def text(what: dict[str, Any]) -> str:
         label = {"in": "input", "out": "output"}[tensor["usage"]]
         lines.append(f"  {label:{_WIDTH}} {tensor['name']}: {tensor['dtype']}[{dims}], {tensor['size']} bytes{shared}")
     lines += _notes_text(what.get("notes", {}))
-    lines += [line for made in what.get("cost", ()) for line in _cost_text(made)]
+    lines += [line for made in what.get("cost", ()) for line in modelled_cost.lines(made)]
+    if "total_cost" in what:
+        lines += modelled_cost.lines(what["total_cost"])
     for name, size in what.get("members", {}).items():
         lines.append(f"  {'member':{_WIDTH}} {name}, {size} bytes")
     for kernel in what.get("kernels", ()):
@@ -141,10 +133,11 @@ def text(what: dict[str, Any]) -> str:
         if "flags" in kernel:
             lines.append(f"      compiled with {' '.join(kernel['flags'])}")
         lines += [f"    {line}" for line in _notes_text(kernel.get("notes") or {})]
+        lines += [f"    {line}" for made in kernel.get("cost", ()) for line in modelled_cost.lines(made)]
     return "\n".join(lines)
 
 
-_WIDTH = 12
+_WIDTH = modelled_cost.WIDTH
 _TITLES = {
     "tree": "bundle of kernels, a tree",
     "pack": "bundle of kernels, a GGUF pack",

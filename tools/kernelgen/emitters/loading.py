@@ -186,4 +186,10 @@ def _import_error(registration: Registration, error: BaseException) -> Kernelgen
     if isinstance(error, SyntaxError) and error.lineno:
         line = error.lineno
     message = f"can't import the emitter of '{registration.op}': {described(error)}"
-    return KernelgenError(Diagnostic(message, Location(str(registration.file), line, 1)))
+    hint = None
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        hint = (
+            f"install it for the Python that runs kernelgen, {sys.executable}; "
+            f"a file beside this one is imported with a dot: from .{error.name.partition('.')[0]} import …"
+        )
+    return KernelgenError(Diagnostic(message, Location(str(registration.file), line, 1), hint))

@@ -102,7 +102,7 @@ def partitions_agree(operands: Sequence[Tensor], shape: tuple[int, ...]) -> None
 
 
 def operand_on_chip(tensor: Tensor, what: str) -> None:
-    if current().check and not tensor.on_chip and tensor.storage.initial is None:
+    if not tensor.on_chip and tensor.storage.initial is None and current().check:
         raise NkiTypeError(
             "err_unsupported_memory",
             f"an operand of {what} is in {tensor.buffer}; load it into SBUF first",

@@ -43,12 +43,18 @@ def _is_own(file: str) -> bool:
     return file.startswith((_HERE, "<frozen"))
 
 
+_OWN: set[str] = set()
+"""The interpreter's files that were met: for each instruction some frames are looked at."""
+
+
 def kernel_location() -> tuple[str, int]:
     """Returns the file and line of the innermost frame outside of the interpreter, ("", 0) where there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not _is_own(name):
-            return name, frame.f_lineno
+        if name not in _OWN:
+            if not _is_own(name):
+                return name, frame.f_lineno
+            _OWN.add(name)
         frame = frame.f_back
     return "", 0

@@ -74,7 +74,7 @@ class MGrid:
         return Grid(axes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: that makes thousands of them slow to create; nothing changes them
 class DynamicSlice:
     """`nl.ds(start, size)`: `size` elements from `start`, which may be known at run time only."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -162,20 +163,20 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> 
     return made
 
 
-def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", address: Any = None, **_: Any) -> Tensor:
+def ndarray(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", address: Any = None, **_: Any) -> Tensor:
     """Returns memory that was never written: NaN where it is read as a float."""
     return _made(shape, dtype, buffer, name)
 
 
-def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def zeros(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
     return _made(shape, dtype, buffer, name, 0)
 
 
-def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def ones(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
     return _made(shape, dtype, buffer, name, 1)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def full(shape: Any, fill_value: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
     return _made(shape, dtype, buffer, name, fill_value)
 
 
@@ -188,7 +189,8 @@ def empty_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = 
 
 
 def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tensor:
-    values = np.asarray(constant)
+    """Returns constants in HBM: an array, or the path of a `.npy` file that holds it."""
+    values = np.load(constant) if isinstance(constant, str | Path) else np.asarray(constant)
     wanted = dtype_of(dtype if dtype is not None else values.dtype)
     return tensors.whole(current().constant(values.astype(wanted), wanted))
 

@@ -143,7 +143,7 @@ def older_modules() -> dict[str, types.ModuleType]:
 
 def newer_modules() -> dict[str, types.ModuleType]:
     """Returns the modules of `nki`, by name."""
-    isa = _module("nki.isa", _public(newer))
+    isa = _module("nki.isa", {**_public(newer), "dma_engine": constants.dma_engine})
     isa.constants = _module("nki.isa.constants", {**_public(constants), "dge_mode": constants.newer_dge_mode})  # type: ignore[attr-defined]
     nl = _module("nki.language", language.names())
     nl.dtypes = _module("nki.language.dtypes", {k: v for k, v in vars(nl).items() if isinstance(v, type | np.dtype)})  # type: ignore[attr-defined]
@@ -156,6 +156,7 @@ def newer_modules() -> dict[str, types.ModuleType]:
         "typing": _module("nki.typing", _typing()),
         "compiler": _module("nki.compiler", _compiler()),
         "tensor": _module("nki.tensor", {"NkiTensor": Tensor, "Tensor": Tensor}),
+        "dtype": nl.dtypes,
         "contextlib": contextlib,
     }
     return {

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from kernelgen.languages.nki.tensors import Tensor
 
 
+ON_CHIP = frozenset(("sbuf", "psum"))
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Buffer:
     """A kind of memory: sbuf, psum, hbm, private_hbm or shared_hbm. Where in it a tensor is placed has no effect on values."""
@@ -44,7 +47,7 @@ class Buffer:
 
     @property
     def is_hbm(self) -> bool:
-        return self.kind not in ("sbuf", "psum")
+        return self.kind not in ON_CHIP
 
 
 MOST_STEPS = 4_000_000
@@ -234,8 +237,7 @@ class Recorder:
 
     def record(self, instruction: Instruction) -> None:
         self.block.items.append(instruction)
-        self._used(instruction.reads)
-        self._used(instruction.writes)
+        self._used(instruction.reads + instruction.writes)
         self._step()
 
     def _step(self) -> None:
@@ -255,10 +257,9 @@ class Recorder:
         number = self._count
         for tensor in tensors:
             storage = tensor.storage
-            if not 0 <= storage.first <= number:
+            if storage.first < 0:
                 storage.first = number
-            if number > storage.last:
-                storage.last = number
+            storage.last = number
             if tensor.dynamic:
                 self._used([d.index for d in tensor.dynamic])
 
@@ -278,7 +279,10 @@ class Recorder:
                 try:
                     yield index
                 finally:
-                    self.indices = [one for one in self.indices if one is not index]
+                    if self.indices and self.indices[-1] is index:
+                        self.indices.pop()
+                    else:  # a loop that was left by an exception or a break is closed late
+                        self.indices = [one for one in self.indices if one is not index]
                     block.end = self._count
         finally:
             self.block = outer

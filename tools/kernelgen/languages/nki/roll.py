@@ -97,11 +97,10 @@ class Roller:
     def _locals(self, items: list[Any], block: Block) -> dict[int, int]:
         """Returns the storages that only this iteration uses, numbered by their first use."""
         found: dict[int, int] = {}
-        for tensor in _all_tensors(items):
-            storage = tensor.storage
-            if storage.first < block.begin or storage.last >= block.end or storage.number in found:
-                continue
-            if storage.parameter is None and storage.number not in self._outside:
+        begin, end = block.begin, block.end
+        for storage in {tensor.storage: None for tensor in _all_tensors(items)}:
+            own = begin <= storage.first and storage.last < end and storage.parameter is None
+            if own and storage.number not in self._outside:
                 found[storage.number] = len(found)
         return found
 
@@ -141,7 +140,10 @@ def _tensors(instruction: Instruction, reads: bool = True) -> list[Tensor]:
     if not reads:
         return list(instruction.writes)
     found = [*instruction.reads, *instruction.writes]
-    return found + [d.index for tensor in found for d in tensor.dynamic]
+    for tensor in tuple(found):
+        if tensor.dynamic:
+            found += [d.index for d in tensor.dynamic]
+    return found
 
 
 def _all_tensors(items: list[Any], reads: bool = True) -> list[Tensor]:
@@ -178,23 +180,19 @@ class _Alike:
             return self.items(a.body.items, b.body.items)
         if isinstance(b, Rolled) or a.op != b.op or a.attributes != b.attributes:
             return False
-        return (
-            len(a.integers) == len(b.integers)
-            and all(map(self._integer, a.integers, b.integers))
-            and len(a.reads) == len(b.reads)
-            and len(a.writes) == len(b.writes)
-            and all(map(self._tensor, a.reads, b.reads))
-            and all(map(self._tensor, a.writes, b.writes))
-        )
+        if len(a.reads) != len(b.reads) or len(a.writes) != len(b.writes) or len(a.integers) != len(b.integers):
+            return False
+        for tensor, other in zip(a.reads + a.writes, b.reads + b.writes, strict=True):
+            if tensor is not other and not self._tensor(tensor, other):
+                return False
+        return not a.integers or all(map(self._integer, a.integers, b.integers))
 
     def _integer(self, a: Any, b: Any) -> bool:
         parts, others = (i.parts if isinstance(i, Varying) else () for i in (a, b))
         return parts == tuple((self._loops.get(loop, loop), step) for loop, step in others)
 
     def _tensor(self, a: Tensor, b: Tensor) -> bool:
-        if a is b:
-            return True
-        if not (a.dims is b.dims or a.dims == b.dims) or not self._storage(a.storage, b.storage):
+        if (a.dims is not b.dims and a.dims != b.dims) or not self._storage(a.storage, b.storage):
             return False
         if a.is_plain and b.is_plain:
             return a.dtype is b.dtype or a.dtype == b.dtype
@@ -210,7 +208,8 @@ class _Alike:
 
     def _dynamic(self, a: Tensor, b: Tensor) -> bool:
         return len(a.dynamic) == len(b.dynamic) and all(
-            (c.shape, c.stride, c.limit) == (d.shape, d.stride, d.limit) and self._tensor(c.index, d.index)
+            (c.shape, c.stride, c.limit) == (d.shape, d.stride, d.limit)
+            and (c.index is d.index or self._tensor(c.index, d.index))
             for c, d in zip(a.dynamic, b.dynamic, strict=True)
         )
 

@@ -14,7 +14,7 @@ from kernelgen.languages.nki.access import strides_of
 from kernelgen.languages.nki.dtypes import dtype_of, float32
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from kernelgen.languages.nki.indices import Array, DynamicSlice
-from kernelgen.languages.nki.program import HBM, SBUF, Buffer, LoopIndex, Storage, current
+from kernelgen.languages.nki.program import HBM, ON_CHIP, SBUF, Buffer, LoopIndex, Storage, current
 
 Strided = tuple[tuple[int, int], ...]
 
@@ -104,7 +104,7 @@ class Tensor:
 
     @property
     def on_chip(self) -> bool:
-        return not self.storage.buffer.is_hbm
+        return self.storage.buffer.kind in ON_CHIP
 
     @property
     def itemsize(self) -> int:
@@ -546,15 +546,18 @@ def _known_view(tensor: Tensor, key: tuple[Any, ...]) -> tuple[int, Strided, int
     plain: list[Any] = []
     for item in key:
         kind = type(item)
-        if kind in _NUMBER:
+        if kind is DynamicSlice:
+            start, size = item.start, item.size
+            if type(start) not in _NUMBER or type(size) is not int:
+                return None
+            plain.append((start, start + size, None))
+        elif kind in _NUMBER:
             plain.append(int(item))
         elif kind is slice:
             part = (item.start, item.stop, item.step)
             if not _PLAIN.issuperset(map(type, part)):
                 return None
             plain.append(part)
-        elif kind is DynamicSlice and type(item.start) in _NUMBER and type(item.size) is int:
-            plain.append((item.start, item.start + item.size, None))
         else:
             return None
     return _plain_view(tensor.dims, tensor.partition, tensor.on_chip, tuple(plain))

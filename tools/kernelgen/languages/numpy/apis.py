@@ -5,7 +5,8 @@ Each takes arrays of NumPy, too, and then computes at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,22 @@ from kernelgen.languages.numpy.places import refused
 from kernelgen.languages.numpy.tensor import Tensor, tensor
 
 
+def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose results are arrays of NumPy when it is called outside of a kernel."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from kernelgen.languages.numpy.tracing import is_tracing
+
+        made = function(*args, **kwargs)
+        if is_tracing():
+            return made
+        return tuple(np.array(t.array) for t in made) if isinstance(made, tuple) else np.array(made.array)
+
+    return call
+
+
+@_at_once
 def constant(value: Any, dtype: Any = None) -> Any:
     """Returns an array whose values are known, as one of the kernel."""
     return tensor(value, None if dtype is None else np.dtype(dtype))
@@ -25,6 +42,7 @@ def zeros(shape: Any, dtype: Any = np.float32) -> Any:
     return full(shape, 0, dtype)
 
 
+@_at_once
 def full(shape: Any, fill_value: Any, dtype: Any = np.float32) -> Any:
     """Returns an array of one value."""
     from kernelgen.languages.numpy.creation import filled
@@ -32,6 +50,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = np.float32) -> Any:
     return filled(shape, fill_value, dtype)
 
 
+@_at_once
 def softmax(x: Any, axis: int = -1) -> Any:
     """Returns `exp(x) / sum(exp(x))` along an axis, computed in float32, in the dtype of `x`."""
     from jax import lax
@@ -43,6 +62,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
     return Tensor((e / e.sum(axis=axis, keepdims=True)).astype(wide.dtype))
 
 
+@_at_once
 def rms_norm(x: Any, weight: Any, axis: int = -1, eps: float = 1e-5) -> Any:
     """Returns `x / sqrt(mean(x^2) + eps) * weight` along an axis, computed in float32, in the dtype of `x`."""
     from jax import lax
@@ -52,6 +72,7 @@ def rms_norm(x: Any, weight: Any, axis: int = -1, eps: float = 1e-5) -> Any:
     return Tensor((a * scale * tensor(weight).array.astype(FLOAT32)).astype(tensor(x).dtype))
 
 
+@_at_once
 def topk(x: Any, k: int, axis: int = -1, is_ascend: bool = False) -> tuple[Any, Any]:
     """Returns the `k` largest elements (smallest with `is_ascend`) along an axis, best first, and their places (uint32).
 
@@ -113,6 +134,7 @@ def _convolution(n: int, x: Any, weight: Any, bias: Any, stride: Any, padding: A
     return Tensor(made)
 
 
+@_at_once
 def conv2d(
     input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
@@ -120,6 +142,7 @@ def conv2d(
     return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
 
 
+@_at_once
 def conv3d(
     input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:

@@ -93,7 +93,7 @@ def _items(x: Tensor, index: Any) -> tuple[Any, ...]:
         for i in items
     ]
     if any(isinstance(i, bool | np.bool_) for i in items):
-        raise refused("an array can't be indexed by a bool", "use np.where(condition, x, y)")
+        raise refused("Boolean scalar indexing is not supported", "use np.where(condition, x, y)")
     dots = [k for k, i in enumerate(items) if i is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")

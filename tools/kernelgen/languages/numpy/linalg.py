@@ -93,7 +93,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     array = array.astype(FLOAT32)
     if ord is not None and ((axis is None and array.ndim > 1) or isinstance(axis, tuple)):
         if ord != "fro":
-            raise refused(f"np.linalg.norm: ord={ord!r} of a matrix is not supported", "ord is None or 'fro'")
+            raise refused(f"np.linalg.norm: ord={ord!r} of a matrix is not supported", "use ord=None or 'fro'")
         ord = None
     elif ord == "fro":
         raise ValueError("Invalid norm order 'fro' for vectors")
@@ -106,5 +106,5 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     elif ord in (np.inf, -np.inf):
         found = (jnp.max if ord > 0 else jnp.min)(size, axis=over)
     else:
-        raise refused(f"np.linalg.norm: ord={ord!r} is not supported", "ord is None, 1, 2, np.inf or -np.inf")
+        raise refused(f"np.linalg.norm: ord={ord!r} is not supported", "use ord=None, 1, 2, np.inf or -np.inf")
     return Tensor((lax.expand_dims(found, over) if keepdims else found).astype(wanted))
