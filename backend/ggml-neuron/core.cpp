@@ -60,7 +60,9 @@ NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size
 
 // Waits for launches, after which the host may write.
 void neuron_memory::wait_to_write(size_t offset, size_t n) {
-    core->flights.wait_for_use({ this, offset, n, true });
+    const neuron_use use = { this, offset, n, true };
+    core->flights.wait_for_use(use);
+    core->flights.forget_lost(use);
 }
 
 NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
@@ -103,14 +105,7 @@ std::string neuron_memory::write(const void * data, size_t offset, size_t n) {
 
 std::string neuron_memory::read(void * data, size_t offset, size_t n) {
     std::lock_guard<std::mutex> lock(core->mutex);
-    if (read_locked(data, offset, n) == NRT_SUCCESS) {
-        return "";
-    }
-    if (core->flights.is_lost({ this, offset, n, false })) {
-        memset(data, 0xff, n);
-        return "";
-    }
-    return failure;
+    return read_locked(data, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
 std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
@@ -155,7 +150,7 @@ neuron_memory * neuron_core::allocate(size_t size) {
 
 void neuron_core::free_locked(neuron_memory * memory) {
     flights.wait_for_use({ memory, 0, memory->size, true });
-    flights.forget_lost(*memory);
+    flights.forget_lost({ memory, 0, memory->size, true });
     epoch++;  // also when no step is bound to it: a plan may copy from it or to it
     // a step's key holds the id of every memory that it is bound to: see step_key
     const uint64_t id = memory->id;
@@ -240,7 +235,12 @@ nrt_tensor_t * neuron_core::slice(neuron_memory & memory, size_t offset, size_t 
 NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to) {
     flights.wait_for_use({ from.memory, from.offset, from.size, false });
     flights.wait_for_use({ to.memory, to.offset, from.size, true });
+    if (flights.is_lost({ from.memory, from.offset, from.size, false })) {
+        NEURON_ERROR("core %d: %zu bytes that are to be copied were not computed: a launch failed\n", vnc, from.size);
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
     if (nrt.nrt_tensor_copy) {
+        flights.forget_lost({ to.memory, to.offset, from.size, true });
         const NRT_STATUS status =
             nrt.nrt_tensor_copy(from.memory->tensor, from.offset, to.memory->tensor, to.offset, from.size);
         if (status != NRT_SUCCESS) {

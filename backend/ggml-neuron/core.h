@@ -45,9 +45,7 @@ struct neuron_memory {
 
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 
-    // Each waits for launches that use the bytes, and returns "" when it worked, else what failed, which it reports, too. What is
-    // lost because a launch failed after the function that launched it had returned, is read as bytes of 255, NaNs: the next graph
-    // says that it failed.
+    // Each waits for launches that use the bytes, and returns "" when it worked, else what failed, which it reports, too.
     std::string write(const void * data, size_t offset, size_t n);
     std::string read(void * data, size_t offset, size_t n);
     std::string set(uint8_t value, size_t offset, size_t n);
@@ -57,6 +55,9 @@ struct neuron_memory {
     NRT_STATUS write_locked(const void * data, size_t offset, size_t n);
     NRT_STATUS read_locked(void * data, size_t offset, size_t n);
     NRT_STATUS set_locked(uint8_t value, size_t offset, size_t n);
+
+    // locked. What failed last.
+    const std::string & last_failure() const { return failure; }
 
   private:
     NRT_STATUS checked(NRT_STATUS status, const char * function, size_t offset, size_t n);
@@ -169,7 +170,8 @@ struct neuron_core {
     // stream came to if that failed.
     NRT_STATUS execute(neuron_step & step, neuron_stream & stream, const char * node);
 
-    // locked. Waits for the stream's launches; returns, and takes back, what the first that failed came to.
+    // locked. Waits for the stream's launches; returns, and takes back, what the first that failed came to, which the caller of the graph
+    // that is launched is told.
     NRT_STATUS finish(neuron_stream & stream);
 
     // locked. Copies within the core's memory.

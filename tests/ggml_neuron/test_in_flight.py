@@ -7,10 +7,11 @@ shares memory with a request in flight and does not wait for it, so a wait that 
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
-from programs import Run
+from programs import Result, Run
 
 DEPTHS = ("1", "2", "3", pytest.param("64", marks=pytest.mark.long))
 
@@ -63,29 +64,60 @@ def test_a_core_waits_for_another(run: Run, kernels: Path) -> None:
     assert result.said == {"two-cores-in-flight": "ok"}, result.log
 
 
-def test_a_launch_that_fails_late_is_a_status_and_no_result(run: Run, kernels: Path) -> None:
-    result = run(
-        "fails-late",
+LAUNCH_FAILED = re.compile(
+    r"nrta_execute_schedule failed: NRT_EXEC_COMPLETED_WITH_ERR \(1004\): \w+-[\w-]+ of [^\n]*, for node"
+)
+
+
+def run_with_fault(run: Run, kernels: Path, scenario: str, fault: str, cores: int = 1) -> Result:
+    return run(
+        scenario,
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS="device",
+        NEURON_RT_NUM_CORES=str(cores),
         NEURON_SIMULATOR_LAUNCH_US="50000",
-        NEURON_SIMULATOR_FAULT="execute@2",
+        NEURON_SIMULATOR_FAULT=fault,
+        GGML_NO_BACKTRACE="1",
     )
+
+
+def test_a_launch_that_fails_late_fails_its_graph_when_that_has_an_output(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "fails-late", "execute@2")
     assert result.said == {"fails-late": "ok"}, result.log
+    assert LAUNCH_FAILED.search(result.log), result.log
+    assert "after that was given back" not in result.log
+
+
+def test_a_launch_that_fails_late_fails_the_next_graph(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "fails-later", "execute@2")
+    assert result.said == {"fails-later": "ok"}, result.log
+    assert LAUNCH_FAILED.search(result.log), result.log
+    assert "a launch for an earlier graph failed after that was given back" in result.log
+
+
+def test_to_read_what_was_not_computed_ends_the_program(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "fails-later-and-read", "execute@2")
+    assert result.status == -signal.SIGABRT, result.log
+    assert result.said == {}
     assert re.search(
-        r"nrta_execute_schedule failed: NRT_EXEC_COMPLETED_WITH_ERR \(1004\): add-64x4-f32-\w+ of", result.log
-    )
-    assert "a launch of the last graph failed" in result.log
+        r"ggml-neuron: reading tensor '.*': core 0: 1024 bytes at offset \d+ were not computed: a launch failed",
+        result.log,
+    ), result.log
+
+
+def test_a_cache_that_is_lost_stays_so_until_it_is_set(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "loses-a-cache", "execute@1")
+    assert result.said == {"loses-a-cache": "ok"}, result.log
+    assert "reads what a launch that failed was to compute for an earlier graph" in result.log
+
+
+def test_what_one_core_lost_fails_the_graph_of_another(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "loses-for-another-core", "execute@3", cores=2)
+    assert result.said == {"loses-for-another-core": "ok"}, result.log
 
 
 def test_a_core_that_is_lost_stays_so(run: Run, kernels: Path) -> None:
-    result = run(
-        "fails-late",
-        GGML_NEURON_KERNEL_DIR=kernels,
-        GGML_NEURON_BUFFERS="device",
-        NEURON_SIMULATOR_LAUNCH_US="50000",
-        NEURON_SIMULATOR_FAULT="lost@2",
-    )
+    result = run_with_fault(run, kernels, "fails-late", "lost@2")
     assert result.said == {"fails-late": "graph_compute: GGML status: error (operation failed)"}, result.log
     assert "NRT_EXEC_UNIT_UNRECOVERABLE (101)" in result.log
 

@@ -127,6 +127,7 @@ static std::vector<float> run(ggml_backend_dev_t dev, const builder & build, int
     const built      b     = build(ctx.get());
     ggml_cgraph *    graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, b.result);
+    ggml_set_output(b.result);  // a launch that fails is then the graph's own status
     require_kernels(dev, graph);
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     for (int i = 0; i < times; i++) {
@@ -1014,22 +1015,80 @@ static void in_flight(ggml_backend_dev_t dev, int rounds) {
     backend.reset();
 }
 
-// The second launch fails when it has long been promised.
+// The second launch fails when it was long queued, and with it the graph, which has an output: the program reads it next.
 static void fails_late() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    queued           graph(backend, add);
+
+    const std::vector<float> wanted = run(cpu, add);
+    ggml_set_output(graph.b.result);
+    graph.set(0);
+    graph.compute();
+    compare(graph.get(), wanted);
+    graph.compute(GGML_STATUS_FAILED);
+    graph.compute();
+    compare(graph.get(), wanted);
+}
+
+// The second launch fails when its graph, which has no output, was given back. Then the next graph fails, unless the result is read.
+static void fails_later(bool and_read) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     queued           graph(backend, add);
 
     const std::vector<float> wanted = run(cpu, add);
     graph.set(0);
     graph.compute();
-    compare(graph.get(), wanted);
     graph.compute();
-    for (const float value : graph.get()) {
-        check(std::isnan(value), "a result that was not computed is read as a number");
+    if (and_read) {
+        graph.get();
+        fail("a result that was not computed was read");
     }
+    ggml_backend_synchronize(backend.get());
     graph.compute(GGML_STATUS_FAILED);
     graph.compute();
     compare(graph.get(), wanted);
+}
+
+// What was to change a KV cache fails when its graph was given back: whatever reads the cache fails until it is set anew.
+static void loses_a_cache() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    queued           graph(backend, cache);
+    const auto       fill_from = [&graph](size_t first) {
+        for (size_t i = first; i < graph.b.inputs.size(); i++) {
+            fill(graph.b.inputs[i], (float) (i + 1));
+        }
+    };
+    const std::vector<float> wanted = run(cpu, cache);
+    fill_from(0);
+    graph.compute();
+    ggml_backend_synchronize(backend.get());
+    for (int i = 0; i < 3; i++) {
+        fill_from(1);  // the cells are the first
+        graph.compute(GGML_STATUS_FAILED);
+    }
+    fill_from(0);
+    graph.compute();
+    compare(graph.get(), wanted);
+}
+
+// A launch on one NeuronCore fails late. The graph of another that computes with its result fails, and the first one's next.
+static void loses_for_another() {
+    const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
+    const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
+    queued                 from(first, add);
+    queued                 to(second, add);
+    ggml_set_output(to.b.result);
+    for (int i = 0; i < 3; i++) {
+        from.set(i);
+        to.set(i);
+        from.compute(i == 2 ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS);
+        if (i < 2) {
+            ggml_backend_tensor_copy_async(first.get(), second.get(), from.b.result, to.b.inputs[0]);
+            to.compute(i == 1 ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS);
+        }
+    }
+    to.compute();
+    compare(to.get(), run(cpu, add, 3));
 }
 
 // One NeuronCore computes what another one has computed, and both are given the next round before that is done.
@@ -1533,6 +1592,10 @@ int main(int argc, char ** argv) {
         { "in-flight",                   [] { in_flight(neuron, 6); }                                             },
         { "in-flight-in-threads",        [] { in_threads(3, [](int) { in_flight(neuron, 3); }); }                 },
         { "fails-late",                  fails_late                                                               },
+        { "fails-later",                 [] { fails_later(false); }                                               },
+        { "fails-later-and-read",        [] { fails_later(true); }                                                },
+        { "loses-a-cache",               loses_a_cache                                                            },
+        { "loses-for-another-core",      loses_for_another                                                        },
         { "two-cores-in-flight",         two_cores_in_flight                                                      },
         { "asynchronous",                [] { capabilities(true); }                                               },
         { "synchronous",                 [] { capabilities(false); }                                              },
