@@ -2,6 +2,7 @@
 
 #include "device.h"
 #include "ggml-impl.h"
+#include "host_buffer.h"
 #include "log.h"
 
 #include <sys/mman.h>
@@ -231,7 +232,14 @@ bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_opera
         return ctx->core == &core && operand.offset + operand.size <= ctx->memory->size;
     }
     const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    return t->data && (!buffer || ggml_backend_buffer_is_host(buffer));
+    if (!t->data || (buffer && !ggml_backend_buffer_is_host(buffer))) {
+        return false;
+    }
+    ggml_backend_neuron_reg_context & shared = ggml_backend_neuron_shared();
+    // this core, as one that memory is allocated of
+    neuron_core &                     same   = *shared.contexts[(size_t) core.vnc]->core;
+    neuron_locate_kept(same, t, shared.kernels.n_neffs(), operand);
+    return true;
 }
 
 bool neuron_holds(const neuron_core & core, const ggml_tensor * t) {

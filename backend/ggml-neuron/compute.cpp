@@ -102,6 +102,7 @@ static enum ggml_status neuron_compute_group(neuron_core &               core,
     for (size_t i = 0; i < group.uploads.size() && status == NRT_SUCCESS; i++) {
         const neuron_group_transfer & u = group.uploads[i];
         status                          = u.core.memory->write_locked(u.host, u.core.offset, u.core.size);
+        g_counts.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
     }
     for (size_t i = 0; i < group.before.size() && status == NRT_SUCCESS; i++) {
         status = core.copy(group.before[i].from, group.before[i].to);
@@ -151,6 +152,7 @@ enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, cons
     }
     for (const neuron_upload & u : planned.uploads) {
         const NRT_STATUS status = u.to.memory->write_locked(u.from->data, u.to.offset, u.to.size);
+        g_counts.uploaded.fetch_add(u.to.size, std::memory_order_relaxed);
         if (status != NRT_SUCCESS) {
             return neuron_ggml_status(status);
         }

@@ -113,13 +113,13 @@ std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
     return set_locked(value, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
-neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message) {
+neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message, bool make_room) {
     nrt_tensor_t * tensor = nullptr;
     const auto     name   = "ggml" + std::to_string(next_memory_id);
     NRT_STATUS     status;
     do {
         status = nrt.nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, vnc, size, name.c_str(), &tensor);
-    } while (status == NRT_RESOURCE && evict());
+    } while (status == NRT_RESOURCE && make_room && evict());
     if (status != NRT_SUCCESS) {
         message = nrt.describe("nrt_tensor_allocate", status) + ": " + std::to_string(size) + " bytes";
         return nullptr;
@@ -146,6 +146,17 @@ neuron_memory * neuron_core::allocate(size_t size) {
         NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
     }
     return memory;
+}
+
+neuron_memory * neuron_core::allocate_spare(size_t size, size_t n_programs) {
+    size_t free  = 0;
+    size_t total = 0;
+    memory_stats(n_programs, &free, &total);
+    if (total && free < size + total / 16) {
+        return nullptr;
+    }
+    std::string message;
+    return allocate_locked(size, message, false);
 }
 
 void neuron_core::free_locked(neuron_memory * memory) {

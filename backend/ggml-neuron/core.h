@@ -139,6 +139,11 @@ struct neuron_core {
     // Returns memory, or NULL and reports why.
     neuron_memory * allocate(size_t size);
     void            free(neuron_memory * memory);
+    void            free_locked(neuron_memory * memory);
+
+    // locked. Returns memory for what the core can do without, or NULL when that would leave too little: a sixteenth of the core's
+    // memory stays free beside that of `n_programs` programs.
+    neuron_memory * allocate_spare(size_t size, size_t n_programs);
 
     // Sets both to 0 when the library does not tell. What is free is less what `n_programs` programs, as far as they are not loaded
     // yet, will take.
@@ -185,8 +190,7 @@ struct neuron_core {
     void            unload(neuron_model & model);
     bool            evict();
     neuron_model &  model_of(const neuron_kernel & kernel);
-    neuron_memory * allocate_locked(size_t size, std::string & message);
-    void            free_locked(neuron_memory * memory);
+    neuron_memory * allocate_locked(size_t size, std::string & message, bool make_room = true);
     nrt_tensor_t *  slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
     bool            fill(neuron_step & step, const neuron_binding & binding, std::string & message);
 

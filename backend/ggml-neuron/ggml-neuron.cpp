@@ -212,6 +212,9 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     if (neuron_recording_graphs()) {
         neuron_record_graph(cgraph);
     }
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        std::for_each(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_note_writes);
+    }
     std::unique_lock<std::mutex> graph_lock(core.graph_mutex);
     std::lock_guard<std::mutex>  lock(core.mutex);
     ctx->computed = true;
@@ -412,10 +415,11 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
 }
 
 static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggml_backend_dev_t dev) {
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
     if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
-        return ggml_backend_cpu_buffer_type();
+        return &device->host_buffer_type;
     }
-    return &((ggml_backend_neuron_device_context *) dev->context)->buffer_types[0].buft;
+    return &device->buffer_types[0].buft;
 }
 
 // Where tensors are in host memory anyway, that is the CPU's.
@@ -427,9 +431,11 @@ static ggml_backend_buffer_t ggml_backend_neuron_device_buffer_from_host_ptr(ggm
                                                                              void *             ptr,
                                                                              size_t             size,
                                                                              size_t             max_tensor_size) {
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        return neuron_kept_buffer_from_ptr(ggml_backend_neuron_device_get_buffer_type(dev), ptr, size);
+    }
     return ggml_backend_cpu_buffer_from_ptr(ptr, size);
 
-    GGML_UNUSED(dev);
     GGML_UNUSED(max_tensor_size);
 }
 
@@ -654,6 +660,8 @@ static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & sha
         ggml_backend_neuron_add_buffer_type(shared.kernels, *device, &shared.devices.back(), form);
     }
     device->extra_bufts.push_back(NULL);
+    device->host_name        = device->name + "_Host";
+    device->host_buffer_type = neuron_kept_buffer_type(&shared.devices.back(), device->host_name.c_str());
     shared.contexts.push_back(std::move(device));
 }
 
