@@ -26,17 +26,20 @@ static enum ggml_status neuron_compute_with_copies(neuron_core & core, ggml_tens
     };
     uint64_t moved = 0;
     access.read    = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
-        moved += size;
         auto * ctx = neuron_buffer_of(owner);
         if (ctx->core != &core) {
             return false;
         }
-        const auto read = [ctx](void * to, size_t at, size_t n) {
-            return ctx->memory->read_locked(to, at, n) == NRT_SUCCESS ? std::string() : "it can't be read";
+        const auto from_device = [&]() -> std::string {
+            moved += size;
+            const auto read = [ctx](void * to, size_t at, size_t n) {
+                return ctx->memory->read_locked(to, at, n) == NRT_SUCCESS ? std::string() : "it can't be read";
+            };
+            const neuron_packed_bytes packed(ctx->base, owner, address, size);
+            return packed.form ? neuron_read_packed(packed, (uint8_t *) data, read)
+                               : read(data, offset(owner, address), size);
         };
-        const neuron_packed_bytes packed(ctx->base, owner, address, size);
-        return packed.form ? neuron_read_packed(packed, (uint8_t *) data, read).empty()
-                           : read(data, offset(owner, address), size).empty();
+        return neuron_read_or_recall(*ctx, ctx->memory->version, owner, address, data, size, from_device).empty();
     };
     access.write = [&](const ggml_tensor * owner, const void * address, const void * data, size_t size) {
         moved += size;

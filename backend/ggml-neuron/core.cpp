@@ -63,6 +63,7 @@ void neuron_memory::wait_to_write(size_t offset, size_t n) {
     const neuron_use use = { this, offset, n, true };
     core->flights.wait_for_use(use);
     core->flights.forget_lost(use);
+    version++;
 }
 
 NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
@@ -250,6 +251,7 @@ NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand &
         NEURON_ERROR("core %d: %zu bytes that are to be copied were not computed: a launch failed\n", vnc, from.size);
         return NRT_EXEC_COMPLETED_WITH_ERR;
     }
+    to.memory->version++;
     if (nrt.nrt_tensor_copy) {
         flights.forget_lost({ to.memory, to.offset, from.size, true });
         const NRT_STATUS status =

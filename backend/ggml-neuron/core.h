@@ -41,7 +41,10 @@ struct neuron_memory {
     neuron_core *  core   = nullptr;
     nrt_tensor_t * tensor = nullptr;
     size_t         size   = 0;
-    uint64_t       id     = 0;                                   // never used twice
+    uint64_t       id     = 0;  // never used twice
+
+    // Grows before bytes change; guarded by the core's mutex.
+    mutable uint64_t version = 0;
 
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 

@@ -94,6 +94,9 @@ NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, co
             }
         }
     }
+    for (const neuron_use & use : step.uses) {
+        use.memory->version += use.written;
+    }
     auto f    = std::make_unique<flight>();
     f->step   = &step;
     f->stream = &stream;

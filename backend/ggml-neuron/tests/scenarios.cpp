@@ -550,6 +550,84 @@ static void stranded_rows() {
     check(got == halves, "a row is wrong");
 }
 
+// Rows of a large tensor on the device, which the CPU picks, and a copy to parts of it that are far apart. What is between stays.
+static void stranded_gather() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    const int64_t    n_rows = 9000;
+    ggml_tensor *    cells  = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 256, n_rows, 2);
+    ggml_tensor *    ids    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 5, 2);
+    ggml_tensor *    picked = ggml_get_rows(ctx.get(), cells, ids);
+    ggml_tensor *    fresh  = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 100, 3, 2);
+    ggml_tensor * part   = ggml_view_3d(ctx.get(), cells, 100, 3, 2, cells->nb[1], cells->nb[2], 7 * cells->nb[1] + 40);
+    ggml_tensor * copied = ggml_cpy(ctx.get(), fresh, part);
+    const int32_t at[]   = { 8999, 0, 3, 4, 8999, 1, 4500, 2, 2, 8 };
+
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    std::vector<float>      all    = numbers((size_t) ggml_nelements(cells), 1);
+    const auto              values = numbers((size_t) ggml_nelements(fresh), 2);
+    ggml_backend_tensor_set(cells, all.data(), 0, ggml_nbytes(cells));
+    ggml_backend_tensor_set(fresh, values.data(), 0, ggml_nbytes(fresh));
+    ggml_backend_tensor_set(ids, at, 0, sizeof(at));
+    for (ggml_tensor * node : { copied, picked }) {
+        context       own;
+        ggml_cgraph * graph = ggml_new_graph(own.get());
+        ggml_build_forward_expand(graph, node);
+        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    }
+    const auto cell = [&](int64_t plane, int64_t row) {
+        return all.begin() + (plane * n_rows + row) * 256;
+    };
+    for (int64_t i = 0; i < 6; i++) {
+        std::copy_n(values.begin() + i * 100, 100, cell(i / 3, 7 + i % 3) + 10);
+    }
+    std::vector<float> wanted;
+    for (int64_t i = 0; i < 10; i++) {
+        wanted.insert(wanted.end(), cell(i / 5, at[i]), cell(i / 5, at[i]) + 256);
+    }
+    compare(read(cells), all);
+    compare(read(picked), wanted);
+}
+
+// A weight on the device that is read again and again, as ggml's scheduler does for the CPU, and what writes to it.
+static void recalled_weights() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    ggml_tensor *    cells = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 32, 16);
+    ggml_tensor *    rows  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 3);
+    ggml_tensor *    fresh = f32(ctx.get(), 32, 3);
+    ggml_tensor *    write = ggml_set_rows(ctx.get(), cells, fresh, rows);
+
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    fill(rows, 0);
+    std::vector<float> wanted;
+    const auto         read_often = [&] {
+        for (int i = 0; i < 10; i++) {
+            compare(read(cells), wanted);
+        }
+    };
+    for (int round = 0; round < 2; round++) {
+        wanted = numbers(32 * 16, (float) round);
+        fill(cells, (float) round);
+        fill(fresh, 2 + (float) round);
+        read_often();
+        context       own;
+        ggml_cgraph * graph = ggml_new_graph(own.get());
+        ggml_build_forward_expand(graph, write);
+        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        const std::vector<float> values = numbers(32 * 3, 2 + (float) round);
+        for (int row = 0; row < 3; row++) {
+            std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
+        }
+        read_often();
+        wanted.assign(wanted.size(), 0);
+        ggml_backend_buffer_clear(buffer.get(), 0);
+        read_often();
+        fill(rows, 0);
+    }
+}
+
 static void stranded_optimizer() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
@@ -1660,6 +1738,8 @@ int main(int argc, char ** argv) {
               tokens::against_cpu({ 7, 30, 100, 2, true, false });
           }                                                                                                       },
         { "stranded-rows",               stranded_rows                                                            },
+        { "stranded-gather",             stranded_gather                                                          },
+        { "recalled-weights",            recalled_weights                                                         },
         { "stranded-optimizer",          stranded_optimizer                                                       },
         { "memory",                      memory                                                                   },
         { "reuse",                       reuse                                                                    },
