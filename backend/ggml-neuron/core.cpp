@@ -271,20 +271,26 @@ NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand &
 //
 
 NRT_STATUS neuron_core::execute(neuron_step & step, neuron_stream & stream, const char * node) {
-    flights.make_room();
-    if (stream.failed != NRT_SUCCESS) {
-        return stream.failed;
-    }
-    while (!step.model->handle) {
-        std::string      message;
-        const NRT_STATUS status = load(*step.model, message);
-        if (status != NRT_SUCCESS) {
+    for (;;) {
+        flights.make_room();
+        if (stream.failed != NRT_SUCCESS) {
+            return stream.failed;
+        }
+        if (!step.model->handle) {
+            std::string      message;
+            const NRT_STATUS status = load(*step.model, message);
+            if (status != NRT_SUCCESS) {
+                return status;
+            }
+            continue;  // to load may have let go of the mutex
+        }
+        step.model->last_used   = ++clock;
+        const NRT_STATUS status = flights.launch(step, stream, node);
+        if (status != NRT_QUEUE_FULL) {
             return status;
         }
-        flights.make_room();
+        flights.wait_for_queue();
     }
-    step.model->last_used = ++clock;
-    return flights.launch(step, stream, node);
 }
 
 NRT_STATUS neuron_core::finish(neuron_stream & stream) {

@@ -53,8 +53,22 @@ static uint64_t next_stream_id() {
 
 neuron_stream::neuron_stream() : id(next_stream_id()) {}
 
+// Reads how many launches may be in flight of this runtime: no more than the user allows it.
+static size_t read_depth(const neuron_nrt & nrt) {
+    if (!nrt.has_queues) {
+        return 1;
+    }
+    const size_t depth = read_depth();
+    if (nrt.max_in_flight == 0 || nrt.max_in_flight >= depth) {
+        return depth;
+    }
+    NEURON_LOG("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS allows %zu launches in flight, not %zu\n", nrt.max_in_flight,
+               depth);
+    return nrt.max_in_flight;
+}
+
 neuron_flights::neuron_flights(const neuron_nrt & nrt, int vnc, std::mutex & mutex) :
-    nrt(nrt), vnc(vnc), mutex(mutex), depth(nrt.has_queues ? read_depth() : 1) {}
+    nrt(nrt), vnc(vnc), mutex(mutex), depth(read_depth(nrt)) {}
 
 neuron_flights::~neuron_flights() {
     for (const int event : events) {
@@ -78,9 +92,20 @@ static bool conflicts(const neuron_step & step, const neuron_use & use) {
 
 void neuron_flights::make_room() {
     reap();
-    while (flights.size() >= depth) {
+    while (flights.size() >= room) {
         wait_for_first();
     }
+}
+
+void neuron_flights::wait_for_queue() {
+    if (!flights.empty()) {
+        room = flights.size();  // as many as the runtime takes
+        wait_for_first();
+        return;
+    }
+    // who fills the queue is another library in the process
+    const neuron_unlocked unlocked(mutex);
+    std::this_thread::sleep_for(std::chrono::microseconds(10));
 }
 
 NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, const char * node) {
@@ -110,11 +135,12 @@ NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, co
 NRT_STATUS neuron_flights::schedule(neuron_step & step, flight & f) {
     n_overlapping += !flights.empty();
     flights.emplace_back(&f);
-    NRT_STATUS status;
-    while ((status = nrt.nrta_execute_schedule(step.model->handle, step.input, step.output, 0, &f.status, &f.seq)) ==
-           NRT_QUEUE_FULL) {
-        // the runtime's queue is shorter than ours; that of another process, or of another library, is not ours to wait for
-        std::this_thread::sleep_for(std::chrono::microseconds(10));
+    NRT_STATUS status = nrt.nrta_execute_schedule(step.model->handle, step.input, step.output, 0, &f.status, &f.seq);
+    if (status == NRT_QUEUE_FULL) {
+        flights.pop_back();
+        n_overlapping -= !flights.empty();
+        n_launched--;
+        return status;
     }
     if (status != NRT_SUCCESS) {
         f.status = status;

@@ -61,8 +61,12 @@ class neuron_flights {
     // Waits until there is room for one more. Call it before the step is looked at, since its model may be unloaded meanwhile.
     void make_room();
 
+    // Waits when the runtime's own queue is full. As make_room, it lets go of the mutex.
+    void wait_for_queue();
+
     // Launches a step, whose model is loaded. Returns what is known of it when it is launched: a launch that fails later
-    // sets `stream.failed`. One that would read what is lost is not launched. `node` is what it computes.
+    // sets `stream.failed`. NRT_QUEUE_FULL: nothing was launched. One that would read what is lost is not launched. `node` is what it
+    // computes.
     NRT_STATUS launch(neuron_step & step, neuron_stream & stream, const char * node);
 
     // Launches that were queued, and of these those that were while another was in flight.
@@ -129,10 +133,11 @@ class neuron_flights {
     const int                           vnc;
     std::mutex &                        mutex;
     const size_t                        depth;
-    std::deque<std::unique_ptr<flight>> flights;   // in order
+    size_t                              room = depth;  // what the runtime's queue takes of it
+    std::deque<std::unique_ptr<flight>> flights;       // in order
     std::vector<lost_use>               lost;
-    std::vector<int>                    events;    // eventfds that nobody waits for
-    std::condition_variable_any         executed;  // nrt_execute returned
+    std::vector<int>                    events;        // eventfds that nobody waits for
+    std::condition_variable_any         executed;      // nrt_execute returned
     uint64_t                            n_launched        = 0;
     uint64_t                            n_overlapping     = 0;
     bool                                said_not_a_number = false;

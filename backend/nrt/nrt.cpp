@@ -94,6 +94,24 @@ static bool has_queues(const neuron_nrt & nrt, void * handle) {
     return recent && nrt.nrta_execute_schedule && nrt.nrta_is_completed && !dlsym(handle, "nrta_error_tracker_create");
 }
 
+// Sees to how many requests the user allows to be in flight. A library that queues none has nrt_execute return before the
+// execution is done when this is not 0: nothing says when it is, so that is turned off, before the library is initialized.
+static void limit_requests(neuron_nrt & nrt) {
+    const char * name  = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS";
+    const char * value = getenv(name);
+    const long   limit = value ? atol(value) : 0;
+    if (limit <= 0) {
+        return;
+    }
+    if (nrt.has_queues) {
+        nrt.max_in_flight = (size_t) limit;
+        return;
+    }
+    setenv(name, "0", 1);
+    nrt.remark =
+        std::string(name) + " is set to 0, not " + value + ": this runtime would not say when an execution is done";
+}
+
 // Leaves the NeuronCores that could not be used to other processes.
 static void limit_cores(const neuron_nrt & nrt) {
     uint32_t   total  = 0;
@@ -142,6 +160,7 @@ static const neuron_nrt * load(std::string & message) {
     nrt->version.rt_detail[sizeof(nrt->version.rt_detail) - 1] = '\0';
     nrt->simulator                                             = strstr(nrt->version.rt_detail, "simulator") != nullptr;
     nrt->has_queues                                            = has_queues(*nrt, handle);
+    limit_requests(*nrt);
     limit_cores(*nrt);
     nrt->n_cores = expect_cores(*nrt);
     if (nrt->n_cores > 0 && read_target(*nrt, nrt->target)) {

@@ -40,6 +40,49 @@ def test_results_are_the_same_at_any_depth(run: Run, kernels: Path, depth: str) 
         assert launches > 50 and later > launches / 2
 
 
+def test_a_queue_of_the_runtime_that_is_shorter(run: Run, kernels: Path) -> None:
+    result = run(
+        "in-flight",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_QUEUE_DEPTH="8",
+        GGML_NEURON_LOG="1",
+        NEURON_SIMULATOR_QUEUE="2",
+        NEURON_SIMULATOR_LAUNCH_US="1000",
+    )
+    assert result.said == {"in-flight": "ok"}, result.log
+    unlimited = run("in-flight", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    assert overlapping(result.log)[0] == overlapping(unlimited.log)[0]
+
+
+@pytest.mark.parametrize(("limit", "depth"), [("1", 1), ("2", 2), ("9", 3)])
+def test_no_more_requests_than_the_user_allows(run: Run, kernels: Path, limit: str, depth: int) -> None:
+    result = run(
+        "in-flight",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_LOG="1",
+        NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=limit,
+        NEURON_SIMULATOR_LAUNCH_US="1000",
+    )
+    assert result.said == {"in-flight": "ok"}, result.log
+    said = f"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS allows {limit} launches in flight, not 3"
+    assert (said in result.log) == (depth < 3)
+    assert (overlapping(result.log)[1] == 0) == (depth == 1)
+
+
+def test_an_older_runtime_that_would_return_early(run: Run, kernels: Path) -> None:
+    result = run(
+        "chain",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        NEURON_SIMULATOR_RELEASE="2.28",
+        NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS="4",
+    )
+    assert result.said == {"chain": "ok"}, result.log
+    assert "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS is set to 0, not 4" in result.log
+
+
 @pytest.mark.parametrize("buffers", ["device", "host"])
 def test_threads_share_a_core(run: Run, kernels: Path, buffers: str) -> None:
     result = run(
