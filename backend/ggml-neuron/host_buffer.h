@@ -5,8 +5,9 @@
 #include "core.h"
 #include "ggml-backend.h"
 
-// The type of buffers that a program keeps inputs and outputs in, where tensors are in device memory. AWS deprecates the host tensors that
-// libnrt had (NRT_TENSOR_PLACEMENT_HOST), and offers no other memory that a device reads faster: this is plain, page-aligned memory.
+// The type of buffers that a program keeps inputs and outputs in, where tensors are in device memory. The host tensors of
+// libnrt (NRT_TENSOR_PLACEMENT_HOST) are deprecated and of 4 MB at most, and AWS documents no other memory that a device reads faster: this
+// is plain, page-aligned memory.
 ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev);
 
 // A device's own type where tensors are in host memory: buffers that know of writes to them. `name` stays with the caller.
