@@ -1,8 +1,11 @@
 #include "buffers.h"
 
+#include "counts.h"
 #include "device.h"
 #include "ggml-impl.h"
+#include "host_buffer.h"
 #include "log.h"
+#include "weights.h"
 
 #include <sys/mman.h>
 
@@ -173,16 +176,45 @@ static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
                                                   void *                data,
                                                   size_t                offset,
                                                   size_t                size) {
-    auto *                    ctx = (neuron_buffer *) buffer->context;
-    const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
-    if (packed.form) {
-        const auto read = [ctx](void * to, size_t at, size_t n) {
+    auto *     ctx     = (neuron_buffer *) buffer->context;
+    const auto address = (const char *) tensor->data + offset;
+    uint64_t   version;
+    {
+        const std::lock_guard<std::mutex> lock(ctx->core->mutex);
+        version = ctx->memory->version;
+    }
+    const auto from_device = [&]() -> std::string {
+        const neuron_packed_bytes packed(ctx->base, tensor, address, size);
+        const auto                read = [ctx](void * to, size_t at, size_t n) {
             return ctx->memory->read(to, at, n);
         };
-        neuron_require(neuron_read_packed(*ctx, packed, (uint8_t *) data, read), "reading", tensor);
-        return;
+        return packed.form ? neuron_read_packed(*ctx, packed, (uint8_t *) data, read)
+                           : read(data, ctx->offset_of(tensor) + offset, size);
+    };
+    neuron_require(neuron_read_or_recall(*ctx, version, tensor, address, data, size, from_device), "reading", tensor);
+}
+
+std::string neuron_read_or_recall(neuron_buffer &                      buffer,
+                                  uint64_t                             version,
+                                  const ggml_tensor *                  owner,
+                                  const void *                         address,
+                                  void *                               data,
+                                  size_t                               size,
+                                  const std::function<std::string()> & read) {
+    const ggml_tensor * root = owner->view_src ? owner->view_src : owner;
+    if (!neuron_is_weight(owner) || address != root->data || size != ggml_nbytes(root)) {
+        return read();
     }
-    neuron_require(ctx->memory->read(data, ctx->offset_of(tensor) + offset, size), "reading", tensor);
+    const auto offset = (size_t) ((const char *) address - buffer.base);
+    if (buffer.copies.get(offset, size, version, data)) {
+        return "";
+    }
+    const std::string failure = read();
+    if (failure.empty()) {
+        g_counts.fallback.add_weight(owner, size);
+        buffer.copies.note(offset, size, version, data);
+    }
+    return failure;
 }
 
 neuron_buffer * neuron_buffer_of(const ggml_tensor * tensor) {
@@ -274,7 +306,14 @@ bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_opera
         return ctx->core == &core && operand.offset + operand.size <= ctx->memory->size;
     }
     const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    return t->data && (!buffer || ggml_backend_buffer_is_host(buffer));
+    if (!t->data || (buffer && !ggml_backend_buffer_is_host(buffer))) {
+        return false;
+    }
+    ggml_backend_neuron_reg_context & shared = ggml_backend_neuron_shared();
+    // this core, as one that memory is allocated of
+    neuron_core &                     same   = *shared.contexts[(size_t) core.vnc]->core;
+    neuron_locate_kept(same, t, shared.kernels.n_neffs(), operand);
+    return true;
 }
 
 bool neuron_holds(const neuron_core & core, const ggml_tensor * t) {

@@ -5,6 +5,7 @@
 #include "core.h"
 #include "forms.h"
 #include "ggml-backend-impl.h"
+#include "host_copies.h"
 #include "plan.h"
 
 #include <algorithm>
@@ -37,7 +38,19 @@ struct neuron_buffer {
     // Of buffers for a form that is not a permutation: host memory that has the original of each tensor, where ggml has the tensor in
     // the buffer.
     char * originals = nullptr;
+
+    neuron_host_copies copies;
 };
+
+// Reads bytes of a tensor by `read`, or takes them from a copy, which is kept of weights that are read whole more than once. `version` is
+// that of the buffer's memory. Returns "" when it worked.
+std::string neuron_read_or_recall(neuron_buffer &                      buffer,
+                                  uint64_t                             version,
+                                  const ggml_tensor *                  owner,
+                                  const void *                         address,
+                                  void *                               data,
+                                  size_t                               size,
+                                  const std::function<std::string()> & read);
 
 // Bytes that are brought into a form or out of it at once, unless a unit has more.
 static constexpr size_t PACK_CHUNK = (size_t) 4 << 20;

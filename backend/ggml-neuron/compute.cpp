@@ -26,17 +26,20 @@ static enum ggml_status neuron_compute_with_copies(neuron_core & core, ggml_tens
     };
     uint64_t moved = 0;
     access.read    = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
-        moved += size;
         auto * ctx = neuron_buffer_of(owner);
         if (ctx->core != &core) {
             return false;
         }
-        const auto read = [ctx](void * to, size_t at, size_t n) {
-            return ctx->memory->read_locked(to, at, n) == NRT_SUCCESS ? std::string() : "it can't be read";
+        const auto from_device = [&]() -> std::string {
+            moved += size;
+            const auto read = [ctx](void * to, size_t at, size_t n) {
+                return ctx->memory->read_locked(to, at, n) == NRT_SUCCESS ? std::string() : "it can't be read";
+            };
+            const neuron_packed_bytes packed(ctx->base, owner, address, size);
+            return packed.form ? neuron_read_packed(*ctx, packed, (uint8_t *) data, read)
+                               : read(data, offset(owner, address), size);
         };
-        const neuron_packed_bytes packed(ctx->base, owner, address, size);
-        return packed.form ? neuron_read_packed(*ctx, packed, (uint8_t *) data, read).empty()
-                           : read(data, offset(owner, address), size).empty();
+        return neuron_read_or_recall(*ctx, ctx->memory->version, owner, address, data, size, from_device).empty();
     };
     access.write = [&](const ggml_tensor * owner, const void * address, const void * data, size_t size) {
         moved += size;
@@ -102,6 +105,7 @@ static enum ggml_status neuron_compute_group(neuron_core &               core,
     for (size_t i = 0; i < group.uploads.size() && status == NRT_SUCCESS; i++) {
         const neuron_group_transfer & u = group.uploads[i];
         status                          = u.core.memory->write_locked(u.host, u.core.offset, u.core.size);
+        g_counts.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
     }
     for (size_t i = 0; i < group.before.size() && status == NRT_SUCCESS; i++) {
         status = core.copy(group.before[i].from, group.before[i].to);
@@ -153,6 +157,7 @@ enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, cons
     }
     for (const neuron_upload & u : planned.uploads) {
         const NRT_STATUS status = u.to.memory->write_locked(u.from->data, u.to.offset, u.to.size);
+        g_counts.uploaded.fetch_add(u.to.size, std::memory_order_relaxed);
         if (status != NRT_SUCCESS) {
             return neuron_ggml_status(status);
         }

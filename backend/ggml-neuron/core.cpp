@@ -60,7 +60,10 @@ NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size
 
 // Waits for launches, after which the host may write.
 void neuron_memory::wait_to_write(size_t offset, size_t n) {
-    core->flights.wait_for_use({ this, offset, n, true });
+    const neuron_use use = { this, offset, n, true };
+    core->flights.wait_for_use(use);
+    core->flights.forget_lost(use);
+    version++;
 }
 
 NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
@@ -103,14 +106,7 @@ std::string neuron_memory::write(const void * data, size_t offset, size_t n) {
 
 std::string neuron_memory::read(void * data, size_t offset, size_t n) {
     std::lock_guard<std::mutex> lock(core->mutex);
-    if (read_locked(data, offset, n) == NRT_SUCCESS) {
-        return "";
-    }
-    if (core->flights.is_lost({ this, offset, n, false })) {
-        memset(data, 0xff, n);
-        return "";
-    }
-    return failure;
+    return read_locked(data, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
 std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
@@ -118,13 +114,13 @@ std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
     return set_locked(value, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
-neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message) {
+neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message, bool make_room) {
     nrt_tensor_t * tensor = nullptr;
     const auto     name   = "ggml" + std::to_string(next_memory_id);
     NRT_STATUS     status;
     do {
         status = nrt.nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, vnc, size, name.c_str(), &tensor);
-    } while (status == NRT_RESOURCE && evict());
+    } while (status == NRT_RESOURCE && make_room && evict());
     if (status != NRT_SUCCESS) {
         message = nrt.describe("nrt_tensor_allocate", status) + ": " + std::to_string(size) + " bytes";
         return nullptr;
@@ -153,9 +149,20 @@ neuron_memory * neuron_core::allocate(size_t size) {
     return memory;
 }
 
+neuron_memory * neuron_core::allocate_spare(size_t size, size_t n_programs) {
+    size_t free  = 0;
+    size_t total = 0;
+    memory_stats(n_programs, &free, &total);
+    if (total && free < size + total / 16) {
+        return nullptr;
+    }
+    std::string message;
+    return allocate_locked(size, message, false);
+}
+
 void neuron_core::free_locked(neuron_memory * memory) {
     flights.wait_for_use({ memory, 0, memory->size, true });
-    flights.forget_lost(*memory);
+    flights.forget_lost({ memory, 0, memory->size, true });
     epoch++;  // also when no step is bound to it: a plan may copy from it or to it
     // a step's key holds the id of every memory that it is bound to: see step_key
     const uint64_t id = memory->id;
@@ -240,7 +247,13 @@ nrt_tensor_t * neuron_core::slice(neuron_memory & memory, size_t offset, size_t 
 NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to) {
     flights.wait_for_use({ from.memory, from.offset, from.size, false });
     flights.wait_for_use({ to.memory, to.offset, from.size, true });
+    if (flights.is_lost({ from.memory, from.offset, from.size, false })) {
+        NEURON_ERROR("core %d: %zu bytes that are to be copied were not computed: a launch failed\n", vnc, from.size);
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
+    to.memory->version++;
     if (nrt.nrt_tensor_copy) {
+        flights.forget_lost({ to.memory, to.offset, from.size, true });
         const NRT_STATUS status =
             nrt.nrt_tensor_copy(from.memory->tensor, from.offset, to.memory->tensor, to.offset, from.size);
         if (status != NRT_SUCCESS) {
@@ -258,20 +271,26 @@ NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand &
 //
 
 NRT_STATUS neuron_core::execute(neuron_step & step, neuron_stream & stream, const char * node) {
-    flights.make_room();
-    if (stream.failed != NRT_SUCCESS) {
-        return stream.failed;
-    }
-    while (!step.model->handle) {
-        std::string      message;
-        const NRT_STATUS status = load(*step.model, message);
-        if (status != NRT_SUCCESS) {
+    for (;;) {
+        flights.make_room();
+        if (stream.failed != NRT_SUCCESS) {
+            return stream.failed;
+        }
+        if (!step.model->handle) {
+            std::string      message;
+            const NRT_STATUS status = load(*step.model, message);
+            if (status != NRT_SUCCESS) {
+                return status;
+            }
+            continue;  // to load may have let go of the mutex
+        }
+        step.model->last_used   = ++clock;
+        const NRT_STATUS status = flights.launch(step, stream, node);
+        if (status != NRT_QUEUE_FULL) {
             return status;
         }
-        flights.make_room();
+        flights.wait_for_queue();
     }
-    step.model->last_used = ++clock;
-    return flights.launch(step, stream, node);
 }
 
 NRT_STATUS neuron_core::finish(neuron_stream & stream) {

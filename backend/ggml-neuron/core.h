@@ -41,13 +41,14 @@ struct neuron_memory {
     neuron_core *  core   = nullptr;
     nrt_tensor_t * tensor = nullptr;
     size_t         size   = 0;
-    uint64_t       id     = 0;                                   // never used twice
+    uint64_t       id     = 0;  // never used twice
+
+    // Grows before bytes change; guarded by the core's mutex.
+    mutable uint64_t version = 0;
 
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 
-    // Each waits for launches that use the bytes, and returns "" when it worked, else what failed, which it reports, too. What is
-    // lost because a launch failed after the function that launched it had returned, is read as bytes of 255, NaNs: the next graph
-    // says that it failed.
+    // Each waits for launches that use the bytes, and returns "" when it worked, else what failed, which it reports, too.
     std::string write(const void * data, size_t offset, size_t n);
     std::string read(void * data, size_t offset, size_t n);
     std::string set(uint8_t value, size_t offset, size_t n);
@@ -57,6 +58,9 @@ struct neuron_memory {
     NRT_STATUS write_locked(const void * data, size_t offset, size_t n);
     NRT_STATUS read_locked(void * data, size_t offset, size_t n);
     NRT_STATUS set_locked(uint8_t value, size_t offset, size_t n);
+
+    // locked. What failed last.
+    const std::string & last_failure() const { return failure; }
 
   private:
     NRT_STATUS checked(NRT_STATUS status, const char * function, size_t offset, size_t n);
@@ -138,6 +142,11 @@ struct neuron_core {
     // Returns memory, or NULL and reports why.
     neuron_memory * allocate(size_t size);
     void            free(neuron_memory * memory);
+    void            free_locked(neuron_memory * memory);
+
+    // locked. Returns memory for what the core can do without, or NULL when that would leave too little: a sixteenth of the core's
+    // memory stays free beside that of `n_programs` programs.
+    neuron_memory * allocate_spare(size_t size, size_t n_programs);
 
     // Sets both to 0 when the library does not tell. What is free is less what `n_programs` programs, as far as they are not loaded
     // yet, will take.
@@ -169,7 +178,8 @@ struct neuron_core {
     // stream came to if that failed.
     NRT_STATUS execute(neuron_step & step, neuron_stream & stream, const char * node);
 
-    // locked. Waits for the stream's launches; returns, and takes back, what the first that failed came to.
+    // locked. Waits for the stream's launches; returns, and takes back, what the first that failed came to, which the caller of the graph
+    // that is launched is told.
     NRT_STATUS finish(neuron_stream & stream);
 
     // locked. Copies within the core's memory.
@@ -183,8 +193,7 @@ struct neuron_core {
     void            unload(neuron_model & model);
     bool            evict();
     neuron_model &  model_of(const neuron_kernel & kernel);
-    neuron_memory * allocate_locked(size_t size, std::string & message);
-    void            free_locked(neuron_memory * memory);
+    neuron_memory * allocate_locked(size_t size, std::string & message, bool make_room = true);
     nrt_tensor_t *  slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
     bool            fill(neuron_step & step, const neuron_binding & binding, std::string & message);
 

@@ -24,6 +24,10 @@ neuron_counts::~neuron_counts() {
     if (fallback.bytes()) {
         NEURON_LOG("%s\n", fallback.summary().c_str());
     }
+    if (uploaded + kept) {
+        NEURON_LOG("%.3f MiB of host memory were copied to NeuronCores, and %.3f MiB of weights that stay there\n",
+                   (double) uploaded / (1 << 20), (double) kept / (1 << 20));
+    }
     print_groups();
     if (pieces) {
         NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",

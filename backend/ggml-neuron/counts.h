@@ -16,6 +16,10 @@ struct neuron_counts {
     std::atomic<uint64_t>                            moves{ 0 };
     neuron_fallback_cost                             fallback;
 
+    // Bytes of tensors in host memory that were copied to NeuronCores, and of these those of weights, which stay there.
+    std::atomic<uint64_t> uploaded{ 0 };
+    std::atomic<uint64_t> kept{ 0 };
+
     // Of groups.
     std::atomic<uint64_t>                                     launches{ 0 };
     std::atomic<uint64_t>                                     grouped{ 0 };  // ops in them

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <vector>
@@ -41,10 +42,11 @@ namespace {
 
 // Device memory that is mirrored in host memory while the node is computed. Tensors that overlap share one.
 struct mirror {
-    const ggml_tensor *  owner;
-    const char *         begin;
-    const char *         end;
-    std::vector<uint8_t> data;
+    const ggml_tensor *        owner;
+    const char *               begin;
+    const char *               end;
+    std::vector<neuron_bytes>  used;  // those that the node reads
+    std::unique_ptr<uint8_t[]> data;  // only what is used has memory of its own
 };
 
 // A node and what it reads, in host memory.
@@ -52,7 +54,8 @@ class host_node {
   public:
     host_node(ggml_tensor * node, const neuron_host_access & access) :
         node(node), access(access),
-        rows_only(node->op == GGML_OP_SET_ROWS && access.is_device(node) && is_in_place(node)) {}
+        rows_only(node->op == GGML_OP_SET_ROWS && access.is_device(node) && is_in_place(node)),
+        gathers(node->op == GGML_OP_GET_ROWS && access.is_device(node->src[0])) {}
 
     // Copies device memory to the host; returns whether that worked.
     bool read();
@@ -67,10 +70,13 @@ class host_node {
     // The scheduler may have copied the destination: then the result is that copy with other rows.
     static bool is_in_place(const ggml_tensor * node) { return node->src[2]->data == node->data; }
 
-    void          add(const ggml_tensor * t);
+    void          add(const ggml_tensor * t, bool is_read);
+    bool          read_mirrors();
+    bool          write_tensor(const ggml_tensor * t, const void * data);
     void *        address_of(const ggml_tensor * t);
     ggml_tensor * host_tensor(ggml_context * ctx, const ggml_tensor * t, void * data);
     ggml_tensor * copy_rows(ggml_context * ctx);
+    ggml_tensor * copy_gathered(ggml_context * ctx);
 
     ggml_tensor * copy_tensor(ggml_context * ctx, const ggml_tensor * t) { return host_tensor(ctx, t, address_of(t)); }
 
@@ -78,21 +84,27 @@ class host_node {
     const neuron_host_access &           access;
     std::vector<mirror>                  mirrors;
     const bool                           rows_only;  // SET_ROWS: neither is its destination read, nor all of it written
-    std::vector<uint8_t>                 rows;       // that it makes
+    const bool                           gathers;    // GET_ROWS: of its first source, it reads rows
+    std::vector<uint8_t>                 rows;       // that it makes, or reads
     std::vector<int64_t>                 row_numbers;
+    std::vector<int32_t>                 gathered_numbers;
     std::vector<ggml_backend_buffer_ptr> buffers;
 };
 
 // Adds a mirror for a tensor, and unites it with those that it overlaps.
-void host_node::add(const ggml_tensor * t) {
+void host_node::add(const ggml_tensor * t, bool is_read) {
     if (!access.is_device(t) || ggml_is_empty(t)) {
         return;
     }
-    mirror m{ t, (const char *) t->data, (const char *) t->data + ggml_nbytes(t), {} };
+    mirror m{ t, (const char *) t->data, (const char *) t->data + ggml_nbytes(t), {}, {} };
+    if (is_read) {
+        m.used = neuron_bytes_of(t);
+    }
     for (size_t i = 0; i < mirrors.size();) {
         if (mirrors[i].begin < m.end && m.begin < mirrors[i].end) {
             m.begin = std::min(m.begin, mirrors[i].begin);
             m.end   = std::max(m.end, mirrors[i].end);
+            m.used.insert(m.used.end(), mirrors[i].used.begin(), mirrors[i].used.end());
             mirrors.erase(mirrors.begin() + (std::ptrdiff_t) i);
             i = 0;  // the larger one may reach others
         } else {
@@ -102,26 +114,33 @@ void host_node::add(const ggml_tensor * t) {
     mirrors.push_back(std::move(m));
 }
 
+bool host_node::read_mirrors() {
+    return std::all_of(mirrors.begin(), mirrors.end(), [this](mirror & m) {
+        m.data.reset(new uint8_t[(size_t) (m.end - m.begin)]);
+        const std::vector<neuron_bytes> used = neuron_unite(m.used);
+        return std::all_of(used.begin(), used.end(), [&](const neuron_bytes & b) {
+            return access.read(m.owner, b.begin, m.data.get() + (b.begin - m.begin), (size_t) (b.end - b.begin));
+        });
+    });
+}
+
 bool host_node::read() {
-    for (int i = 0; i < (rows_only ? 2 : neuron_n_src(node)); i++) {
+    for (int i = gathers ? 1 : 0; i < (rows_only ? 2 : neuron_n_src(node)); i++) {
         if (node->src[i]) {
-            add(node->src[i]);
+            add(node->src[i], true);
         }
     }
     if (!rows_only) {
-        add(node);
+        add(node, node->view_src != nullptr);  // what is between elements of a view is written back
     }
-    return std::all_of(mirrors.begin(), mirrors.end(), [this](mirror & m) {
-        m.data.resize((size_t) (m.end - m.begin));
-        return access.read(m.owner, m.begin, m.data.data(), m.data.size());
-    });
+    return read_mirrors() && (!gathers || neuron_read_rows(node, address_of(node->src[1]), rows, access));
 }
 
 void * host_node::address_of(const ggml_tensor * t) {
     const char * address = (const char *) t->data;
     for (mirror & m : mirrors) {
         if (access.is_device(t) && m.begin <= address && address < m.end) {
-            return m.data.data() + (address - m.begin);
+            return m.data.get() + (address - m.begin);
         }
     }
     return t->data;
@@ -157,9 +176,31 @@ ggml_tensor * host_node::copy_rows(ggml_context * ctx) {
     return result;
 }
 
+// Returns a GET_ROWS of the rows alone, one after the other.
+ggml_tensor * host_node::copy_gathered(ggml_context * ctx) {
+    const ggml_tensor * ids = node->src[1];
+    ggml_tensor *       all =
+        ggml_new_tensor_4d(ctx, node->src[0]->type, node->src[0]->ne[0], ids->ne[0], ids->ne[1], ids->ne[2]);
+    std::vector<int32_t> & numbers = gathered_numbers;
+    numbers.resize((size_t) ggml_nelements(ids));
+    for (size_t i = 0; i < numbers.size(); i++) {
+        numbers[i] = (int32_t) ((int64_t) i % ids->ne[0]);
+    }
+    ggml_tensor * result = copy_tensor(ctx, node);
+    result->op           = node->op;
+    result->flags        = node->flags | GGML_TENSOR_FLAG_COMPUTE;
+    result->src[0]       = host_tensor(ctx, all, rows.data());
+    result->src[1] =
+        host_tensor(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_I32, ids->ne[0], ids->ne[1], ids->ne[2]), numbers.data());
+    return result;
+}
+
 ggml_tensor * host_node::copy(ggml_context * ctx) {
     if (rows_only) {
         return copy_rows(ctx);
+    }
+    if (gathers) {
+        return copy_gathered(ctx);
     }
     ggml_tensor * result = copy_tensor(ctx, node);
     result->op           = node->op;
@@ -176,17 +217,25 @@ ggml_tensor * host_node::copy(ggml_context * ctx) {
     return result;
 }
 
+// Writes a tensor, and what is between its elements as it was read.
+bool host_node::write_tensor(const ggml_tensor * t, const void * data) {
+    const std::vector<neuron_bytes> all = neuron_bytes_of(t);
+    return std::all_of(all.begin(), all.end(), [&](const neuron_bytes & b) {
+        return access.write(t, b.begin, (const char *) data + (b.begin - (const char *) t->data),
+                            (size_t) (b.end - b.begin));
+    });
+}
+
 bool host_node::write(const ggml_tensor * result) {
     if (rows_only) {
         return neuron_write_rows(node, address_of(node->src[1]), result->data, access);
     }
-    if (access.is_device(node) && !access.write(node, node->data, result->data, ggml_nbytes(node))) {
+    if (access.is_device(node) && !write_tensor(node, result->data)) {
         return false;
     }
     for (int i = 0; i < neuron_n_src(node); i++) {
         const ggml_tensor * src = node->src[i];
-        if ((neuron_updates_of(node) >> i & 1) && access.is_device(src) &&
-            !access.write(src, src->data, address_of(src), ggml_nbytes(src))) {
+        if ((neuron_updates_of(node) >> i & 1) && access.is_device(src) && !write_tensor(src, address_of(src))) {
             return false;
         }
     }

@@ -6,7 +6,7 @@
 
 static std::string mebibytes(uint64_t bytes) {
     char text[32];
-    snprintf(text, sizeof(text), "%.1f MiB", (double) bytes / (1 << 20));
+    snprintf(text, sizeof(text), bytes < (1 << 20) ? "%.3f MiB" : "%.1f MiB", (double) bytes / (1 << 20));
     return text;
 }
 
@@ -26,13 +26,36 @@ void neuron_fallback_cost::add(const ggml_tensor * node, uint64_t bytes) {
     }
 }
 
+void neuron_fallback_cost::add_weight(const ggml_tensor * tensor, uint64_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    weights_total += bytes;
+    if (bytes > weights_most) {
+        weights_most = bytes;
+        weight       = tensor->name;
+    }
+    if (weights_total >= LARGE && !weight_said) {
+        weight_said = true;
+        NEURON_LOG("weights are read from the device, %s so far, as for ops that have no kernel: those that are read "
+                   "again stay in host memory (GGML_NEURON_FALLBACK_MEMORY)\n",
+                   mebibytes(weights_total).c_str());
+    }
+}
+
 uint64_t neuron_fallback_cost::bytes() const {
     const std::lock_guard<std::mutex> lock(mutex);
-    return total;
+    return total + weights_total;
 }
 
 std::string neuron_fallback_cost::summary() const {
     const std::lock_guard<std::mutex> lock(mutex);
-    return "nodes on the CPU moved " + mebibytes(total) + " to the host or back, at most " + mebibytes(most) +
-           ", for " + name;
+    std::string                       text;
+    if (total) {
+        text = "nodes on the CPU moved " + mebibytes(total) + " to the host or back, at most " + mebibytes(most) +
+               ", for " + name;
+    }
+    if (weights_total) {
+        text += (text.empty() ? "" : "; ") + mebibytes(weights_total) +
+                " of weights were read from the device, at most " + mebibytes(weights_most) + ", of '" + weight + "'";
+    }
+    return text;
 }

@@ -17,9 +17,12 @@ class neuron_fallback_cost {
     // Counts what a node moved.
     void add(const ggml_tensor * node, uint64_t bytes);
 
+    // Counts that a weight was read from the device, as ggml's scheduler does for a node that the CPU computes.
+    void add_weight(const ggml_tensor * weight, uint64_t bytes);
+
     uint64_t bytes() const;
 
-    // Returns "nodes on the CPU moved 12.3 MiB to the host or back, at most 4.0 MiB, for MUL_MAT 'node_7'".
+    // Returns "nodes on the CPU moved 12.3 MiB to the host or back, at most 4.0 MiB, for MUL_MAT 'node_7'", and of weights likewise.
     std::string summary() const;
 
   private:
@@ -27,5 +30,9 @@ class neuron_fallback_cost {
     uint64_t           total = 0;
     uint64_t           most  = 0;
     std::string        name;
-    bool               said = false;
+    bool               said          = false;
+    uint64_t           weights_total = 0;
+    uint64_t           weights_most  = 0;
+    std::string        weight;
+    bool               weight_said = false;
 };

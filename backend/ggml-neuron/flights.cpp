@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -45,8 +46,29 @@ static size_t read_depth() {
     return depth;
 }
 
+static uint64_t next_stream_id() {
+    static std::atomic<uint64_t> next{ 1 };
+    return next++;
+}
+
+neuron_stream::neuron_stream() : id(next_stream_id()) {}
+
+// Reads how many launches may be in flight of this runtime: no more than the user allows it.
+static size_t read_depth(const neuron_nrt & nrt) {
+    if (!nrt.has_queues) {
+        return 1;
+    }
+    const size_t depth = read_depth();
+    if (nrt.max_in_flight == 0 || nrt.max_in_flight >= depth) {
+        return depth;
+    }
+    NEURON_LOG("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS allows %zu launches in flight, not %zu\n", nrt.max_in_flight,
+               depth);
+    return nrt.max_in_flight;
+}
+
 neuron_flights::neuron_flights(const neuron_nrt & nrt, int vnc, std::mutex & mutex) :
-    nrt(nrt), vnc(vnc), mutex(mutex), depth(nrt.has_queues ? read_depth() : 1) {}
+    nrt(nrt), vnc(vnc), mutex(mutex), depth(read_depth(nrt)) {}
 
 neuron_flights::~neuron_flights() {
     for (const int event : events) {
@@ -70,15 +92,40 @@ static bool conflicts(const neuron_step & step, const neuron_use & use) {
 
 void neuron_flights::make_room() {
     reap();
-    while (flights.size() >= depth) {
+    while (flights.size() >= room) {
         wait_for_first();
     }
 }
 
+void neuron_flights::wait_for_queue() {
+    if (!flights.empty()) {
+        room = flights.size();  // as many as the runtime takes
+        wait_for_first();
+        return;
+    }
+    // who fills the queue is another library in the process
+    const neuron_unlocked unlocked(mutex);
+    std::this_thread::sleep_for(std::chrono::microseconds(10));
+}
+
 NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, const char * node) {
+    if (!lost.empty()) {
+        if (reads_lost(step, node)) {
+            return NRT_EXEC_COMPLETED_WITH_ERR;
+        }
+        for (const neuron_use & use : step.uses) {
+            if (use.written) {
+                forget_lost(use);
+            }
+        }
+    }
+    for (const neuron_use & use : step.uses) {
+        use.memory->version += use.written;
+    }
     auto f    = std::make_unique<flight>();
     f->step   = &step;
     f->stream = &stream;
+    f->graph  = stream.graph;
     f->node   = node;
     f->number = stream.last = ++n_launched;
     return depth > 1 ? schedule(step, *f.release()) : execute(step, *f.release());
@@ -88,11 +135,12 @@ NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, co
 NRT_STATUS neuron_flights::schedule(neuron_step & step, flight & f) {
     n_overlapping += !flights.empty();
     flights.emplace_back(&f);
-    NRT_STATUS status;
-    while ((status = nrt.nrta_execute_schedule(step.model->handle, step.input, step.output, 0, &f.status, &f.seq)) ==
-           NRT_QUEUE_FULL) {
-        // the runtime's queue is shorter than ours; that of another process, or of another library, is not ours to wait for
-        std::this_thread::sleep_for(std::chrono::microseconds(10));
+    NRT_STATUS status = nrt.nrta_execute_schedule(step.model->handle, step.input, step.output, 0, &f.status, &f.seq);
+    if (status == NRT_QUEUE_FULL) {
+        flights.pop_back();
+        n_overlapping -= !flights.empty();
+        n_launched--;
+        return status;
     }
     if (status != NRT_SUCCESS) {
         f.status = status;
@@ -172,7 +220,7 @@ void neuron_flights::land(flight & f) {
     }
     for (const neuron_use & use : f.step->uses) {
         if (use.written) {
-            lost.push_back({ use, &stream });
+            lost.push_back({ use, stream.id, f.graph });
         }
     }
 }
@@ -278,12 +326,52 @@ bool neuron_flights::is_lost(const neuron_use & use) const {
     return std::any_of(lost.begin(), lost.end(), [&use](const lost_use & l) { return overlaps(l.use, use); });
 }
 
+// Says so when a step reads what is lost.
+bool neuron_flights::reads_lost(const neuron_step & step, const char * node) const {
+    const bool reads = std::any_of(step.uses.begin(), step.uses.end(),
+                                   [this](const neuron_use & use) { return !use.written && is_lost(use); });
+    if (reads) {
+        NEURON_ERROR(
+            "core %d: %s, for node %s, reads what a launch that failed was to compute for an earlier graph: it is not "
+            "launched. Set what is lost, or make the context anew\n",
+            vnc, step.model->name.c_str(), node);
+    }
+    return reads;
+}
+
+void neuron_flights::lose(const neuron_use & use, neuron_stream & stream) {
+    if (stream.failed == NRT_SUCCESS) {
+        stream.failed = NRT_EXEC_COMPLETED_WITH_ERR;
+    }
+    lost.push_back({ use, stream.id, stream.graph });
+}
+
 void neuron_flights::forget_lost(const neuron_stream & stream) {
-    lost.erase(std::remove_if(lost.begin(), lost.end(), [&](const lost_use & l) { return l.stream == &stream; }),
+    lost.erase(std::remove_if(lost.begin(), lost.end(),
+                              [&](const lost_use & l) { return l.stream == stream.id && l.graph == stream.graph; }),
                lost.end());
 }
 
-void neuron_flights::forget_lost(const neuron_memory & memory) {
-    lost.erase(std::remove_if(lost.begin(), lost.end(), [&](const lost_use & l) { return l.use.memory == &memory; }),
-               lost.end());
+void neuron_flights::forget_lost(const neuron_use & use) {
+    std::vector<lost_use> left;
+    for (const lost_use & l : lost) {
+        if (!overlaps(l.use, use)) {
+            left.push_back(l);
+            continue;
+        }
+        const size_t end      = l.use.offset + l.use.size;
+        const size_t last     = use.offset + use.size;
+        const auto   add_part = [&](size_t begin, size_t behind) {
+            left.push_back(l);
+            left.back().use.offset = begin;
+            left.back().use.size   = behind - begin;
+        };
+        if (l.use.offset < use.offset) {
+            add_part(l.use.offset, use.offset);
+        }
+        if (last < end) {
+            add_part(last, end);
+        }
+    }
+    lost = std::move(left);
 }

@@ -33,9 +33,14 @@ struct neuron_use {
 
 // A sequence of launches whose order matters to somebody: those of one ggml backend.
 struct neuron_stream {
+    neuron_stream();
+
+    const uint64_t id;  // never used twice
+
     // Guarded by the core's mutex.
     NRT_STATUS failed = NRT_SUCCESS;  // what the first launch that failed came to
     uint64_t   last   = 0;            // the number of its last launch
+    uint64_t   graph  = 0;            // the number of the graph that is launched
 };
 
 // How many launches are in flight on a core at most, unless GGML_NEURON_QUEUE_DEPTH says otherwise. AWS advises to keep two or
@@ -56,8 +61,12 @@ class neuron_flights {
     // Waits until there is room for one more. Call it before the step is looked at, since its model may be unloaded meanwhile.
     void make_room();
 
+    // Waits when the runtime's own queue is full. As make_room, it lets go of the mutex.
+    void wait_for_queue();
+
     // Launches a step, whose model is loaded. Returns what is known of it when it is launched: a launch that fails later
-    // sets `stream.failed`. `node` is what it computes.
+    // sets `stream.failed`. NRT_QUEUE_FULL: nothing was launched. One that would read what is lost is not launched. `node` is what it
+    // computes.
     NRT_STATUS launch(neuron_step & step, neuron_stream & stream, const char * node);
 
     // Launches that were queued, and of these those that were while another was in flight.
@@ -77,14 +86,18 @@ class neuron_flights {
     // Returns whether a launch in flight uses a model, and the number of the last that does.
     bool uses(const void * model, uint64_t & number) const;
 
-    // Returns whether what is in memory is not what was to be computed, because a launch failed after others that rely on it were
-    // launched.
+    // Returns whether what is in memory is not what was to be computed, because a launch failed after its graph was said to be
+    // computed.
     bool is_lost(const neuron_use & use) const;
 
-    // Forgets what a stream lost, or what was in memory. Call it when the caller was told of the loss, or the memory is
-    // overwritten or freed.
+    // Makes bytes lost: what was to be copied there is.
+    void lose(const neuron_use & use, neuron_stream & stream);
+
+    // Forgets what the graph that a stream launches lost: its caller is told. What an earlier graph lost stays so.
     void forget_lost(const neuron_stream & stream);
-    void forget_lost(const neuron_memory & memory);
+
+    // Forgets what was in memory that is overwritten or freed.
+    void forget_lost(const neuron_use & use);
 
   private:
     struct flight {
@@ -94,13 +107,17 @@ class neuron_flights {
         NRT_STATUS          status = NRT_SUCCESS;
         const neuron_step * step   = nullptr;
         neuron_stream *     stream = nullptr;
+        uint64_t            graph  = 0;  // of the stream
         std::string         node;
     };
 
     struct lost_use {
-        neuron_use            use;
-        const neuron_stream * stream;
+        neuron_use use;
+        uint64_t   stream;  // its id
+        uint64_t   graph;
     };
+
+    bool reads_lost(const neuron_step & step, const char * node) const;
 
     NRT_STATUS schedule(neuron_step & step, flight & f);
     NRT_STATUS execute(neuron_step & step, flight & f);
@@ -116,10 +133,11 @@ class neuron_flights {
     const int                           vnc;
     std::mutex &                        mutex;
     const size_t                        depth;
-    std::deque<std::unique_ptr<flight>> flights;   // in order
+    size_t                              room = depth;  // what the runtime's queue takes of it
+    std::deque<std::unique_ptr<flight>> flights;       // in order
     std::vector<lost_use>               lost;
-    std::vector<int>                    events;    // eventfds that nobody waits for
-    std::condition_variable_any         executed;  // nrt_execute returned
+    std::vector<int>                    events;        // eventfds that nobody waits for
+    std::condition_variable_any         executed;      // nrt_execute returned
     uint64_t                            n_launched        = 0;
     uint64_t                            n_overlapping     = 0;
     bool                                said_not_a_number = false;

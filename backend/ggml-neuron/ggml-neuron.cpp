@@ -37,8 +37,8 @@ struct ggml_backend_neuron_context {
     ggml_backend_neuron_device_context * device;
     neuron_planner                       planner;
     neuron_census                        census;
-    std::atomic<bool>                    computed{ false };  // a graph
-    neuron_stream                        stream;
+    std::atomic<bool>                    computed;  // a graph
+    neuron_stream                        stream{};
 };
 
 static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
@@ -78,6 +78,29 @@ static void ggml_backend_neuron_get_tensor_async(ggml_backend_t      backend,
     GGML_UNUSED(backend);
 }
 
+// Reads a tensor; returns false when a launch that was to compute it failed. Ends the program when it can't be read otherwise.
+static bool ggml_backend_neuron_read_computed(const neuron_buffer &  from,
+                                              const ggml_tensor *    src,
+                                              std::vector<uint8_t> & data) {
+    std::lock_guard<std::mutex> lock(from.core->mutex);
+    const neuron_use            use = { from.memory, from.offset_of(src), data.size(), false };
+    from.core->flights.wait_for_use(use);
+    if (from.core->flights.is_lost(use)) {
+        return false;
+    }
+    if (from.memory->read_locked(data.data(), use.offset, use.size) != NRT_SUCCESS) {
+        neuron_require(from.memory->last_failure(), "reading", src);
+    }
+    return true;
+}
+
+// Has the next graph of a backend fail, since a tensor that it would compute with was not computed.
+static void ggml_backend_neuron_lose(ggml_backend_t backend, const neuron_buffer & buffer, const ggml_tensor * tensor) {
+    auto *                      ctx = (ggml_backend_neuron_context *) backend->context;
+    std::lock_guard<std::mutex> lock(buffer.core->mutex);
+    buffer.core->flights.lose({ buffer.memory, buffer.offset_of(tensor), ggml_nbytes(tensor), true }, ctx->stream);
+}
+
 // Copies from a NeuronCore, or from host memory, to a NeuronCore. Between cores the way leads through the host: the runtime copies
 // between tensors of one core only.
 static bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
@@ -97,7 +120,10 @@ static bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src
     const size_t size = ggml_nbytes(src);
     if (from) {
         std::vector<uint8_t> data(size);
-        neuron_require(from->memory->read(data.data(), from->offset_of(src), size), "reading", src);
+        if (!ggml_backend_neuron_read_computed(*from, src, data)) {
+            ggml_backend_neuron_lose(backend_dst, *to, dst);
+            return true;
+        }
         neuron_require(to->memory->write(data.data(), to->offset_of(dst), size), "writing", dst);
         return true;
     }
@@ -108,8 +134,6 @@ static bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src
     ggml_backend_synchronize(backend_src);
     neuron_require(to->memory->write(src->data, to->offset_of(dst), size), "writing", dst);
     return true;
-
-    GGML_UNUSED(backend_dst);
 }
 
 //
@@ -174,19 +198,30 @@ static void ggml_backend_neuron_free(ggml_backend_t backend) {
     delete backend;
 }
 
+// Returns whether the program reads what a graph computes as soon as it is given back. Such a graph is waited for: it costs the program
+// nothing, which would wait then, and a launch that fails is the graph's own status.
+static bool ggml_backend_neuron_has_output(const ggml_cgraph * cgraph) {
+    return std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, [](const ggml_tensor * node) {
+        return (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 && !ggml_is_empty(node);
+    });
+}
+
 static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
     auto *        ctx  = (ggml_backend_neuron_context *) backend->context;
     neuron_core & core = *ctx->device->core;
     if (neuron_recording_graphs()) {
         neuron_record_graph(cgraph);
     }
-    std::lock_guard<std::mutex> graph_lock(core.graph_mutex);
-    std::lock_guard<std::mutex> lock(core.mutex);
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        std::for_each(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_note_writes);
+    }
+    std::unique_lock<std::mutex> graph_lock(core.graph_mutex);
+    std::lock_guard<std::mutex>  lock(core.mutex);
     ctx->computed = true;
+    ctx->stream.graph++;
     if (ctx->stream.failed != NRT_SUCCESS) {
-        NEURON_ERROR(
-            "%s: a launch of the last graph failed after its results were promised: this graph is not computed\n",
-            ctx->device->name.c_str());
+        NEURON_ERROR("%s: a launch for an earlier graph failed after that was given back: this graph is not computed\n",
+                     ctx->device->name.c_str());
         return neuron_ggml_status(core.finish(ctx->stream));
     }
     const neuron_plan * plan   = nullptr;
@@ -202,6 +237,10 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     }
     if (status != GGML_STATUS_SUCCESS) {
         core.finish(ctx->stream);
+    } else if (ggml_backend_neuron_has_output(cgraph)) {
+        graph_lock.unlock();  // another backend of the core may launch meanwhile
+        const NRT_STATUS finished = core.finish(ctx->stream);
+        status                    = finished == NRT_SUCCESS ? status : neuron_ggml_status(finished);
     }
     return status;
 }
@@ -365,8 +404,6 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
         { *device->core, ggml_backend_neuron_shared().kernels, neuron_holds },
         /* .computed = */
         false,
-        /* .stream = */
-        {},
     };
     return new ggml_backend{
         /* .guid    = */ ggml_backend_neuron_guid(),
@@ -379,10 +416,11 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
 }
 
 static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggml_backend_dev_t dev) {
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
     if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
-        return ggml_backend_cpu_buffer_type();
+        return &device->host_buffer_type;
     }
-    return &((ggml_backend_neuron_device_context *) dev->context)->buffer_types[0].buft;
+    return &device->buffer_types[0].buft;
 }
 
 // Where tensors are in host memory anyway, that is the CPU's.
@@ -394,9 +432,11 @@ static ggml_backend_buffer_t ggml_backend_neuron_device_buffer_from_host_ptr(ggm
                                                                              void *             ptr,
                                                                              size_t             size,
                                                                              size_t             max_tensor_size) {
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        return neuron_kept_buffer_from_ptr(ggml_backend_neuron_device_get_buffer_type(dev), ptr, size);
+    }
     return ggml_backend_cpu_buffer_from_ptr(ptr, size);
 
-    GGML_UNUSED(dev);
     GGML_UNUSED(max_tensor_size);
 }
 
@@ -559,6 +599,9 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     NEURON_LOG("%s, version %llu.%llu.%llu %s, %u cores\n", nrt.path.c_str(), (unsigned long long) nrt.version.rt_major,
                (unsigned long long) nrt.version.rt_minor, (unsigned long long) nrt.version.rt_patch,
                nrt.version.rt_detail, nrt.n_cores);
+    if (!nrt.remark.empty()) {
+        NEURON_WARN("%s\n", nrt.remark.c_str());
+    }
     const std::string target = neuron_variable("GGML_NEURON_TARGET");
     neuron_record_target(target.empty() ? nrt.target : target);
 #ifdef GGML_NEURON_EMBEDDED
@@ -621,6 +664,8 @@ static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & sha
         ggml_backend_neuron_add_buffer_type(shared.kernels, *device, &shared.devices.back(), form);
     }
     device->extra_bufts.push_back(NULL);
+    device->host_name        = device->name + "_Host";
+    device->host_buffer_type = neuron_kept_buffer_type(&shared.devices.back(), device->host_name.c_str());
     shared.contexts.push_back(std::move(device));
 }
 

@@ -153,7 +153,11 @@ static void cut_operands(const neuron_group &                group,
         const size_t row  = slot ? group.slots[i].row : group.result_rows[i - n_slots];
         parts[i].memory   = bound[i].memory;
         parts[i].offset   = bound[i].offset + (size_t) piece.range.first * row;
-        parts[i].size     = slot ? piece.slot_sizes[i] : piece.result_sizes[i - n_slots];
+        if (!slot) {
+            parts[i].size = piece.result_sizes[i - n_slots];
+        } else if (row) {
+            parts[i].size = piece.slot_sizes[i];
+        }
     }
 }
 

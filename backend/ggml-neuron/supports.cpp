@@ -5,6 +5,7 @@
 #include "cpu.h"
 #include "device.h"
 #include "groups.h"
+#include "host_buffer.h"
 #include "record.h"
 #include "tokens.h"
 #include "weights.h"
@@ -118,6 +119,9 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
         const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
         return !elsewhere && neuron_takes_weight(device, op, weight);
+    }
+    if (in_host) {
+        neuron_note_writes(op);  // whoever computes it
     }
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_holds_updates(device, op))) {
         return false;

@@ -99,14 +99,23 @@ static bool has_queues(const neuron_nrt & nrt) {
     return has_release(nrt, 29) && nrt.nrta_execute_schedule && nrt.nrta_is_completed;
 }
 
-// Returns why nrt_execute would return before its results are there, "" when it does not. SDK 2.32 has no such mode any more.
-static std::string returns_early(const neuron_nrt & nrt) {
-    const char * requests = getenv("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS");
-    if (has_release(nrt, 32) || !requests || atoi(requests) == 0) {
-        return "";
+// Sees to how many requests the user allows to be in flight. Before SDK 2.32 the variable also has nrt_execute return before the
+// execution is done, and nothing says when it is: that is turned off before the library is initialized.
+static void limit_requests(neuron_nrt & nrt) {
+    const char * name  = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS";
+    const char * value = getenv(name);
+    const long   limit = value ? atol(value) : 0;
+    if (limit <= 0) {
+        return;
     }
-    return std::string("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=") + requests +
-           " lets nrt_execute return before its results are there, and this library would read them at once: unset it";
+    if (nrt.has_queues) {
+        nrt.max_in_flight = (size_t) limit;
+    }
+    if (!has_release(nrt, 32)) {
+        nrt.remark = std::string(name) + " is set to 0, not " + value +
+                     ": with this runtime nrt_execute would return before its results are there";
+        setenv(name, "0", 1);
+    }
 }
 
 // Leaves the NeuronCores that could not be used to other processes.
@@ -157,6 +166,7 @@ static const neuron_nrt * load(std::string & message) {
     nrt->version.rt_detail[sizeof(nrt->version.rt_detail) - 1] = '\0';
     nrt->simulator                                             = strstr(nrt->version.rt_detail, "simulator") != nullptr;
     nrt->has_queues                                            = has_queues(*nrt);
+    limit_requests(*nrt);
     limit_cores(*nrt);
     nrt->n_cores = expect_cores(*nrt);
     if (nrt->n_cores > 0 && read_target(*nrt, nrt->target)) {
@@ -174,11 +184,6 @@ static const neuron_nrt * load(std::string & message) {
 }
 
 void neuron_nrt::initialize() const {
-    const std::string early = returns_early(*this);
-    if (!early.empty()) {
-        failure = path + ": " + early;
-        return;
-    }
     NRT_STATUS status = nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
     if (status != NRT_SUCCESS) {
         failure = path + ": " + describe("nrt_init", status) + ": no NeuronCore for this process?";

@@ -39,8 +39,10 @@ struct neuron_nrt {
     nrt_version_t version{};           // all zero when the library does not tell
     bool          simulator  = false;
     bool          has_queues = false;  // nrta_execute_schedule with a status of each request: SDK 2.29 and later
-    uint32_t      n_cores    = 0;      // NeuronCores of this process
-    std::string   target;              // what a NEFF must be compiled for ("trn1"); empty when unknown
+    size_t        max_in_flight =
+        0;  // what NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS says, where requests are queued; 0: nothing
+    uint32_t    n_cores = 0;  // NeuronCores of this process
+    std::string target;       // what a NEFF must be compiled for ("trn1"); empty when unknown
 
     // Objects of the library that are alive: it is closed at exit only when there are none, since whoever frees one later
     // would call into a closed library. Who creates one that outlives a function counts it.
@@ -53,6 +55,9 @@ struct neuron_nrt {
     const std::string & init() const;
 
     bool is_open() const { return open; }
+
+    // What the user should know of how the library is used; "" when it is nothing.
+    std::string remark;
 
   private:
     void initialize() const;

@@ -7,10 +7,11 @@ shares memory with a request in flight and does not wait for it, so a wait that 
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
-from programs import Run
+from programs import Result, Run
 
 DEPTHS = ("1", "2", "3", pytest.param("64", marks=pytest.mark.long))
 
@@ -39,6 +40,50 @@ def test_results_are_the_same_at_any_depth(run: Run, kernels: Path, depth: str) 
         assert launches > 50 and later > launches / 2
 
 
+def test_a_queue_of_the_runtime_that_is_shorter(run: Run, kernels: Path) -> None:
+    result = run(
+        "in-flight",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_QUEUE_DEPTH="8",
+        GGML_NEURON_LOG="1",
+        NEURON_SIMULATOR_QUEUE="2",
+        NEURON_SIMULATOR_LAUNCH_US="1000",
+    )
+    assert result.said == {"in-flight": "ok"}, result.log
+    unlimited = run("in-flight", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    assert overlapping(result.log)[0] == overlapping(unlimited.log)[0]
+
+
+@pytest.mark.parametrize(("limit", "depth"), [("1", 1), ("2", 2), ("9", 3)])
+def test_no_more_requests_than_the_user_allows(run: Run, kernels: Path, limit: str, depth: int) -> None:
+    result = run(
+        "in-flight",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_LOG="1",
+        NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=limit,
+        NEURON_SIMULATOR_LAUNCH_US="1000",
+    )
+    assert result.said == {"in-flight": "ok"}, result.log
+    said = f"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS allows {limit} launches in flight, not 3"
+    assert (said in result.log) == (depth < 3)
+    assert (overlapping(result.log)[1] == 0) == (depth == 1)
+
+
+@pytest.mark.parametrize("release", ["2.28", "2.31"])  # without queues, and with them
+def test_an_older_runtime_that_would_return_early(run: Run, kernels: Path, release: str) -> None:
+    result = run(
+        "chain",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        NEURON_SIMULATOR_RELEASE=release,
+        NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS="4",
+    )
+    assert result.said == {"chain": "ok"}, result.log
+    assert "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS is set to 0, not 4" in result.log
+
+
 @pytest.mark.parametrize("buffers", ["device", "host"])
 def test_threads_share_a_core(run: Run, kernels: Path, buffers: str) -> None:
     result = run(
@@ -63,29 +108,60 @@ def test_a_core_waits_for_another(run: Run, kernels: Path) -> None:
     assert result.said == {"two-cores-in-flight": "ok"}, result.log
 
 
-def test_a_launch_that_fails_late_is_a_status_and_no_result(run: Run, kernels: Path) -> None:
-    result = run(
-        "fails-late",
+LAUNCH_FAILED = re.compile(
+    r"nrta_execute_schedule failed: NRT_EXEC_COMPLETED_WITH_ERR \(1004\): \w+-[\w-]+ of [^\n]*, for node"
+)
+
+
+def run_with_fault(run: Run, kernels: Path, scenario: str, fault: str, cores: int = 1) -> Result:
+    return run(
+        scenario,
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS="device",
+        NEURON_RT_NUM_CORES=str(cores),
         NEURON_SIMULATOR_LAUNCH_US="50000",
-        NEURON_SIMULATOR_FAULT="execute@2",
+        NEURON_SIMULATOR_FAULT=fault,
+        GGML_NO_BACKTRACE="1",
     )
+
+
+def test_a_launch_that_fails_late_fails_its_graph_when_that_has_an_output(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "fails-late", "execute@2")
     assert result.said == {"fails-late": "ok"}, result.log
+    assert LAUNCH_FAILED.search(result.log), result.log
+    assert "after that was given back" not in result.log
+
+
+def test_a_launch_that_fails_late_fails_the_next_graph(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "fails-later", "execute@2")
+    assert result.said == {"fails-later": "ok"}, result.log
+    assert LAUNCH_FAILED.search(result.log), result.log
+    assert "a launch for an earlier graph failed after that was given back" in result.log
+
+
+def test_to_read_what_was_not_computed_ends_the_program(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "fails-later-and-read", "execute@2")
+    assert result.status == -signal.SIGABRT, result.log
+    assert result.said == {}
     assert re.search(
-        r"nrta_execute_schedule failed: NRT_EXEC_COMPLETED_WITH_ERR \(1004\): add-64x4-f32-\w+ of", result.log
-    )
-    assert "a launch of the last graph failed" in result.log
+        r"ggml-neuron: reading tensor '.*': core 0: 1024 bytes at offset \d+ were not computed: a launch failed",
+        result.log,
+    ), result.log
+
+
+def test_a_cache_that_is_lost_stays_so_until_it_is_set(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "loses-a-cache", "execute@1")
+    assert result.said == {"loses-a-cache": "ok"}, result.log
+    assert "reads what a launch that failed was to compute for an earlier graph" in result.log
+
+
+def test_what_one_core_lost_fails_the_graph_of_another(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "loses-for-another-core", "execute@3", cores=2)
+    assert result.said == {"loses-for-another-core": "ok"}, result.log
 
 
 def test_a_core_that_is_lost_stays_so(run: Run, kernels: Path) -> None:
-    result = run(
-        "fails-late",
-        GGML_NEURON_KERNEL_DIR=kernels,
-        GGML_NEURON_BUFFERS="device",
-        NEURON_SIMULATOR_LAUNCH_US="50000",
-        NEURON_SIMULATOR_FAULT="lost@2",
-    )
+    result = run_with_fault(run, kernels, "fails-late", "lost@2")
     assert result.said == {"fails-late": "graph_compute: GGML status: error (operation failed)"}, result.log
     assert "NRT_EXEC_UNIT_UNRECOVERABLE (101)" in result.log
 
@@ -103,16 +179,6 @@ def test_a_core_that_is_lost_stays_so(run: Run, kernels: Path) -> None:
 def test_what_programs_are_told(run: Run, kernels: Path, scenario: str, variables: dict[str, str]) -> None:
     result = run(scenario, "chain", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", **variables)
     assert result.said == {scenario: "ok", "chain": "ok"}, result.log
-
-
-def test_executions_that_return_early_are_refused(run: Run, kernels: Path) -> None:
-    """Before SDK 2.32, where a variable asks for it."""
-    variables = {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3", "NEURON_SIMULATOR_RELEASE": "2.31"}
-    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **variables)
-    assert (
-        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=3 lets nrt_execute return before its results are there"
-        in result.log
-    )
 
 
 @pytest.mark.parametrize("depth", ["0", "65", "two"])

@@ -75,8 +75,18 @@ def test_launches_in_flight(sanitized: Programs, kernels: Path) -> None:
     names = ("in-flight", "in-flight-in-threads", "two-cores-in-flight", "asynchronous")
     variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device"}
     expect_ok(scenarios(sanitized, *names, NEURON_SIMULATOR_LAUNCH_US="1000", **variables), names)
-    fault = {"NEURON_SIMULATOR_FAULT": "execute@2", "NEURON_SIMULATOR_LAUNCH_US": "100000"}
-    expect_ok(scenarios(sanitized, "fails-late", **fault, **variables), ("fails-late",))
+    for name, count in (("fails-late", 2), ("fails-later", 2), ("loses-a-cache", 1), ("loses-for-another-core", 3)):
+        fault = {"NEURON_SIMULATOR_FAULT": f"execute@{count}", "NEURON_SIMULATOR_LAUNCH_US": "100000"}
+        expect_ok(scenarios(sanitized, name, **fault, **variables), (name,))
+
+
+@pytest.mark.parametrize(
+    ("buffers", "names"),
+    [("host", ("kept-weights", "written-weights")), ("device", ("recalled-weights", "stranded-gather"))],
+)
+def test_copies_of_weights(sanitized: Programs, kernels: Path, buffers: str, names: tuple[str, ...]) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": buffers}
+    expect_ok(scenarios(sanitized, *names, **variables), names)
 
 
 def test_groups(sanitized: Programs, group_kernels: Path, tmp_path: Path) -> None:

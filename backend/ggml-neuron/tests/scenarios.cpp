@@ -127,6 +127,7 @@ static std::vector<float> run(ggml_backend_dev_t dev, const builder & build, int
     const built      b     = build(ctx.get());
     ggml_cgraph *    graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, b.result);
+    ggml_set_output(b.result);  // a launch that fails is then the graph's own status
     require_kernels(dev, graph);
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     for (int i = 0; i < times; i++) {
@@ -547,6 +548,84 @@ static void stranded_rows() {
     std::vector<ggml_fp16_t> got(halves.size());
     ggml_backend_tensor_get(cells, got.data(), 0, ggml_nbytes(cells));
     check(got == halves, "a row is wrong");
+}
+
+// Rows of a large tensor on the device, which the CPU picks, and a copy to parts of it that are far apart. What is between stays.
+static void stranded_gather() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    const int64_t    n_rows = 9000;
+    ggml_tensor *    cells  = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 256, n_rows, 2);
+    ggml_tensor *    ids    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 5, 2);
+    ggml_tensor *    picked = ggml_get_rows(ctx.get(), cells, ids);
+    ggml_tensor *    fresh  = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 100, 3, 2);
+    ggml_tensor * part   = ggml_view_3d(ctx.get(), cells, 100, 3, 2, cells->nb[1], cells->nb[2], 7 * cells->nb[1] + 40);
+    ggml_tensor * copied = ggml_cpy(ctx.get(), fresh, part);
+    const int32_t at[]   = { 8999, 0, 3, 4, 8999, 1, 4500, 2, 2, 8 };
+
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    std::vector<float>      all    = numbers((size_t) ggml_nelements(cells), 1);
+    const auto              values = numbers((size_t) ggml_nelements(fresh), 2);
+    ggml_backend_tensor_set(cells, all.data(), 0, ggml_nbytes(cells));
+    ggml_backend_tensor_set(fresh, values.data(), 0, ggml_nbytes(fresh));
+    ggml_backend_tensor_set(ids, at, 0, sizeof(at));
+    for (ggml_tensor * node : { copied, picked }) {
+        context       own;
+        ggml_cgraph * graph = ggml_new_graph(own.get());
+        ggml_build_forward_expand(graph, node);
+        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    }
+    const auto cell = [&](int64_t plane, int64_t row) {
+        return all.begin() + (plane * n_rows + row) * 256;
+    };
+    for (int64_t i = 0; i < 6; i++) {
+        std::copy_n(values.begin() + i * 100, 100, cell(i / 3, 7 + i % 3) + 10);
+    }
+    std::vector<float> wanted;
+    for (int64_t i = 0; i < 10; i++) {
+        wanted.insert(wanted.end(), cell(i / 5, at[i]), cell(i / 5, at[i]) + 256);
+    }
+    compare(read(cells), all);
+    compare(read(picked), wanted);
+}
+
+// A weight on the device that is read again and again, as ggml's scheduler does for the CPU, and what writes to it.
+static void recalled_weights() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    ggml_tensor *    cells = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 32, 16);
+    ggml_tensor *    rows  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 3);
+    ggml_tensor *    fresh = f32(ctx.get(), 32, 3);
+    ggml_tensor *    write = ggml_set_rows(ctx.get(), cells, fresh, rows);
+
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    fill(rows, 0);
+    std::vector<float> wanted;
+    const auto         read_often = [&] {
+        for (int i = 0; i < 10; i++) {
+            compare(read(cells), wanted);
+        }
+    };
+    for (int round = 0; round < 2; round++) {
+        wanted = numbers(32 * 16, (float) round);
+        fill(cells, (float) round);
+        fill(fresh, 2 + (float) round);
+        read_often();
+        context       own;
+        ggml_cgraph * graph = ggml_new_graph(own.get());
+        ggml_build_forward_expand(graph, write);
+        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        const std::vector<float> values = numbers(32 * 3, 2 + (float) round);
+        for (int row = 0; row < 3; row++) {
+            std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
+        }
+        read_often();
+        wanted.assign(wanted.size(), 0);
+        ggml_backend_buffer_clear(buffer.get(), 0);
+        read_often();
+        fill(rows, 0);
+    }
 }
 
 static void stranded_optimizer() {
@@ -1014,22 +1093,80 @@ static void in_flight(ggml_backend_dev_t dev, int rounds) {
     backend.reset();
 }
 
-// The second launch fails when it has long been promised.
+// The second launch fails when it was long queued, and with it the graph, which has an output: the program reads it next.
 static void fails_late() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    queued           graph(backend, add);
+
+    const std::vector<float> wanted = run(cpu, add);
+    ggml_set_output(graph.b.result);
+    graph.set(0);
+    graph.compute();
+    compare(graph.get(), wanted);
+    graph.compute(GGML_STATUS_FAILED);
+    graph.compute();
+    compare(graph.get(), wanted);
+}
+
+// The second launch fails when its graph, which has no output, was given back. Then the next graph fails, unless the result is read.
+static void fails_later(bool and_read) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     queued           graph(backend, add);
 
     const std::vector<float> wanted = run(cpu, add);
     graph.set(0);
     graph.compute();
-    compare(graph.get(), wanted);
     graph.compute();
-    for (const float value : graph.get()) {
-        check(std::isnan(value), "a result that was not computed is read as a number");
+    if (and_read) {
+        graph.get();
+        fail("a result that was not computed was read");
     }
+    ggml_backend_synchronize(backend.get());
     graph.compute(GGML_STATUS_FAILED);
     graph.compute();
     compare(graph.get(), wanted);
+}
+
+// What was to change a KV cache fails when its graph was given back: whatever reads the cache fails until it is set anew.
+static void loses_a_cache() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    queued           graph(backend, cache);
+    const auto       fill_from = [&graph](size_t first) {
+        for (size_t i = first; i < graph.b.inputs.size(); i++) {
+            fill(graph.b.inputs[i], (float) (i + 1));
+        }
+    };
+    const std::vector<float> wanted = run(cpu, cache);
+    fill_from(0);
+    graph.compute();
+    ggml_backend_synchronize(backend.get());
+    for (int i = 0; i < 3; i++) {
+        fill_from(1);  // the cells are the first
+        graph.compute(GGML_STATUS_FAILED);
+    }
+    fill_from(0);
+    graph.compute();
+    compare(graph.get(), wanted);
+}
+
+// A launch on one NeuronCore fails late. The graph of another that computes with its result fails, and the first one's next.
+static void loses_for_another() {
+    const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
+    const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
+    queued                 from(first, add);
+    queued                 to(second, add);
+    ggml_set_output(to.b.result);
+    for (int i = 0; i < 3; i++) {
+        from.set(i);
+        to.set(i);
+        from.compute(i == 2 ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS);
+        if (i < 2) {
+            ggml_backend_tensor_copy_async(first.get(), second.get(), from.b.result, to.b.inputs[0]);
+            to.compute(i == 1 ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS);
+        }
+    }
+    to.compute();
+    compare(to.get(), run(cpu, add, 3));
 }
 
 // One NeuronCore computes what another one has computed, and both are given the next round before that is done.
@@ -1056,6 +1193,105 @@ static void two_cores_in_flight() {
         ggml_backend_event_synchronize(consumed.get());
         compare(to.get(), run(cpu, add, i + 1));
     }
+}
+
+//
+// weights in host memory
+//
+
+// A weight in host memory, of which a NeuronCore may keep a copy, and a product with it.
+struct weighted {
+    ggml_backend_ptr        backend{ ggml_backend_dev_init(neuron, nullptr) };
+    context                 weights;
+    context                 rest;
+    ggml_tensor *           w     = ggml_new_tensor_2d(weights.get(), GGML_TYPE_F16, 32, 16);
+    ggml_tensor *           rows  = ggml_new_tensor_1d(rest.get(), GGML_TYPE_I64, 3);
+    ggml_tensor *           fresh = f32(rest.get(), 32, 3);
+    ggml_tensor *           q     = f32(rest.get(), 32, 2);
+    ggml_tensor *           product;
+    ggml_tensor *           write;  // rows of the weight
+    ggml_tensor *           whole = ggml_new_tensor_2d(rest.get(), GGML_TYPE_F16, 32, 16);
+    ggml_tensor *           copy;   // over the weight, for which there is no kernel
+    ggml_backend_buffer_ptr weights_buffer;
+    ggml_backend_buffer_ptr rest_buffer;
+
+    weighted() {
+        product        = ggml_mul_mat(rest.get(), w, q);
+        write          = ggml_set_rows(rest.get(), w, fresh, rows);
+        copy           = ggml_cpy(rest.get(), whole, w);
+        weights_buffer = allocate(weights, backend);
+        rest_buffer    = allocate(rest, backend);
+        ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        fill(w, 1);
+        fill(rows, 0);
+        fill(fresh, 3);
+        fill(q, 4);
+    }
+
+    void compute(ggml_tensor * node, ggml_backend_t by) {
+        context       own;
+        ggml_cgraph * graph = ggml_new_graph(own.get());
+        ggml_build_forward_expand(graph, node);
+        const ggml_status status = ggml_backend_graph_compute(by, graph);
+        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    }
+
+    // Compares the product with that of the weight as it is in host memory now.
+    void is_right() {
+        check(ggml_backend_dev_supports_op(neuron, product), "no kernel for MUL_MAT");
+        compute(product, backend.get());
+        const std::vector<float> got = read(product);
+        ggml_backend_ptr         host(ggml_backend_dev_init(cpu, nullptr));
+        compute(product, host.get());
+        compare(got, read(product));
+    }
+};
+
+// The same weight again and again.
+static void kept_weights() {
+    weighted t;
+    for (int i = 0; i < 50; i++) {
+        fill(t.q, (float) i);
+        t.is_right();
+    }
+}
+
+// Whatever writes to a weight, the product is that of what is written.
+static void written_weights() {
+    weighted t;
+    t.is_right();
+    fill(t.w, 5);
+    t.is_right();
+    ggml_backend_tensor_memset(t.w, 0, 32, 64);
+    t.is_right();
+    ggml_backend_buffer_clear(t.weights_buffer.get(), 0);
+    t.is_right();
+    fill(t.w, 6);
+    t.is_right();
+    // by an op, of the CPU: ggml's scheduler asks all backends before
+    check(ggml_backend_dev_supports_op(neuron, t.write), "no kernel for SET_ROWS");
+    ggml_backend_ptr host(ggml_backend_dev_init(cpu, nullptr));
+    t.compute(t.write, host.get());
+    t.is_right();
+    fill(t.fresh, 7);
+    t.compute(t.write, host.get());
+    t.is_right();
+    // by an op of the device, and by one that the CPU computes instead
+    weighted u;
+    u.is_right();
+    u.compute(u.write, u.backend.get());
+    u.is_right();
+    weighted x;
+    fill(x.whole, 8);
+    x.is_right();
+    x.compute(x.copy, x.backend.get());
+    x.is_right();
+    // by training, of which the device sees nothing
+    weighted v;
+    ggml_set_param(v.w);
+    v.is_right();
+    memset(v.w->data, 0, ggml_nbytes(v.w));
+    v.is_right();
 }
 
 // What a program is told that pipelines NeuronCores.
@@ -1502,6 +1738,8 @@ int main(int argc, char ** argv) {
               tokens::against_cpu({ 7, 30, 100, 2, true, false });
           }                                                                                                       },
         { "stranded-rows",               stranded_rows                                                            },
+        { "stranded-gather",             stranded_gather                                                          },
+        { "recalled-weights",            recalled_weights                                                         },
         { "stranded-optimizer",          stranded_optimizer                                                       },
         { "memory",                      memory                                                                   },
         { "reuse",                       reuse                                                                    },
@@ -1533,7 +1771,13 @@ int main(int argc, char ** argv) {
         { "in-flight",                   [] { in_flight(neuron, 6); }                                             },
         { "in-flight-in-threads",        [] { in_threads(3, [](int) { in_flight(neuron, 3); }); }                 },
         { "fails-late",                  fails_late                                                               },
+        { "fails-later",                 [] { fails_later(false); }                                               },
+        { "fails-later-and-read",        [] { fails_later(true); }                                                },
+        { "loses-a-cache",               loses_a_cache                                                            },
+        { "loses-for-another-core",      loses_for_another                                                        },
         { "two-cores-in-flight",         two_cores_in_flight                                                      },
+        { "kept-weights",                kept_weights                                                             },
+        { "written-weights",             written_weights                                                          },
         { "asynchronous",                [] { capabilities(true); }                                               },
         { "synchronous",                 [] { capabilities(false); }                                              },
         { "fails-once",                  [] { fails_once([] {}, false); }                                         },
