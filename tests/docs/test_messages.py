@@ -33,7 +33,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 KEY = re.compile(r"(?<=[`'])[A-Za-z_][\w.]*(?=[`'])|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+\.[a-z_]+\b")
 VARIABLE = re.compile(r"\b(?:GGML_)?NEURON_(?!KERNELS_)[A-Z_]+\b")
 
-TABLES = ("ggml/ops.py", "hlo/proto.py", "bundle/embed.py", "simulator/products.py")
+TABLES = ("ggml/ops.py", "hlo/proto.py", "bundle/embed.py", "simulator/writing.py")
 """Their texts are data, or C."""
 
 OF_OTHERS = {
