@@ -182,3 +182,13 @@ def logits(path: Path) -> np.ndarray:
     """Returns what llama-results wrote, in double precision."""
     (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "logits")
     return np.asarray(tensor.data, np.float64)
+
+
+def test_a_graph_of_which_only_nodes_without_elements_are_the_devices(
+    programs: harness.Programs, tmp_path: Path
+) -> None:
+    """Mamba gathers states of no sequence; all else has no kernel here."""
+    environment = programs.environment(kernels=harness.odd_kernel(tmp_path), buffers="host")
+    done = models.run(programs, environment, "^mamba$")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert set(models.architecture_rows(done.stdout)) == {"mamba"}
