@@ -34,6 +34,10 @@ struct ggml_backend_neuron_device_context {
     // By form: the first is for all tensors, the others are for weights.
     neuron_buffer_type buffer_types[NEURON_KERNELS_LAST_FORM + 1];
 
+    // Where tensors are in host memory.
+    std::string              host_name;
+    ggml_backend_buffer_type host_buffer_type{};
+
     // Those for weights that some kernel takes, then NULL.
     std::vector<ggml_backend_buffer_type_t> extra_bufts;
 

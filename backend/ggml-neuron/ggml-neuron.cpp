@@ -418,14 +418,14 @@ static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t
 static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggml_backend_dev_t dev) {
     auto * device = (ggml_backend_neuron_device_context *) dev->context;
     if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
-        return neuron_kept_buffer_type(dev);
+        return &device->host_buffer_type;
     }
     return &device->buffer_types[0].buft;
 }
 
+// Where tensors are in host memory anyway, that is the CPU's.
 static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_host_buffer_type(ggml_backend_dev_t dev) {
-    return ggml_backend_neuron_shared().buffers == neuron_buffers::HOST ? neuron_kept_buffer_type(dev)
-                                                                        : neuron_host_buffer_type(dev);
+    return ggml_backend_neuron_shared().buffers == neuron_buffers::HOST ? NULL : neuron_host_buffer_type(dev);
 }
 
 static ggml_backend_buffer_t ggml_backend_neuron_device_buffer_from_host_ptr(ggml_backend_dev_t dev,
@@ -664,6 +664,8 @@ static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & sha
         ggml_backend_neuron_add_buffer_type(shared.kernels, *device, &shared.devices.back(), form);
     }
     device->extra_bufts.push_back(NULL);
+    device->host_name        = device->name + "_Host";
+    device->host_buffer_type = neuron_kept_buffer_type(&shared.devices.back(), device->host_name.c_str());
     shared.contexts.push_back(std::move(device));
 }
 

@@ -39,14 +39,12 @@ static ggml_backend_buffer_t neuron_host_buffer_type_alloc_buffer(ggml_backend_b
     return buffer;
 }
 
-// Returns a type of buffers for all cores, whose device is the first that asked.
-static ggml_backend_buffer_type host_buffer_type(ggml_backend_dev_t dev,
-                                                 ggml_backend_buffer_t (*alloc_buffer)(ggml_backend_buffer_type_t,
-                                                                                       size_t)) {
-    return {
+ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev) {
+    // one for all cores, whose device is the first that asked
+    static ggml_backend_buffer_type type = {
         /* .iface   = */ {
                           /* .get_name       = */ neuron_host_buffer_type_get_name,
-                          /* .alloc_buffer   = */ alloc_buffer,
+                          /* .alloc_buffer   = */ neuron_host_buffer_type_alloc_buffer,
                           /* .get_alignment  = */ ggml_backend_cpu_buffer_type()->iface.get_alignment,
                           /* .get_max_size   = */ NULL,
                           /* .get_alloc_size = */ ggml_backend_cpu_buffer_type()->iface.get_alloc_size,
@@ -56,10 +54,6 @@ static ggml_backend_buffer_type host_buffer_type(ggml_backend_dev_t dev,
         dev,
         /* .context = */ NULL,
     };
-}
-
-ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev) {
-    static ggml_backend_buffer_type type = host_buffer_type(dev, neuron_host_buffer_type_alloc_buffer);
     return &type;
 }
 
@@ -190,6 +184,10 @@ static ggml_backend_buffer_t make_kept_buffer(ggml_backend_buffer_type_t buft, v
     return ggml_backend_buffer_init(buft, neuron_kept_buffer_i, kept, size);
 }
 
+static const char * neuron_kept_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
+    return (const char *) buft->context;
+}
+
 static ggml_backend_buffer_t neuron_kept_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     void * data = aligned_alloc(PAGE, GGML_PAD(size ? size : 1, PAGE));
     if (!data) {
@@ -199,9 +197,20 @@ static ggml_backend_buffer_t neuron_kept_buffer_type_alloc_buffer(ggml_backend_b
     return make_kept_buffer(buft, data, size, true);
 }
 
-ggml_backend_buffer_type_t neuron_kept_buffer_type(ggml_backend_dev_t dev) {
-    static ggml_backend_buffer_type type = host_buffer_type(dev, neuron_kept_buffer_type_alloc_buffer);
-    return &type;
+ggml_backend_buffer_type neuron_kept_buffer_type(ggml_backend_dev_t dev, const char * name) {
+    return {
+        /* .iface   = */ {
+                          /* .get_name       = */ neuron_kept_buffer_type_get_name,
+                          /* .alloc_buffer   = */ neuron_kept_buffer_type_alloc_buffer,
+                          /* .get_alignment  = */ ggml_backend_cpu_buffer_type()->iface.get_alignment,
+                          /* .get_max_size   = */ NULL,
+                          /* .get_alloc_size = */ ggml_backend_cpu_buffer_type()->iface.get_alloc_size,
+                          /* .is_host        = */ ggml_backend_cpu_buffer_type()->iface.is_host,
+                          },
+        /* .device  = */
+        dev,
+        /* .context = */ (void *) name,
+    };
 }
 
 ggml_backend_buffer_t neuron_kept_buffer_from_ptr(ggml_backend_buffer_type_t buft, void * data, size_t size) {

@@ -10,10 +10,8 @@
 // is plain, page-aligned memory.
 ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev);
 
-// The type of all devices where tensors are in host memory, and the host buffer type as well: buffers that know of writes to them. It is
-// one type, which llama.cpp gives the CPU too. A device that had a type alone could get nothing but nodes without elements of a graph,
-// and with them a buffer of no bytes, of which ggml takes each tensor for not allocated.
-ggml_backend_buffer_type_t neuron_kept_buffer_type(ggml_backend_dev_t dev);
+// A device's own type where tensors are in host memory: buffers that know of writes to them. `name` stays with the caller.
+ggml_backend_buffer_type neuron_kept_buffer_type(ggml_backend_dev_t dev, const char * name);
 
 // Returns such a buffer for memory that somebody else owns.
 ggml_backend_buffer_t neuron_kept_buffer_from_ptr(ggml_backend_buffer_type_t buft, void * data, size_t size);

@@ -108,13 +108,24 @@ static bool neuron_holds_updates(const ggml_backend_neuron_device_context * devi
     return true;
 }
 
+// Returns whether the device takes a node without elements where tensors are in host memory: where it may be among the nodes of a group.
+// Were such nodes all that a device has of a graph, ggml would give it a buffer of no bytes, take these nodes, whose address is NULL,
+// for not allocated, and end the program. The CPU takes them at no cost.
+static bool neuron_takes_empty(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
+    return device->fusion.is_enabled() && !store.groups.empty() && store.has_signature(op);
+}
+
 bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
-        return true;
-    }
     auto &     shared  = ggml_backend_neuron_shared();
     auto *     device  = (ggml_backend_neuron_device_context *) dev->context;
     const bool in_host = shared.buffers == neuron_buffers::HOST;
+    if (in_host && ggml_is_empty(op) && !op->view_src) {
+        return neuron_takes_empty(device, op);
+    }
+    if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
+        return true;
+    }
     if (const ggml_tensor * weight = neuron_probed_weight(op)) {
         // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
         const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
