@@ -23,8 +23,8 @@ struct neuron_buffer {
     neuron_core *   core   = nullptr;
     neuron_memory * memory = nullptr;
 
-    // ggml computes addresses within a buffer and compares them. These are reserved and can't be accessed, so that they
-    // are nobody else's, and whoever takes them for host memory fails at once.
+    // ggml computes addresses within a buffer and compares them. The buffer reserves these addresses, so that no other
+    // memory has them, and protects them, so that code that takes them for host memory ends with a signal at once.
     char * base     = nullptr;
     size_t reserved = 0;
 

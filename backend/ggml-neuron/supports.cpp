@@ -132,7 +132,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         return !elsewhere && neuron_takes_weight(device, op, weight);
     }
     if (in_host) {
-        neuron_note_writes(op);  // whoever computes it
+        neuron_note_writes(op);  // the CPU may compute it, too
     }
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_holds_updates(device, op))) {
         return false;

@@ -16,21 +16,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
+import numpy as np
+
+# Python is started without these folders in its path.
+sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
+
+import figures
+from kernelgen import hlo, neff
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.loading import load_function
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.hlo import execute
+from kernelgen.kernel import KernelSpec
+
+# Of links, where Bazel runs this: beside them is what it built.
 ROOT = Path(__file__).absolute().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
-
-import numpy as np  # noqa: E402
-
-import figures  # noqa: E402
-from kernelgen import hlo, neff  # noqa: E402
-from kernelgen.compilers.settings import CompileConfig  # noqa: E402
-from kernelgen.emitters.catalog import Catalog  # noqa: E402
-from kernelgen.emitters.library import builtin_library  # noqa: E402
-from kernelgen.emitters.loading import load_function  # noqa: E402
-from kernelgen.ggml.tensor import TensorDesc  # noqa: E402
-from kernelgen.hlo import execute  # noqa: E402
-from kernelgen.kernel import KernelSpec  # noqa: E402
 
 LIMIT_US = 20
 ROUNDS = 15

@@ -108,7 +108,7 @@ class Writer:
 
 
 def become_reshape(instruction: Any, of: Any) -> None:
-    """Turns an instruction into a reshape of another one; whoever uses it does not change."""
+    """Turns an instruction into a reshape of another one. The instructions that use it stay as they are."""
     instruction.opcode = "reshape"
     for field in ("dot", "dimensions", "called_computation_ids", "operand_ids"):
         instruction.ClearField(field)
