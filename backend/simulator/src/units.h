@@ -86,8 +86,8 @@ class unit {
     // Ends what it is busy with; does nothing more.
     void stop();
 
-    // Queues a request, unless there are already as many as the queue holds, or `most` if that is fewer. Returns NRT_QUEUE_FULL and changes nothing when there is no room, and NRT_EXEC_UNIT_UNRECOVERABLE after a
-    // request that came to that.
+    // Queues a request. When the queue has no room, or already has `most` requests, this returns NRT_QUEUE_FULL and changes nothing.
+    // After a request that ended with NRT_EXEC_UNIT_UNRECOVERABLE it returns that.
     NRT_STATUS submit(std::shared_ptr<request> request, nrta_seq_t & seq, size_t most = SIZE_MAX);
 
     // Returns false when no request had this number.
