@@ -185,7 +185,7 @@ class piece_key {
 // memory that is written and read
 //
 
-struct input {
+struct node_input {
     bool                is_there = false;
     nk::graph_reference to{};
     uint64_t            offset = 0;
@@ -204,7 +204,7 @@ class cache_uses {
             const uint64_t * input = n.words.inputs;
             for (uint64_t i = 0; i < n.words.n_inputs; i++) {
                 const uint64_t * from = input;
-                ::input          in;
+                node_input       in;
                 in.tensor   = nk::next_graph_input(input);
                 in.is_there = in.tensor != nullptr;
                 if (in.is_there) {
@@ -268,7 +268,7 @@ class cache_uses {
     struct node {
         nk::graph_node                           words;
         uint64_t                                 offset = 0;  // of the result in what it is written to
-        std::vector<input>                       inputs;
+        std::vector<node_input>                  inputs;
         std::optional<read>                      scores;      // of these cells, which nothing hides yet
         std::optional<std::pair<size_t, size_t>> mask;        // whose cells the columns are: a node and its source
 
@@ -278,7 +278,7 @@ class cache_uses {
     };
 
     // Returns the node that an input is, all of it as it is; NULL when it is something else.
-    node * node_of(const input & in) {
+    node * node_of(const node_input & in) {
         if (!in.is_there || in.to.is_slot || in.offset != 0) {
             return nullptr;
         }
@@ -286,7 +286,7 @@ class cache_uses {
         return std::equal(in.tensor, in.tensor + nk::TENSOR_WORDS, n.words.tensor) ? &n : nullptr;
     }
 
-    bool is_written(const input & in) const { return in.is_there && in.to.is_slot && written[in.to.index]; }
+    bool is_written(const node_input & in) const { return in.is_there && in.to.is_slot && written[in.to.index]; }
 
     bool add_writer(size_t i) {
         const node &     n    = nodes[i];
@@ -328,7 +328,7 @@ class cache_uses {
         reads.push_back(r);
     }
 
-    static read read_of(const input & in, int axis) { return { in.to.index, in.offset, in.tensor, axis }; }
+    static read read_of(const node_input & in, int axis) { return { in.to.index, in.offset, in.tensor, axis }; }
 
     bool is_mask(size_t i, size_t source) const {
         const auto & inputs = nodes[i].inputs;
@@ -347,7 +347,7 @@ class cache_uses {
         }
         // scores go on as they are
         for (size_t s = 0; s < n.inputs.size(); s++) {
-            const input & in = n.inputs[s];
+            const node_input & in = n.inputs[s];
             if (!in.is_there || in.to.is_slot || in.to.index == i || !nodes[in.to.index].scores) {
                 continue;
             }
@@ -375,7 +375,7 @@ class cache_uses {
         if (n.inputs.size() != 2 || !n.inputs[0].is_there || !n.inputs[1].is_there || is_written(n.inputs[1])) {
             return false;
         }
-        for (const input & in : n.inputs) {
+        for (const node_input & in : n.inputs) {
             if (!in.to.is_slot && nodes[in.to.index].scores) {
                 return false;
             }

@@ -177,7 +177,7 @@ class graph_recorder final : neuron_recording_file {
     std::unordered_set<size_t>   written;  // hashes of lines
 };
 
-graph_recorder & the_recorder() {
+graph_recorder & the_graph_recorder() {
     static graph_recorder instance;
     return instance;
 }
@@ -185,19 +185,19 @@ graph_recorder & the_recorder() {
 }  // namespace
 
 bool neuron_recording_graphs() {
-    static const bool recording = the_recorder().recording();
+    static const bool recording = the_graph_recorder().recording();
     return recording;
 }
 
 void neuron_record_graph(ggml_cgraph * cgraph) {
     const bool computes = std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_is_work);
     if (computes && !neuron_is_watched(cgraph)) {
-        the_recorder().add(cgraph);
+        the_graph_recorder().add(cgraph);
     }
 }
 
 void neuron_record_graphs_flush() {
     if (neuron_recording_graphs()) {
-        the_recorder().flush();
+        the_graph_recorder().flush();
     }
 }
