@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ from programs import GROUPS, RANDOM, ROOT, SCENARIOS, Programs, Result, Run, bui
 
 
 @pytest.fixture(scope="session")
-def programs() -> Programs:
-    return find_programs()
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return replace(find_programs(), compiled=tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(scope="session", params=["address", "thread"])
@@ -30,7 +31,7 @@ def sanitized(request: pytest.FixtureRequest, programs: Programs) -> Programs:
     folder = Path(os.environ.get("GGML_NEURON_SANITIZED_PROGRAMS", ROOT / "backend" / "sanitizers")).absolute()
     found = folder / str(request.param)
     assert found.exists(), f"{found} is not there; run this through Bazel"
-    return Programs(found, programs.llama_cpp, next(found.rglob("libnrt.so")))
+    return replace(programs, folder=found, simulator=next(found.rglob("libnrt.so")))
 
 
 @pytest.fixture(scope="session")

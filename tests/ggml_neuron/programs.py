@@ -67,11 +67,13 @@ class Programs:
         folder: with scenarios, dispatch, the plugin and the libnrt that does nothing.
         llama_cpp: ggml's libraries and its CPU backend.
         simulator: the simulator's libnrt.
+        compiled: a folder for what XLA compiles, so that no program waits for what another did; None for none.
     """
 
     folder: Path
     llama_cpp: Path
     simulator: Path
+    compiled: Path | None = None
 
     def find(self, name: str) -> Path:
         return next(path for path in self.folder.rglob(name) if path.is_file())
@@ -84,6 +86,7 @@ class Programs:
             "GGML_NEURON_LIBNRT": self.simulator,
             "NEURON_SIMULATOR_PYTHON": sys.executable,
             "NEURON_SIMULATOR_PATH": ROOT / "tools",
+            "NEURON_SIMULATOR_CACHE": self.compiled,
             "NEURON_RT_NUM_CORES": "1",
             **variables,
         }

@@ -35,7 +35,7 @@ def test_every_case_of_the_sample_runs(summary: backend_ops.Summary) -> None:
 
 def test_the_sample_is_large_and_has_some_of_every_op(programs: harness.Programs, tmp_path: Path) -> None:
     sample = backend_ops.sample()
-    assert len(sample) == len(set(sample)) >= 750
+    assert len(sample) == len(set(sample)) >= 400
     listed = {row.op for row in cases.listing(programs, tmp_path)}
     assert len(listed) > 100
     assert listed == {cases.op_of(case) for case in sample}

@@ -109,7 +109,7 @@ def test_the_sample_has_some_of_every_op_and_the_cheap_ones() -> None:
     chosen = backend_ops.choose(costs, 200)
     ops = Counter(cases.op_of(case) for case in chosen)
     assert set(ops) == {"BIG", "DEAR", *(f"SMALL{op}" for op in range(10))}
-    assert ops["BIG"] > ops["SMALL0"] >= 4
+    assert ops["BIG"] > ops["SMALL0"] >= 2
     assert len(set(chosen)) == len(chosen) >= 190
     numbers = [int(case[4:-1]) for case in chosen if case.startswith("BIG")]
     assert all(n % 14 == 0 for n in numbers)

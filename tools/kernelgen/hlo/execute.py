@@ -84,6 +84,24 @@ def put(array: np.ndarray[Any, Any]) -> Any:
     return _jax.batched_device_put(described, sharding, [array], [device], True, False, zero_copy, True)
 
 
+def address(buffer: Any) -> int:
+    """Returns where the bytes of one of XLA's buffers begin in this process; it must be computed.
+
+    jaxlib's own answer, `unsafe_buffer_pointer`, imports JAX, which takes longer than most that the simulator is started for. A
+    DLPack capsule holds a `DLManagedTensor`, whose first field is the address (dmlc/dlpack, dlpack.h); XLA's buffers begin there.
+    """
+    from jaxlib import _jax
+
+    capsule = _jax.buffer_to_dlpack_managed_tensor(buffer)
+    found = ctypes.c_void_p.from_address(_capsule_pointer(capsule, b"dltensor")).value
+    return found or 0
+
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Described:
     """What jaxlib asks about an array."""
@@ -132,7 +150,7 @@ def _copy(buffer: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, An
     """Returns a copy of what a buffer holds."""
     array: np.ndarray[Any, Any] = np.empty(shape, numpy_dtype(dtype))
     if array.nbytes:
-        ctypes.memmove(array.ctypes.data, buffer.unsafe_buffer_pointer(), array.nbytes)
+        ctypes.memmove(array.ctypes.data, address(buffer), array.nbytes)
     return array
 
 

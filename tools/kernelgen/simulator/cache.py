@@ -11,7 +11,6 @@ and closed to others.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import stat
@@ -113,10 +112,12 @@ def _store(file: Path, loaded: Any) -> None:
 @cache
 def _machine() -> bytes:
     """Returns a digest of what XLA's result depends on besides the HLO."""
+    from jaxlib.version import __version__ as jaxlib_version
+
     environment = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "PJRT_"))}
     parts = [
         _FORMAT,
-        importlib.metadata.version("jaxlib").encode(),
+        jaxlib_version.encode(),
         platform.machine().encode(),
         _cpu(),
         str(len(os.sched_getaffinity(0))).encode(),

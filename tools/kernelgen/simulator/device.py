@@ -25,7 +25,7 @@ import numpy as np
 from kernelgen import neff
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
-from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
+from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
 from kernelgen.simulator import cache, products, scales
 from kernelgen.simulator.unused import unused_parameters
 
@@ -92,7 +92,7 @@ class Place:
             return
         # XLA hands what takes longer to threads of its own, also where it is not asked to.
         buffer.block_until_ready()
-        ctypes.memmove(self.address, buffer.unsafe_buffer_pointer(), self.size)
+        ctypes.memmove(self.address, address(buffer), self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,16 +258,16 @@ class Device:
                 arguments.append(put(views[-1]))
                 continue
             place = next(given)
-            address = self._address(place, size)
+            begin = self._address(place, size)
             view = np.frombuffer(self._arenas[place[0]].data, dtype, size // dtype.itemsize, place[1]).reshape(shape)
             array = put(view)
-            arguments.append(array if array.unsafe_buffer_pointer() == address else None)
+            arguments.append(array if address(array) == begin else None)
             views.append(view)
         for (dtype, size), (arena, offset) in zip(model.outputs, places[count:], strict=True):
-            address = self._address((arena, offset), size)
+            begin = self._address((arena, offset), size)
             # Python's buffers have no types of ml_dtypes'.
             small = size <= SMALL and dtype.isbuiltin == 1
-            results.append(Place(self._arenas[arena].data, slice(offset, offset + size), small, address, size))
+            results.append(Place(self._arenas[arena].data, slice(offset, offset + size), small, begin, size))
         binding = Binding(model.program, arguments, any(array is None for array in arguments), views, results)
         with self._lock:
             if number in self._models:
