@@ -125,6 +125,7 @@ def test_cases_are_judged_against_the_run_that_they_stand_for() -> None:
     assert [f.what for f in today.judge(times) if not f.met] == [f"{BAZEL}: a comment in every emitter: compiles"]
 
 
+@pytest.mark.long
 def test_every_way_makes_the_same_neffs_and_ours_compiles_what_changed() -> None:
     found = list(today.measure(2, bazel=False))
     assert [f.what for f in found if not f.met] == []

@@ -183,6 +183,7 @@ def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_p
     assert {k["library"] for k in plan["kernels"]} == {"kernelgen", "mine"}
 
 
+@pytest.mark.long
 def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(project: Make, tmp_path: Path) -> None:
     library = tmp_path / "mine"
     library.mkdir()
@@ -282,6 +283,7 @@ def test_the_real_compiler_is_called_once_for_a_neff_and_not_again_for_having_mo
     assert len(made.make().compiles) == 3
 
 
+@pytest.mark.long
 def test_build_folders_share_what_is_compiled(project: Make, sdk: Callable[..., Path], tmp_path: Path) -> None:
     made = project("add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK)")
     cache = tmp_path / "cache"

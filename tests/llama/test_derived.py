@@ -137,7 +137,7 @@ def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
         # attention of 256 cells, too, finds the kernels for 512 alone
         pytest.param("llama", np.float16, "off", 512, "none", None, marks=pytest.mark.long),
         pytest.param("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", None, marks=pytest.mark.long),
-        ("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", "planes"),
+        pytest.param("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", "planes", marks=pytest.mark.long),
         pytest.param("qwen3", gguf.GGMLQuantizationType.Q4_K, "on", 256, "none", None, marks=pytest.mark.long),
         pytest.param("llama", gguf.GGMLQuantizationType.Q4_K, "on", 256, "layer", "planes", marks=pytest.mark.long),
         pytest.param("llama", gguf.GGMLQuantizationType.Q4_K, "on", 256, "layer", "bf16", marks=pytest.mark.long),

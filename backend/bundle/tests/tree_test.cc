@@ -21,7 +21,9 @@ static constexpr neuron_kernels_status CORRUPT = NEURON_KERNELS_ERROR_CORRUPT;
 
 static const std::string DIGEST(64, 'a');
 
+// A new file each time: a file system may wait for the disk when a file is emptied and written again.
 static void write(const fs::path & path, const std::string & bytes) {
+    fs::remove(path);
     std::ofstream file(path, std::ios::binary);
     file << bytes;
     CHECK_MSG(file.flush().good(), "%s", path.c_str());
