@@ -31,7 +31,9 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/kernels.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/log.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/missing.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/placement.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/planner.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record_graphs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/recording.cpp
