@@ -30,7 +30,7 @@ def flash_attn_ext(
 
     As ggml's CPU backend does, `q` is rounded to the type of `k`. The weights of `v` are rounded to its type too, unless `prec`
     asks for float32. With `logit_softcap`, scores are capped as cap * tanh(score / cap) before the mask. A query that the mask
-    hides from every key gets zeros. `n_kv_max` says how many keys a query sees at most, for whoever would gather them; all are read
+    hides from every key gets zeros. `n_kv_max` says how many keys a query sees at most, for kernels that gather them; all are read
     here, and the mask hides the others.
 
     q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16, bf16 or quantized, K2 and V2 dividing

@@ -86,7 +86,7 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     while size < MAX_BLOCK and size * n_experts < pairs:
         size *= 2
     place, expert_of, n_blocks = _blocks(ids, n_experts, size)
-    # Places that no pair has repeat the first row; nobody reads what becomes of it.
+    # Places that no pair has repeat the first row; what becomes of it is not read.
     rows = lax.scatter(
         lax.full((n_blocks * size,), 0, jnp.int32),
         place[:, None],

@@ -80,7 +80,7 @@ struct memory_file {
 };
 
 sparse_file::sparse_file(const std::string & path) {
-    // a pipe that nobody writes to is not waited for
+    // a pipe without a writer is not waited for
     const int source = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (source < 0) {
         throw failure(path);

@@ -3,7 +3,7 @@
 //
 // The scores of all heads (MUL_MAT of K and the query, SOFT_MAX, MUL_MAT of V and these) lie such that the rows of a token are
 // apart from each other, at distances with the number of tokens in them. So none of these nodes can be cut for itself. But
-// nobody else looks at what is between them: it is in scratch memory, as kernels for other numbers of tokens and a longer cache
+// no other node uses what is between them: it is in scratch memory, as kernels for other numbers of tokens and a longer cache
 // have it, and only the last node's result (CONT, which puts a token's heads side by side) is written where ggml has it.
 
 #pragma once

@@ -59,7 +59,7 @@ bool neuron_group_placement::add_slot(const neuron_core &       core,
     return true;
 }
 
-// What a kernel changes must be nobody else's: the order of reads and writes within a launch is the kernel's own.
+// What a kernel changes must belong to no other tensor of the group: the order of reads and writes within a launch is the kernel's own.
 bool neuron_group_placement::check_slots() const {
     return std::none_of(operands.begin(), operands.end(), [this](const operand & written) {
         return written.written && std::any_of(operands.begin(), operands.end(), [&](const operand & other) {
@@ -69,7 +69,7 @@ bool neuron_group_placement::check_slots() const {
 }
 
 // Moves results that lie where the kernel reads, which graph_optimize prevents where a scheduler is used. Results on top of each
-// other are those of nodes that nobody uses; only computing them in turn leaves what ggml would.
+// other are those of nodes that no other node uses; only computing them in turn leaves what ggml would.
 bool neuron_group_placement::keep_results_apart(size_t n_slots) {
     for (size_t i = n_slots; i < operands.size(); i++) {
         for (size_t j = n_slots; j < i; j++) {

@@ -131,7 +131,7 @@ int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t) 
     return at != GGML_HASHSET_FULL && ggml_bitset_get(set.used, at) ? cgraph->use_counts[at] : -1;
 }
 
-// Returns which nodes with memory of their own are seen outside: they, or views of them, are used there or by nobody, are
+// Returns which nodes with memory of their own are seen outside: they, or views of them, are used there or not at all, are
 // outputs, or are looked at.
 static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
                                       const std::vector<int> & nodes,

@@ -13,7 +13,7 @@ ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev);
 // A device's own type where tensors are in host memory: buffers that know of writes to them. `name` stays with the caller.
 ggml_backend_buffer_type neuron_kept_buffer_type(ggml_backend_dev_t dev, const char * name);
 
-// Returns such a buffer for memory that somebody else owns.
+// Returns such a buffer for memory that it does not own.
 ggml_backend_buffer_t neuron_kept_buffer_from_ptr(ggml_backend_buffer_type_t buft, void * data, size_t size);
 
 // locked. Sets `operand` to where a core has a copy of a tensor that is in host memory, which it gets and keeps when there is none yet.

@@ -274,7 +274,7 @@ static enum ggml_status bind_all(neuron_core &                         core,
     return GGML_STATUS_FAILED;
 }
 
-// Returns whether the last candidates are a chain's nodes, of which nobody else sees what is between them.
+// Returns whether the last candidates are a chain's nodes, and whether no other node uses what is between them.
 static bool is_whole_chain(const ggml_cgraph *                   cgraph,
                            const std::vector<neuron_candidate> & candidates,
                            const neuron_chain &                  chain) {

@@ -530,7 +530,7 @@ struct recorder final : neuron_recording_file {
         }
         found->second.noted.asked++;
         dirty = true;
-        // Whoever asks may hold a core's mutex: what can't be written at once is written later.
+        // The caller may hold a core's mutex: what can't be written at once is written later.
         if (std::chrono::steady_clock::now() - last_flush > std::chrono::seconds(1)) {
             (void) write();
             last_flush = std::chrono::steady_clock::now();

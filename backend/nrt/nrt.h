@@ -44,7 +44,7 @@ struct neuron_nrt {
     uint32_t    n_cores = 0;  // NeuronCores of this process
     std::string target;       // what a NEFF must be compiled for ("trn1"); empty when unknown
 
-    // Objects of the library that are alive: it is closed at exit only when there are none, since whoever frees one later
+    // Objects of the library that are alive: it is closed at exit only when there are none, since what frees one later
     // would call into a closed library. Who creates one that outlives a function counts it.
     mutable std::atomic<int> users{ 0 };
 

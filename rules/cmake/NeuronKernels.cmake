@@ -10,7 +10,7 @@
 #
 # `add_neuron_kernels(<name> MANIFEST <file>... [...])` builds the kernels that manifests ask for (docs/manifest.md) and
 # declares the library <name>, with the alias NeuronKernels::<name>, that brings them and NeuronKernels::neuron_kernels, which
-# finds kernels in them (docs/cpp-library.md), to whoever links to it.
+# finds kernels in them (docs/cpp-library.md), to a program that links to it.
 #
 #   MANIFEST <file>...    YAML files; relative to the current source folder.
 #   TARGETS <target>...   only these targets of the manifests; all by default. Each manifest must be for each of them.

@@ -211,7 +211,7 @@ def test_check_compares_real_neffs_with_what_the_index_says(
     made = bundle.build(*kernels.arguments, tree_path=laid, pack_path=packed)
     assert made.origin.compiler == "neuronx-cc 2.24.5133.0+58f8de22"
     assert described(laid, "--check")["neff_count"] == described(packed, "--check")["neff_count"] == 12
-    # Whoever writes the index can write any digest.
+    # Who writes the index can write any digest.
     index = json.loads((laid / "index.json").read_text())
     file = laid / index["kernels"][3]["neff"]
 

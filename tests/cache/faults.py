@@ -1,4 +1,4 @@
-"""Kills builds at random moments and compares what comes out with a build that nobody disturbed.
+"""Kills builds at random moments and compares what comes out with an undisturbed build.
 
     python3 tests/cache/faults.py --rounds 200 --seed 1
 
@@ -117,7 +117,7 @@ class Field:
         )
 
     def finish(self, output: str, cache: Path | None = None) -> str:
-        """Builds with nobody disturbing and returns what the build printed."""
+        """Builds undisturbed and returns what the build printed."""
         process = self.start(output, cache)
         said = process.communicate()[0].decode(errors="replace")
         if process.returncode:
@@ -149,7 +149,7 @@ class Field:
                 raise Wrong(f"the cache has {stored.name}, which is not what an undisturbed build stores")
         for output in outputs:
             for path, data in self.bundles(output).items():
-                # A folder that was being filled has a name of its own, which nobody looks at.
+                # A folder that was being filled has a name of its own, which no build looks at.
                 if not Path(path).parts[0].startswith(".") and data != self.expected.get(path):
                     raise Wrong(f"{output}/{path} is not what an undisturbed build writes")
 
@@ -238,7 +238,7 @@ def one_round(here: Field, number: int, seed: int, seconds: float) -> str | None
             if build.returncode not in (0, 1, -signal.SIGKILL) or "Traceback" in said:
                 raise Wrong(f"a build ended with {build.returncode}:\n{said}")
             if not killed and build.returncode:
-                raise Wrong(f"a build that nobody disturbed failed:\n{said}")
+                raise Wrong(f"an undisturbed build failed:\n{said}")
     finally:
         for build in builds:
             build.kill()

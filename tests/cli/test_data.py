@@ -79,7 +79,7 @@ def test_an_edit_of_data_builds_what_was_made_from_it(kernelgen: Run, folder: Pa
     os.utime(folder / "mine/factor.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert "would emit 2 of 2 kernels" in build(kernelgen, folder, "--dry-run").out
     assert "2 built (2 compiled, 0 up to date)" in build(kernelgen, folder).out
-    (folder / "mine/other.txt").write_text("what nobody reads")
+    (folder / "mine/other.txt").write_text("what is not read")
     assert "would emit 0 of 2 kernels" in build(kernelgen, folder, "--dry-run").out
 
 

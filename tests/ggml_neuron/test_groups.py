@@ -244,7 +244,7 @@ def test_exact_kernels_alone(compute: Compute, kernels: Path) -> None:
 
 
 def test_groups_in_memory_that_ggml_gives_out(compute: Compute, kernels: Path) -> None:
-    """What a group reads is kept until all of it is computed; where nobody keeps it, its results are kept apart."""
+    """What a group reads is kept until all of it is computed; where it is not kept, its results are kept apart."""
     names = (*SCHEDULED, "scheduled:random-0", "scheduled:random-1", "reused:twice", "reused:kept", "reused:attention")
     expect_ok(compute(kernels, *names), *names)
 

@@ -77,7 +77,7 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
 def test_nodes_of_attention_that_can_not_be_computed_together_are_computed_all_the_same(
     run: Run, few: Path, tmp_path: Path, scenario: str, without: str, lacking: set[str]
 ) -> None:
-    """The nodes before were promised, for nobody knows then what follows; what lacks a kernel is said."""
+    """The nodes before were promised, since what follows is not known then; what lacks a kernel is said."""
     folder = tmp_path / "kernels"
     shutil.copytree(few / "few_trn1", folder)
     index = json.loads((folder / "index.json").read_text())

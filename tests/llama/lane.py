@@ -451,7 +451,7 @@ def serve(make: Callable[[dict[str, Any]], Callable[[Any, Progress], Any]]) -> N
     def read() -> None:
         for line in sys.stdin:
             requests.put(line)
-        os.killpg(0, signal.SIGKILL)  # with the program that runs: nobody is left to tell
+        os.killpg(0, signal.SIGKILL)  # with the program that runs: no process is left to tell
 
     setup = json.loads(sys.stdin.readline())
     threading.Thread(target=read, daemon=True).start()

@@ -101,7 +101,7 @@ def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict
 @pytest.mark.long
 @pytest.mark.parametrize("fit", [0, 1])
 def test_on_many_cores(programs: harness.Programs, model: Path, kernels: Path, fit: int) -> None:
-    """ggml takes 15 of 64, whether they are asked for or not; each has one layer, and nobody asks a core for more."""
+    """ggml takes 15 of 64, whether they are asked for or not; each has one layer, and no core is asked for more."""
     variables = {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge"} | ({} if fit else {"NEURON_RT_NUM_CORES": "64"})
     found = load(programs, model, kernels, variables, **({"fit": 1} if fit else {}))
     assert found.ok, found.log

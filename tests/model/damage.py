@@ -217,7 +217,7 @@ def twice(rng: random.Random, header: Parts) -> Parts:
 
 
 def another_value(rng: random.Random, header: Parts) -> Parts:
-    """A value that the file did not have: of the tokenizer, of a split, of llama.cpp's hyperparameters, or of nobody's."""
+    """A value that the file did not have: of the tokenizer, of a split, of llama.cpp's hyperparameters, or of none."""
     key = rng.choice((*FIELDS, rng.choice(TEXTS)))
     if rng.random() < 0.6:
         key = _architecture(header) + b"." + rng.choice(HYPERPARAMETERS)

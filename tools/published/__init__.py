@@ -242,7 +242,7 @@ def _gpt_oss_20b() -> Header:
 
 
 SMALL = "Small"
-"""A llama that nobody published, with every kind of kernel that Llama-3-8B has and few of each."""
+"""A llama that was not published, with every kind of kernel that Llama-3-8B has and few of each."""
 
 
 def _small() -> Header:

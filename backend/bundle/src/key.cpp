@@ -165,7 +165,7 @@ const char * check_key_tensor(const uint64_t * words) {
     if (words[0] > INT32_MAX) {
         return "a tensor has an impossible type";
     }
-    // A type this library is too old to know is not an error: nobody can ask for it here, and the other kernels are
+    // A type this library is too old to know is not an error: no program can ask for it here, and the other kernels are
     // fine.
     if (const type_traits * type = find_type(static_cast<int64_t>(words[0]))) {
         if (!canonicalize(*type, ne, nb)) {

@@ -72,7 +72,7 @@ void make_source_key(std::string_view name, uint64_t words[SOURCE_WORDS]);
 // Returns the hash table of some keys, of which key i is the words from offsets[i] to offsets[i + 1]: in each slot the
 // number of a key + 1, or 0 where it is empty.
 //
-// Throws `error` with CORRUPT when so many keys begin their search at the same slots that nobody can have made them by chance.
+// Throws `error` with CORRUPT when so many keys begin their search at the same slots that they can't be so by chance.
 std::vector<uint32_t> make_slots(const std::vector<uint64_t> & words, const std::vector<uint32_t> & offsets);
 
 }  // namespace nk

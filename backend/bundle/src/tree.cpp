@@ -76,7 +76,7 @@ void read_neff(const std::string & folder, const json & kernel, neuron_kernels &
     data.insert(data.end(), file.data(), file.data() + file.size());
 }
 
-// Returns the kernels in the order of their ids, which is not that of a file that somebody edited.
+// Returns the kernels in the order of their ids, which an edited file need not have.
 std::vector<const json *> sorted_kernels(const json & index) {
     std::vector<const json *> kernels;
     for (const json & kernel : index.get("kernels", json::ARRAY).items) {

@@ -93,7 +93,7 @@ struct graph {
         result = add(t);
         ggml_set_output(result);
         for (ggml_tensor * changed : written) {
-            ggml_set_output(changed);  // its memory is nobody else's
+            ggml_set_output(changed);  // no other tensor shares its memory
         }
         for (const int n : sizes) {
             groups.emplace_back(first, first + n - 1);
@@ -460,7 +460,7 @@ static void pieces(std::map<std::string, builder> & b) {
         add("open-attention-5" + cells, 0, [n_seen](graph & g) { attention_of(g, { 5, n_seen }); });
         add("open-softmax-6" + cells, 0, [n_seen](graph & g) { scores_of(g, { 6, n_seen }); });
     }
-    // its cache has what nobody writes
+    // its cache has cells that no node writes
     add("reading", 3, [](graph & g) {
         attention_options o = reading(40, 80);
         o.n                 = 5;

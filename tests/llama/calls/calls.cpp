@@ -64,7 +64,7 @@ struct assigned {
     std::map<string, long> cpu;  // by op, whose name is cut after ten characters
 };
 
-// Where the nodes of the graphs that this thread has made go; NULL: nobody asks.
+// Where the nodes of the graphs that this thread has made go; NULL: nowhere.
 thread_local assigned * watched = nullptr;
 
 // "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…": names of backends are cut after five characters

@@ -2,7 +2,7 @@
 
     <name>.entry     an entry; whole from the moment it has the name
     tmp/             what is being written
-    lock             of no content: whoever makes a NEFF holds the lock of a byte of it, the one that the NEFF's name says
+    lock             of no content: a process that makes a NEFF holds the lock of a byte of it, the one that the NEFF's name says
 
 Nothing here must be cleaned up after a process that was killed: locks end with their holder, and what it was writing has no name
 yet and is removed by the next writer. Nothing here goes by the clock but which entries were used last.
@@ -187,7 +187,7 @@ class Folder:
 
     @contextlib.contextmanager
     def held(self, name: str, patience: float) -> Iterator[None]:
-        """Holds the right to make an entry against the other processes of this machine, waiting for who has it.
+        """Holds the right to make an entry against the other processes of this machine, waiting for the one that has it.
 
         Where files can't be locked, and when patience is at its end, the block runs without: then work may be done twice.
 

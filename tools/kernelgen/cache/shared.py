@@ -56,7 +56,7 @@ class _Limit:
     Args:
         name: the entry's.
         file: what it is written to.
-        over: set when nobody waits for it any more.
+        over: set when no build waits for it any more.
     """
 
     def __init__(self, name: str, file: IO[bytes], over: threading.Event) -> None:

@@ -1,6 +1,6 @@
 """One kernel's HLO from its emitter, and what else it was made from: the data that the emitter reads.
 
-Builds go by that: `kernelgen build` remembers it, CMake is told of it, and Bazel is told beforehand. What nobody can follow (a
+Builds go by that: `kernelgen build` remembers it, CMake is told of it, and Bazel is told beforehand. What can't be followed (a
 program that is run, a connection, a device) is said, too.
 """
 
@@ -33,7 +33,7 @@ class Emission:
         hlo: the canonical HLO.
         data: digests of the data that it may depend on, by absolute path (`foreign.digest`).
         notes: what its language says of the kernel, as JSON values.
-        unknown: what else it may depend on that nobody can follow, and where.
+        unknown: what else it may depend on that can't be followed, and where.
     """
 
     hlo: bytes

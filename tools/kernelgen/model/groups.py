@@ -92,7 +92,7 @@ def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int], apart: bool
         own = root.node == i
         into.append(None if own else wire(wires.output))
         read = readers.get(wires.output.root)
-        # What nobody reads is what the graph is computed for.
+        # What no node reads is what the graph is computed for.
         escapes.append(own and (root.output or read is None or read >= segment.end))
     return _Cut(tuple(inputs), tuple(into), tuple(escapes), tuple(root for root, _ in numbers))
 
