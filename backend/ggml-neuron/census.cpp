@@ -1,7 +1,7 @@
 #include "census.h"
 
+#include "entry.h"
 #include "group_plan.h"
-#include "record.h"
 #include "weights.h"
 
 #include <algorithm>

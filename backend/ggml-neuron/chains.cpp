@@ -60,7 +60,7 @@ static bool walk(const ggml_tensor * last, std::vector<const ggml_tensor *> & no
     return false;
 }
 
-static bool is_dense(const ggml_tensor * t) {
+static bool is_dense_f32(const ggml_tensor * t) {
     return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t);
 }
 
@@ -72,7 +72,7 @@ static bool fit_together(const std::vector<const ggml_tensor *> & nodes) {
     for (const ggml_tensor * node : nodes) {
         n_soft_max += node->op == GGML_OP_SOFT_MAX;
         const bool alike = neuron_ends_chain(node) || (node->ne[1] == first->ne[1] && node->ne[2] == first->ne[2]);
-        if (!alike || node->ne[3] != 1 || !is_dense(node)) {
+        if (!alike || node->ne[3] != 1 || !is_dense_f32(node)) {
             return false;
         }
     }

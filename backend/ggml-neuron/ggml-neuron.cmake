@@ -15,6 +15,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/counts.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu_rows.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/entry.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fallback.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/flights.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/forms.cpp
@@ -37,6 +38,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/record_graphs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/recording.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/serve.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/supports.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/tokens.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/variables.cpp

@@ -3,8 +3,6 @@
 #include "../bundle/src/graph_key.h"
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
-#include "chains.h"
-#include "costs.h"
 #include "forms.h"
 #include "log.h"
 #include "targets.h"
@@ -96,8 +94,7 @@ neuron_kernels_tensor neuron_tensor_of(const ggml_tensor * t) {
     return d;
 }
 
-// Returns a signature without the op's hash, which a search for the kernel of a node as it is does not need.
-static neuron_signature unhashed_signature_of(const ggml_tensor * op) {
+neuron_signature neuron_unhashed_signature_of(const ggml_tensor * op) {
     neuron_signature s;
     s.op        = ggml_op_desc(op);
     s.op_params = op->op_params;
@@ -113,7 +110,7 @@ static neuron_signature unhashed_signature_of(const ggml_tensor * op) {
 }
 
 neuron_signature neuron_signature_of(const ggml_tensor * op) {
-    neuron_signature s = unhashed_signature_of(op);
+    neuron_signature s = neuron_unhashed_signature_of(op);
     s.op_hash          = nk::hash_op(s.op);
     return s;
 }
@@ -238,14 +235,6 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
 // searching
 //
 
-std::vector<neuron_kernel> neuron_kernels_of(const neuron_service & service) {
-    std::vector<neuron_kernel> found;
-    for (const neuron_piece & piece : service.pieces) {
-        found.push_back(piece.kernel);
-    }
-    return found;
-}
-
 neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t updates) const {
     const auto search = [&](int alias) -> neuron_kernel {
         for (const auto & bundle : bundles) {
@@ -266,7 +255,7 @@ neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t 
 }
 
 neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
-    return bundles.empty() ? neuron_kernel{} : find(unhashed_signature_of(op), neuron_updates_of(op));
+    return bundles.empty() ? neuron_kernel{} : find(neuron_unhashed_signature_of(op), neuron_updates_of(op));
 }
 
 neuron_kernel neuron_kernel_store::find_graph(const std::vector<uint64_t> & words) const {
@@ -277,251 +266,6 @@ neuron_kernel neuron_kernel_store::find_graph(const std::vector<uint64_t> & word
         }
     }
     return {};
-}
-
-// Returns what is read for any number of tokens, and for each, in bytes.
-static std::pair<double, double> traffic(const neuron_signature & node, const neuron_service & service) {
-    double whole = 0;
-    double row   = 0;
-    for (int i = 0; i <= node.n_src; i++) {
-        if (node.tensors[i].type == NEURON_KERNELS_ABSENT) {
-            continue;
-        }
-        const auto bytes = (double) neuron_nbytes(service.cut.piece(node, i, 1, service.n_more));
-        if (service.cut.axis[i] >= 0) {
-            row += bytes;
-        } else if (i < node.n_src && i != node.alias && (service.cut.more(i) < 0 || service.cut.rule->mask >= 0)) {
-            whole += bytes;  // of a table some rows are read, and of what is written to none
-        }
-    }
-    return { whole, row };
-}
-
-// Returns whether a kernel's tensor is a node's: strides of one element mean nothing.
-static bool is_same(const uint64_t * words, const neuron_kernels_tensor & t) {
-    if ((int32_t) words[0] != t.type) {
-        return false;
-    }
-    for (int i = 0; i < GGML_MAX_DIMS; i++) {
-        if ((int64_t) words[1 + i] != t.ne[i] || (t.ne[i] != 1 && words[5 + i] != t.nb[i])) {
-            return false;
-        }
-    }
-    return true;
-}
-
-// Returns whether numbers are those of a kernel for a piece of the node. Other strides of the tokens' axis have the same hash.
-static bool is_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) {
-    size_t           n_words;
-    const uint64_t * words = neuron_kernels_key(s.bundle->handle, s.number, &n_words);
-    if (words[0] != node.op_hash || words[1] != ((uint64_t) node.n_src | (uint64_t) (node.alias + 1) << 32)) {
-        return false;
-    }
-    words += 2;
-    for (int i = 0; i <= node.n_src; i++) {
-        const bool absent = node.tensors[i].type == NEURON_KERNELS_ABSENT;
-        if (absent ? *words != nk::ABSENT_WORD : !is_same(words, cut.piece(node, i, s.n, s.n_more))) {
-            return false;
-        }
-        words += absent ? 1 : nk::TENSOR_WORDS;
-    }
-    return memcmp(words, node.op_params, nk::PARAM_WORDS * sizeof(uint64_t)) == 0;
-}
-
-// Returns the kernel for a piece of a node, or none.
-neuron_kernel neuron_kernel_store::find_piece(const neuron_sizes &     s,
-                                              const neuron_signature & node,
-                                              const neuron_cut &       cut) const {
-    if (is_piece(s, node, cut)) {
-        return { s.bundle, s.number, node.alias, 0 };
-    }
-    neuron_signature piece = node;
-    for (int i = 0; i <= node.n_src; i++) {
-        piece.tensors[i] = cut.piece(node, i, s.n, s.n_more);
-    }
-    return find(piece, 0);
-}
-
-// Chooses kernels of one length, service.n_more.
-bool neuron_kernel_store::choose(const neuron_signature &          node,
-                                 const std::vector<neuron_sizes> & sizes,
-                                 neuron_service &                  service) const {
-    std::vector<int64_t> counts;
-    std::vector<double>  costs;
-    counts.reserve(sizes.size());
-    costs.reserve(sizes.size());
-    const auto [whole, row] = traffic(node, service);
-    const auto here         = [&](const neuron_sizes & s) {
-        return s.n_more == service.n_more;
-    };
-    const auto first = std::find_if(sizes.begin(), sizes.end(), here);  // ascending in n_more, then in n
-    for (auto s = first; s != sizes.end() && here(*s); s++) {
-        counts.push_back(s->n);
-        costs.push_back(neuron_costs::get().launch(whole, row, s->n));
-    }
-    const bool again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
-    // Kernels are looked for only where they are chosen; numbers without one are left out, and the choice is made anew.
-    while (!counts.empty()) {
-        const std::vector<neuron_range> ranges = neuron_choose_pieces(service.cut.n, counts, costs, again);
-        service.pieces.reserve(ranges.size());
-        int64_t       n = 0;
-        neuron_kernel kernel;
-        for (const neuron_range & range : ranges) {
-            if (n != range.n) {
-                n               = range.n;
-                const auto is_n = [n](const neuron_sizes & s) {
-                    return s.n == n;
-                };
-                kernel = find_piece(*std::find_if(first, sizes.end(), is_n), node, service.cut);
-                if (!kernel) {
-                    break;
-                }
-            }
-            service.pieces.push_back({ kernel, range });
-        }
-        if (service.pieces.size() == ranges.size()) {
-            break;
-        }
-        service.pieces.clear();
-        const auto lacking = std::find(counts.begin(), counts.end(), n);
-        costs.erase(costs.begin() + (lacking - counts.begin()));
-        counts.erase(lacking);
-    }
-    return !service.pieces.empty();
-}
-
-// Returns whether the tensors that a node reads on are long enough for kernels of a length.
-static bool has_room(const ggml_tensor * op, const neuron_signature & node, const neuron_cut & cut, int64_t n_more) {
-    for (int i = 0; i < node.n_src; i++) {
-        if (i == cut.rule->mask || cut.more(i) < 0 || !op->src[i]) {
-            continue;
-        }
-        const ggml_tensor * src  = op->src[i];
-        const ggml_tensor * root = src->view_src ? src->view_src : src;
-        if (src->view_offs + neuron_nbytes(cut.piece(node, i, cut.n, n_more)) > ggml_nbytes(root)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
-    neuron_service service;
-    if (bundles.empty()) {
-        return service;
-    }
-    neuron_signature node = unhashed_signature_of(op);
-    if (const neuron_kernel exact = find(node, neuron_updates_of(op))) {
-        service.pieces.push_back({ exact, {} });
-        return service;
-    }
-    node.op_hash                            = nk::hash_op(node.op);
-    const std::vector<neuron_sizes> * sizes = exact_only ? nullptr : tokens.find(node, service.cut);
-    if (!sizes) {
-        return service;
-    }
-    int64_t last = -2;                       // no length
-    for (const neuron_sizes & s : *sizes) {  // ascending in n_more
-        if (s.n_more < service.cut.n_more || s.n_more == last) {
-            continue;
-        }
-        last              = s.n_more;
-        service.n_more    = s.n_more;
-        const bool masked = service.cut.rule->mask >= 0 && s.n_more != service.cut.n_more;
-        if (masked && !has_room(op, node, service.cut, s.n_more)) {
-            break;  // nor for longer ones
-        }
-        if (choose(node, *sizes, service)) {
-            break;
-        }
-    }
-    return service;
-}
-
-// Returns what a launch for a chain's node takes.
-static double launch_of(const neuron_chain & chain, const neuron_chain_node & node, neuron_sizes sizes) {
-    double whole = 0;
-    double rows  = 0;
-    for (int i = 0; i <= node.signature.n_src; i++) {
-        if (node.signature.tensors[i].type == NEURON_KERNELS_ABSENT) {
-            continue;
-        }
-        const auto bytes = (double) neuron_nbytes(chain.piece(node, i, sizes.n, sizes.n_more));
-        (node.tokens[i] >= 0 ? rows : whole) += bytes;
-    }
-    return neuron_costs::get().launch(whole, rows / (double) sizes.n, sizes.n);
-}
-
-// Chooses among sizes that have the same columns.
-bool neuron_kernel_store::choose(neuron_chain & chain, const neuron_sizes * begin, const neuron_sizes * end) const {
-    std::vector<int64_t>                    counts;
-    std::vector<double>                     costs;
-    std::vector<std::vector<neuron_kernel>> kernels;
-    for (const neuron_sizes * sizes = begin; sizes != end; sizes++) {
-        std::vector<neuron_kernel> found;
-        double                     cost = 0;
-        for (const neuron_chain_node & node : chain.nodes) {
-            neuron_signature piece = node.signature;
-            for (int i = 0; i <= piece.n_src; i++) {
-                piece.tensors[i] = chain.piece(node, i, sizes->n, sizes->n_more);
-            }
-            const neuron_kernel kernel = find(piece, 0);
-            if (!kernel) {
-                break;
-            }
-            found.push_back(kernel);
-            cost += launch_of(chain, node, *sizes);
-        }
-        if (found.size() == chain.nodes.size()) {
-            counts.push_back(sizes->n);
-            costs.push_back(cost);
-            kernels.push_back(std::move(found));
-        }
-    }
-    for (const neuron_range & range : neuron_choose_pieces(chain.cut.n, counts, costs, true)) {
-        const size_t i = (size_t) (std::lower_bound(counts.begin(), counts.end(), range.n) - counts.begin());
-        chain.pieces.push_back({ kernels[i], range });
-    }
-    return !chain.pieces.empty();
-}
-
-bool neuron_kernel_store::serve(neuron_chain & chain) const {
-    const ggml_tensor * first = chain.nodes.front().node;
-    const auto          found = heads.find(first->ne[2]);
-    if (exact_only || found == heads.end()) {
-        return false;
-    }
-    const neuron_sizes * end = found->second.data() + found->second.size();
-    for (const neuron_sizes * sizes = found->second.data(); sizes != end;) {
-        const neuron_sizes * next =
-            std::find_if(sizes, end, [sizes](const neuron_sizes & s) { return s.n_more != sizes->n_more; });
-        const bool own    = sizes->n_more == first->ne[0];
-        const bool longer = chain.cut.n_more > 0 && sizes->n_more > first->ne[0];
-        const bool hidden = chain.open || chain.rule.mask >= 0;
-        if (longer && (!hidden || !has_room(&chain.whole, chain.signature, chain.cut, sizes->n_more))) {
-            return false;  // nor for longer ones
-        }
-        chain.n_more = own ? chain.cut.n_more : sizes->n_more;
-        if ((own || longer) && choose(chain, sizes, next)) {
-            return true;
-        }
-        sizes = next;
-    }
-    return false;
-}
-
-std::vector<neuron_kernel> neuron_kernel_store::serve_in_chain(const ggml_tensor * op) const {
-    std::vector<neuron_kernel> found;
-    for (const bool scores : { true, false }) {
-        const auto chain = heads.empty() || exact_only ? nullptr : neuron_chain_to(op, scores);
-        if (chain && serve(*chain)) {
-            for (const neuron_chain_piece & piece : chain->pieces) {
-                found.insert(found.end(), piece.kernels.begin(), piece.kernels.end());
-            }
-            break;
-        }
-    }
-    return found;
 }
 
 void neuron_kernel_store::for_each(uint64_t                                                               op_hash,

@@ -177,6 +177,9 @@ neuron_kernels_tensor neuron_tensor_of(const ggml_tensor * t);
 // Returns what a node is known by: its op, its tensors and their aliasing.
 neuron_signature neuron_signature_of(const ggml_tensor * op);
 
+// Returns it without the op's hash, which a search for the kernel of a node as it is does not need.
+neuron_signature neuron_unhashed_signature_of(const ggml_tensor * op);
+
 // Returns which source's memory a node writes its result to, or NEURON_KERNELS_NO_ALIAS.
 int neuron_alias_of(const ggml_tensor * op);
 

@@ -1,6 +1,7 @@
 #include "missing.h"
 
 #include "../bundle/src/key.h"
+#include "entry.h"
 #include "log.h"
 #include "record.h"
 

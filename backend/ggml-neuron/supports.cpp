@@ -4,6 +4,7 @@
 #include "census.h"
 #include "cpu.h"
 #include "device.h"
+#include "entry.h"
 #include "groups.h"
 #include "host_buffer.h"
 #include "record.h"
