@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 # When Bazel runs a test, this file is a link into the checkout; the scratch copies are made of the checkout itself.
-for folder in ("benchmarks", "tools/reproduce"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / folder))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "reproduce"))
 
-import scratch  # noqa: E402
+import scratch
 
 
 @pytest.fixture(scope="session")

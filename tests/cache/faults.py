@@ -34,11 +34,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from kernelgen.cache import Folder, entry  # noqa: E402
-from kernelgen.cache.entry import Damaged  # noqa: E402
+from kernelgen.cache import Folder, entry
+from kernelgen.cache.entry import Damaged
+
+ROOT = Path(__file__).resolve().parents[2]
 
 OPS = ("relu", "silu", "sqr", "tanh")
 """The kernels of the manifest, one each."""

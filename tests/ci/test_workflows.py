@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "ci"))
+
+import summary
+
+import cmake_project
+import scratch
+
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("benchmarks", "tools/ci"):
-    sys.path.insert(0, str(ROOT / folder))
-
-import summary  # noqa: E402
-
-import cmake_project  # noqa: E402
-import scratch  # noqa: E402
 
 EXAMPLES = ROOT / "examples" / "ci"
 

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 # When Bazel runs a test, this file is a link into the checkout; the scratch copies are made of the checkout itself.
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import cmake_project  # noqa: E402
+import cmake_project
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = """\
 format: 1

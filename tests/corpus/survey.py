@@ -33,18 +33,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import fields
+
+from kernelgen import neff, neff_description
+from kernelgen.cache import entry
+from kernelgen.errors import KernelgenError, printable
+from kernelgen.hlo import proto
+from kernelgen.hlo.canonicalize import canonicalize
+from kernelgen.hlo.lint import ERROR, WARNING, lint
+from kernelgen.targets import TARGETS
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).resolve().parent)]
-
-import fields  # noqa: E402
-
-from kernelgen import neff, neff_description  # noqa: E402
-from kernelgen.cache import entry  # noqa: E402
-from kernelgen.errors import KernelgenError, printable  # noqa: E402
-from kernelgen.hlo import proto  # noqa: E402
-from kernelgen.hlo.canonicalize import canonicalize  # noqa: E402
-from kernelgen.hlo.lint import ERROR, WARNING, lint  # noqa: E402
-from kernelgen.targets import TARGETS  # noqa: E402
 
 MAX_BYTES = 1 << 30
 """Larger files are passed over, and counted."""

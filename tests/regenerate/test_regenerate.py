@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-import regenerate  # noqa: E402
+import regenerate
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -20,11 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import kernelgen  # noqa: E402
-import scratch  # noqa: E402
+import kernelgen
+import scratch
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SHOWN = 10
 """So many differences are named; the others are counted."""
