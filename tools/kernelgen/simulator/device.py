@@ -14,6 +14,7 @@ import ctypes
 import hashlib
 import itertools
 import mmap
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from kernelgen import neff
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
-from kernelgen.simulator import cache, products, scales
+from kernelgen.simulator import bounds, cache, products, scales
 from kernelgen.simulator.unused import unused_parameters
 
 MAX_EXECUTABLES = 1024
@@ -42,6 +43,10 @@ SMALL = 1 << 16
 
 class DeviceError(Exception):
     """A request that cannot be done; its text is for the client's log."""
+
+
+class OutOfBounds(Exception):
+    """An execution had an index of a gather or scatter that is out of bounds; its results were left as they were."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +126,14 @@ class Program:
     Attributes:
         hlo: what it computes.
         executable: what XLA made of it; None when that was not kept.
+        indirect: its gathers and scatters, when the last result says whether an index of one is out of bounds.
         used: grows with each use.
         turn: of the thread that compiles it.
     """
 
     hlo: bytes
     executable: Executable | None = None
+    indirect: tuple[str, ...] = ()
     used: int = 0
     turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -155,7 +162,8 @@ class Device:
 
     Args:
         arenas: by number.
-        strict: leave inputs that no result depends on out of a model's tensors, as a compiler may.
+        strict: leave inputs that no result depends on out of a model's tensors, as a compiler may, and refuse indices out of
+            bounds.
     """
 
     def __init__(self, arenas: Sequence[Arena], strict: bool = False) -> None:
@@ -165,7 +173,7 @@ class Device:
         self._bindings: dict[bytes, Binding] = {}
         self._lock = threading.Lock()
         self._number = 0
-        self._programs = _Programs()
+        self._programs = _Programs(strict)
         client()  # a machine without jaxlib is told so before it has a model
 
     def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...]]:
@@ -187,7 +195,9 @@ class Device:
         types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters]
         inputs = [t for t in contents.tensors if t.usage == "in"]
         outputs = [t for t in contents.tensors if t.usage == "out"]
-        results = [numpy_dtype(dtype) for dtype, _ in executable.results]
+        results = [
+            numpy_dtype(dtype) for dtype, _ in executable.results[: len(executable.results) - bool(program.indirect)]
+        ]
         model = Model(
             program,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
@@ -227,6 +237,7 @@ class Device:
 
         Raises:
             DeviceError: no such model, or places that are none.
+            OutOfBounds: an index is.
         """
         binding = self._bindings.get(request)
         if binding is None:
@@ -240,6 +251,10 @@ class Device:
         if len(buffers) > 1:
             for buffer in buffers:
                 buffer.block_until_ready()
+        if binding.program.indirect:
+            which = int.from_bytes(memoryview(buffers.pop()).tobytes(), sys.byteorder)
+            if which > 0:
+                raise OutOfBounds(f"an index of {binding.program.indirect[which - 1]} is out of bounds")
         for buffer, place in zip(buffers, binding.results, strict=True):
             place.put(buffer)
 
@@ -285,9 +300,14 @@ class Device:
 
 
 class _Programs:
-    """HLO by its digest: compiled once, however many models and threads want it, while it is in use."""
+    """HLO by its digest: compiled once, however many models and threads want it, while it is in use.
 
-    def __init__(self) -> None:
+    Args:
+        strict: have it say whether its indices are in bounds.
+    """
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[bytes, Program] = WeakValueDictionary()
         self._kept: set[Program] = set()
@@ -316,7 +336,8 @@ class _Programs:
         with program.turn:
             executable = program.executable  # another thread had the turn before
             if executable is None:
-                executable = program.executable = _compile(program.hlo)
+                executable, program.indirect = _compile(program.hlo, self._strict)
+                program.executable = executable
                 with self._lock:
                     self._kept.add(program)
                     while len(self._kept) > MAX_EXECUTABLES:
@@ -326,16 +347,18 @@ class _Programs:
         return executable
 
 
-def _compile(hlo: bytes) -> Executable:
+def _compile(hlo: bytes, strict: bool) -> tuple[Executable, tuple[str, ...]]:
     module = proto.parse(hlo)
     # XLA would consume the inputs that results share memory with, and they are the client's.
     module.ClearField("input_output_alias")
     try:
-        executable = cache.compiled(products.rewrite(scales.rewrite(proto.serialize(module))), compile_for_cpu)
+        plain = proto.serialize(module)
+        checked = bounds.check(plain) if strict else bounds.Checked(plain, ())
+        executable = cache.compiled(products.rewrite(scales.rewrite(checked.hlo)), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():
         order = str(layout).strip("{}").partition(":")[0]
         if order != ",".join(map(str, reversed(range(order.count(",") + 1 if order else 0)))):
             raise DeviceError(f"XLA lays a result out as {layout}, which is not how the client reads it")
-    return executable
+    return executable, checked.names

@@ -29,6 +29,7 @@ class Status(IntEnum):
     INVALID = 2
     INVALID_HANDLE = 3
     EXEC_COMPLETED_WITH_ERR = 1004
+    EXEC_OOB = 1006
 
 
 OPERATION = struct.Struct("=I")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kernelgen.errors import KernelgenError
 from kernelgen.simulator import protocol
-from kernelgen.simulator.device import Device, DeviceError
+from kernelgen.simulator.device import Device, DeviceError, OutOfBounds
 from kernelgen.simulator.protocol import Operation, Status
 
 
@@ -38,6 +38,8 @@ class Requests:
             return protocol.failed(Status.INVALID, str(error))
         except DeviceError as error:
             return protocol.failed(Status.FAILURE, str(error))
+        except OutOfBounds as error:
+            return protocol.failed(Status.EXEC_OOB, str(error))
         except Exception as error:  # XLA raises types of its own
             status = Status.EXEC_COMPLETED_WITH_ERR if operation == Operation.EXECUTE else Status.FAILURE
             return protocol.failed(status, f"{type(error).__name__}: {error}")

@@ -11,6 +11,9 @@ from kernelgen.hlo import proto
 F32 = 11
 """XLA's number of the element type."""
 
+S32 = 4
+"""XLA's number of the element type."""
+
 Module = proto.module_class(
     {
         "Dot": """
