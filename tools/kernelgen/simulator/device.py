@@ -16,7 +16,7 @@ import itertools
 import mmap
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,10 +24,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from kernelgen import neff
+from kernelgen.compilers.identity import flag
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, compile_for_cpu, numpy_dtype, put
 from kernelgen.simulator import bounds, cache, products, scales
+from kernelgen.simulator.scratchpad import scratchpad_bytes
 from kernelgen.simulator.unused import unused_parameters
 
 MAX_EXECUTABLES = 1024
@@ -157,6 +159,19 @@ class Model:
     requests: list[bytes] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a model needs of a core.
+
+    Attributes:
+        scratchpad: bytes besides its inputs and outputs, as far as that can be told.
+        core_version: of the NeuronCore that it was compiled for; 0 when it does not say.
+    """
+
+    scratchpad: int
+    core_version: int
+
+
 class Device:
     """What the helper has: arenas, models, and XLA's CPU. Methods may be called by several threads at once.
 
@@ -176,8 +191,8 @@ class Device:
         self._programs = _Programs(strict)
         client()  # a machine without jaxlib is told so before it has a model
 
-    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...]]:
-        """Returns a new model's number and its tensors, inputs first, without those that are dropped.
+    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...], Needs]:
+        """Returns a new model's number, its tensors, inputs first, without those that are dropped, and what it needs of a core.
 
         Args:
             arena: where the NEFF lies.
@@ -204,11 +219,12 @@ class Device:
             dropped=unused_parameters(contents.hlo) if self._strict else frozenset(),
             outputs=[(dtype, t.size) for dtype, t in zip(results, outputs, strict=True)],
         )
+        needs = Needs(scratchpad_bytes(contents.hlo), _core_version(contents.info))
         told = tuple(t for i, t in enumerate(inputs) if i not in model.dropped) + tuple(outputs)
         with self._lock:
             self._number += 1
             self._models[self._number] = model
-            return self._number, told
+            return self._number, told, needs
 
     def unload(self, number: int) -> None:
         """Forgets a model; one that is being executed goes when that is done.
@@ -345,6 +361,11 @@ class _Programs:
                         self._kept.remove(oldest)
                         oldest.executable = None
         return executable
+
+
+def _core_version(info: Mapping[str, Any]) -> int:
+    device = neff.DEVICES.get(flag(info.get("flags", ()), "--target") or "", "")
+    return {"sunda": 2, "cayman": 3, "mariana": 4}.get(device, 0)
 
 
 def _compile(hlo: bytes, strict: bool) -> tuple[Executable, tuple[str, ...]]:

@@ -46,9 +46,10 @@ class Requests:
 
     def _load(self, message: bytes) -> bytes:
         _, arena, offset, size = protocol.LOAD.unpack(message)
-        number, tensors = self._device.load(arena, offset, size)
+        number, tensors, needs = self._device.load(arena, offset, size)
         names = [t.name for t in tensors]
-        parts = [protocol.ANSWER.pack(Status.SUCCESS, len(tensors)), protocol.SIZE.pack(number)]
+        loaded = protocol.LOADED.pack(number, needs.scratchpad, needs.core_version, 0)
+        parts = [protocol.ANSWER.pack(Status.SUCCESS, len(tensors)), loaded]
         for t in tensors:
             alias = -1 if t.alias is None else names.index(t.alias)
             parts.append(protocol.tensor(int(t.usage == "out"), t.dtype, t.size, alias, t.shape, t.name))
