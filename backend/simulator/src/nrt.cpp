@@ -1214,6 +1214,9 @@ NRT_STATUS nrt_get_model_tensor_info(nrt_model_t * handle, nrt_tensor_info_array
             to.shape = shape;
             shape    = std::copy(from.shape.begin(), from.shape.end(), shape);
         }
+        if (n > 0 && rt.faults.strikes("names")) {
+            block->tensor_array[n - 1].name[0] = '?';
+        }
         *out = block;
         return NRT_SUCCESS;
     });
@@ -1620,9 +1623,13 @@ NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
         if (completed == nullptr) {
             return invalid(where, "null pointer");
         }
-        return unit != nullptr && unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)
-                   ? NRT_SUCCESS
-                   : invalid(where, "no request has this sequence ID");
+        if (unit == nullptr || !unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)) {
+            return invalid(where, "no request has this sequence ID");
+        }
+        if (*completed && unit->last() != seq && rt.faults.strikes("order")) {
+            *completed = false;
+        }
+        return NRT_SUCCESS;
     });
 }
 
