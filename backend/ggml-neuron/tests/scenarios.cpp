@@ -814,6 +814,14 @@ static built far_off(ggml_context * ctx) {
     };
 }
 
+// Says how much of a core's memory is free, and how much it has.
+static void free_memory() {
+    size_t free  = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(neuron, &free, &total);
+    fail(std::to_string(free) + " of " + std::to_string(total) + " bytes");
+}
+
 // Says how the scheduler shares out such a graph.
 static void shared_out(bool watched) {
     share found;
@@ -1801,6 +1809,7 @@ int main(int argc, char ** argv) {
         { "threads",                     threads                                                                  },
         { "scheduled",                   scheduled                                                                },
         { "parallel",                    parallel                                                                 },
+        { "free-memory",                 free_memory                                                              },
         { "shared-out",                  [] { shared_out(false); }                                                },
         { "shared-out-and-watched",      [] { shared_out(true); }                                                 },
         { "far-off",                     [] { (void) run_scheduled({ neuron, cpu }, far_off); }                   },
