@@ -211,13 +211,6 @@ neuron_memory * neuron_core::scratch(size_t size) {
     return scratch_memory;
 }
 
-// Returns how many physical cores a logical one has; 1 where that is not known.
-static size_t n_physical_cores(const neuron_nrt & nrt) {
-    const char * configured = getenv("NEURON_LOGICAL_NC_CONFIG");
-    const int    lnc        = configured ? atoi(configured) : (int) neuron_default_lnc(nrt.target);
-    return (size_t) std::max(lnc, 1);
-}
-
 void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total) {
     *free = *total = 0;
     if (!nrt.nrt_get_vnc_memory_stats || !open()) {
@@ -230,10 +223,11 @@ void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total)
         *total = stats.bytes_limit;
         *free  = stats.bytes_limit - std::min(stats.bytes_used, stats.bytes_limit);
 
-        const size_t loaded   = n_loaded;
-        const size_t wanted   = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
-        const size_t missing  = wanted - std::min(loaded, wanted);
-        const size_t once     = n_physical_cores(nrt) * NEURON_MICROCODE_MEMORY + NEURON_SCRATCHPAD_MEMORY;
+        const size_t loaded  = n_loaded;
+        const size_t wanted  = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
+        const size_t missing = wanted - std::min(loaded, wanted);
+        const size_t once =
+            std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY + NEURON_SCRATCHPAD_MEMORY;
         const size_t reserved = missing * NEURON_PROGRAM_MEMORY + (loaded ? 0 : once);
         *free -= std::min(*free, reserved);
     }

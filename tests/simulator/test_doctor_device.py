@@ -79,6 +79,7 @@ def test_a_check_fails_when_what_it_looks_at_is_wrong(
     status, said, log = doctor(library, environment, bundle, cache, NEURON_SIMULATOR_FAULT=fault)
     assert status == 1
     assert {name for name, what in said.items() if what == "FAILED"} == FAULTS[fault], log
+    assert ("the memory that input and result share is as it was before" in log) == (fault in ("aliases", "late"))
     # What needs a check that failed is not made.
     assert all(what in ("ok", "FAILED") for what in said.values()) == (fault not in ("init", "load", "names"))
 

@@ -814,6 +814,17 @@ static built far_off(ggml_context * ctx) {
     };
 }
 
+// Tensors that together have more than older runtimes take as one: 4.5 GiB.
+static void large_buffers() {
+    context ctx;
+    for (int i = 0; i < 3; i++) {
+        ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, (int64_t) 3 << 27);
+    }
+    ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    check(buffer != nullptr, "no memory");
+}
+
 // Says how much of a core's memory is free, and how much it has.
 static void free_memory() {
     size_t free  = 0;
@@ -1809,6 +1820,7 @@ int main(int argc, char ** argv) {
         { "threads",                     threads                                                                  },
         { "scheduled",                   scheduled                                                                },
         { "parallel",                    parallel                                                                 },
+        { "large-buffers",               large_buffers                                                            },
         { "free-memory",                 free_memory                                                              },
         { "shared-out",                  [] { shared_out(false); }                                                },
         { "shared-out-and-watched",      [] { shared_out(true); }                                                 },
