@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.hlo import proto
-from kernelgen.simulator.writing import S32, Writer, set_shape
+from kernelgen.simulator.writing import S32, Module, Writer, set_shape
 
 S64 = 5
 """XLA's number of the element type."""
@@ -22,32 +22,6 @@ PRED = 1
 """XLA's number of the element type."""
 
 _INDIRECT = ("gather", "scatter")
-
-_Module = proto.module_class(
-    {
-        "GatherDimensions": """
-            *int64 offset_dims 1
-            *int64 collapsed_slice_dims 2
-            *int64 start_index_map 3
-            int64 index_vector_dim 4
-        """,
-        "ScatterDimensions": """
-            *int64 update_window_dims 1
-            *int64 inserted_window_dims 2
-            *int64 scatter_dims_to_operand_dims 3
-            int64 index_vector_dim 4
-            *int64 input_batching_dims 5
-        """,
-        "Literal": "*int64 s64s 5\n*int32 s32s 4",
-        "Instruction": """
-            *int64 dimensions 14
-            GatherDimensions gather 33
-            *int64 gather_slice_sizes 34
-            ScatterDimensions scatter 48
-            string comparison_direction 63
-        """,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -73,7 +47,7 @@ def check(hlo: bytes) -> Checked:
     Raises:
         ValueError: `hlo` is not a module.
     """
-    module = proto.parse(hlo, _Module)
+    module = proto.parse(hlo, Module)
     if not any(i.opcode in _INDIRECT for i in proto.entry(module).instructions):
         return Checked(hlo, ())
     maximum = _add_maximum(module)
@@ -90,7 +64,7 @@ def check(hlo: bytes) -> Checked:
     if root.opcode == "tuple":
         results = [by_id[i] for i in root.operand_ids]
     elif root.shape.tuple_shapes:
-        raise ValueError("the entry computation's root is a tuple that no instruction 'tuple' makes")
+        raise ValueError("the entry computation has several results, which its root does not list")
     else:
         results = [root]
     made = writer.add(flag, "tuple", (), *results, flag)
