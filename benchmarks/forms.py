@@ -24,7 +24,7 @@ from harness import as_parameter, bind, emit, in_form, nmse, random_values, spec
 import figures
 from kernelgen.ggml import forms
 from kernelgen.hlo import execute
-from kernelgen.simulator import products
+from kernelgen.simulator import products, scales
 
 TYPES = ("q8_0", "q4_K", "q6_K", "q4_0", "f16", "bf16")
 SIZE = 1024
@@ -58,7 +58,7 @@ def product(weights: str, rows: int) -> Product:
     """Returns the product of `rows` rows and a matrix of a type, which may have a form."""
     kernel = spec("mul_mat", [f"({SIZE},{SIZE},1,1)/{weights}", f"({SIZE},{rows},1,1)/f32"], f"({SIZE},{rows},1,1)/f32")
     hlo = emit(kernel)
-    executable = execute.compile_for_cpu(products.rewrite(hlo))
+    executable = execute.compile_for_cpu(products.rewrite(scales.rewrite(hlo)))
     random = np.random.default_rng(0)
     arrays = []
     for t, (_, dtype, shape) in zip(kernel.inputs, executable.parameters, strict=True):

@@ -1,6 +1,7 @@
 #include "buffers.h"
 
 #include "counts.h"
+#include "cpu_rows.h"
 #include "device.h"
 #include "ggml-impl.h"
 #include "host_buffer.h"
@@ -171,6 +172,36 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
     neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size), "writing", tensor);
 }
 
+// Reads what of a tensor that is in no form lies in some bytes of it. Of a view as a whole that is its elements, and what is between them
+// where that is little: those of a transposed cache may be far apart. Counts what it reads, but for weights, which are counted for
+// themselves, and outputs, which a program reads.
+static std::string neuron_read_plain(neuron_buffer &     ctx,
+                                     const ggml_tensor * t,
+                                     char *              data,
+                                     size_t              offset,
+                                     size_t              size) {
+    std::vector<neuron_bytes> parts = {
+        { (const char *) t->data + offset, (const char *) t->data + offset + size }
+    };
+    if (t->view_src && size == ggml_nbytes(t) && !ggml_is_contiguous(t)) {
+        parts = neuron_bytes_of(t);
+    }
+    uint64_t moved = 0;
+    for (const neuron_bytes & part : parts) {
+        const std::string failure =
+            ctx.memory->read(data + (part.begin - (const char *) t->data) - offset, (size_t) (part.begin - ctx.base),
+                             (size_t) (part.end - part.begin));
+        if (!failure.empty()) {
+            return failure;
+        }
+        moved += (uint64_t) (part.end - part.begin);
+    }
+    if (!neuron_is_weight(t) && !(t->flags & GGML_TENSOR_FLAG_OUTPUT)) {
+        g_counts.fallback.add_read(t, moved);
+    }
+    return "";
+}
+
 static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
                                                   const ggml_tensor *   tensor,
                                                   void *                data,
@@ -189,7 +220,7 @@ static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
             return ctx->memory->read(to, at, n);
         };
         return packed.form ? neuron_read_packed(*ctx, packed, (uint8_t *) data, read)
-                           : read(data, ctx->offset_of(tensor) + offset, size);
+                           : neuron_read_plain(*ctx, tensor, (char *) data, offset, size);
     };
     neuron_require(neuron_read_or_recall(*ctx, version, tensor, address, data, size, from_device), "reading", tensor);
 }

@@ -1,5 +1,6 @@
 #include "core.h"
 
+#include "../nrt/targets.h"
 #include "log.h"
 
 #include <algorithm>
@@ -222,10 +223,12 @@ void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total)
         *total = stats.bytes_limit;
         *free  = stats.bytes_limit - std::min(stats.bytes_used, stats.bytes_limit);
 
-        const size_t loaded   = n_loaded;
-        const size_t wanted   = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
-        const size_t missing  = wanted - std::min(loaded, wanted);
-        const size_t reserved = missing * NEURON_PROGRAM_MEMORY + (loaded ? 0 : NEURON_MICROCODE_MEMORY);
+        const size_t loaded  = n_loaded;
+        const size_t wanted  = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
+        const size_t missing = wanted - std::min(loaded, wanted);
+        const size_t once =
+            std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY + NEURON_SCRATCHPAD_MEMORY;
+        const size_t reserved = missing * NEURON_PROGRAM_MEMORY + (loaded ? 0 : once);
         *free -= std::min(*free, reserved);
     }
 }

@@ -28,10 +28,12 @@ struct neuron_core;
 // Of operands, in bytes: kernel arguments are slices of device tensors, whose addresses are best aligned for DMA engines.
 constexpr size_t NEURON_ALIGNMENT = 128;
 
-// What libnrt takes of a core's memory for programs: micro-code once, and what each needs besides its tensors.
+// What libnrt takes of a core's memory for programs: micro-code once for each physical core, a scratchpad that all share, of which this
+// is a page, and what each needs besides its tensors.
 // Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide; 250 KiB is what it gives for a small NEFF.
-constexpr size_t NEURON_MICROCODE_MEMORY = (size_t) 96 << 20;
-constexpr size_t NEURON_PROGRAM_MEMORY   = (size_t) 250 << 10;
+constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
+constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
+constexpr size_t NEURON_PROGRAM_MEMORY    = (size_t) 250 << 10;
 
 // Programs for which room is kept at most: a bundle may have kernels for many more sizes than one run meets.
 constexpr size_t NEURON_RESERVED_PROGRAMS = 1024;

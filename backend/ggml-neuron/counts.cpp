@@ -6,18 +6,31 @@
 
 neuron_counts g_counts;
 
+// Numbers of things, of each that there was one of.
+struct listed {
+    uint64_t    total = 0;
+    std::string text;
+};
+
+// Returns the sum of the counts, and a text of each that is not 0, which `describe` makes of it and its place.
+template <typename Counts, typename Describe>
+static listed list(const Counts & counts, const char * separator, Describe describe) {
+    listed result;
+    for (size_t i = 0; i < counts.size(); i++) {
+        const uint64_t n = counts[i];
+        result.total += n;
+        if (n) {
+            result.text += (result.text.empty() ? "" : separator) + std::to_string(n) + " " + describe((int) i);
+        }
+    }
+    return result;
+}
+
 neuron_counts::~neuron_counts() {
     const auto print = [](const char * where, const auto & counts) {
-        uint64_t    total = 0;
-        std::string ops;
-        for (int op = 0; op < GGML_OP_COUNT; op++) {
-            const uint64_t n = counts[op];
-            total += n;
-            if (n) {
-                ops += (ops.empty() ? " " : ", ") + std::to_string(n) + " " + ggml_op_name((ggml_op) op);
-            }
-        }
-        NEURON_LOG("%llu ops ran on %s%s%s\n", (unsigned long long) total, where, total ? ":" : "", ops.c_str());
+        const listed ops = list(counts, ", ", [](int op) { return std::string(ggml_op_name((ggml_op) op)); });
+        NEURON_LOG("%llu ops ran on %s%s%s\n", (unsigned long long) ops.total, where, ops.total ? ": " : "",
+                   ops.text.c_str());
     };
     print("NeuronCores", device);
     print("the CPU instead of a NeuronCore", cpu);
@@ -40,21 +53,13 @@ neuron_counts::~neuron_counts() {
 }
 
 void neuron_counts::print_groups() const {
-    uint64_t    others = 0;
-    std::string reasons;
-    for (int reason = 0; reason < NEURON_UNGROUPED_COUNT; reason++) {
-        const uint64_t n = outside[reason];
-        others += n;
-        if (n) {
-            reasons +=
-                (reasons.empty() ? ": " : "; ") + std::to_string(n) + " because " + neuron_ungrouped_name(reason);
-        }
-    }
+    const listed others =
+        list(outside, "; ", [](int reason) { return std::string("because ") + neuron_ungrouped_name(reason); });
     if (launches) {
         NEURON_LOG("%llu ops ran in groups, in %llu launches, %.1f ops each\n", (unsigned long long) grouped.load(),
                    (unsigned long long) launches.load(), (double) grouped / (double) launches);
     }
-    if (others) {
-        NEURON_LOG("%llu ops were in no group%s\n", (unsigned long long) others, reasons.c_str());
+    if (others.total) {
+        NEURON_LOG("%llu ops were in no group: %s\n", (unsigned long long) others.total, others.text.c_str());
     }
 }

@@ -20,19 +20,32 @@ class neuron_fallback_cost {
     // Counts that a weight was read from the device, as ggml's scheduler does for a node that the CPU computes.
     void add_weight(const ggml_tensor * weight, uint64_t bytes);
 
+    // Counts that another tensor was read from the device, as the scheduler does for such a node, too.
+    void add_read(const ggml_tensor * tensor, uint64_t bytes);
+
     uint64_t bytes() const;
 
-    // Returns "nodes on the CPU moved 12.3 MiB to the host or back, at most 4.0 MiB, for MUL_MAT 'node_7'", and of weights likewise.
+    // Returns "nodes on the CPU moved 12.3 MiB to the host or back, at most 4.0 MiB, for MUL_MAT 'node_7'", and of what was read likewise.
     std::string summary() const;
 
   private:
+    // Tensors that were read.
+    struct reads {
+        uint64_t    total = 0;
+        uint64_t    most  = 0;
+        std::string name;
+
+        void        add(const ggml_tensor * tensor, uint64_t bytes);
+        std::string summary(const char * what) const;
+    };
+
     mutable std::mutex mutex;
     uint64_t           total = 0;
     uint64_t           most  = 0;
     std::string        name;
-    bool               said          = false;
-    uint64_t           weights_total = 0;
-    uint64_t           weights_most  = 0;
-    std::string        weight;
+    bool               said = false;
+    reads              weights;
     bool               weight_said = false;
+    reads              others;
+    bool               other_said = false;
 };

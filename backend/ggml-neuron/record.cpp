@@ -113,14 +113,18 @@ std::vector<line> read_lines(const std::string & path) {
 
 // The lines of a new file, before its entries.
 std::vector<line> first_lines(const std::string & path, const std::string & target) {
-    return {
+    std::vector<line> lines = {
         { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no" },
         { "# bundle had a kernel for. Entries that begin with '#' can't be built." },
         { "format: 1" },
         { "name: " + manifest_name(path) },
         { "targets: [" + target + "]" },
-        { "kernels:" },
     };
+    if (neuron_lnc(target) == 1 && neuron_default_lnc(target) != 1) {
+        lines.push_back({ "compiler: {lnc: 1}" });
+    }
+    lines.push_back({ "kernels:" });
+    return lines;
 }
 
 // Adds what was noted to the lines: to the counts of entries that are there, and others at the end. What has got an emitter

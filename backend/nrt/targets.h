@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,12 @@ inline uint32_t neuron_default_lnc(const std::string & machine) {
         }
     }
     return 0;
+}
+
+// Returns how many it has; 0 when that is not known.
+inline uint32_t neuron_lnc(const std::string & machine) {
+    const char * configured = getenv("NEURON_LOGICAL_NC_CONFIG");
+    return configured && *configured ? (uint32_t) atoi(configured) : neuron_default_lnc(machine);
 }
 
 // Whether NEFFs for `target` run on a machine of the target `machine`; yes where the machine is not known.

@@ -600,6 +600,8 @@ def test_cores_are_claimed_by_their_first_use(programs: Programs, kernels: Path,
         GGML_NEURON_KERNEL_DIR=kernels,
         NEURON_SIMULATOR_INSTANCE=instance,
         NEURON_SIMULATOR_LOCKS=tmp_path,
+        NEURON_RT_NUM_CORES=None,
+        NEURON_RT_VISIBLE_CORES="0",
         NEURON_RT_LOG_LEVEL="INFO",
     )
 
@@ -612,10 +614,10 @@ def test_cores_are_claimed_by_their_first_use(programs: Programs, kernels: Path,
     assert (said, "simulated cores" in log, list(tmp_path.iterdir())) == (["1 NEURON0"], False, [])
     said, log = use("use")
     assert (said, log.count("1 simulated cores")) == (["1 NEURON0", "used"], 1)
-    # What is reported as free leaves room for the kernels' programs.
+    # What is reported as free leaves room for the kernels' programs, and a page of their scratchpad.
     said, log = use("memory")
     neffs = {hashlib.sha256(neff.read_bytes()).digest() for neff in kernels.rglob("*.neff")}
-    assert said == ["1 NEURON0", str((96 << 20) + len(neffs) * (250 << 10))]
+    assert said == ["1 NEURON0", str((96 << 20) + (64 << 20) + len(neffs) * (250 << 10))]
     with (tmp_path / "core-0").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         said, log = use("use")

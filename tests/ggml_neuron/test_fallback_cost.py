@@ -19,6 +19,16 @@ def test_of_a_large_tensor_only_the_rows_that_a_node_uses_move(run: Run, kernels
     assert float(moved) <= 0.2  # the tensor has 17.6
 
 
+def test_of_a_cache_that_the_scheduler_copies_only_the_cells_in_use_move(run: Run, kernels: Path) -> None:
+    """Of 8 MiB 256 cells of 256 bytes, once in the order of keys and once of transposed values; it says so, and of what most."""
+    result = run("copied-views", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    assert result.said == {"copied-views": "ok"}, result.log
+    said = re.findall(
+        r"([\d.]+) MiB of other tensors were read from the device, at most ([\d.]+) MiB, of '", result.log
+    )
+    assert said == [("0.125", "0.062")], result.log
+
+
 @pytest.mark.parametrize(("mib", "reads"), [(None, 2), ("1", 2), ("0", 10)])
 def test_a_weight_that_is_read_again_stays_in_host_memory(run: Run, kernels: Path, mib: str | None, reads: int) -> None:
     result = run(

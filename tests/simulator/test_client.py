@@ -146,7 +146,9 @@ def test_device_memory_ends(client: Run) -> None:
         ({}, "NRT_SUCCESS 1 1"),
         ({"NEURON_RT_NUM_CORES": "2"}, "NRT_SUCCESS 2 2"),
         ({"NEURON_RT_VISIBLE_CORES": "0-3"}, "NRT_SUCCESS 4 4"),
-        ({"NEURON_RT_VISIBLE_CORES": "1,4-5"}, "NRT_SUCCESS 6 3"),
+        ({"NEURON_RT_VISIBLE_CORES": "3-4,5"}, "NRT_SUCCESS 6 3"),
+        ({"NEURON_RT_VISIBLE_CORES": "1,4-5"}, "NRT_INVALID 0 0"),
+        ({"NEURON_RT_VISIBLE_CORES": "1,4-5", "NEURON_SIMULATOR_STRICT": "0"}, "NRT_SUCCESS 6 3"),
         ({"NEURON_RT_VISIBLE_CORES": "3", "NEURON_RT_NUM_CORES": "2"}, "NRT_SUCCESS 4 1"),
         ({"NEURON_SIMULATOR_CORES": "8"}, "NRT_SUCCESS 8 8"),
         ({"NEURON_SIMULATOR_CORES": "8", "NEURON_RT_NUM_CORES": "2"}, "NRT_SUCCESS 8 2"),
@@ -162,6 +164,7 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_RT_EXEC_TIMEOUT": "soon"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_INSTANCE": "trn1.2xlarge"}, "NRT_SUCCESS 2 2"),
         ({"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "NEURON_RT_NUM_CORES": "3"}, "NRT_SUCCESS 64 3"),
+        ({"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "NEURON_LOGICAL_NC_CONFIG": "1"}, "NRT_SUCCESS 128 128"),
         ({"NEURON_SIMULATOR_INSTANCE": "inf2.48xlarge", "NEURON_RT_VISIBLE_CORES": "24"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_INSTANCE": "trn9.metal"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_STRICT": "yes"}, "NRT_INVALID 0 0"),
@@ -270,6 +273,11 @@ def test_a_core_has_one_process(client: Run, built: Path, environment: dict[str,
         assert f"nrt_init: another process has core 1 ({locks}/core-1)" in refused.stderr
         other = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_VISIBLE_CORES="2-3")
         assert good(other).strip() == "NRT_SUCCESS 4 2"
+        # Of a number of cores it takes those that are free.
+        free = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_NUM_CORES="2", NEURON_SIMULATOR_CORES="4")
+        assert good(free).strip() == "NRT_SUCCESS 4 2"
+        many = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_NUM_CORES="3", NEURON_SIMULATOR_CORES="4")
+        assert good(many).strip() == "NRT_RESOURCE 0 0"
         holder.stdin.close()
     assert good(client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_NUM_CORES="2")).strip() == "NRT_SUCCESS 2 2"
 

@@ -23,8 +23,19 @@ FAULTS = {
     "aliases": {"execute", "in place", "asynchronous"},
     "slices": {"slices", "odd slices"},
     "copies": {"copies"},
+    "names": {"load"},
+    "order": {"asynchronous"},
 }
 """Checks that fail, by what is done wrong (NEURON_SIMULATOR_FAULT)."""
+
+
+SAID = {
+    "aliases": "the memory that input and result share is as it was before",
+    "slices": "what is written to a slice at",
+    "execute": "nrta_execute_schedule returned NRT_EXEC_COMPLETED_WITH_ERR",
+    "order": "execution 1 of 3 is not done, and the last one is",
+}
+"""What the report says, where a check finds in more than one way that something is wrong."""
 
 
 @pytest.fixture(scope="module")
@@ -77,33 +88,35 @@ def test_a_check_fails_when_what_it_looks_at_is_wrong(
     status, said, log = doctor(library, environment, bundle, cache, NEURON_SIMULATOR_FAULT=fault)
     assert status == 1
     assert {name for name, what in said.items() if what == "FAILED"} == FAULTS[fault], log
+    assert SAID.get(fault, "") in log
     # What needs a check that failed is not made.
-    assert all(what in ("ok", "FAILED") for what in said.values()) == (fault not in ("init", "load"))
+    assert all(what in ("ok", "FAILED") for what in said.values()) == (fault not in ("init", "load", "names"))
 
 
 @pytest.mark.long
-def test_slices_at_elements_that_are_refused_are_said(
-    library: Path, environment: dict[str, str], bundle: Path, cache: Path
+@pytest.mark.parametrize(
+    ("variables", "exit_status", "check", "status", "text"),
+    [
+        ({"NEURON_SIMULATOR_SLICE_ALIGNMENT": "512"}, 1, "odd slices", "FAILED", "nrt_tensor_allocate_slice"),
+        ({"NEURON_SIMULATOR_SLICE_ALIGNMENT": "512"}, 1, "slices", "ok", "at multiples of 512"),
+        ({"NEURON_SIMULATOR_RELEASE": "2.28"}, 0, "asynchronous", "ok", "nrt_execute is used"),
+        ({"NEURON_SIMULATOR_LAUNCH_US": "6000"}, 1, "latency", "FAILED", "expected at most 5000"),
+    ],
+)
+def test_another_runtime_is_said(
+    library: Path,
+    environment: dict[str, str],
+    bundle: Path,
+    cache: Path,
+    variables: dict[str, str],
+    exit_status: int,
+    check: str,
+    status: str,
+    text: str,
 ) -> None:
-    status, said, log = doctor(library, environment, bundle, cache, NEURON_SIMULATOR_SLICE_ALIGNMENT="512")
-    assert (status, said["slices"], said["odd slices"]) == (1, "ok", "FAILED"), log
-
-
-@pytest.mark.long
-def test_a_runtime_without_queues_is_said(
-    library: Path, environment: dict[str, str], bundle: Path, cache: Path
-) -> None:
-    status, said, log = doctor(library, environment, bundle, cache, NEURON_SIMULATOR_RELEASE="2.28")
-    assert (status, said["asynchronous"]) == (0, "ok"), log
-    assert "nrt_execute is used" in log
-
-
-@pytest.mark.long
-def test_launches_that_take_too_long_are_said(
-    library: Path, environment: dict[str, str], bundle: Path, cache: Path
-) -> None:
-    status, said, log = doctor(library, environment, bundle, cache, NEURON_SIMULATOR_LAUNCH_US="6000")
-    assert (status, said["latency"]) == (1, "FAILED"), log
+    found, said, log = doctor(library, environment, bundle, cache, **variables)
+    assert (found, said[check]) == (exit_status, status), log
+    assert text in log
 
 
 def test_a_library_that_is_none_is_said(environment: dict[str, str], bundle: Path, cache: Path) -> None:

@@ -72,13 +72,13 @@ PLAIN, GZIP = 1, 2
 _HEADER = struct.Struct("<5Q128sI32s16s256sI64sQI468s")
 assert _HEADER.size == HEADER_SIZE
 
-# Bytes per element of the types that a kernel's inputs and outputs can have.
-_ELEMENT_SIZES = {
+ELEMENT_SIZES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e5m2", "f8e4m3fn", "f8e4m3", "f8e3m4"), 1),
     **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
     **dict.fromkeys(("s32", "u32", "f32"), 4),
     **dict.fromkeys(("s64", "u64", "f64"), 8),
 }
+"""Bytes per element of the types that a kernel's inputs and outputs can have, by XLA's name."""
 
 # How NEFFs name element types. What has no array of its own on a device is another one of the same size.
 _NEFF_TYPES = {
@@ -275,12 +275,12 @@ def _names(instruction: Any, attribute: str) -> list[str]:
 
 def _tensor(shape: Any, name: str, usage: str, alias: str | None, source: str) -> Tensor:
     dtype = proto.ELEMENT_TYPES.get(shape.element_type, "")
-    if dtype not in _ELEMENT_SIZES:
+    if dtype not in ELEMENT_SIZES:
         raise KernelgenError(
             f"{source}: {name} is {proto.shape_text(shape)}, which no NEFF can have as input or output"
         )
     dims = tuple(int(n) for n in shape.dimensions)
-    return Tensor(name, usage, dtype, dims, math.prod(dims) * _ELEMENT_SIZES[dtype], alias)
+    return Tensor(name, usage, dtype, dims, math.prod(dims) * ELEMENT_SIZES[dtype], alias)
 
 
 def payload_digest(data: bytes, header: Header) -> str | None:

@@ -468,7 +468,10 @@ static void empty() {
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     ggml_cgraph *           graph  = ggml_new_graph(ctx.get());
     for (ggml_tensor * node : { nothing, none, zero }) {
-        check(ggml_backend_dev_supports_op(neuron, node), "refused, though there is nothing to compute");
+        // In host memory those that write into no other tensor are left to the CPU.
+        const bool taken = node != nothing || !ggml_backend_buffer_is_host(buffer.get());
+        check(ggml_backend_dev_supports_op(neuron, node) == taken,
+              taken ? "refused, though there is nothing to compute" : "taken");
         ggml_build_forward_expand(graph, node);
     }
     fill(cells, 2);
@@ -477,6 +480,45 @@ static void empty() {
     check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
     compare(read(cells), before);
     compare(read(zero), std::vector<float>((size_t) ggml_nelements(zero), 0.0f));
+}
+
+// Views of a cache that the scheduler copies for attention on the CPU: 256 of its 32,768 cells, whose values are one after another, as
+// keys are, or far from each other, as values are without flash attention.
+static void copied_views() {
+    const int64_t n_ctx = 32768;
+    const int64_t n_kv  = 256;
+    const int64_t width = 64;
+    context       ctx;
+    ggml_tensor * cache = f32(ctx.get(), n_ctx * width);
+    ggml_tensor * keys  = ggml_permute(
+        ctx.get(), ggml_view_3d(ctx.get(), cache, width / 2, 2, n_kv, 4 * width / 2, 4 * width, 0), 0, 2, 1, 3);
+    ggml_tensor * values = ggml_view_3d(ctx.get(), cache, n_kv, width / 2, 2, 4 * n_ctx, 4 * n_ctx * width / 2, 0);
+
+    ggml_backend_ptr        device(ggml_backend_dev_init(neuron, nullptr));
+    ggml_backend_buffer_ptr memory = allocate(ctx, device);
+    std::vector<float>      data((size_t) (n_ctx * width));
+    for (size_t i = 0; i < data.size(); i++) {
+        data[i] = (float) i;
+    }
+    ggml_backend_tensor_set(cache, data.data(), 0, ggml_nbytes(cache));
+
+    ggml_backend_ptr host(ggml_backend_dev_init(cpu, nullptr));
+    for (ggml_tensor * view : { keys, values }) {
+        context       other;
+        ggml_tensor * copy = ggml_new_tensor(other.get(), view->type, GGML_MAX_DIMS, view->ne);
+        std::copy(view->nb, view->nb + GGML_MAX_DIMS, copy->nb);
+        ggml_backend_buffer_ptr own(ggml_backend_alloc_ctx_tensors(other.get(), host.get()));
+        ggml_backend_tensor_copy(view, copy);
+        for (int64_t i2 = 0; i2 < copy->ne[2]; i2++) {
+            for (int64_t i1 = 0; i1 < copy->ne[1]; i1++) {
+                for (int64_t i0 = 0; i0 < copy->ne[0]; i0++) {
+                    const size_t at = (size_t) i0 * copy->nb[0] + (size_t) i1 * copy->nb[1] + (size_t) i2 * copy->nb[2];
+                    check(*(const float *) ((const char *) copy->data + at) == (float) (at / sizeof(float)),
+                          "an element is another one");
+                }
+            }
+        }
+    }
 }
 
 // Nodes that write to memory of the device when there is no kernel for them: nobody else could.
@@ -770,6 +812,25 @@ static built far_off(ggml_context * ctx) {
     return {
         t, { a, b }
     };
+}
+
+// Tensors that together have more than older runtimes take as one: 4.5 GiB.
+static void large_buffers() {
+    context ctx;
+    for (int i = 0; i < 3; i++) {
+        ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, (int64_t) 3 << 27);
+    }
+    ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    check(buffer != nullptr, "no memory");
+}
+
+// Says how much of a core's memory is free, and how much it has.
+static void free_memory() {
+    size_t free  = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(neuron, &free, &total);
+    fail(std::to_string(free) + " of " + std::to_string(total) + " bytes");
 }
 
 // Says how the scheduler shares out such a graph.
@@ -1755,9 +1816,12 @@ int main(int argc, char ** argv) {
         { "two-cores",                   [] { several_cores(2, 5); }                                              },
         { "every-core",                  [] { several_cores((int) ggml_backend_reg_dev_count(neurons), 2); }      },
         { "two-cores-and-the-cpu",       two_cores_and_the_cpu                                                    },
+        { "copied-views",                copied_views                                                             },
         { "threads",                     threads                                                                  },
         { "scheduled",                   scheduled                                                                },
         { "parallel",                    parallel                                                                 },
+        { "large-buffers",               large_buffers                                                            },
+        { "free-memory",                 free_memory                                                              },
         { "shared-out",                  [] { shared_out(false); }                                                },
         { "shared-out-and-watched",      [] { shared_out(true); }                                                 },
         { "far-off",                     [] { (void) run_scheduled({ neuron, cpu }, far_off); }                   },

@@ -2,6 +2,7 @@
 
 #include "faults.h"
 
+#include <strings.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,16 +15,17 @@ namespace simulator {
 
 static constexpr uint32_t MAX_CORES = 128;
 static constexpr size_t   GIB       = size_t(1) << 30;
+static constexpr size_t   MIB       = size_t(1) << 20;
 
 // HBM of a trn1 or inf2 chip, 32 GiB, for each of its two cores.
 static constexpr size_t CORE_MEMORY = 16 * GIB;
 
-// AWS's pages on Inf2, Trn1 and Trn2 instances and their NeuronCores. Two physical cores of a trn2 are one logical one.
+// AWS's pages on Inf2, Trn1 and Trn2 instances and their NeuronCores.
 static const instance INSTANCES[] = {
-    { "trn1.2xlarge",  2, 1, 2,  16 * GIB },
-    { "trn1.32xlarge", 2, 6, 32, 16 * GIB },
-    { "inf2.48xlarge", 4, 7, 24, 16 * GIB },
-    { "trn2.48xlarge", 5, 7, 64, 24 * GIB },
+    { "trn1.2xlarge",  2, 1, 2, 1, 2,  16 * GIB, 24 * MIB },
+    { "trn1.32xlarge", 2, 6, 2, 1, 32, 16 * GIB, 24 * MIB },
+    { "inf2.48xlarge", 4, 7, 2, 1, 24, 16 * GIB, 24 * MIB },
+    { "trn2.48xlarge", 5, 7, 3, 2, 64, 24 * GIB, 28 * MIB },
 };
 
 static constexpr double MAX_LAUNCH_US = 1e6;
@@ -146,7 +148,18 @@ static bool read_profile(config & out, std::string & error) {
             return false;
         }
         out.total = out.profile->cores;
+        out.lnc   = out.profile->lnc;
     }
+    // Of a trn1 or inf2, whose cores are not grouped, it is not documented what another than 1 does.
+    const char * const lnc = variable("NEURON_LOGICAL_NC_CONFIG");
+    if (lnc != nullptr && (strcmp(lnc, "1") == 0 || strcmp(lnc, "2") == 0)) {
+        out.lnc = static_cast<uint32_t>(*lnc - '0');
+        if (out.profile != nullptr && out.profile->lnc == 2 && out.lnc == 1) {
+            out.total *= 2;
+        }
+    }
+    const char * const older  = variable("NEURON_RT_ALLOW_LEGACY_NEFF");
+    out.older_neffs           = older != nullptr && (strcasecmp(older, "true") == 0 || strcmp(older, "1") == 0);
     const char * const strict = variable("NEURON_SIMULATOR_STRICT");
     if (strict != nullptr) {
         if (strcmp(strict, "0") != 0 && strcmp(strict, "1") != 0) {
@@ -177,6 +190,20 @@ static bool read_profile(config & out, std::string & error) {
     return true;
 }
 
+// Sources: AWS Neuron, "Neuron device memory" of the runtime's pages, and the pages on NeuronCores.
+
+size_t config::state_buffer() const {
+    return (profile != nullptr ? profile->sbuf : 24 * MIB) * std::max(lnc, 1u);
+}
+
+size_t config::microcode() const {
+    return 96 * MIB * std::max(lnc, 1u);
+}
+
+size_t config::scratchpad_page() const {
+    return (release >= 31 ? 64 : 512) * MIB;
+}
+
 bool config::read(config & out, std::string & error) {
     out = config();
 
@@ -193,6 +220,11 @@ bool config::read(config & out, std::string & error) {
     if (list != nullptr) {
         if (!read_list(list, out.visible)) {
             error = bad("NEURON_RT_VISIBLE_CORES", list, "cores as in 0-3 or 0,2,3, ascending");
+            return false;
+        }
+        const bool gap = out.visible.back() - out.visible.front() >= out.visible.size();
+        if (out.strict && gap) {
+            error = bad("NEURON_RT_VISIBLE_CORES", list, "cores that follow one another, as in 0-3");
             return false;
         }
     } else {
@@ -215,10 +247,17 @@ bool config::read(config & out, std::string & error) {
         }
         out.total = out.visible.back() + 1;
     }
+    if (list == nullptr && num != nullptr) {
+        out.any_of = out.total;
+    }
 
     const size_t machine = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     out.host_memory      = std::max(machine, 4 * GIB);
-    out.memory = out.profile != nullptr ? out.profile->memory : std::min(CORE_MEMORY, std::max(machine / 2, GIB));
+    out.memory           = std::min(CORE_MEMORY, std::max(machine / 2, GIB));
+    if (out.profile != nullptr) {
+        // Cores that are not grouped share what the group would have.
+        out.memory = out.profile->memory * std::min(out.lnc, out.profile->lnc) / out.profile->lnc;
+    }
 
     const char * const memory = variable("NEURON_SIMULATOR_MEMORY");
     if (memory != nullptr && !read_size(memory, out.memory)) {

@@ -12,20 +12,26 @@ namespace simulator {
 // A kind of EC2 instance, as AWS describes it.
 struct instance {
     const char * name;
-    uint32_t     family;  // NRT_INSTANCE_TRN1 and the like, as nrt_get_instance_info tells it
-    uint32_t     size;    // likewise
-    uint32_t     cores;   // logical NeuronCores, with the LNC that is the family's default
-    size_t       memory;  // bytes of HBM per logical NeuronCore
+    uint32_t     family;   // NRT_INSTANCE_TRN1 and the like, as nrt_get_instance_info tells it
+    uint32_t     size;     // likewise
+    uint32_t     version;  // of its NeuronCores
+    uint32_t     lnc;      // physical cores of a logical one, the family's default
+    uint32_t     cores;    // logical NeuronCores with that LNC
+    size_t       memory;   // bytes of HBM per logical NeuronCore
+    size_t       sbuf;     // bytes of a physical core's state buffer
 };
 
 struct config {
     uint32_t              total = 1;               // cores of the simulated instance
     std::vector<uint32_t> visible;                 // those of this process, by their number in the instance
+    uint32_t              any_of       = 0;        // cores of which it takes so many, whichever are free; 0: these
     size_t                memory       = 0;        // bytes per core
     size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
     double                exec_timeout = 0;        // seconds; 0: none
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
+    uint32_t              lnc          = 0;        // physical cores of a logical one; 0: any
+    bool                  older_neffs  = false;    // NEURON_RT_ALLOW_LEGACY_NEFF
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
     uint32_t              release      = 32;       // of the SDK that is played: 2.32
     uint32_t              queue        = 64;       // requests that a queue of nrta_* holds
@@ -45,6 +51,11 @@ struct config {
     bool has_completion_handles() const { return release == 28; }
 
     bool has_events() const { return release >= 30; }
+
+    // Return bytes: what of a program's memory the state buffer holds, the micro-code, and a page of the scratchpad.
+    size_t state_buffer() const;
+    size_t microcode() const;
+    size_t scratchpad_page() const;
 
     // Returns whether nrt_execute returns before the execution is done.
     bool returns_early() const { return release < 32 && in_flight > 0; }

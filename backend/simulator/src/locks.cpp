@@ -10,14 +10,10 @@
 
 namespace simulator {
 
-bool lock_cores(const std::string &           folder,
-                const std::vector<uint32_t> & cores,
-                std::vector<unique_fd> &      out,
-                std::string &                 error) {
-    if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-        error = folder + ": " + strerror(errno);
-        return false;
-    }
+static bool lock_these(const std::string &           folder,
+                       const std::vector<uint32_t> & cores,
+                       std::vector<unique_fd> &      out,
+                       std::string &                 error) {
     std::vector<unique_fd> taken;
     for (const uint32_t core : cores) {
         const std::string path = folder + "/core-" + std::to_string(core);
@@ -35,6 +31,30 @@ bool lock_cores(const std::string &           folder,
     }
     out = std::move(taken);
     return true;
+}
+
+bool lock_cores(const std::string &      folder,
+                uint32_t                 any_of,
+                std::vector<uint32_t> &  cores,
+                std::vector<unique_fd> & out,
+                std::string &            error) {
+    if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+        error = folder + ": " + strerror(errno);
+        return false;
+    }
+    std::vector<uint32_t> wanted = cores;
+    std::string           ignored;
+    bool                  done = lock_these(folder, wanted, out, error);
+    while (!done && wanted.back() + 1 < any_of) {
+        for (uint32_t & core : wanted) {
+            core++;
+        }
+        done = lock_these(folder, wanted, out, ignored);
+    }
+    if (done) {
+        cores = wanted;
+    }
+    return done;
 }
 
 }  // namespace simulator

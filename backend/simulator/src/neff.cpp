@@ -10,13 +10,14 @@ namespace simulator {
 // docs/simulated-neff.md
 static constexpr size_t   HEADER_SIZE     = 1024;
 static constexpr size_t   BUILD_OFFSET    = 40;
+static constexpr size_t   LNC_OFFSET      = 552;
 static constexpr char     SIMULATED[]     = "kernelgen-simulator";
 static constexpr uint64_t SIMULATED_MAJOR = 0x4D4953;  // SIM
 static constexpr uint64_t FORMAT          = 3;
 
 // `kernelgen simulate` reads it in the library's file, before it starts a program.
-__attribute__((used)) static const char VERSIONS[] = "neuron-kernelgen simulator of NEFF 3, protocol 2";
-static_assert(FORMAT == 3 && protocol::VERSION == 2, "as VERSIONS says");
+__attribute__((used)) static const char VERSIONS[] = "neuron-kernelgen simulator of NEFF 3, protocol 3";
+static_assert(FORMAT == 3 && protocol::VERSION == 3, "as VERSIONS says");
 
 static uint64_t u64_at(const uint8_t * data, size_t offset) {
     uint64_t value = 0;
@@ -24,6 +25,11 @@ static uint64_t u64_at(const uint8_t * data, size_t offset) {
         value = value << 8 | data[offset + i];
     }
     return value;
+}
+
+uint32_t lnc_of_neff(const void * data) {
+    const auto * bytes = static_cast<const uint8_t *>(data);
+    return static_cast<uint32_t>(u64_at(bytes, LNC_OFFSET) & UINT32_MAX);
 }
 
 NRT_STATUS check_neff_header(const void * data, size_t size, std::string & why) {

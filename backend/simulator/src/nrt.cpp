@@ -14,6 +14,7 @@
 #include "log.h"
 #include "neff.h"
 #include "numbers.h"
+#include "programs.h"
 #include "protocol.h"
 #include "units.h"
 
@@ -34,12 +35,6 @@ using simulator::log;
 using simulator::outcome;
 
 namespace simulator {
-
-// What a runtime needs of a core's memory for itself: micro-code once, and what a small NEFF takes. The scratchpad, which all
-// programs of a core share and the largest determines, is not counted: what it would be for a simulated NEFF is not known.
-// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
-constexpr size_t MICROCODE_MEMORY = size_t(96) << 20;
-constexpr size_t PROGRAM_MEMORY   = size_t(250) << 10;
 
 // What stays with a core whatever is executed next.
 struct core_state {
@@ -117,16 +112,19 @@ struct tensor_info {
 
 struct nrt_model {
     ~nrt_model() {
-        if (charged) {
-            charged->discharge(simulator::PROGRAM_MEMORY);
+        if (programs) {
+            programs->remove(scratchpad);
         }
     }
 
-    uint32_t                           core;
-    std::shared_ptr<simulator::arena>  charged;  // the core's, when its memory holds the program
-    std::shared_ptr<simulator::memory> neff;     // kept, for a helper that is started later
-    size_t                             neff_size;
-    std::vector<tensor_info>           tensors;  // inputs, then outputs
+    uint32_t                             core;
+    std::shared_ptr<simulator::programs> programs;          // the core's, when it has memory for this one
+    size_t                               scratchpad = 0;    // bytes of it that were counted
+    std::shared_ptr<simulator::memory>   neff;              // kept, for a helper that is started later
+    size_t                               neff_size;
+    std::vector<tensor_info>             tensors;           // inputs, then outputs
+    size_t                               needed       = 0;  // bytes of memory besides these
+    uint32_t                             core_version = 0;  // that it was compiled for; 0: not known
 
     std::mutex mutex;
     uint64_t   helper_number = 0;  // of the helper that knows it
@@ -144,23 +142,22 @@ namespace {
 enum class phase { fresh, open, closed };
 
 struct runtime {
-    std::atomic<phase>                             state{ phase::fresh };
-    std::mutex                                     mutex;  // of nrt_init and nrt_close
-    simulator::config                              config;
-    simulator::faults                              faults;
-    std::vector<std::shared_ptr<simulator::arena>> arenas;  // one per visible core, and the host's
-    simulator::handles<nrt_tensor>                 tensors;
-    simulator::handles<nrt_tensor_set>             sets;
-    simulator::handles<nrt_model>                  models;
-    simulator::handles<nrta_error_tracker>         trackers;
-    std::vector<simulator::unique_fd>              locks;          // of the visible cores
-    std::vector<bool>                              has_microcode;  // by core; guarded by program_mutex
-    std::mutex                                     program_mutex;
-    std::vector<simulator::core_state>             core_states;    // by core
+    std::atomic<phase>                                state{ phase::fresh };
+    std::mutex                                        mutex;  // of nrt_init and nrt_close
+    simulator::config                                 config;
+    simulator::faults                                 faults;
+    std::vector<std::shared_ptr<simulator::arena>>    arenas;  // one per visible core, and the host's
+    simulator::handles<nrt_tensor>                    tensors;
+    simulator::handles<nrt_tensor_set>                sets;
+    simulator::handles<nrt_model>                     models;
+    simulator::handles<nrta_error_tracker>            trackers;
+    std::vector<simulator::unique_fd>                 locks;        // of the visible cores
+    std::vector<std::shared_ptr<simulator::programs>> programs;     // by core
+    std::vector<simulator::core_state>                core_states;  // by core
 
-    std::unique_ptr<simulator::units> units;                       // what nrta_* queues; from nrt_init to the next
+    std::unique_ptr<simulator::units> units;                        // what nrta_* queues; from nrt_init to the next
 
-    std::mutex                         helper_mutex;               // guards what follows
+    std::mutex                         helper_mutex;                // guards what follows
     std::shared_ptr<simulator::helper> helper;
 
     std::chrono::steady_clock::time_point not_before;  // no helper is started until then
@@ -268,10 +265,12 @@ template <typename T> bool take(const std::vector<uint8_t> & message, size_t & a
 }
 
 // Reads the answer to LOAD.
-bool read_tensors(const std::vector<uint8_t> & message, uint64_t & number, std::vector<tensor_info> & out) {
+bool read_tensors(const std::vector<uint8_t> &  message,
+                  simulator::protocol::loaded & loaded,
+                  std::vector<tensor_info> &    out) {
     size_t                      at = 0;
     simulator::protocol::answer answer;
-    if (!take(message, at, answer) || !take(message, at, number)) {
+    if (!take(message, at, answer) || !take(message, at, loaded)) {
         return false;
     }
     for (uint32_t i = 0; i < answer.tensors; i++) {
@@ -327,8 +326,8 @@ NRT_STATUS unanswered(outcome result, simulator::helper & helper, double timeout
     return NRT_HW_ERROR;
 }
 
-// Makes the model known to the helper; `info` is filled in if it is not null. The model's mutex is held.
-outcome load(nrt_model & model, simulator::helper & helper, std::vector<tensor_info> * info, NRT_STATUS & status) {
+// Makes the model known to the helper, and fills in what the helper says of it. The model's mutex is held.
+outcome load(nrt_model & model, simulator::helper & helper, NRT_STATUS & status) {
     const simulator::protocol::load request = { simulator::protocol::LOAD, model.neff->in().index(),
                                                 model.neff->offset(), model.neff_size };
     std::vector<uint8_t>            message(sizeof(request));
@@ -341,15 +340,19 @@ outcome load(nrt_model & model, simulator::helper & helper, std::vector<tensor_i
     if (status != NRT_SUCCESS) {
         return result;
     }
-    std::vector<tensor_info> tensors;
-    if (!read_tensors(message, model.number, tensors)) {
+    std::vector<tensor_info>    tensors;
+    simulator::protocol::loaded loaded{};
+    if (!read_tensors(message, loaded, tensors)) {
         log(level::error, "nrt_load", "the helper's answer makes no sense: is its kernelgen of another version?");
         status = NRT_FAILURE;
         return result;
     }
     model.helper_number = helper.number();
-    if (info != nullptr) {
-        *info = std::move(tensors);
+    model.number        = loaded.model;
+    if (model.tensors.empty()) {  // other threads read what is there
+        model.tensors      = std::move(tensors);
+        model.needed       = loaded.scratchpad;
+        model.core_version = loaded.core_version;
     }
     return result;
 }
@@ -369,7 +372,7 @@ NRT_STATUS with_helper(runtime & rt, nrt_model & model, double timeout, const ch
             const std::lock_guard<std::mutex> lock(model.mutex);
             if (model.helper_number != helper->number()) {
                 timeout = 0;
-                result  = load(model, *helper, model.tensors.empty() ? &model.tensors : nullptr, status);
+                result  = load(model, *helper, status);
             }
         }
         if (result == outcome::answered && status == NRT_SUCCESS) {
@@ -386,18 +389,68 @@ NRT_STATUS with_helper(runtime & rt, nrt_model & model, double timeout, const ch
     }
 }
 
-// Counts the memory that a program takes on its core, and the core's micro-code with the first one. Returns false when there is none.
+// Has the helper forget a model.
+void forget(runtime & rt, nrt_model & model) {
+    std::shared_ptr<simulator::helper> helper;
+    {
+        const std::lock_guard<std::mutex> lock(rt.helper_mutex);
+        helper = rt.helper;
+    }
+    const std::lock_guard<std::mutex> lock(model.mutex);
+    if (helper != nullptr && helper->number() == model.helper_number) {
+        const simulator::protocol::unload request = { simulator::protocol::UNLOAD, 0, model.number };
+        std::vector<uint8_t>              message(sizeof(request));
+        memcpy(message.data(), &request, sizeof(request));
+        helper->call(message, 0);  // a helper that is gone has forgotten it, too
+    }
+}
+
+// ---- what programs need of a core --------------------------------------------------------------------------------------
+
+// Returns false, which is logged, when the machine's logical cores have another number of physical ones than a NEFF's.
+bool is_for_these_cores(const runtime & rt, uint32_t lnc, const char * where) {
+    const bool good = rt.config.lnc == 0 || lnc == rt.config.lnc;
+    if (!good) {
+        log(level::error, where, "compiled with --lnc %u, and the logical cores have %u", lnc, rt.config.lnc);
+    }
+    return good;
+}
+
+// Counts the memory that a program takes on its core. Returns false when there is none.
 bool charge_program(runtime & rt, nrt_model & model) {
-    const auto &                      arena = rt.arenas[model.core];
-    const std::lock_guard<std::mutex> lock(rt.program_mutex);
-    const bool                        first = !rt.has_microcode[model.core];
-    const size_t                      more  = first ? simulator::MICROCODE_MEMORY : 0;
-    if (!arena->charge(simulator::PROGRAM_MEMORY + more)) {
+    const auto & programs = rt.programs[model.core];
+    if (!programs->add()) {
         return false;
     }
-    rt.has_microcode[model.core] = true;
-    model.charged                = arena;
+    model.programs = programs;
     return true;
+}
+
+NRT_STATUS no_memory_for(const runtime & rt, const nrt_model & model, size_t scratchpad, const char * where) {
+    log(level::error, where,
+        "no device memory for a program on core %u: %zu of %zu bytes are in use, and its scratchpad has %zu",
+        model.core, rt.arenas[model.core]->used(), rt.arenas[model.core]->size(), scratchpad);
+    return NRT_RESOURCE;
+}
+
+// Sees to the core's being of the version that a model, whose program was counted, is compiled for, and counts the model's scratchpad:
+// what the state buffer does not hold.
+NRT_STATUS check_needs(const runtime & rt, nrt_model & model, const char * where) {
+    const simulator::instance * profile = rt.config.profile;
+    if (profile != nullptr && model.core_version != 0 && model.core_version != profile->version) {
+        const bool older = model.core_version < profile->version;
+        if (!older || !rt.config.older_neffs) {
+            log(level::error, where, "compiled for NeuronCores v%u, and those of a %s are v%u%s", model.core_version,
+                profile->name, profile->version, older ? " (NEURON_RT_ALLOW_LEGACY_NEFF)" : "");
+            return NRT_UNSUPPORTED_NEFF_VERSION;
+        }
+    }
+    const size_t scratchpad = model.needed - std::min(model.needed, rt.config.state_buffer());
+    if (!model.programs->add_scratchpad(scratchpad)) {
+        return no_memory_for(rt, model, scratchpad, where);
+    }
+    model.scratchpad = scratchpad;
+    return NRT_SUCCESS;
 }
 
 // ---- tensors -----------------------------------------------------------------------------------------------------------
@@ -846,7 +899,7 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
             return NRT_FAILURE;
         }
         if (!rt.config.lock_folder.empty() &&
-            !simulator::lock_cores(rt.config.lock_folder, rt.config.visible, rt.locks, error)) {
+            !simulator::lock_cores(rt.config.lock_folder, rt.config.any_of, rt.config.visible, rt.locks, error)) {
             log(level::error, where, "%s", error.c_str());
             return NRT_RESOURCE;
         }
@@ -862,7 +915,11 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
             }
         }
         rt.arenas = std::move(arenas);
-        rt.has_microcode.assign(rt.cores(), false);
+        rt.programs.clear();
+        for (uint32_t i = 0; i < rt.cores(); i++) {
+            rt.programs.push_back(std::make_shared<simulator::programs>(rt.arenas[i], rt.config.microcode(),
+                                                                        rt.config.scratchpad_page()));
+        }
         rt.core_states = std::vector<simulator::core_state>(rt.cores());
         rt.units       = std::make_unique<simulator::units>(rt.cores(), rt.config.queue);
         rt.state       = phase::open;
@@ -1030,13 +1087,20 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
         }
         model->neff_size = size;
         memcpy(model->neff->data(), neff, size);
-        if (rt.config.strict && !charge_program(rt, *model)) {
-            log(level::error, where, "no device memory for a program on core %u: %zu of %zu bytes are in use",
-                model->core, rt.arenas[model->core]->used(), rt.arenas[model->core]->size());
-            return NRT_RESOURCE;
+        if (rt.config.strict && !is_for_these_cores(rt, simulator::lnc_of_neff(neff), where)) {
+            return NRT_INVALID;
         }
-        const NRT_STATUS status =
+        if (rt.config.strict && !charge_program(rt, *model)) {
+            return no_memory_for(rt, *model, 0, where);
+        }
+        NRT_STATUS status =
             with_helper(rt, *model, 0, where, [](simulator::helper &, NRT_STATUS &) { return outcome::answered; });
+        if (status == NRT_SUCCESS && rt.config.strict) {
+            status = check_needs(rt, *model, where);
+            if (status != NRT_SUCCESS) {
+                forget(rt, *model);
+            }
+        }
         if (status == NRT_SUCCESS) {
             log(level::debug, where, "a NEFF of %zu bytes and %zu tensors on core %u", size, model->tensors.size(),
                 model->core);
@@ -1053,18 +1117,7 @@ NRT_STATUS nrt_unload(nrt_model_t * handle) {
         if (model == nullptr) {
             return invalid_handle("nrt_unload", "model");
         }
-        std::shared_ptr<simulator::helper> helper;
-        {
-            const std::lock_guard<std::mutex> lock(rt.helper_mutex);
-            helper = rt.helper;
-        }
-        const std::lock_guard<std::mutex> lock(model->mutex);
-        if (helper != nullptr && helper->number() == model->helper_number) {
-            const simulator::protocol::unload request = { simulator::protocol::UNLOAD, 0, model->number };
-            std::vector<uint8_t>              message(sizeof(request));
-            memcpy(message.data(), &request, sizeof(request));
-            helper->call(message, 0);  // a helper that is gone has forgotten it, too
-        }
+        forget(rt, *model);
         return NRT_SUCCESS;
     });
 }
@@ -1161,6 +1214,9 @@ NRT_STATUS nrt_get_model_tensor_info(nrt_model_t * handle, nrt_tensor_info_array
             to.shape = shape;
             shape    = std::copy(from.shape.begin(), from.shape.end(), shape);
         }
+        if (n > 0 && rt.faults.strikes("names")) {
+            block->tensor_array[n - 1].name[0] = '?';
+        }
         *out = block;
         return NRT_SUCCESS;
     });
@@ -1234,6 +1290,9 @@ NRT_STATUS nrt_get_tensor_from_tensor_set(nrt_tensor_set_t * handle, const char 
 
 // ---- tensors -----------------------------------------------------------------------------------------------------------
 
+// A page of physical memory. Source: AWS Neuron, nrt_tensor_allocate in the developer guide of the runtime.
+static constexpr size_t MAX_HOST_TENSOR = size_t(4) << 20;
+
 NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement,
                                int                    vnc,
                                size_t                 size,
@@ -1249,6 +1308,11 @@ NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement,
         if (arena == nullptr) {
             log(level::error, where, "no core %d, or placement %d is none that is simulated", vnc,
                 static_cast<int>(placement));
+            return NRT_INVALID;
+        }
+        if (arena == rt.host() && rt.config.strict && size > MAX_HOST_TENSOR) {
+            log(level::error, where, "%zu bytes for '%s' in the host's memory: 4 MiB are the most", size,
+                name == nullptr ? "" : name);
             return NRT_INVALID;
         }
         if (arena != rt.host() && rt.config.overflows() && size >= size_t(1) << 32) {
@@ -1559,9 +1623,13 @@ NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
         if (completed == nullptr) {
             return invalid(where, "null pointer");
         }
-        return unit != nullptr && unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)
-                   ? NRT_SUCCESS
-                   : invalid(where, "no request has this sequence ID");
+        if (unit == nullptr || !unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)) {
+            return invalid(where, "no request has this sequence ID");
+        }
+        if (*completed && unit->last() != seq && rt.faults.strikes("order")) {
+            *completed = false;
+        }
+        return NRT_SUCCESS;
     });
 }
 

@@ -12,7 +12,7 @@
 
 namespace simulator::protocol {
 
-constexpr uint32_t VERSION     = 2;
+constexpr uint32_t VERSION     = 3;
 constexpr size_t   MAX_MESSAGE = 65536;
 
 enum operation : uint32_t {
@@ -60,10 +60,18 @@ struct unload {
 // Every answer. A text, the reason, follows when the status is not NRT_SUCCESS.
 struct answer {
     uint32_t status;
-    uint32_t tensors;  // of a LOAD that succeeded: as many `tensor` follow the model's number
+    uint32_t tensors;  // of a LOAD that succeeded: as many `tensor` follow `loaded`
 };
 
-// After an answer to LOAD: uint64_t model, then for each tensor this, its shape and its name.
+// After an answer to LOAD.
+struct loaded {
+    uint64_t model;
+    uint64_t scratchpad;    // bytes that it needs besides its inputs and outputs
+    uint32_t core_version;  // of the NeuronCore that it was compiled for: 2 of trn1; 0 when that is not known
+    uint32_t zero;
+};
+
+// Then for each tensor this, its shape and its name.
 struct tensor {
     uint32_t usage;
     uint32_t dtype;

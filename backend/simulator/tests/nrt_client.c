@@ -8,6 +8,7 @@
 //     nrt_client sequence NEFF            calls before nrt_init, twice, and after nrt_close, on a trn1.2xlarge
 //     nrt_client binding NEFF             tensors that are missing, of the wrong size, freed, on another core
 //     nrt_client memory                   out of device memory; what is freed can be had again
+//     nrt_client programs NEFF...         prints the memory in use after each is loaded, and after each is unloaded
 //     nrt_client cores                    prints the number of cores, total and visible
 //     nrt_client hold                     prints the status of nrt_init, and keeps its cores until its input ends
 //     nrt_client strict NEFF              what is refused only when the simulator is strict; ends with 0 when it is
@@ -268,6 +269,7 @@ static void tensors(void) {
     EXPECT(NRT_INVALID, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, -1, 10, "t", &other));
     EXPECT(NRT_INVALID, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_VIRTUAL, 0, 10, "t", &other));
     EXPECT(NRT_INVALID, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, 10, "t", NULL));
+    EXPECT(NRT_INVALID, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_HOST, 0, ((size_t) 4 << 20) + 1, "t", &other));
     CHECK(other == NULL);
 
     OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, 100, NULL, &whole));
@@ -553,6 +555,33 @@ static void memory(void) {
     nrt_close();
 }
 
+static void print_memory(void) {
+    nrt_vnc_memory_stats_t stats;
+    OK(nrt_get_vnc_memory_stats(0, &stats, sizeof(stats), NULL));
+    printf("%zu\n", stats.bytes_used);
+}
+
+static void programs(int n, char ** paths) {
+    nrt_model_t * models[16];
+    CHECK(n <= 16);
+    init();
+    for (int i = 0; i < n; i++) {
+        const NRT_STATUS status = load_on(paths[i], 0, &models[i]);
+        if (status != NRT_SUCCESS) {
+            printf("%s ", nrt_get_status_as_str(status));
+            models[i] = NULL;
+        }
+        print_memory();
+    }
+    for (int i = 0; i < n; i++) {
+        if (models[i] != NULL) {
+            OK(nrt_unload(models[i]));
+        }
+        print_memory();
+    }
+    nrt_close();
+}
+
 static void cores(void) {
     const NRT_STATUS status = nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
     uint32_t         total = 0, visible = 0;
@@ -634,6 +663,9 @@ static void strict(const char * path, int is_strict) {
         OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, part, "rest", &rest_of_it));
         taken += part;
     }
+    // Tensors get nothing of what programs have.
+    nrt_tensor_t * more;
+    EXPECT(NRT_RESOURCE, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, 3 * ((size_t) 250 << 10), "more", &more));
     nrt_model_t * models[3];
     OK(load_on(path, 0, &models[0]));
     OK(load_on(path, 0, &models[1]));
@@ -1030,6 +1062,8 @@ int main(int argc, char ** argv) {
         binding(argv[2]);
     } else if (strcmp(command, "memory") == 0 && argc == 2) {
         memory();
+    } else if (strcmp(command, "programs") == 0 && argc > 2) {
+        programs(argc - 2, argv + 2);
     } else if (strcmp(command, "cores") == 0 && argc == 2) {
         cores();
     } else if (strcmp(command, "hold") == 0 && argc == 2) {

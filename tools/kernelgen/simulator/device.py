@@ -14,8 +14,9 @@ import ctypes
 import hashlib
 import itertools
 import mmap
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,10 +24,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from kernelgen import neff
+from kernelgen.compilers.identity import flag
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
-from kernelgen.simulator import cache, products, scales
+from kernelgen.simulator import bounds, cache, products, scales
+from kernelgen.simulator.scratchpad import scratchpad_bytes
 from kernelgen.simulator.unused import unused_parameters
 
 MAX_EXECUTABLES = 1024
@@ -42,6 +45,10 @@ SMALL = 1 << 16
 
 class DeviceError(Exception):
     """A request that cannot be done; its text is for the client's log."""
+
+
+class OutOfBounds(Exception):
+    """An execution had an index of a gather or scatter that is out of bounds; its results were left as they were."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +128,14 @@ class Program:
     Attributes:
         hlo: what it computes.
         executable: what XLA made of it; None when that was not kept.
+        indirect: its gathers and scatters, when the last result says whether an index of one is out of bounds.
         used: grows with each use.
         turn: of the thread that compiles it.
     """
 
     hlo: bytes
     executable: Executable | None = None
+    indirect: tuple[str, ...] = ()
     used: int = 0
     turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -150,12 +159,26 @@ class Model:
     requests: list[bytes] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a model needs of a core.
+
+    Attributes:
+        scratchpad: bytes besides its inputs and outputs, as far as that can be told.
+        core_version: of the NeuronCore that it was compiled for; 0 when it does not say.
+    """
+
+    scratchpad: int
+    core_version: int
+
+
 class Device:
     """What the helper has: arenas, models, and XLA's CPU. Methods may be called by several threads at once.
 
     Args:
         arenas: by number.
-        strict: leave inputs that no result depends on out of a model's tensors, as a compiler may.
+        strict: leave inputs that no result depends on out of a model's tensors, as a compiler may, and refuse indices out of
+            bounds.
     """
 
     def __init__(self, arenas: Sequence[Arena], strict: bool = False) -> None:
@@ -165,11 +188,11 @@ class Device:
         self._bindings: dict[bytes, Binding] = {}
         self._lock = threading.Lock()
         self._number = 0
-        self._programs = _Programs()
+        self._programs = _Programs(strict)
         client()  # a machine without jaxlib is told so before it has a model
 
-    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...]]:
-        """Returns a new model's number and its tensors, inputs first, without those that are dropped.
+    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...], Needs]:
+        """Returns a new model's number, its tensors, inputs first, without those that are dropped, and what it needs of a core.
 
         Args:
             arena: where the NEFF lies.
@@ -187,18 +210,21 @@ class Device:
         types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters]
         inputs = [t for t in contents.tensors if t.usage == "in"]
         outputs = [t for t in contents.tensors if t.usage == "out"]
-        results = [numpy_dtype(dtype) for dtype, _ in executable.results]
+        results = [
+            numpy_dtype(dtype) for dtype, _ in executable.results[: len(executable.results) - bool(program.indirect)]
+        ]
         model = Model(
             program,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
             dropped=unused_parameters(contents.hlo) if self._strict else frozenset(),
             outputs=[(dtype, t.size) for dtype, t in zip(results, outputs, strict=True)],
         )
+        needs = Needs(scratchpad_bytes(contents.hlo), _core_version(contents.info))
         told = tuple(t for i, t in enumerate(inputs) if i not in model.dropped) + tuple(outputs)
         with self._lock:
             self._number += 1
             self._models[self._number] = model
-            return self._number, told
+            return self._number, told, needs
 
     def unload(self, number: int) -> None:
         """Forgets a model; one that is being executed goes when that is done.
@@ -227,6 +253,7 @@ class Device:
 
         Raises:
             DeviceError: no such model, or places that are none.
+            OutOfBounds: an index is.
         """
         binding = self._bindings.get(request)
         if binding is None:
@@ -240,6 +267,10 @@ class Device:
         if len(buffers) > 1:
             for buffer in buffers:
                 buffer.block_until_ready()
+        if binding.program.indirect:
+            which = int.from_bytes(memoryview(buffers.pop()).tobytes(), sys.byteorder)
+            if which > 0:
+                raise OutOfBounds(f"an index of {binding.program.indirect[which - 1]} is out of bounds")
         for buffer, place in zip(buffers, binding.results, strict=True):
             place.put(buffer)
 
@@ -285,9 +316,14 @@ class Device:
 
 
 class _Programs:
-    """HLO by its digest: compiled once, however many models and threads want it, while it is in use."""
+    """HLO by its digest: compiled once, however many models and threads want it, while it is in use.
 
-    def __init__(self) -> None:
+    Args:
+        strict: have it say whether its indices are in bounds.
+    """
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[bytes, Program] = WeakValueDictionary()
         self._kept: set[Program] = set()
@@ -316,7 +352,8 @@ class _Programs:
         with program.turn:
             executable = program.executable  # another thread had the turn before
             if executable is None:
-                executable = program.executable = _compile(program.hlo)
+                executable, program.indirect = _compile(program.hlo, self._strict)
+                program.executable = executable
                 with self._lock:
                     self._kept.add(program)
                     while len(self._kept) > MAX_EXECUTABLES:
@@ -326,16 +363,23 @@ class _Programs:
         return executable
 
 
-def _compile(hlo: bytes) -> Executable:
+def _core_version(info: Mapping[str, Any]) -> int:
+    device = neff.DEVICES.get(flag(info.get("flags", ()), "--target") or "", "")
+    return {"sunda": 2, "cayman": 3, "mariana": 4}.get(device, 0)
+
+
+def _compile(hlo: bytes, strict: bool) -> tuple[Executable, tuple[str, ...]]:
     module = proto.parse(hlo)
     # XLA would consume the inputs that results share memory with, and they are the client's.
     module.ClearField("input_output_alias")
     try:
-        executable = cache.compiled(products.rewrite(scales.rewrite(proto.serialize(module))), compile_for_cpu)
+        plain = proto.serialize(module)
+        checked = bounds.check(plain) if strict else bounds.Checked(plain, ())
+        executable = cache.compiled(products.rewrite(scales.rewrite(checked.hlo)), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():
         order = str(layout).strip("{}").partition(":")[0]
         if order != ",".join(map(str, reversed(range(order.count(",") + 1 if order else 0)))):
             raise DeviceError(f"XLA lays a result out as {layout}, which is not how the client reads it")
-    return executable
+    return executable, checked.names

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-VERSION = 2
+VERSION = 3
 
 MAX_MESSAGE = 65536
 
@@ -29,6 +29,7 @@ class Status(IntEnum):
     INVALID = 2
     INVALID_HANDLE = 3
     EXEC_COMPLETED_WITH_ERR = 1004
+    EXEC_OOB = 1006
 
 
 OPERATION = struct.Struct("=I")
@@ -40,6 +41,7 @@ BINDING = struct.Struct("=IIQ")  # arena, 0, offset
 UNLOAD = struct.Struct("=IIQ")  # operation, 0, model
 MESSAGE = struct.Struct("=I")  # bytes of a message on a lane, which follow
 ANSWER = struct.Struct("=II")  # status, tensors
+LOADED = struct.Struct("=QQII")  # model, bytes of its scratchpad, its NeuronCore's version, 0
 TENSOR = struct.Struct("=IIQiIII")  # usage, dtype, size, alias, ndim, bytes of the name, 0
 
 DTYPES = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kernelgen.errors import KernelgenError
 from kernelgen.simulator import protocol
-from kernelgen.simulator.device import Device, DeviceError
+from kernelgen.simulator.device import Device, DeviceError, OutOfBounds
 from kernelgen.simulator.protocol import Operation, Status
 
 
@@ -38,15 +38,18 @@ class Requests:
             return protocol.failed(Status.INVALID, str(error))
         except DeviceError as error:
             return protocol.failed(Status.FAILURE, str(error))
+        except OutOfBounds as error:
+            return protocol.failed(Status.EXEC_OOB, str(error))
         except Exception as error:  # XLA raises types of its own
             status = Status.EXEC_COMPLETED_WITH_ERR if operation == Operation.EXECUTE else Status.FAILURE
             return protocol.failed(status, f"{type(error).__name__}: {error}")
 
     def _load(self, message: bytes) -> bytes:
         _, arena, offset, size = protocol.LOAD.unpack(message)
-        number, tensors = self._device.load(arena, offset, size)
+        number, tensors, needs = self._device.load(arena, offset, size)
         names = [t.name for t in tensors]
-        parts = [protocol.ANSWER.pack(Status.SUCCESS, len(tensors)), protocol.SIZE.pack(number)]
+        loaded = protocol.LOADED.pack(number, needs.scratchpad, needs.core_version, 0)
+        parts = [protocol.ANSWER.pack(Status.SUCCESS, len(tensors)), loaded]
         for t in tensors:
             alias = -1 if t.alias is None else names.index(t.alias)
             parts.append(protocol.tensor(int(t.usage == "out"), t.dtype, t.size, alias, t.shape, t.name))

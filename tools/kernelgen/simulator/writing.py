@@ -11,6 +11,9 @@ from kernelgen.hlo import proto
 F32 = 11
 """XLA's number of the element type."""
 
+S32 = 4
+"""XLA's number of the element type."""
+
 Module = proto.module_class(
     {
         "Dot": """
@@ -30,10 +33,31 @@ Module = proto.module_class(
             int64 interior_padding 3
         """,
         "Padding": "*PaddingDimension dimensions 1",
+        "GatherDimensions": """
+            *int64 offset_dims 1
+            *int64 collapsed_slice_dims 2
+            *int64 start_index_map 3
+            int64 index_vector_dim 4
+        """,
+        "ScatterDimensions": """
+            *int64 update_window_dims 1
+            *int64 inserted_window_dims 2
+            *int64 scatter_dims_to_operand_dims 3
+            int64 index_vector_dim 4
+            *int64 input_batching_dims 5
+        """,
         # Numbers of a repeated field are together on the wire, as bytes are.
-        "Literal": "bytes f32s 8",
+        "Literal": """
+            *int64 s32s 4
+            *int64 s64s 5
+            bytes f32s 8
+        """,
         "Instruction": """
             *int64 dimensions 14
+            GatherDimensions gather 33
+            *int64 gather_slice_sizes 34
+            ScatterDimensions scatter 48
+            string comparison_direction 63
             Padding padding_config 21
             *SliceDimensions slice_dimensions 17
             Dot dot 30

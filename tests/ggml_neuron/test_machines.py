@@ -1,0 +1,45 @@
+"""What the backend does on machines of several kinds, which the simulator plays as strictly as they are documented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import Run, build
+
+MIB = 1 << 20
+
+PROGRAM = 250 << 10
+
+SCRATCHPAD = 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("variables", "memory", "physical"),
+    [({}, 24 << 30, 2), ({"NEURON_LOGICAL_NC_CONFIG": "1"}, 12 << 30, 1)],
+)
+def test_a_trn2_with_logical_cores_of_either_size(
+    run: Run, tmp_path: Path, variables: dict[str, str], memory: int, physical: int
+) -> None:
+    """The record says how many physical cores a logical one has, where that is not the default. What is reported as free leaves room for what libnrt takes for a program."""
+    variables = {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "GGML_NEURON_BUFFERS": "device"} | variables
+    manifest = tmp_path / "trn2.yaml"
+    assert run("add", GGML_NEURON_RECORD=manifest, **variables).said == {"add": "ok"}
+    text = manifest.read_text()
+    assert "targets: [trn2]\n" in text
+    assert ("compiler: {lnc: 1}\n" in text) == (physical == 1)
+    build(manifest, tmp_path / "kernels")
+    done = run("add", GGML_NEURON_KERNEL_DIR=tmp_path / "kernels", GGML_NEURON_LOG="1", **variables)
+    assert done.said == {"add": "ok"}, done.log
+    assert "core 0: loaded add-" in done.log and "0 ops ran on the CPU instead" in done.log
+    said = run("free-memory", GGML_NEURON_KERNEL_DIR=tmp_path / "kernels", **variables).said["free-memory"]
+    programs = text.count("{op:")
+    taken = physical * 96 * MIB + SCRATCHPAD + programs * PROGRAM
+    assert said == f"{memory - taken} of {memory} bytes"
+
+
+def test_large_buffers_are_of_several_tensors(run: Run, kernels: Path) -> None:
+    """Before release 2.28 none may have 4 GiB or more."""
+    variables = {"NEURON_SIMULATOR_RELEASE": "2.27", "NEURON_SIMULATOR_INSTANCE": "trn1.2xlarge"}
+    done = run("large-buffers", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", **variables)
+    assert done.said == {"large-buffers": "ok"}, done.log
