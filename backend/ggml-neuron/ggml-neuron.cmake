@@ -6,6 +6,7 @@ include(${GGML_NEURON_BACKEND_DIR}/bundle/sources.cmake)
 
 set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml-neuron.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/async.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/buffers.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/census.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/chains.cpp
