@@ -40,31 +40,21 @@ void ggml_backend_neuron_get_tensor_async(ggml_backend_t      backend,
     GGML_UNUSED(backend);
 }
 
-// Reads a tensor; returns false when a launch that was to compute it failed. Ends the program when it can't be read otherwise.
-static bool ggml_backend_neuron_read_computed(const neuron_buffer &  from,
-                                              const ggml_tensor *    src,
-                                              std::vector<uint8_t> & data) {
-    std::lock_guard<std::mutex> lock(from.core->mutex);
-    const neuron_use            use = { from.memory, from.offset_of(src), data.size(), false };
-    from.core->flights.wait_for_use(use);
-    if (from.core->flights.is_lost(use)) {
-        return false;
+// Copies between cores by way of the host, since the runtime copies between tensors of one core only.
+static void ggml_backend_neuron_cpy_between_cores(neuron_core &          core,
+                                                  neuron_stream &        stream,
+                                                  const neuron_operand & from,
+                                                  const neuron_operand & to,
+                                                  const ggml_tensor *    src) {
+    if (core.flights.is_queue()) {
+        core.copy_from(stream, from, to);
+        return;
     }
-    if (from.memory->read_locked(data.data(), use.offset, use.size) != NRT_SUCCESS) {
-        neuron_require(from.memory->last_failure(), "reading", src);
-    }
-    return true;
+    std::vector<uint8_t> data(from.size);
+    neuron_require(from.memory->read(data.data(), from.offset, data.size()), "reading", src);
+    neuron_require(to.memory->write(data.data(), to.offset, data.size()), "writing", src);
 }
 
-// Has the next graph of a backend fail, since a tensor that it would compute with was not computed.
-static void ggml_backend_neuron_lose(ggml_backend_t backend, const neuron_buffer & buffer, const ggml_tensor * tensor) {
-    auto *                      ctx = (ggml_backend_neuron_context *) backend->context;
-    std::lock_guard<std::mutex> lock(buffer.core->mutex);
-    buffer.core->flights.lose({ buffer.memory, buffer.offset_of(tensor), ggml_nbytes(tensor), true }, ctx->stream);
-}
-
-// Copies from a NeuronCore, or from host memory, to a NeuronCore. Between cores the way leads through the host: the runtime copies
-// between tensors of one core only.
 bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
                                           ggml_backend_t      backend_dst,
                                           const ggml_tensor * src,
@@ -81,12 +71,9 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
     }
     const size_t size = ggml_nbytes(src);
     if (from) {
-        std::vector<uint8_t> data(size);
-        if (!ggml_backend_neuron_read_computed(*from, src, data)) {
-            ggml_backend_neuron_lose(backend_dst, *to, dst);
-            return true;
-        }
-        neuron_require(to->memory->write(data.data(), to->offset_of(dst), size), "writing", dst);
+        auto * ctx = (ggml_backend_neuron_context *) backend_dst->context;
+        ggml_backend_neuron_cpy_between_cores(*to->core, ctx->stream, { from->memory, from->offset_of(src), size },
+                                              { to->memory, to->offset_of(dst), size }, src);
         return true;
     }
     // what another backend computes into host memory, it may not have computed yet
@@ -122,11 +109,19 @@ void ggml_backend_neuron_device_event_synchronize(ggml_backend_dev_t dev, ggml_b
     GGML_UNUSED(dev);
 }
 
-// Launches of one core are computed in order, and the host waits for what it touches; what is launched on another core waits here.
+// A core does what it is given in order, so it has nothing to wait for in itself.
 void ggml_backend_neuron_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
-    if (event->device != backend->device) {
-        ggml_backend_event_synchronize(event);
+    if (event->device == backend->device) {
+        return;
     }
+    auto *   ctx      = (ggml_backend_neuron_context *) backend->context;
+    auto *   recorded = (ggml_backend_neuron_event_context *) event->context;
+    uint64_t number;
+    {
+        std::lock_guard<std::mutex> lock(recorded->core->mutex);
+        number = recorded->number;
+    }
+    ctx->device->core->wait_for(ctx->stream, *recorded->core, number);
 }
 
 ggml_backend_event_t ggml_backend_neuron_device_event_new(ggml_backend_dev_t dev) {

@@ -72,26 +72,34 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
 }
 
 // locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is hidden.
-static NRT_STATUS neuron_write_long_mask(const neuron_long_mask & m) {
-    std::vector<uint8_t> data;
-    const auto *         from = (const uint8_t *) m.mask->data;
-    if (m.from.memory) {
-        data.resize(m.from.size);
-        const NRT_STATUS status = m.from.memory->read_locked(data.data(), m.from.offset, data.size());
+static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
+    if (!m.from.memory) {
+        const auto longer = neuron_lengthen_mask(m.mask, (const uint8_t *) m.mask->data, m.n_more, m.rows);
+        return core.write(stream, m.to, longer.data());
+    }
+    const std::vector<neuron_use> uses = {
+        { m.from.memory, m.from.offset, m.from.size, false },
+        { m.to.memory,   m.to.offset,   m.to.size,   true  },
+    };
+    // the tensor may be gone when a job is done
+    return core.in_order(stream, uses, [m, mask = *m.mask](uint64_t number) {
+        std::vector<uint8_t> data(m.from.size);
+        const NRT_STATUS     status = m.from.memory->read_locked(data.data(), m.from.offset, data.size(), number);
         if (status != NRT_SUCCESS) {
             return status;
         }
-        from = data.data();
-    }
-    const std::vector<uint8_t> longer = neuron_lengthen_mask(m.mask, from, m.n_more, m.rows);
-    return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size());
+        const std::vector<uint8_t> longer = neuron_lengthen_mask(&mask, data.data(), m.n_more, m.rows);
+        return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size(), number);
+    });
 }
 
 // locked
-static NRT_STATUS neuron_write_long_masks(const neuron_planned_node & planned) {
+static NRT_STATUS neuron_write_long_masks(neuron_core &               core,
+                                          neuron_stream &             stream,
+                                          const neuron_planned_node & planned) {
     NRT_STATUS status = NRT_SUCCESS;
     for (size_t i = 0; i < planned.masks.size() && status == NRT_SUCCESS; i++) {
-        status = neuron_write_long_mask(planned.masks[i]);
+        status = neuron_write_long_mask(core, stream, planned.masks[i]);
     }
     return status;
 }
@@ -101,20 +109,20 @@ static enum ggml_status neuron_compute_group(neuron_core &               core,
                                              neuron_stream &             stream,
                                              const neuron_planned_node & planned) {
     const neuron_planned_group & group  = *planned.group;
-    NRT_STATUS                   status = neuron_write_long_masks(planned);
+    NRT_STATUS                   status = neuron_write_long_masks(core, stream, planned);
     for (size_t i = 0; i < group.uploads.size() && status == NRT_SUCCESS; i++) {
         const neuron_group_transfer & u = group.uploads[i];
-        status                          = u.core.memory->write_locked(u.host, u.core.offset, u.core.size);
+        status                          = core.write(stream, u.core, u.host);
         g_counts.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
     }
     for (size_t i = 0; i < group.before.size() && status == NRT_SUCCESS; i++) {
-        status = core.copy(group.before[i].from, group.before[i].to);
+        status = core.copy(stream, group.before[i].from, group.before[i].to);
     }
     for (size_t i = 0; i < group.launches.size() && status == NRT_SUCCESS; i++) {
         status = core.execute(*group.launches[i].step, stream, group.members.back().node->name);
     }
     for (size_t i = 0; i < group.after.size() && status == NRT_SUCCESS; i++) {
-        status = core.copy(group.after[i].from, group.after[i].to);
+        status = core.copy(stream, group.after[i].from, group.after[i].to);
     }
     for (size_t i = 0; i < group.downloads.size() && status == NRT_SUCCESS; i++) {
         const neuron_group_transfer & d = group.downloads[i];
@@ -151,19 +159,19 @@ enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, cons
         return neuron_is_zero(planned.node) ? neuron_set_zero(core, planned.node)
                                             : neuron_compute_with_copies(core, planned.node);
     }
-    const NRT_STATUS masked = neuron_write_long_masks(planned);
+    const NRT_STATUS masked = neuron_write_long_masks(core, stream, planned);
     if (masked != NRT_SUCCESS) {
         return neuron_ggml_status(masked);
     }
     for (const neuron_upload & u : planned.uploads) {
-        const NRT_STATUS status = u.to.memory->write_locked(u.from->data, u.to.offset, u.to.size);
+        const NRT_STATUS status = core.write(stream, u.to, u.from->data);
         g_counts.uploaded.fetch_add(u.to.size, std::memory_order_relaxed);
         if (status != NRT_SUCCESS) {
             return neuron_ggml_status(status);
         }
     }
     for (const neuron_move & m : planned.before) {
-        const NRT_STATUS status = core.copy(m.from, m.to);
+        const NRT_STATUS status = core.copy(stream, m.from, m.to);
         if (status != NRT_SUCCESS) {
             return neuron_ggml_status(status);
         }
@@ -175,7 +183,7 @@ enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, cons
         }
     }
     for (const neuron_move & m : planned.after) {
-        const NRT_STATUS status = core.copy(m.from, m.to);
+        const NRT_STATUS status = core.copy(stream, m.from, m.to);
         if (status != NRT_SUCCESS) {
             return neuron_ggml_status(status);
         }

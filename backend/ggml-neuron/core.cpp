@@ -26,11 +26,18 @@ bool neuron_core::open() {
 }
 
 void neuron_core::release() {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        flights.wait_for_all();
+    }
+    flights.stop();
     std::lock_guard<std::mutex> lock(mutex);
-    flights.wait_for_all();
     if (flights.is_queue() && flights.queued()) {
         NEURON_LOG("core %d: %llu launches, %llu of them while another one was in flight\n", vnc,
                    (unsigned long long) flights.queued(), (unsigned long long) flights.overlapping());
+    }
+    if (flights.jobs_done()) {
+        NEURON_LOG("core %d: %llu jobs waited for another core\n", vnc, (unsigned long long) flights.jobs_done());
     }
     destroy_steps([](const std::vector<uint64_t> &) { return true; });
     for (auto & entry : models) {
@@ -59,21 +66,21 @@ NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size
 }
 
 // Waits for launches, after which the host may write.
-void neuron_memory::wait_to_write(size_t offset, size_t n) {
+void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
     const neuron_use use = { this, offset, n, true };
-    core->flights.wait_for_use(use);
+    core->flights.wait_for_use(use, before);
     core->flights.forget_lost(use);
     version++;
 }
 
-NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
-    wait_to_write(offset, n);
+NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n, uint64_t before) {
+    wait_to_write(offset, n, before);
     return checked(core->nrt.nrt_tensor_write(tensor, data, offset, n), "nrt_tensor_write", offset, n);
 }
 
-NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n) {
+NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n, uint64_t before) {
     const neuron_use use = { this, offset, n, false };
-    core->flights.wait_for_use(use);
+    core->flights.wait_for_use(use, before);
     if (core->flights.is_lost(use)) {
         failure = "core " + std::to_string(core->vnc) + ": " + std::to_string(n) + " bytes at offset " +
                   std::to_string(offset) + " were not computed: a launch failed";
@@ -84,7 +91,7 @@ NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n) {
 }
 
 NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
-    wait_to_write(offset, n);
+    wait_to_write(offset, n, NEURON_LAST);
     if (core->nrt.nrt_tensor_memset) {
         return checked(core->nrt.nrt_tensor_memset(tensor, offset, value, n), "nrt_tensor_memset", offset, n);
     }
@@ -244,9 +251,9 @@ nrt_tensor_t * neuron_core::slice(neuron_memory & memory, size_t offset, size_t 
     return slice;
 }
 
-NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to) {
-    flights.wait_for_use({ from.memory, from.offset, from.size, false });
-    flights.wait_for_use({ to.memory, to.offset, from.size, true });
+NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to, uint64_t before) {
+    flights.wait_for_use({ from.memory, from.offset, from.size, false }, before);
+    flights.wait_for_use({ to.memory, to.offset, from.size, true }, before);
     if (flights.is_lost({ from.memory, from.offset, from.size, false })) {
         NEURON_ERROR("core %d: %zu bytes that are to be copied were not computed: a launch failed\n", vnc, from.size);
         return NRT_EXEC_COMPLETED_WITH_ERR;
@@ -262,35 +269,119 @@ NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand &
         return status;
     }
     std::vector<uint8_t> data(from.size);
-    const NRT_STATUS     status = from.memory->read_locked(data.data(), from.offset, from.size);
-    return status != NRT_SUCCESS ? status : to.memory->write_locked(data.data(), to.offset, to.size);
+    const NRT_STATUS     status = from.memory->read_locked(data.data(), from.offset, from.size, before);
+    return status != NRT_SUCCESS ? status : to.memory->write_locked(data.data(), to.offset, from.size, before);
 }
 
 //
 // launches
 //
 
-NRT_STATUS neuron_core::execute(neuron_step & step, neuron_stream & stream, const char * node) {
-    for (;;) {
-        flights.make_room();
-        if (stream.failed != NRT_SUCCESS) {
-            return stream.failed;
-        }
-        if (!step.model->handle) {
-            std::string      message;
-            const NRT_STATUS status = load(*step.model, message);
-            if (status != NRT_SUCCESS) {
-                return status;
-            }
-            continue;  // to load may have let go of the mutex
-        }
-        step.model->last_used   = ++clock;
-        const NRT_STATUS status = flights.launch(step, stream, node);
-        if (status != NRT_QUEUE_FULL) {
-            return status;
-        }
+// Returns NRT_QUEUE_FULL when it let go of the mutex: then it is to be tried again.
+NRT_STATUS neuron_core::try_launch(neuron_step &       step,
+                                   neuron_stream &     stream,
+                                   uint64_t            graph,
+                                   uint64_t            number,
+                                   const std::string & node) {
+    if (flights.is_full()) {
+        flights.wait_for_first();
+        return NRT_QUEUE_FULL;
+    }
+    if (stream.failed != NRT_SUCCESS) {
+        return stream.failed;
+    }
+    if (!step.model->handle) {
+        std::string      message;
+        const NRT_STATUS status = load(*step.model, message);
+        return status == NRT_SUCCESS ? NRT_QUEUE_FULL : status;  // to load may have let go of the mutex
+    }
+    step.model->last_used   = ++clock;
+    const NRT_STATUS status = flights.launch(step, stream, graph, number, node);
+    if (status == NRT_QUEUE_FULL) {
         flights.wait_for_queue();
     }
+    return status;
+}
+
+NRT_STATUS neuron_core::execute(neuron_step & step, neuron_stream & stream, const char * node) {
+    const auto launch = [this, &step, &stream, graph = stream.graph, node = std::string(node)](uint64_t number) {
+        return try_launch(step, stream, graph, number, node);
+    };
+    NRT_STATUS status = NRT_QUEUE_FULL;
+    while (status == NRT_QUEUE_FULL && !flights.must_queue(step.uses)) {
+        status = launch(NEURON_LAST);
+    }
+    if (status != NRT_QUEUE_FULL) {
+        return status;
+    }
+    flights.queue(stream, step.uses, [launch](uint64_t number) {
+        NRT_STATUS status = NRT_QUEUE_FULL;
+        while (status == NRT_QUEUE_FULL) {
+            status = launch(number);
+        }
+        return status;
+    });
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS neuron_core::in_order(neuron_stream & stream, std::vector<neuron_use> uses, const neuron_work & work) {
+    if (!flights.must_queue(uses)) {
+        return work(NEURON_LAST);
+    }
+    flights.queue(stream, std::move(uses), work);
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS neuron_core::write(neuron_stream & stream, const neuron_operand & to, const void * data) {
+    const neuron_use use = { to.memory, to.offset, to.size, true };
+    if (!flights.must_queue({ use })) {
+        return to.memory->write_locked(data, to.offset, to.size);
+    }
+    flights.queue(stream, { use },
+                  [to, kept = std::vector<uint8_t>((const uint8_t *) data, (const uint8_t *) data + to.size)](
+                      uint64_t number) { return to.memory->write_locked(kept.data(), to.offset, to.size, number); });
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS neuron_core::copy(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to) {
+    return in_order(stream,
+                    {
+                        { from.memory, from.offset, from.size, false },
+                        { to.memory,   to.offset,   from.size, true  }
+    },
+                    [this, from, to](uint64_t number) { return copy(from, to, number); });
+}
+
+void neuron_core::wait_for(neuron_stream & stream, neuron_core & other, uint64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    flights.queue(stream, {}, [this, &other, number](uint64_t) {
+        const neuron_unlocked             unlocked(mutex);
+        const std::lock_guard<std::mutex> lock(other.mutex);
+        other.flights.wait_for(number);
+        return NRT_SUCCESS;
+    });
+}
+
+void neuron_core::copy_from(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to) {
+    neuron_core &          other = *from.memory->core;
+    const std::scoped_lock both(mutex, other.mutex);
+    const uint64_t         held = other.flights.hold({ from.memory, from.offset, from.size, false });
+    flights.queue(stream,
+                  {
+                      { to.memory, to.offset, from.size, true }
+    },
+                  [this, &other, from, to, held](uint64_t number) {
+                      std::vector<uint8_t> data(from.size);
+                      NRT_STATUS           status;
+                      {
+                          const neuron_unlocked             unlocked(mutex);
+                          const std::lock_guard<std::mutex> lock(other.mutex);
+                          status = from.memory->read_locked(data.data(), from.offset, from.size, held);
+                          other.flights.release(held);
+                      }
+                      return status != NRT_SUCCESS ? status
+                                                   : to.memory->write_locked(data.data(), to.offset, from.size, number);
+                  });
 }
 
 NRT_STATUS neuron_core::finish(neuron_stream & stream) {
@@ -392,6 +483,9 @@ void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
 NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool make_room) {
     NRT_STATUS status;
     do {
+        if (model.handle) {
+            return NRT_SUCCESS;  // another thread has loaded it while memory was waited for
+        }
         status = nrt.nrt_load(model.neff, model.neff_size, vnc, -1, &model.handle);
     } while (status == NRT_RESOURCE && make_room && evict());
     if (status != NRT_SUCCESS) {
