@@ -1251,21 +1251,26 @@ static void two_cores_ahead() {
     }
 }
 
-// A tensor is set, and then freed, when a copy of it waits for the core that it is copied to.
+// A tensor is set, computed anew and then freed, when a copy of it waits for the core that it is copied to.
 static void two_cores_held() {
-    pair_of_cores t(2);
-    for (const bool is_freed : { false, true }) {
-        t.from[0].set(0);
-        t.from[0].compute();
+    pair_of_cores               t(2);
+    queued &                    from        = t.from[0];
+    const std::function<void()> overwrite[] = {
+        [&from] { fill(from.b.result, 9); },
+        [&from] {
+            from.set(7);
+            from.compute();
+        },
+        [&from] { from.buffer.reset(); },
+    };
+    for (const std::function<void()> & next : overwrite) {
+        from.set(0);
+        from.compute();
         ggml_backend_synchronize(t.first.get());
         t.to[1].compute();
         t.copy(0, 1);  // over what that reads
         t.copy(0, 0);
-        if (is_freed) {
-            t.from[0].buffer.reset();
-        } else {
-            fill(t.from[0].b.result, 9);
-        }
+        next();
         t.to[0].compute();
         compare(t.to[0].get(), t.wanted(0));
     }
