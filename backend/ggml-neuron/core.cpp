@@ -688,6 +688,24 @@ neuron_model & neuron_core::model_of(const neuron_kernel & kernel) {
     return *model;
 }
 
+// Returns what a kernel uses that is bound: sources that its NEFF lacks among them, since the step goes with their memory.
+static std::vector<neuron_use> uses_of(const neuron_binding & binding) {
+    std::vector<neuron_use> uses;
+    for (size_t i = 0; i < binding.size(); i++) {
+        const neuron_operand & o = binding.operands[i];
+        if (!o.memory) {
+            continue;
+        }
+        if (i < binding.n_src) {
+            uses.push_back({ o.memory, o.offset, o.size, false });
+        }
+        if (i >= binding.n_src || binding.is_updated(i)) {
+            uses.push_back({ o.memory, o.offset, o.size, true });
+        }
+    }
+    return uses;
+}
+
 // Makes the tensor sets of a step. Returns false and sets `message` when that fails: what was made is the step's.
 bool neuron_core::fill(neuron_step & step, const neuron_binding & binding, std::string & message) {
     const auto failed = [&](const char * function, NRT_STATUS status) {
@@ -706,7 +724,6 @@ bool neuron_core::fill(neuron_step & step, const neuron_binding & binding, std::
         if (!bound) {
             return false;
         }
-        step.uses.push_back({ operand.memory, operand.offset, operand.size, tensor.output });
         const NRT_STATUS status =
             nrt.nrt_add_tensor_to_tensor_set(tensor.output ? step.output : step.input, tensor.name.c_str(), bound);
         if (status != NRT_SUCCESS) {
@@ -730,6 +747,7 @@ std::unique_ptr<neuron_step> neuron_core::make_step(neuron_model &         model
     }
     auto step   = std::make_unique<neuron_step>();
     step->model = &model;
+    step->uses  = uses_of(binding);
     if (!fill(*step, binding, message)) {
         destroy(*step);
         return nullptr;

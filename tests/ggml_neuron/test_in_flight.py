@@ -97,6 +97,16 @@ def test_threads_share_a_core(run: Run, kernels: Path, buffers: str) -> None:
     assert set(result.said.values()) == {"ok"}, result.log
 
 
+def test_memory_goes_that_a_launch_does_not_read(run: Run, kernels: Path) -> None:
+    result = run(
+        "freed-unused",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        NEURON_SIMULATOR_LAUNCH_US="50000",
+    )
+    assert result.said == {"freed-unused": "ok"}, result.log
+
+
 def run_on_two_cores(run: Run, kernels: Path, *scenarios: str, launch_us: int, **variables: str) -> Result:
     return run(
         *scenarios,

@@ -336,10 +336,13 @@ static built optimizer(ggml_context * ctx) {
 }
 
 // Of its kernel IM2COL reads the shape only, so that a compiler may leave it out of the program's inputs.
-static built unused(ggml_context * ctx) {
-    ggml_tensor * kernel = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 3, 3, 2, 1);
-    ggml_tensor * image  = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 8, 6, 2, 1);
+static built unused_kernel(ggml_context * ctx, ggml_tensor * kernel) {
+    ggml_tensor * image = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 8, 6, 2, 1);
     return { ggml_im2col(ctx, kernel, image, 1, 1, 1, 1, 1, 1, true, GGML_TYPE_F32), { image } };
+}
+
+static built unused(ggml_context * ctx) {
+    return unused_kernel(ctx, ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 3, 3, 2, 1));
 }
 
 // A NaN goes through kernels as it does through ggml's ops; what is computed after it is right, though a core goes on reporting it.
@@ -1096,6 +1099,25 @@ static void in_flight(ggml_backend_dev_t dev, int rounds) {
     graphs[0].buffer.reset();
     graphs[1].compute();
     backend.reset();
+}
+
+// The memory of a source goes that a launch in flight is bound to and does not read.
+static void freed_unused() {
+    const ggml_backend_ptr  backend(ggml_backend_dev_init(neuron, nullptr));
+    const context           own;
+    const context           ctx;
+    ggml_tensor *           kernel = ggml_new_tensor_4d(own.get(), GGML_TYPE_F32, 3, 3, 2, 1);
+    const built             b      = unused_kernel(ctx.get(), kernel);
+    ggml_backend_buffer_ptr source = allocate(own, backend);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    ggml_cgraph *           graph  = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(neuron, graph);
+    fill(b.inputs[0], 1);
+    const ggml_status status = ggml_backend_graph_compute_async(backend.get(), graph);
+    check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    source.reset();
+    compare(read(b.result), run(cpu, unused));
 }
 
 // The second launch fails when it was long queued, and with it the graph, which has an output: the program reads it next.
@@ -1905,6 +1927,7 @@ int main(int argc, char ** argv) {
         { "in-flight",                   [] { in_flight(neuron, 6); }                                             },
         { "in-flight-in-threads",        [] { in_threads(3, [](int) { in_flight(neuron, 3); }); }                 },
         { "fails-late",                  fails_late                                                               },
+        { "freed-unused",                freed_unused                                                             },
         { "fails-later",                 [] { fails_later(false); }                                               },
         { "fails-later-and-read",        [] { fails_later(true); }                                                },
         { "loses-a-cache",               loses_a_cache                                                            },
