@@ -2,8 +2,12 @@
 
 The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins,
 as with a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one
-core and by two that have half of the layers each, so that one core computes a batch while the other computes the next. Results are
-compared bit by bit.
+core and by two that share the layers, so that one core computes a batch while the other computes the next: as often with launches
+that take 5 ms, which is time that the machine's processors do not spend. Results are compared bit by bit.
+
+llama.cpp waits for all cores before it computes the same graph again. Batches of a long prompt are different graphs where each sees
+256 cells more of the cache, as batches of 256 tokens do; here the batches are small, and llama.cpp is kept from finding out that their
+graphs are the same.
 
 The simulator's own time per launch is in every figure, and its processes share the machine's processors: what overlaps here is less
 than on a device.
@@ -33,6 +37,7 @@ import groups
 from derive import Programs
 
 LAUNCH_US = 180
+LONG_LAUNCH_US = 5000
 DEPTHS = (1, 2, 3)
 CORES = (1, 2)
 SIZE = random_llama.Size(n_layer=12)
@@ -75,7 +80,9 @@ class Runs:
         self._run("llama-results", *arguments, "-ngl", 99, "--fit", "off", "-fa", "on", "-ub", BATCH, **variables)
         return output.read_bytes()
 
-    def token_ms(self, prompt: int, generated: int, **variables: object) -> tuple[list[float], str]:
+    def token_ms(
+        self, prompt: int, generated: int, launch_us: int = LAUNCH_US, **variables: object
+    ) -> tuple[list[float], str]:
         """Returns the milliseconds of a token in each repetition, and what the backend says of its launches."""
         done = self._run(
             "llama-bench",
@@ -83,7 +90,7 @@ class Runs:
             *("-r", 1 if self._quick else 5),
             **variables,
             GGML_NEURON_LOG=1,
-            NEURON_SIMULATOR_LAUNCH_US=LAUNCH_US,
+            NEURON_SIMULATOR_LAUNCH_US=launch_us,
         )
         (result,) = json.loads(done.stdout)
         return [ns / (prompt + generated) / 1e6 for ns in result["samples_ns"]], done.stderr
@@ -130,18 +137,26 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
                     peer=figures.Peer("all launches", launches),
                 )
 
-        prompt: dict[int, list[float]] = {cores: [] for cores in CORES}
-        for _ in range(rounds):
-            for cores in CORES:
-                prompt[cores] += runs.token_ms(64 if quick else 192, 0, NEURON_RT_NUM_CORES=cores)[0]
-        for cores in CORES[1:]:
-            yield figures.Figure(
-                f"a token of a prompt in batches of {BATCH}, layers on {cores} cores",
-                statistics.median(prompt[cores]),
-                "ms",
-                peer=figures.Peer("on one", statistics.median(prompt[1])),
-                direction="peer / value",
-            )
+        for launch_us in (LAUNCH_US, LONG_LAUNCH_US):
+            yield from _prompt(runs, rounds, launch_us, quick=quick)
+
+
+def _prompt(runs: Runs, rounds: int, launch_us: int, *, quick: bool) -> Iterator[figures.Figure]:
+    """Yields how a prompt on several cores compares with the same on one."""
+    prompt: dict[int, list[float]] = {cores: [] for cores in CORES}
+    for _ in range(rounds):
+        for cores in CORES:
+            prompt[cores] += runs.token_ms(
+                64 if quick else 192, 0, launch_us, NEURON_RT_NUM_CORES=cores, LLAMA_GRAPH_REUSE_DISABLE=1
+            )[0]
+    for cores in CORES[1:]:
+        yield figures.Figure(
+            f"a token of a prompt in batches of {BATCH}, layers on {cores} cores, launches of {launch_us / 1000:g} ms",
+            statistics.median(prompt[cores]),
+            "ms",
+            peer=figures.Peer("on one", statistics.median(prompt[1])),
+            direction="peer / value",
+        )
 
 
 def main() -> int:
