@@ -6,11 +6,8 @@ core and by two that share the layers, so that one core computes a batch while t
 that take 5 ms, which is time that the machine's processors do not spend. Results are compared bit by bit.
 
 llama.cpp waits for all cores before it computes the same graph again. Batches of a long prompt are different graphs where each sees
-256 cells more of the cache, as batches of 256 tokens do; here the batches are small, and llama.cpp is kept from finding out that their
+256 cells more of the cache, as batches of 256 tokens do; here batches are small, and llama.cpp is kept from finding out that their
 graphs are the same.
-
-The simulator's own time per launch is in every figure, and its processes share the machine's processors: what overlaps here is less
-than on a device.
 """
 
 from __future__ import annotations

@@ -138,6 +138,13 @@ def test_a_copy_to_another_core_does_not_block(run: Run, kernels: Path) -> None:
     assert "core 1: 12 jobs waited for another core" in result.log
 
 
+def test_copies_around_a_kernel_wait_in_the_queue(run: Run, kernels: Path) -> None:
+    result = run_on_two_cores(run, kernels, "two-cores-behind", launch_us=100_000)
+    assert result.said == {"two-cores-behind": "ok"}, result.log
+    # the event, two copies of rows to where the kernel wants them, the launch, and a copy of its result
+    assert "core 1: 5 jobs waited for another core" in result.log
+
+
 def test_one_launch_at_a_time_on_two_cores(run: Run, kernels: Path) -> None:
     result = run_on_two_cores(
         run, kernels, "two-cores-ahead", "two-cores-held", launch_us=0, GGML_NEURON_QUEUE_DEPTH="1"

@@ -191,6 +191,15 @@ static built add(ggml_context * ctx) {
     };
 }
 
+// Three rows, where kernels are for four.
+static built add_three(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 3);
+    ggml_tensor * b = f32(ctx, 64);
+    return {
+        ggml_add(ctx, a, b), { a, b }
+    };
+}
+
 static built chain(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     ggml_tensor * b = f32(ctx, 64, 4);
@@ -1273,6 +1282,19 @@ static void two_cores_ahead() {
     }
 }
 
+// A graph with copies around its kernel is behind an event of the other core.
+static void two_cores_behind() {
+    pair_of_cores                t(1);
+    queued                       cut(t.second, add_three);
+    const ggml_backend_event_ptr computed(ggml_backend_event_new(core(0)));
+    cut.set(4);
+    t.from[0].compute();
+    ggml_backend_event_record(computed.get(), t.first.get());
+    ggml_backend_event_wait(t.second.get(), computed.get());
+    cut.compute();
+    compare(cut.get(), run(cpu, add_three, 5));
+}
+
 // A tensor is set, computed anew and then freed, when a copy of it waits for the core that it is copied to.
 static void two_cores_held() {
     pair_of_cores               t(2);
@@ -1934,6 +1956,7 @@ int main(int argc, char ** argv) {
         { "loses-for-another-core",      loses_for_another                                                        },
         { "two-cores-in-flight",         two_cores_in_flight                                                      },
         { "two-cores-ahead",             two_cores_ahead                                                          },
+        { "two-cores-behind",            two_cores_behind                                                         },
         { "two-cores-held",              two_cores_held                                                           },
         { "two-cores-crossing",          two_cores_crossing                                                       },
         { "two-cores-waiting",           two_cores_waiting                                                        },
