@@ -5,6 +5,7 @@
 #include "census.h"
 #include "device.h"
 #include "flights.h"
+#include "ggml-backend-impl.h"
 #include "plan.h"
 
 #include <atomic>
@@ -16,3 +17,6 @@ struct ggml_backend_neuron_context {
     std::atomic<bool>                    computed;  // a graph
     neuron_stream                        stream{};
 };
+
+// What the device makes backends with.
+ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params);

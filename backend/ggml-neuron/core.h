@@ -152,8 +152,8 @@ struct neuron_core {
     // yet, will take.
     void memory_stats(size_t n_programs, size_t * free, size_t * total);
 
-    // Loads what is not loaded yet of some kernels' NEFFs, which a line says when it takes long on a device, until the memory is full: nothing is unloaded for it. What fails is
-    // reported, and tried again when it is bound.
+    // Loads what is not loaded yet of some kernels' NEFFs until the memory is full: nothing is unloaded for it. A line says so when it
+    // takes long on a device. What fails is reported, and tried again when it is bound.
     void preload(const std::vector<neuron_kernel> & kernels);
 
     // Returns whether the kernel's NEFF was tried and will never be used.
@@ -218,6 +218,8 @@ struct neuron_core {
     std::unique_ptr<neuron_step> make_step(neuron_model & model, const neuron_binding & binding, std::string & message);
     void                         destroy(neuron_step & step);
     template <typename F> void   destroy_steps(F which);
+    void                         destroy_all_steps();
+    void                         destroy_steps_of(uint64_t memory);
     void                         destroy_steps_and_slices();
 
     struct key_hash {
