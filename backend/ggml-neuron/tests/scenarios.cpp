@@ -110,6 +110,22 @@ struct built {
 
 using builder = std::function<built(ggml_context *)>;
 
+// Computes a node in a graph of its own.
+static void compute(ggml_tensor * node, ggml_backend_t by) {
+    context       own;
+    ggml_cgraph * graph = ggml_new_graph(own.get());
+    ggml_build_forward_expand(graph, node);
+    const ggml_status status = ggml_backend_graph_compute(by, graph);
+    check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+}
+
+// Writes three rows over those that `fill` numbers: see there.
+static void put_rows(std::vector<float> & cells, int64_t size, const std::vector<float> & values) {
+    for (int64_t row = 0; row < 3; row++) {
+        std::copy_n(values.begin() + row * size, size, cells.begin() + (row * 3 + 1) * size);
+    }
+}
+
 // Asks for every node, so that all that lack a kernel are recorded.
 static void require_kernels(ggml_backend_dev_t dev, const ggml_cgraph * graph) {
     std::string missing;
@@ -260,9 +276,7 @@ static void copied_destination() {
     std::vector<float>       wanted = numbers(32 * 16, 1);
     const std::vector<float> values = numbers(32 * 3, 2);
     compare(read(copy), wanted);
-    for (int row = 0; row < 3; row++) {
-        std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
-    }
+    put_rows(wanted, 32, values);
     compare(read(cells), wanted);
 }
 
@@ -295,9 +309,7 @@ static void freed_copy() {
         fill(copy, (float) round);
         check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
         std::vector<float> wanted = numbers(32 * 16, (float) round);
-        for (int row = 0; row < 3; row++) {
-            std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
-        }
+        put_rows(wanted, 32, values);
         compare(read(cells), wanted);
     }
 }
@@ -506,15 +518,11 @@ static void stranded(ggml_backend_dev_t dev) {
     fill(rows, 0);
     fill(fresh, 2);
     check(ggml_backend_dev_supports_op(dev, all), "refused, though nobody else can");
-    ggml_cgraph * graph = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, all);
-    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    compute(all, backend.get());
 
     std::vector<float>       wanted = numbers(48 * 16, 1);
     const std::vector<float> values = numbers(48 * 3, 2);
-    for (int row = 0; row < 3; row++) {
-        std::copy_n(values.begin() + row * 48, 48, wanted.begin() + (row * 3 + 1) * 48);
-    }
+    put_rows(wanted, 48, values);
     compare(read(cells), wanted);
 }
 
@@ -583,10 +591,7 @@ static void stranded_gather() {
     ggml_backend_tensor_set(fresh, values.data(), 0, ggml_nbytes(fresh));
     ggml_backend_tensor_set(ids, at, 0, sizeof(at));
     for (ggml_tensor * node : { copied, picked }) {
-        context       own;
-        ggml_cgraph * graph = ggml_new_graph(own.get());
-        ggml_build_forward_expand(graph, node);
-        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        compute(node, backend.get());
     }
     const auto cell = [&](int64_t plane, int64_t row) {
         return all.begin() + (plane * n_rows + row) * 256;
@@ -625,14 +630,9 @@ static void recalled_weights() {
         fill(cells, (float) round);
         fill(fresh, 2 + (float) round);
         read_often();
-        context       own;
-        ggml_cgraph * graph = ggml_new_graph(own.get());
-        ggml_build_forward_expand(graph, write);
-        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        compute(write, backend.get());
         const std::vector<float> values = numbers(32 * 3, 2 + (float) round);
-        for (int row = 0; row < 3; row++) {
-            std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
-        }
+        put_rows(wanted, 32, values);
         read_often();
         wanted.assign(wanted.size(), 0);
         ggml_backend_buffer_clear(buffer.get(), 0);
@@ -658,9 +658,7 @@ static void stranded_optimizer() {
     const float numbers_of_step[7] = { 0.1f, 0.5f, 0.5f, 1e-3f, 0.0f, 2.0f, 2.0f };
     ggml_backend_tensor_set(params, numbers_of_step, 0, sizeof(numbers_of_step));
     check(ggml_backend_dev_supports_op(neuron, step), "refused, though nobody else can");
-    ggml_cgraph * graph = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, step);
-    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    compute(step, backend.get());
 
     std::vector<float> first  = numbers(64, 2);  // the momenta were 0
     std::vector<float> second = first;
@@ -1406,14 +1404,6 @@ struct weighted {
         fill(q, 4);
     }
 
-    void compute(ggml_tensor * node, ggml_backend_t by) {
-        context       own;
-        ggml_cgraph * graph = ggml_new_graph(own.get());
-        ggml_build_forward_expand(graph, node);
-        const ggml_status status = ggml_backend_graph_compute(by, graph);
-        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
-    }
-
     // Compares the product with that of the weight as it is in host memory now.
     void is_right() {
         check(ggml_backend_dev_supports_op(neuron, product), "no kernel for MUL_MAT");
@@ -1449,20 +1439,20 @@ static void written_weights() {
     // by an op, of the CPU: ggml's scheduler asks all backends before
     check(ggml_backend_dev_supports_op(neuron, t.write), "no kernel for SET_ROWS");
     ggml_backend_ptr host(ggml_backend_dev_init(cpu, nullptr));
-    t.compute(t.write, host.get());
+    compute(t.write, host.get());
     t.is_right();
     fill(t.fresh, 7);
-    t.compute(t.write, host.get());
+    compute(t.write, host.get());
     t.is_right();
     // by an op of the device, and by one that the CPU computes instead
     weighted u;
     u.is_right();
-    u.compute(u.write, u.backend.get());
+    compute(u.write, u.backend.get());
     u.is_right();
     weighted x;
     fill(x.whole, 8);
     x.is_right();
-    x.compute(x.copy, x.backend.get());
+    compute(x.copy, x.backend.get());
     x.is_right();
     // by training, of which the device sees nothing
     weighted v;
