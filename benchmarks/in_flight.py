@@ -2,11 +2,13 @@
 
 The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins,
 as with a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one
-core and by two that have half of the layers each, so that one core computes a batch while the other computes the next. Results are
-compared bit by bit.
+core and by two that share the layers, so that one core computes a batch while the other computes the next: once more with launches
+that take 10 ms, time that the machine's processors do not spend. The second core has few layers: the last one is one launch
+for each node in a batch that no logits are read of. Results are compared bit by bit.
 
-The simulator's own time per launch is in every figure, and its processes share the machine's processors: what overlaps here is less
-than on a device.
+llama.cpp waits for all cores before it computes the same graph again. Batches of a long prompt are different graphs where each sees
+256 cells more of the cache, as batches of 256 tokens do; here batches are small, and llama.cpp is kept from finding out that their
+graphs are the same.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ import groups
 from derive import Programs
 
 LAUNCH_US = 180
+LONG_LAUNCH_US = 10_000
 DEPTHS = (1, 2, 3)
-CORES = (1, 2)
+CORES = {1: "1", 2: "10/3"}  # and how they share layers, the output being one: -ts of llama-bench
 SIZE = random_llama.Size(n_layer=12)
 QUICK = random_llama.Size(n_layer=4)
 PROMPT = "A NeuronCore computes what its kernels say"
@@ -75,15 +78,18 @@ class Runs:
         self._run("llama-results", *arguments, "-ngl", 99, "--fit", "off", "-fa", "on", "-ub", BATCH, **variables)
         return output.read_bytes()
 
-    def token_ms(self, prompt: int, generated: int, **variables: object) -> tuple[list[float], str]:
+    def token_ms(
+        self, prompt: int, generated: int, launch_us: int = LAUNCH_US, cores: int = 1, **variables: object
+    ) -> tuple[list[float], str]:
         """Returns the milliseconds of a token in each repetition, and what the backend says of its launches."""
         done = self._run(
             "llama-bench",
             *("-m", self._model, "-p", prompt, "-n", generated, "-ub", BATCH, "-fa", 1, "-t", 1, "-o", "json"),
-            *("-r", 1 if self._quick else 5),
+            *("-r", 1 if self._quick else 5, "-ts", CORES[cores]),
             **variables,
+            NEURON_RT_NUM_CORES=cores,
             GGML_NEURON_LOG=1,
-            NEURON_SIMULATOR_LAUNCH_US=LAUNCH_US,
+            NEURON_SIMULATOR_LAUNCH_US=launch_us,
         )
         (result,) = json.loads(done.stdout)
         return [ns / (prompt + generated) / 1e6 for ns in result["samples_ns"]], done.stderr
@@ -102,7 +108,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
 
         wanted = runs.logits("one", GGML_NEURON_QUEUE_DEPTH=1)
         others = [runs.logits(f"depth-{n}", GGML_NEURON_QUEUE_DEPTH=n) for n in DEPTHS[1:]]
-        others += [runs.logits(f"cores-{n}", NEURON_RT_NUM_CORES=n) for n in CORES[1:]]
+        others += [runs.logits(f"cores-{n}", NEURON_RT_NUM_CORES=n) for n in CORES if n > 1]
         yield figures.exactly("runs whose logits differ from those of depth 1", sum(o != wanted for o in others), 0)
 
         token: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
@@ -130,18 +136,24 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
                     peer=figures.Peer("all launches", launches),
                 )
 
-        prompt: dict[int, list[float]] = {cores: [] for cores in CORES}
-        for _ in range(rounds):
-            for cores in CORES:
-                prompt[cores] += runs.token_ms(64 if quick else 192, 0, NEURON_RT_NUM_CORES=cores)[0]
-        for cores in CORES[1:]:
-            yield figures.Figure(
-                f"a token of a prompt in batches of {BATCH}, layers on {cores} cores",
-                statistics.median(prompt[cores]),
-                "ms",
-                peer=figures.Peer("on one", statistics.median(prompt[1])),
-                direction="peer / value",
-            )
+        for launch_us in (LAUNCH_US, LONG_LAUNCH_US):
+            yield from _prompt(runs, rounds, launch_us, quick=quick)
+
+
+def _prompt(runs: Runs, rounds: int, launch_us: int, *, quick: bool) -> Iterator[figures.Figure]:
+    """Yields how a prompt on several cores compares with the same on one."""
+    prompt: dict[int, list[float]] = {cores: [] for cores in CORES}
+    for _ in range(rounds):
+        for cores in CORES:
+            prompt[cores] += runs.token_ms(64 if quick else 192, 0, launch_us, cores, LLAMA_GRAPH_REUSE_DISABLE=1)[0]
+    for cores in list(CORES)[1:]:
+        yield figures.Figure(
+            f"a token of a prompt in batches of {BATCH}, layers on {cores} cores, launches of {launch_us / 1000:g} ms",
+            statistics.median(prompt[cores]),
+            "ms",
+            peer=figures.Peer("on one", statistics.median(prompt[1])),
+            direction="peer / value",
+        )
 
 
 def main() -> int:

@@ -72,54 +72,100 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
 }
 
 // locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is hidden.
-static NRT_STATUS neuron_write_long_mask(const neuron_long_mask & m) {
-    std::vector<uint8_t> data;
-    const auto *         from = (const uint8_t *) m.mask->data;
-    if (m.from.memory) {
-        data.resize(m.from.size);
-        const NRT_STATUS status = m.from.memory->read_locked(data.data(), m.from.offset, data.size());
+static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
+    if (!m.from.memory) {
+        const auto longer = neuron_lengthen_mask(m.mask, (const uint8_t *) m.mask->data, m.n_more, m.rows);
+        return core.write(stream, m.to, longer.data());
+    }
+    const std::vector<neuron_use> uses = {
+        { m.from.memory, m.from.offset, m.from.size, false },
+        { m.to.memory,   m.to.offset,   m.to.size,   true  },
+    };
+    // the tensor may be gone when a job is done
+    return core.in_order(stream, uses, [m, mask = *m.mask](uint64_t number) {
+        std::vector<uint8_t> data(m.from.size);
+        const NRT_STATUS     status = m.from.memory->read_locked(data.data(), m.from.offset, data.size(), number);
         if (status != NRT_SUCCESS) {
             return status;
         }
-        from = data.data();
-    }
-    const std::vector<uint8_t> longer = neuron_lengthen_mask(m.mask, from, m.n_more, m.rows);
-    return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size());
+        const std::vector<uint8_t> longer = neuron_lengthen_mask(&mask, data.data(), m.n_more, m.rows);
+        return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size(), number);
+    });
 }
 
-// locked
-static NRT_STATUS neuron_write_long_masks(const neuron_planned_node & planned) {
-    NRT_STATUS status = NRT_SUCCESS;
-    for (size_t i = 0; i < planned.masks.size() && status == NRT_SUCCESS; i++) {
-        status = neuron_write_long_mask(planned.masks[i]);
+static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_upload & u) {
+    g_counts.uploaded.fetch_add(u.to.size, std::memory_order_relaxed);
+    return core.write(stream, u.to, u.from->data);
+}
+
+static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_group_transfer & u) {
+    g_counts.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
+    return core.write(stream, u.core, u.host);
+}
+
+static NRT_STATUS neuron_download_one(const neuron_download & d) {
+    return d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
+}
+
+static NRT_STATUS neuron_download_one(const neuron_group_transfer & d) {
+    return d.core.memory->read_locked(d.host, d.core.offset, d.core.size);
+}
+
+static neuron_step & neuron_step_of(neuron_step * step) {
+    return *step;
+}
+
+static neuron_step & neuron_step_of(const neuron_group_launch & launch) {
+    return *launch.step;
+}
+
+// Calls a function with items in turn until one fails.
+template <typename T, typename F> static NRT_STATUS neuron_for_each(const T & items, NRT_STATUS status, F function) {
+    for (auto it = items.begin(); it != items.end() && status == NRT_SUCCESS; ++it) {
+        status = function(*it);
     }
     return status;
+}
+
+// locked. Launches what is planned of a node or a group, and copies before and after it.
+template <typename P, typename L>
+static NRT_STATUS neuron_launch(neuron_core &                         core,
+                                neuron_stream &                       stream,
+                                const std::vector<neuron_long_mask> & masks,
+                                const P &                             planned,
+                                const L &                             launches,
+                                const ggml_tensor *                   node) {
+    const auto move = [&](const neuron_move & m) {
+        return core.copy(stream, m.from, m.to);
+    };
+    NRT_STATUS status = neuron_for_each(
+        masks, NRT_SUCCESS, [&](const neuron_long_mask & m) { return neuron_write_long_mask(core, stream, m); });
+    status =
+        neuron_for_each(planned.uploads, status, [&](const auto & u) { return neuron_upload_one(core, stream, u); });
+    status = neuron_for_each(planned.before, status, move);
+    status = neuron_for_each(launches, status, [&](const auto & launch) {
+        return core.execute(neuron_step_of(launch), stream, node->name);
+    });
+    status = neuron_for_each(planned.after, status, move);
+    status = neuron_for_each(planned.downloads, status, [](const auto & d) { return neuron_download_one(d); });
+    if (status == NRT_SUCCESS) {
+        g_counts.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
+    }
+    return status;
+}
+
+static void neuron_count_pieces(size_t n, int64_t padding) {
+    g_counts.pieces.fetch_add(n, std::memory_order_relaxed);
+    g_counts.padding.fetch_add((uint64_t) padding, std::memory_order_relaxed);
 }
 
 // locked
 static enum ggml_status neuron_compute_group(neuron_core &               core,
                                              neuron_stream &             stream,
                                              const neuron_planned_node & planned) {
-    const neuron_planned_group & group  = *planned.group;
-    NRT_STATUS                   status = neuron_write_long_masks(planned);
-    for (size_t i = 0; i < group.uploads.size() && status == NRT_SUCCESS; i++) {
-        const neuron_group_transfer & u = group.uploads[i];
-        status                          = u.core.memory->write_locked(u.host, u.core.offset, u.core.size);
-        g_counts.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
-    }
-    for (size_t i = 0; i < group.before.size() && status == NRT_SUCCESS; i++) {
-        status = core.copy(group.before[i].from, group.before[i].to);
-    }
-    for (size_t i = 0; i < group.launches.size() && status == NRT_SUCCESS; i++) {
-        status = core.execute(*group.launches[i].step, stream, group.members.back().node->name);
-    }
-    for (size_t i = 0; i < group.after.size() && status == NRT_SUCCESS; i++) {
-        status = core.copy(group.after[i].from, group.after[i].to);
-    }
-    for (size_t i = 0; i < group.downloads.size() && status == NRT_SUCCESS; i++) {
-        const neuron_group_transfer & d = group.downloads[i];
-        status                          = d.core.memory->read_locked(d.host, d.core.offset, d.core.size);
-    }
+    const neuron_planned_group & group = *planned.group;
+    const NRT_STATUS             status =
+        neuron_launch(core, stream, planned.masks, group, group.launches, group.members.back().node);
     if (status != NRT_SUCCESS) {
         return neuron_ggml_status(status);
     }
@@ -128,10 +174,8 @@ static enum ggml_status neuron_compute_group(neuron_core &               core,
     }
     g_counts.launches.fetch_add(group.launches.size(), std::memory_order_relaxed);
     g_counts.grouped.fetch_add(group.members.size(), std::memory_order_relaxed);
-    g_counts.moves.fetch_add(group.before.size() + group.after.size(), std::memory_order_relaxed);
     if (group.other) {
-        g_counts.pieces.fetch_add(group.launches.size(), std::memory_order_relaxed);
-        g_counts.padding.fetch_add((uint64_t) group.padding, std::memory_order_relaxed);
+        neuron_count_pieces(group.launches.size(), group.padding);
     }
     for (const neuron_group_launch & launch : group.launches) {
         launch.counter->fetch_add(1, std::memory_order_relaxed);
@@ -151,48 +195,13 @@ enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, cons
         return neuron_is_zero(planned.node) ? neuron_set_zero(core, planned.node)
                                             : neuron_compute_with_copies(core, planned.node);
     }
-    const NRT_STATUS masked = neuron_write_long_masks(planned);
-    if (masked != NRT_SUCCESS) {
-        return neuron_ggml_status(masked);
-    }
-    for (const neuron_upload & u : planned.uploads) {
-        const NRT_STATUS status = u.to.memory->write_locked(u.from->data, u.to.offset, u.to.size);
-        g_counts.uploaded.fetch_add(u.to.size, std::memory_order_relaxed);
-        if (status != NRT_SUCCESS) {
-            return neuron_ggml_status(status);
-        }
-    }
-    for (const neuron_move & m : planned.before) {
-        const NRT_STATUS status = core.copy(m.from, m.to);
-        if (status != NRT_SUCCESS) {
-            return neuron_ggml_status(status);
-        }
-    }
-    for (neuron_step * step : planned.steps) {
-        const NRT_STATUS status = core.execute(*step, stream, planned.node->name);
-        if (status != NRT_SUCCESS) {
-            return neuron_ggml_status(status);
-        }
-    }
-    for (const neuron_move & m : planned.after) {
-        const NRT_STATUS status = core.copy(m.from, m.to);
-        if (status != NRT_SUCCESS) {
-            return neuron_ggml_status(status);
-        }
-    }
-    for (const neuron_download & d : planned.downloads) {
-        const NRT_STATUS status = d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
-        if (status != NRT_SUCCESS) {
-            return neuron_ggml_status(status);
-        }
+    const NRT_STATUS status = neuron_launch(core, stream, planned.masks, planned, planned.steps, planned.node);
+    if (status != NRT_SUCCESS) {
+        return neuron_ggml_status(status);
     }
     g_counts.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
     if (planned.cut) {
-        g_counts.pieces.fetch_add(planned.steps.size(), std::memory_order_relaxed);
-        g_counts.padding.fetch_add((uint64_t) planned.padding, std::memory_order_relaxed);
-    }
-    if (!planned.before.empty() || !planned.after.empty()) {
-        g_counts.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
+        neuron_count_pieces(planned.steps.size(), planned.padding);
     }
     return GGML_STATUS_SUCCESS;
 }

@@ -56,9 +56,9 @@ struct neuron_memory {
     std::string set(uint8_t value, size_t offset, size_t n);
 
     // locked. Each waits for launches that use the bytes, with the mutex let go meanwhile, and reports what failed. To read what is lost
-    // because a launch failed is a failure.
-    NRT_STATUS write_locked(const void * data, size_t offset, size_t n);
-    NRT_STATUS read_locked(void * data, size_t offset, size_t n);
+    // because a launch failed is a failure. A job waits for what is before it: `before` is its number.
+    NRT_STATUS write_locked(const void * data, size_t offset, size_t n, uint64_t before = NEURON_LAST);
+    NRT_STATUS read_locked(void * data, size_t offset, size_t n, uint64_t before = NEURON_LAST);
     NRT_STATUS set_locked(uint8_t value, size_t offset, size_t n);
 
     // locked. What failed last.
@@ -66,7 +66,7 @@ struct neuron_memory {
 
   private:
     NRT_STATUS checked(NRT_STATUS status, const char * function, size_t offset, size_t n);
-    void       wait_to_write(size_t offset, size_t n);
+    void       wait_to_write(size_t offset, size_t n, uint64_t before);
 
     std::string failure;  // what failed last
 };
@@ -154,8 +154,8 @@ struct neuron_core {
     // yet, will take.
     void memory_stats(size_t n_programs, size_t * free, size_t * total);
 
-    // Loads what is not loaded yet of some kernels' NEFFs, which a line says when it takes long on a device, until the memory is full: nothing is unloaded for it. What fails is
-    // reported, and tried again when it is bound.
+    // Loads what is not loaded yet of some kernels' NEFFs until the memory is full: nothing is unloaded for it. A line says so when it
+    // takes long on a device. What fails is reported, and tried again when it is bound.
     void preload(const std::vector<neuron_kernel> & kernels);
 
     // Returns whether the kernel's NEFF was tried and will never be used.
@@ -176,18 +176,36 @@ struct neuron_core {
                        bool &                 broken);
 
     // locked. Launches a kernel, whose model is loaded again if it had to make room; reports why that fails. `node` is what
-    // it computes. Waits, with the mutex let go, while as many launches are in flight as may be. Returns what an earlier launch of the
-    // stream came to if that failed.
+    // it computes. Waits, with the mutex let go, while as many launches are in flight as may be; behind jobs it becomes one. Returns what
+    // an earlier launch of the stream came to if that failed.
     NRT_STATUS execute(neuron_step & step, neuron_stream & stream, const char * node);
+
+    // locked. Does work that uses some memory, or makes it a job behind other jobs.
+    NRT_STATUS in_order(neuron_stream & stream, std::vector<neuron_use> uses, const neuron_work & work);
+
+    // locked. Writes and copies within the core's memory in order with a stream's launches. Data may change when it returns.
+    NRT_STATUS write(neuron_stream & stream, const neuron_operand & to, const void * data);
+    NRT_STATUS copy(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
 
     // locked. Waits for the stream's launches; returns, and takes back, what the first that failed came to, which the caller of the graph
     // that is launched is told.
     NRT_STATUS finish(neuron_stream & stream);
 
-    // locked. Copies within the core's memory.
-    NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to);
+    // locked. Copies within the core's memory. A job waits for what is before it: `before` is its number.
+    NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to, uint64_t before = NEURON_LAST);
+
+    // Has a stream wait for what another core was given up to a number. Returns at once.
+    void wait_for(neuron_stream & stream, neuron_core & other, uint64_t number);
+
+    // Copies from the memory of another core, when that has been computed, in order with a stream's launches. Returns at once.
+    void copy_from(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
 
   private:
+    NRT_STATUS      try_launch(neuron_step &       step,
+                               neuron_stream &     stream,
+                               uint64_t            graph,
+                               uint64_t            number,
+                               const std::string & node);
     NRT_STATUS      load(neuron_model & model, std::string & message, bool make_room = true);
     void            note_reload();
     NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
@@ -202,6 +220,8 @@ struct neuron_core {
     std::unique_ptr<neuron_step> make_step(neuron_model & model, const neuron_binding & binding, std::string & message);
     void                         destroy(neuron_step & step);
     template <typename F> void   destroy_steps(F which);
+    void                         destroy_all_steps();
+    void                         destroy_steps_of(uint64_t memory);
     void                         destroy_steps_and_slices();
 
     struct key_hash {

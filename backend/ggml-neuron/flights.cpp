@@ -17,17 +17,6 @@
 // A queue deeper than this only makes what fails late later.
 static constexpr size_t MAX_DEPTH = 64;
 
-// Lets go of a mutex for a while.
-struct neuron_unlocked {
-    explicit neuron_unlocked(std::mutex & mutex) : mutex(mutex) { mutex.unlock(); }
-
-    ~neuron_unlocked() { mutex.lock(); }
-
-    neuron_unlocked(const neuron_unlocked &) = delete;
-
-    std::mutex & mutex;
-};
-
 // Reads how many launches may be in flight. Says once when the variable is not such a number.
 static size_t read_depth() {
     static const size_t depth = [] {
@@ -71,6 +60,7 @@ neuron_flights::neuron_flights(const neuron_nrt & nrt, int vnc, std::mutex & mut
     nrt(nrt), vnc(vnc), mutex(mutex), depth(read_depth(nrt)) {}
 
 neuron_flights::~neuron_flights() {
+    stop();
     for (const int event : events) {
         close(event);
     }
@@ -80,21 +70,21 @@ static bool overlaps(const neuron_use & a, const neuron_use & b) {
     return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
 }
 
-static bool conflicts(const neuron_step & step, const neuron_use & use) {
-    return std::any_of(step.uses.begin(), step.uses.end(), [&use](const neuron_use & other) {
-        return overlaps(other, use) && (other.written || use.written);
-    });
+static bool conflicts(const neuron_use & a, const neuron_use & b) {
+    return overlaps(a, b) && (a.written || b.written);
+}
+
+static bool conflicts(const std::vector<neuron_use> & uses, const neuron_use & use) {
+    return std::any_of(uses.begin(), uses.end(), [&use](const neuron_use & other) { return conflicts(other, use); });
 }
 
 //
 // launching
 //
 
-void neuron_flights::make_room() {
+bool neuron_flights::is_full() {
     reap();
-    while (flights.size() >= room) {
-        wait_for_first();
-    }
+    return flights.size() >= room;
 }
 
 void neuron_flights::wait_for_queue() {
@@ -108,9 +98,13 @@ void neuron_flights::wait_for_queue() {
     std::this_thread::sleep_for(std::chrono::microseconds(10));
 }
 
-NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, const char * node) {
+NRT_STATUS neuron_flights::launch(neuron_step &       step,
+                                  neuron_stream &     stream,
+                                  uint64_t            graph,
+                                  uint64_t            number,
+                                  const std::string & node) {
     if (!lost.empty()) {
-        if (reads_lost(step, node)) {
+        if (reads_lost(step, node.c_str())) {
             return NRT_EXEC_COMPLETED_WITH_ERR;
         }
         for (const neuron_use & use : step.uses) {
@@ -122,12 +116,16 @@ NRT_STATUS neuron_flights::launch(neuron_step & step, neuron_stream & stream, co
     for (const neuron_use & use : step.uses) {
         use.memory->version += use.written;
     }
+    if (number == NEURON_LAST) {
+        number = stream.last = ++last_number;
+    }
     auto f    = std::make_unique<flight>();
     f->step   = &step;
     f->stream = &stream;
-    f->graph  = stream.graph;
+    f->graph  = graph;
     f->node   = node;
-    f->number = stream.last = ++n_launched;
+    f->number = number;
+    n_launched++;
     return depth > 1 ? schedule(step, *f.release()) : execute(step, *f.release());
 }
 
@@ -159,7 +157,7 @@ NRT_STATUS neuron_flights::execute(neuron_step & step, flight & f) {
     }
     const NRT_STATUS status = judge(f, "nrt_execute");
     flights.pop_front();  // there is no other
-    executed.notify_all();
+    changed.notify_all();
     return status;
 }
 
@@ -212,22 +210,14 @@ void neuron_flights::reap() {
 void neuron_flights::land(flight & f) {
     neuron_stream &  stream = *f.stream;
     const NRT_STATUS status = judge(f, "nrta_execute_schedule");
-    if (status == NRT_SUCCESS && stream.failed == NRT_SUCCESS) {
-        return;
-    }
-    if (stream.failed == NRT_SUCCESS) {
-        stream.failed = status;
-    }
-    for (const neuron_use & use : f.step->uses) {
-        if (use.written) {
-            lost.push_back({ use, stream.id, f.graph });
-        }
+    if (status != NRT_SUCCESS || stream.failed != NRT_SUCCESS) {
+        lose(f.step->uses, stream, f.graph, status);
     }
 }
 
 void neuron_flights::wait_for_first() {
     if (depth == 1) {
-        executed.wait(mutex);
+        changed.wait(mutex);
         return;
     }
     const nrta_seq_t seq = flights.front()->seq;
@@ -281,10 +271,15 @@ void neuron_flights::wait_completed(nrta_seq_t seq) {
 }
 
 void neuron_flights::wait_for(uint64_t number) {
-    reap();
-    while (!flights.empty() && flights.front()->number <= number) {
-        if (depth == 1) {
-            executed.wait(mutex);
+    for (;;) {
+        reap();
+        const bool waits =
+            (!jobs.empty() && jobs.front()->number <= number) || (!holds.empty() && holds.front().number <= number);
+        if (!waits && (flights.empty() || flights.front()->number > number)) {
+            return;
+        }
+        if (waits || depth == 1) {
+            changed.wait(mutex);
             continue;
         }
         // the last of those that are waited for: they are done in order
@@ -293,16 +288,30 @@ void neuron_flights::wait_for(uint64_t number) {
             seq = f->number <= number ? f->seq : seq;
         }
         wait_completed(seq);
-        reap();
     }
 }
 
-void neuron_flights::wait_for_use(const neuron_use & use) {
+// Returns the number of the last before another that an access must wait for, or 0.
+uint64_t neuron_flights::last_conflict(const neuron_use & use, uint64_t before) const {
+    uint64_t   number = 0;
+    const auto look   = [&](uint64_t other, bool conflicts) {
+        number = conflicts && other < before ? std::max(number, other) : number;
+    };
+    for (const auto & f : flights) {
+        look(f->number, conflicts(f->step->uses, use));
+    }
+    for (const auto & j : jobs) {
+        look(j->number, conflicts(j->uses, use));
+    }
+    for (const held_use & h : holds) {
+        look(h.number, conflicts(h.use, use));
+    }
+    return number;
+}
+
+void neuron_flights::wait_for_use(const neuron_use & use, uint64_t before) {
     for (;;) {
-        uint64_t number = 0;
-        for (const auto & f : flights) {
-            number = conflicts(*f->step, use) ? f->number : number;
-        }
+        const uint64_t number = last_conflict(use, before);
         if (number == 0) {
             return;
         }
@@ -316,6 +325,75 @@ bool neuron_flights::uses(const void * model, uint64_t & number) const {
         number = f->step->model == model ? f->number : number;
     }
     return number > 0;
+}
+
+//
+// jobs
+//
+
+bool neuron_flights::is_held(const std::vector<neuron_use> & uses, uint64_t before) const {
+    return std::any_of(holds.begin(), holds.end(),
+                       [&](const held_use & h) { return h.number < before && conflicts(uses, h.use); });
+}
+
+bool neuron_flights::must_queue(const std::vector<neuron_use> & uses) const {
+    return !jobs.empty() || is_held(uses, NEURON_LAST);
+}
+
+void neuron_flights::queue(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work) {
+    for (const neuron_use & use : uses) {
+        use.memory->version += use.written;
+    }
+    stream.last = ++last_number;
+    n_jobs++;
+    jobs.push_back(std::make_unique<job>(job{ last_number, std::move(uses), &stream, stream.graph, std::move(work) }));
+    if (!worker.joinable()) {
+        worker = std::thread(&neuron_flights::work, this);
+    }
+    changed.notify_all();
+}
+
+uint64_t neuron_flights::hold(const neuron_use & use) {
+    holds.push_back({ ++last_number, use });
+    return last_number;
+}
+
+void neuron_flights::release(uint64_t number) {
+    holds.erase(std::find_if(holds.begin(), holds.end(), [&](const held_use & h) { return h.number == number; }));
+    changed.notify_all();
+}
+
+// What the thread does. A job stays in the queue until it is done, so that others wait for it.
+void neuron_flights::work() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (!stopping || !jobs.empty()) {
+        if (jobs.empty() || is_held(jobs.front()->uses, jobs.front()->number)) {
+            changed.wait(lock);
+            continue;
+        }
+        job &            j      = *jobs.front();
+        const NRT_STATUS status = j.work(j.number);
+        if (status != NRT_SUCCESS) {
+            lose(j.uses, *j.stream, j.graph, status);
+        }
+        jobs.pop_front();
+        changed.notify_all();
+    }
+}
+
+void neuron_flights::stop() {
+    std::thread ended;
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        stopping = true;
+        ended    = std::move(worker);
+        changed.notify_all();
+    }
+    if (ended.joinable()) {
+        ended.join();
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    stopping = false;
 }
 
 //
@@ -339,11 +417,19 @@ bool neuron_flights::reads_lost(const neuron_step & step, const char * node) con
     return reads;
 }
 
-void neuron_flights::lose(const neuron_use & use, neuron_stream & stream) {
+// What failed was to write some of this memory for a stream's graph.
+void neuron_flights::lose(const std::vector<neuron_use> & uses,
+                          neuron_stream &                 stream,
+                          uint64_t                        graph,
+                          NRT_STATUS                      status) {
     if (stream.failed == NRT_SUCCESS) {
-        stream.failed = NRT_EXEC_COMPLETED_WITH_ERR;
+        stream.failed = status;
     }
-    lost.push_back({ use, stream.id, stream.graph });
+    for (const neuron_use & use : uses) {
+        if (use.written) {
+            lost.push_back({ use, stream.id, graph });
+        }
+    }
 }
 
 void neuron_flights::forget_lost(const neuron_stream & stream) {

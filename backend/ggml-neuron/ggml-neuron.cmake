@@ -6,11 +6,16 @@ include(${GGML_NEURON_BACKEND_DIR}/bundle/sources.cmake)
 
 set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml-neuron.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/async.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/backend.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/buffers.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/census.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/chains.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/compute.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core_memory.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core_models.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/core_steps.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/costs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/counts.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/cpu.cpp

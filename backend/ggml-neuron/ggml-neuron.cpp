@@ -1,344 +1,28 @@
 #include "ggml-neuron.h"
 
+#include "async.h"
+#include "backend.h"
 #include "buffers.h"
-#include "census.h"
-#include "compute.h"
 #include "core.h"
 #include "counts.h"
 #include "device.h"
 #include "forms.h"
 #include "fusion.h"
 #include "ggml-backend-impl.h"
-#include "ggml-impl.h"
-#include "groups.h"
 #include "host_buffer.h"
 #include "kernels.h"
 #include "log.h"
 #include "nrt.h"
 #include "plan.h"
 #include "record.h"
-#include "record_graphs.h"
 #include "supports.h"
 #include "variables.h"
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
-
-//
-// backend
-//
-
-struct ggml_backend_neuron_context {
-    ggml_backend_neuron_device_context * device;
-    neuron_planner                       planner;
-    neuron_census                        census;
-    std::atomic<bool>                    computed;  // a graph
-    neuron_stream                        stream{};
-};
-
-static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
-    return ((ggml_backend_neuron_context *) backend->context)->device->name.c_str();
-}
-
-static void ggml_backend_neuron_synchronize(ggml_backend_t backend) {
-    auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
-    neuron_core &               core = *ctx->device->core;
-    std::lock_guard<std::mutex> lock(core.mutex);
-    core.flights.wait_for(ctx->stream);
-}
-
-// Whether a graph may still be computed when it was given to a backend: tensors in host memory are computed with before that.
-static bool ggml_backend_neuron_is_async(const ggml_backend_neuron_device_context * device) {
-    return ggml_backend_neuron_shared().buffers == neuron_buffers::DEVICE && device->core->flights.is_queue();
-}
-
-// These wait for the launches that use the tensor's memory, and for no others; then the data has been copied when they return.
-static void ggml_backend_neuron_set_tensor_async(ggml_backend_t backend,
-                                                 ggml_tensor *  tensor,
-                                                 const void *   data,
-                                                 size_t         offset,
-                                                 size_t         size) {
-    ggml_backend_tensor_set(tensor, data, offset, size);
-
-    GGML_UNUSED(backend);
-}
-
-static void ggml_backend_neuron_get_tensor_async(ggml_backend_t      backend,
-                                                 const ggml_tensor * tensor,
-                                                 void *              data,
-                                                 size_t              offset,
-                                                 size_t              size) {
-    ggml_backend_tensor_get(tensor, data, offset, size);
-
-    GGML_UNUSED(backend);
-}
-
-// Reads a tensor; returns false when a launch that was to compute it failed. Ends the program when it can't be read otherwise.
-static bool ggml_backend_neuron_read_computed(const neuron_buffer &  from,
-                                              const ggml_tensor *    src,
-                                              std::vector<uint8_t> & data) {
-    std::lock_guard<std::mutex> lock(from.core->mutex);
-    const neuron_use            use = { from.memory, from.offset_of(src), data.size(), false };
-    from.core->flights.wait_for_use(use);
-    if (from.core->flights.is_lost(use)) {
-        return false;
-    }
-    if (from.memory->read_locked(data.data(), use.offset, use.size) != NRT_SUCCESS) {
-        neuron_require(from.memory->last_failure(), "reading", src);
-    }
-    return true;
-}
-
-// Has the next graph of a backend fail, since a tensor that it would compute with was not computed.
-static void ggml_backend_neuron_lose(ggml_backend_t backend, const neuron_buffer & buffer, const ggml_tensor * tensor) {
-    auto *                      ctx = (ggml_backend_neuron_context *) backend->context;
-    std::lock_guard<std::mutex> lock(buffer.core->mutex);
-    buffer.core->flights.lose({ buffer.memory, buffer.offset_of(tensor), ggml_nbytes(tensor), true }, ctx->stream);
-}
-
-// Copies from a NeuronCore, or from host memory, to a NeuronCore. Between cores the way leads through the host: the runtime copies
-// between tensors of one core only.
-static bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
-                                                 ggml_backend_t      backend_dst,
-                                                 const ggml_tensor * src,
-                                                 ggml_tensor *       dst) {
-    auto *                      to     = neuron_buffer_of(dst);
-    auto *                      from   = neuron_buffer_of(src);
-    const ggml_backend_buffer_t buffer = src->view_src ? src->view_src->buffer : src->buffer;
-    // ggml reads what is in a form, and writes it, in ggml's order
-    if (!to || !ggml_is_contiguous(src) || neuron_form(src) || neuron_form(dst)) {
-        return false;
-    }
-    if (from && from->core == to->core) {
-        return ggml_backend_neuron_buffer_cpy_tensor(dst->buffer, src, dst);
-    }
-    const size_t size = ggml_nbytes(src);
-    if (from) {
-        std::vector<uint8_t> data(size);
-        if (!ggml_backend_neuron_read_computed(*from, src, data)) {
-            ggml_backend_neuron_lose(backend_dst, *to, dst);
-            return true;
-        }
-        neuron_require(to->memory->write(data.data(), to->offset_of(dst), size), "writing", dst);
-        return true;
-    }
-    // what another backend computes into host memory, it may not have computed yet
-    if (!buffer || !ggml_backend_buffer_is_host(buffer)) {
-        return false;
-    }
-    ggml_backend_synchronize(backend_src);
-    neuron_require(to->memory->write(src->data, to->offset_of(dst), size), "writing", dst);
-    return true;
-}
-
-//
-// events
-//
-
-struct ggml_backend_neuron_event_context {
-    neuron_core * core   = nullptr;
-    uint64_t      number = 0;  // of the launch that is waited for; guarded by the core's mutex
-};
-
-static void ggml_backend_neuron_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
-    auto *                      ctx      = (ggml_backend_neuron_context *) backend->context;
-    auto *                      recorded = (ggml_backend_neuron_event_context *) event->context;
-    std::lock_guard<std::mutex> lock(recorded->core->mutex);
-    recorded->number = ctx->stream.last;
-}
-
-static void ggml_backend_neuron_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event) {
-    auto *                      recorded = (ggml_backend_neuron_event_context *) event->context;
-    std::lock_guard<std::mutex> lock(recorded->core->mutex);
-    recorded->core->flights.wait_for(recorded->number);
-
-    GGML_UNUSED(dev);
-}
-
-// Launches of one core are computed in order, and the host waits for what it touches; what is launched on another core waits here.
-static void ggml_backend_neuron_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
-    if (event->device != backend->device) {
-        ggml_backend_event_synchronize(event);
-    }
-}
-
-static ggml_backend_event_t ggml_backend_neuron_device_event_new(ggml_backend_dev_t dev) {
-    auto * device = (ggml_backend_neuron_device_context *) dev->context;
-    if (!ggml_backend_neuron_is_async(device)) {
-        return NULL;
-    }
-    return new ggml_backend_event{
-        /* .device  = */ dev,
-        /* .context = */ new ggml_backend_neuron_event_context{ device->core.get(), 0 },
-    };
-}
-
-static void ggml_backend_neuron_device_event_free(ggml_backend_dev_t dev, ggml_backend_event_t event) {
-    delete (ggml_backend_neuron_event_context *) event->context;
-    delete event;
-
-    GGML_UNUSED(dev);
-}
-
-static void ggml_backend_neuron_free(ggml_backend_t backend) {
-    auto *            ctx     = (ggml_backend_neuron_context *) backend->context;
-    const std::string summary = ctx->census.summary();
-    if (!summary.empty()) {
-        fprintf(stderr, "ggml-neuron: %s: %s\n", ctx->device->name.c_str(), summary.c_str());
-    }
-    ggml_backend_neuron_synchronize(backend);
-    neuron_record_flush();
-    neuron_record_graphs_flush();
-    delete ctx;
-    delete backend;
-}
-
-// Returns whether the program reads what a graph computes as soon as it is given back. Such a graph is waited for: it costs the program
-// nothing, which would wait then, and a launch that fails is the graph's own status.
-static bool ggml_backend_neuron_has_output(const ggml_cgraph * cgraph) {
-    return std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, [](const ggml_tensor * node) {
-        return (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 && !ggml_is_empty(node);
-    });
-}
-
-static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
-    auto *        ctx  = (ggml_backend_neuron_context *) backend->context;
-    neuron_core & core = *ctx->device->core;
-    if (neuron_recording_graphs()) {
-        neuron_record_graph(cgraph);
-    }
-    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
-        std::for_each(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_note_writes);
-    }
-    std::unique_lock<std::mutex> graph_lock(core.graph_mutex);
-    std::lock_guard<std::mutex>  lock(core.mutex);
-    ctx->computed = true;
-    ctx->stream.graph++;
-    if (ctx->stream.failed != NRT_SUCCESS) {
-        NEURON_ERROR("%s: a launch for an earlier graph failed after that was given back: this graph is not computed\n",
-                     ctx->device->name.c_str());
-        return neuron_ggml_status(core.finish(ctx->stream));
-    }
-    const neuron_plan * plan   = nullptr;
-    enum ggml_status    status = ctx->planner.get(cgraph, &plan);
-    if (status == GGML_STATUS_SUCCESS) {
-        ctx->census.add(cgraph, *plan);
-        for (int reason = 0; reason < NEURON_UNGROUPED_COUNT; reason++) {
-            g_counts.outside[reason].fetch_add(plan->outside[reason], std::memory_order_relaxed);
-        }
-    }
-    for (size_t i = 0; status == GGML_STATUS_SUCCESS && i < plan->nodes.size(); i++) {
-        status = neuron_compute(core, ctx->stream, plan->nodes[i]);
-    }
-    if (status != GGML_STATUS_SUCCESS) {
-        core.finish(ctx->stream);
-    } else if (ggml_backend_neuron_has_output(cgraph)) {
-        graph_lock.unlock();  // another backend of the core may launch meanwhile
-        const NRT_STATUS finished = core.finish(ctx->stream);
-        status                    = finished == NRT_SUCCESS ? status : neuron_ggml_status(finished);
-    }
-    return status;
-}
-
-// Keeps what a group reads until all of it is computed: the allocator would free a tensor after its last reader, and give its
-// memory to a result of the group.
-static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                         cgraph,
-                                           const neuron_groups &                       groups,
-                                           struct ggml_backend_graph_optimize_params * params) {
-    for (const neuron_group & group : groups.groups) {
-        for (const neuron_group_slot & slot : group.slots) {
-            if (!slot.root->buffer && !slot.root->data) {
-                params->add_alloc_dep(params->user_data, slot.root, cgraph->nodes[group.last()]);
-            }
-        }
-    }
-}
-
-// Loads the programs of a graph. A context that is made has graphs optimized that it reserves memory for, the longest and those for one
-// token, so that the first token does not have to wait for them.
-static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
-                                        const ggml_cgraph *                 cgraph,
-                                        const neuron_groups &               groups) {
-    const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
-    std::vector<neuron_kernel>  kernels;
-    std::vector<bool>           grouped((size_t) cgraph->n_nodes, false);
-    for (const neuron_group & group : groups.groups) {
-        const std::vector<neuron_kernel> found = group.kernels();
-        kernels.insert(kernels.end(), found.begin(), found.end());
-        for (const int i : group.nodes) {
-            grouped[(size_t) i] = true;
-        }
-    }
-    for (int i = 0; i < cgraph->n_nodes; i++) {
-        if (!grouped[(size_t) i] && neuron_is_work(cgraph->nodes[i])) {
-            const neuron_service             service = store.serve(cgraph->nodes[i]);
-            const std::vector<neuron_kernel> found =
-                service ? neuron_kernels_of(service) : store.serve_in_chain(cgraph->nodes[i]);
-            kernels.insert(kernels.end(), found.begin(), found.end());
-        }
-    }
-    ctx.device->core->preload(kernels);
-}
-
-// Keeps the scheduler's allocator from giving a node the memory of one of its sources: a kernel's result must not overlap
-// its inputs, and the copy that would keep them apart costs more than the memory.
-static void ggml_backend_neuron_graph_optimize(ggml_backend_t                              backend,
-                                               ggml_cgraph *                               cgraph,
-                                               struct ggml_backend_graph_optimize_params * params) {
-    auto *        ctx = (ggml_backend_neuron_context *) backend->context;
-    neuron_groups groups;
-    if (ctx->device->fusion.is_enabled()) {
-        groups = neuron_find_groups(cgraph, ggml_backend_neuron_shared().kernels, false);
-    }
-    if (!ctx->computed) {
-        ggml_backend_neuron_preload(*ctx, cgraph, groups);
-    }
-    if (ggml_backend_neuron_shared().buffers != neuron_buffers::DEVICE || !params || !params->add_alloc_dep) {
-        return;
-    }
-    for (int i = 0; i < cgraph->n_nodes; i++) {
-        ggml_tensor * node = cgraph->nodes[i];
-        if (!ggml_op_can_inplace(node->op) || node->view_src || neuron_is_view_op(node->op)) {
-            continue;
-        }
-        for (ggml_tensor * src : node->src) {
-            if (src && src->type == node->type && ggml_are_same_shape(src, node)) {
-                params->add_alloc_dep(params->user_data, src, node);
-            }
-        }
-    }
-    ggml_backend_neuron_keep_slots(cgraph, groups, params);
-}
-
-static const struct ggml_backend_i ggml_backend_neuron_i = {
-    /* .get_name                = */ ggml_backend_neuron_get_name,
-    /* .free                    = */ ggml_backend_neuron_free,
-    /* .set_tensor_async        = */ ggml_backend_neuron_set_tensor_async,
-    /* .get_tensor_async        = */ ggml_backend_neuron_get_tensor_async,
-    /* .set_tensor_2d_async     = */ NULL,
-    /* .get_tensor_2d_async     = */ NULL,
-    /* .cpy_tensor_async        = */ ggml_backend_neuron_cpy_tensor_async,
-    /* .synchronize             = */ ggml_backend_neuron_synchronize,
-    /* .graph_plan_create       = */ NULL,
-    /* .graph_plan_free         = */ NULL,
-    /* .graph_plan_update       = */ NULL,
-    /* .graph_plan_compute      = */ NULL,
-    /* .graph_compute           = */ ggml_backend_neuron_graph_compute,
-    /* .event_record            = */ ggml_backend_neuron_event_record,
-    /* .event_wait              = */ ggml_backend_neuron_event_wait,
-    /* .graph_optimize          = */ ggml_backend_neuron_graph_optimize,
-};
-
-static ggml_guid_t ggml_backend_neuron_guid(void) {
-    static ggml_guid guid = { 0x6e, 0x4b, 0x91, 0x0c, 0x2d, 0xf3, 0x47, 0x58,
-                              0xa6, 0x1e, 0xb9, 0x70, 0x35, 0xc8, 0xd2, 0x14 };
-    return &guid;
-}
 
 ggml_backend_t ggml_backend_neuron_init(size_t core) {
     ggml_backend_reg_t reg = ggml_backend_neuron_reg();
@@ -346,10 +30,6 @@ ggml_backend_t ggml_backend_neuron_init(size_t core) {
         return NULL;
     }
     return ggml_backend_dev_init(ggml_backend_reg_dev_get(reg, core), NULL);
-}
-
-bool ggml_backend_is_neuron(ggml_backend_t backend) {
-    return backend != NULL && ggml_guid_matches(backend->guid, ggml_backend_neuron_guid());
 }
 
 //
@@ -389,30 +69,6 @@ static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct 
         /* .events                = */ async,
         /* .mmap_support          = */ true,
     };
-}
-
-static ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params) {
-    auto * device = (ggml_backend_neuron_device_context *) dev->context;
-    if (!device->core->open()) {
-        return NULL;
-    }
-    auto * ctx = new ggml_backend_neuron_context{
-        /* .device  = */ device,
-        /* .planner = */
-        { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, neuron_locate },
-        /* .census  = */
-        { *device->core, ggml_backend_neuron_shared().kernels, neuron_holds },
-        /* .computed = */
-        false,
-    };
-    return new ggml_backend{
-        /* .guid    = */ ggml_backend_neuron_guid(),
-        /* .iface   = */ ggml_backend_neuron_i,
-        /* .device  = */ dev,
-        /* .context = */ ctx,
-    };
-
-    GGML_UNUSED(params);
 }
 
 static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggml_backend_dev_t dev) {
@@ -464,7 +120,7 @@ static const struct ggml_backend_device_i ggml_backend_neuron_device_i = {
     /* .offload_op           = */ NULL,
     /* .event_new            = */ ggml_backend_neuron_device_event_new,
     /* .event_free           = */ ggml_backend_neuron_device_event_free,
-    /* .event_synchronize    = */ ggml_backend_neuron_event_synchronize,
+    /* .event_synchronize    = */ ggml_backend_neuron_device_event_synchronize,
 };
 
 //

@@ -97,15 +97,73 @@ def test_threads_share_a_core(run: Run, kernels: Path, buffers: str) -> None:
     assert set(result.said.values()) == {"ok"}, result.log
 
 
-def test_a_core_waits_for_another(run: Run, kernels: Path) -> None:
+def test_memory_goes_that_a_launch_does_not_read(run: Run, kernels: Path) -> None:
     result = run(
-        "two-cores-in-flight",
+        "freed-unused",
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS="device",
-        NEURON_RT_NUM_CORES="2",
-        NEURON_SIMULATOR_LAUNCH_US="5000",
+        NEURON_SIMULATOR_LAUNCH_US="50000",
     )
-    assert result.said == {"two-cores-in-flight": "ok"}, result.log
+    assert result.said == {"freed-unused": "ok"}, result.log
+
+
+def run_on_two_cores(run: Run, kernels: Path, *scenarios: str, launch_us: int, **variables: str) -> Result:
+    return run(
+        *scenarios,
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_LOG="1",
+        NEURON_RT_NUM_CORES="2",
+        NEURON_SIMULATOR_LAUNCH_US=str(launch_us),
+        GGML_NO_BACKTRACE="1",
+        **variables,
+    )
+
+
+def test_a_core_waits_for_another(run: Run, kernels: Path) -> None:
+    result = run_on_two_cores(run, kernels, "two-cores-in-flight", "two-cores-held", launch_us=20_000)
+    assert result.said == {"two-cores-in-flight": "ok", "two-cores-held": "ok"}, result.log
+
+
+def test_cores_that_wait_for_each_other(run: Run, kernels: Path) -> None:
+    result = run_on_two_cores(run, kernels, "two-cores-crossing", launch_us=0)
+    assert result.said == {"two-cores-crossing": "ok"}, result.log
+
+
+def test_a_copy_to_another_core_does_not_block(run: Run, kernels: Path) -> None:
+    result = run_on_two_cores(run, kernels, "two-cores-ahead", launch_us=300_000)
+    assert result.said == {"two-cores-ahead": "ok"}, result.log
+    # twice three: the second and the third are launched when the first one is not done, which the copy before them waits for
+    assert "core 0: 6 launches, 4 of them while another one was in flight" in result.log
+    assert "core 1: 12 jobs waited for another core" in result.log
+
+
+def test_copies_around_a_kernel_wait_in_the_queue(run: Run, kernels: Path) -> None:
+    result = run_on_two_cores(run, kernels, "two-cores-behind", launch_us=100_000)
+    assert result.said == {"two-cores-behind": "ok"}, result.log
+    # the event, two copies of rows to where the kernel wants them, the launch, and a copy of its result
+    assert "core 1: 5 jobs waited for another core" in result.log
+
+
+def test_one_launch_at_a_time_on_two_cores(run: Run, kernels: Path) -> None:
+    result = run_on_two_cores(
+        run, kernels, "two-cores-ahead", "two-cores-held", launch_us=0, GGML_NEURON_QUEUE_DEPTH="1"
+    )
+    assert result.said == {"two-cores-ahead": "ok", "two-cores-held": "ok"}, result.log
+    assert "jobs waited" not in result.log
+
+
+def test_an_event_of_another_core(run: Run, kernels: Path) -> None:
+    fault = {"NEURON_SIMULATOR_FAULT": "execute@1"}
+    result = run_on_two_cores(run, kernels, "two-cores-waiting", launch_us=300_000, **fault)
+    assert result.said == {"two-cores-waiting": "ok"}, result.log
+
+
+def test_what_a_copy_waits_for_fails_late(run: Run, kernels: Path) -> None:
+    fault = {"NEURON_SIMULATOR_FAULT": "execute@1"}
+    result = run_on_two_cores(run, kernels, "two-cores-late", launch_us=300_000, **fault)
+    assert result.said == {"two-cores-late": "ok"}, result.log
+    assert re.search(r"core 0: 1024 bytes at offset \d+ were not computed: a launch failed", result.log), result.log
 
 
 LAUNCH_FAILED = re.compile(

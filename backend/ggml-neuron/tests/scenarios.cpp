@@ -30,6 +30,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -108,6 +109,22 @@ struct built {
 };
 
 using builder = std::function<built(ggml_context *)>;
+
+// Computes a node in a graph of its own.
+static void compute(ggml_tensor * node, ggml_backend_t by) {
+    context       own;
+    ggml_cgraph * graph = ggml_new_graph(own.get());
+    ggml_build_forward_expand(graph, node);
+    const ggml_status status = ggml_backend_graph_compute(by, graph);
+    check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+}
+
+// Writes three rows over those that `fill` numbers: see there.
+static void put_rows(std::vector<float> & cells, int64_t size, const std::vector<float> & values) {
+    for (int64_t row = 0; row < 3; row++) {
+        std::copy_n(values.begin() + row * size, size, cells.begin() + (row * 3 + 1) * size);
+    }
+}
 
 // Asks for every node, so that all that lack a kernel are recorded.
 static void require_kernels(ggml_backend_dev_t dev, const ggml_cgraph * graph) {
@@ -190,6 +207,15 @@ static built add(ggml_context * ctx) {
     };
 }
 
+// Three rows, where kernels are for four.
+static built add_three(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 3);
+    ggml_tensor * b = f32(ctx, 64);
+    return {
+        ggml_add(ctx, a, b), { a, b }
+    };
+}
+
 static built chain(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     ggml_tensor * b = f32(ctx, 64, 4);
@@ -250,9 +276,7 @@ static void copied_destination() {
     std::vector<float>       wanted = numbers(32 * 16, 1);
     const std::vector<float> values = numbers(32 * 3, 2);
     compare(read(copy), wanted);
-    for (int row = 0; row < 3; row++) {
-        std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
-    }
+    put_rows(wanted, 32, values);
     compare(read(cells), wanted);
 }
 
@@ -285,9 +309,7 @@ static void freed_copy() {
         fill(copy, (float) round);
         check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
         std::vector<float> wanted = numbers(32 * 16, (float) round);
-        for (int row = 0; row < 3; row++) {
-            std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
-        }
+        put_rows(wanted, 32, values);
         compare(read(cells), wanted);
     }
 }
@@ -335,10 +357,13 @@ static built optimizer(ggml_context * ctx) {
 }
 
 // Of its kernel IM2COL reads the shape only, so that a compiler may leave it out of the program's inputs.
-static built unused(ggml_context * ctx) {
-    ggml_tensor * kernel = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 3, 3, 2, 1);
-    ggml_tensor * image  = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 8, 6, 2, 1);
+static built unused_kernel(ggml_context * ctx, ggml_tensor * kernel) {
+    ggml_tensor * image = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 8, 6, 2, 1);
     return { ggml_im2col(ctx, kernel, image, 1, 1, 1, 1, 1, 1, true, GGML_TYPE_F32), { image } };
+}
+
+static built unused(ggml_context * ctx) {
+    return unused_kernel(ctx, ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 3, 3, 2, 1));
 }
 
 // A NaN goes through kernels as it does through ggml's ops; what is computed after it is right, though a core goes on reporting it.
@@ -535,15 +560,11 @@ static void stranded(ggml_backend_dev_t dev) {
     fill(rows, 0);
     fill(fresh, 2);
     check(ggml_backend_dev_supports_op(dev, all), "refused, though nobody else can");
-    ggml_cgraph * graph = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, all);
-    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    compute(all, backend.get());
 
     std::vector<float>       wanted = numbers(48 * 16, 1);
     const std::vector<float> values = numbers(48 * 3, 2);
-    for (int row = 0; row < 3; row++) {
-        std::copy_n(values.begin() + row * 48, 48, wanted.begin() + (row * 3 + 1) * 48);
-    }
+    put_rows(wanted, 48, values);
     compare(read(cells), wanted);
 }
 
@@ -612,10 +633,7 @@ static void stranded_gather() {
     ggml_backend_tensor_set(fresh, values.data(), 0, ggml_nbytes(fresh));
     ggml_backend_tensor_set(ids, at, 0, sizeof(at));
     for (ggml_tensor * node : { copied, picked }) {
-        context       own;
-        ggml_cgraph * graph = ggml_new_graph(own.get());
-        ggml_build_forward_expand(graph, node);
-        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        compute(node, backend.get());
     }
     const auto cell = [&](int64_t plane, int64_t row) {
         return all.begin() + (plane * n_rows + row) * 256;
@@ -654,14 +672,9 @@ static void recalled_weights() {
         fill(cells, (float) round);
         fill(fresh, 2 + (float) round);
         read_often();
-        context       own;
-        ggml_cgraph * graph = ggml_new_graph(own.get());
-        ggml_build_forward_expand(graph, write);
-        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        compute(write, backend.get());
         const std::vector<float> values = numbers(32 * 3, 2 + (float) round);
-        for (int row = 0; row < 3; row++) {
-            std::copy_n(values.begin() + row * 32, 32, wanted.begin() + (row * 3 + 1) * 32);
-        }
+        put_rows(wanted, 32, values);
         read_often();
         wanted.assign(wanted.size(), 0);
         ggml_backend_buffer_clear(buffer.get(), 0);
@@ -687,9 +700,7 @@ static void stranded_optimizer() {
     const float numbers_of_step[7] = { 0.1f, 0.5f, 0.5f, 1e-3f, 0.0f, 2.0f, 2.0f };
     ggml_backend_tensor_set(params, numbers_of_step, 0, sizeof(numbers_of_step));
     check(ggml_backend_dev_supports_op(neuron, step), "refused, though nobody else can");
-    ggml_cgraph * graph = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, step);
-    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    compute(step, backend.get());
 
     std::vector<float> first  = numbers(64, 2);  // the momenta were 0
     std::vector<float> second = first;
@@ -1158,6 +1169,25 @@ static void in_flight(ggml_backend_dev_t dev, int rounds) {
     backend.reset();
 }
 
+// The memory of a source goes that a launch in flight is bound to and does not read.
+static void freed_unused() {
+    const ggml_backend_ptr  backend(ggml_backend_dev_init(neuron, nullptr));
+    const context           own;
+    const context           ctx;
+    ggml_tensor *           kernel = ggml_new_tensor_4d(own.get(), GGML_TYPE_F32, 3, 3, 2, 1);
+    const built             b      = unused_kernel(ctx.get(), kernel);
+    ggml_backend_buffer_ptr source = allocate(own, backend);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    ggml_cgraph *           graph  = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(neuron, graph);
+    fill(b.inputs[0], 1);
+    const ggml_status status = ggml_backend_graph_compute_async(backend.get(), graph);
+    check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    source.reset();
+    compare(read(b.result), run(cpu, unused));
+}
+
 // The second launch fails when it was long queued, and with it the graph, which has an output: the program reads it next.
 static void fails_late() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
@@ -1260,6 +1290,148 @@ static void two_cores_in_flight() {
     }
 }
 
+// Two NeuronCores, and graphs for each: what the second one's adds to, the first one's computes.
+struct pair_of_cores {
+    const ggml_backend_ptr first{ ggml_backend_dev_init(core(0), nullptr) };
+    const ggml_backend_ptr second{ ggml_backend_dev_init(core(1), nullptr) };
+    std::deque<queued>     from;
+    std::deque<queued>     to;
+
+    explicit pair_of_cores(int n) {
+        for (int i = 0; i < n; i++) {
+            from.emplace_back(first, add);
+            to.emplace_back(second, add);
+            from.back().set(i);
+            to.back().set(i);
+        }
+    }
+
+    void copy(size_t i, size_t j) {
+        ggml_backend_tensor_copy_async(first.get(), second.get(), from[i].b.result, to[j].b.inputs[0]);
+    }
+
+    void compute(size_t i) {
+        from[i].compute();
+        copy(i, i);
+        to[i].compute();
+    }
+
+    // What `to` comes to when both were set in a round.
+    static std::vector<float> wanted(int i) {
+        std::vector<float>       sum  = run(cpu, add, i + 1);
+        const std::vector<float> more = numbers(64, 2 + (float) i);
+        for (size_t k = 0; k < sum.size(); k++) {
+            sum[k] += more[k % 64];
+        }
+        return sum;
+    }
+};
+
+// Everything is given to both cores before the first one has computed anything, then again, and memory goes that jobs use.
+static void two_cores_ahead() {
+    pair_of_cores t(3);
+    for (size_t i = 0; i < 3; i++) {
+        t.compute(i);
+    }
+    for (int i = 0; i < 3; i++) {
+        compare(t.to[(size_t) i].get(), t.wanted(i));
+    }
+    for (size_t i = 0; i < 3; i++) {
+        t.compute(i);
+    }
+}
+
+// A graph with copies around its kernel is behind an event of the other core.
+static void two_cores_behind() {
+    pair_of_cores                t(1);
+    queued                       cut(t.second, add_three);
+    const ggml_backend_event_ptr computed(ggml_backend_event_new(core(0)));
+    cut.set(4);
+    t.from[0].compute();
+    ggml_backend_event_record(computed.get(), t.first.get());
+    ggml_backend_event_wait(t.second.get(), computed.get());
+    cut.compute();
+    compare(cut.get(), run(cpu, add_three, 5));
+}
+
+// A tensor is set, computed anew and then freed, when a copy of it waits for the core that it is copied to.
+static void two_cores_held() {
+    pair_of_cores               t(2);
+    queued &                    from        = t.from[0];
+    const std::function<void()> overwrite[] = {
+        [&from] { fill(from.b.result, 9); },
+        [&from] {
+            from.set(7);
+            from.compute();
+        },
+        [&from] { from.buffer.reset(); },
+    };
+    for (const std::function<void()> & next : overwrite) {
+        from.set(0);
+        from.compute();
+        ggml_backend_synchronize(t.first.get());
+        t.to[1].compute();
+        t.copy(0, 1);  // over what that reads
+        t.copy(0, 0);
+        next();
+        t.to[0].compute();
+        compare(t.to[0].get(), t.wanted(0));
+    }
+}
+
+// Two threads copy between the same tensors, each to another core, and each has its core wait for the other one's.
+static void two_cores_crossing() {
+    pair_of_cores                t(1);
+    const ggml_backend_t         backends[] = { t.first.get(), t.second.get() };
+    ggml_tensor * const          tensors[]  = { t.from[0].b.inputs[0], t.to[0].b.inputs[0] };
+    const ggml_backend_event_ptr events[]   = { ggml_backend_event_ptr(ggml_backend_event_new(core(0))),
+                                                ggml_backend_event_ptr(ggml_backend_event_new(core(1))) };
+    fill(tensors[0], 5);
+    fill(tensors[1], 6);
+    const std::vector<float> values[] = { read(tensors[0]), read(tensors[1]) };
+    in_threads(2, [&](int n) {
+        queued & own = n ? t.to[0] : t.from[0];
+        for (int i = 0; i < 300; i++) {
+            ggml_backend_tensor_copy_async(backends[1 - n], backends[n], tensors[1 - n], tensors[n]);
+            own.compute();
+            ggml_backend_event_record(events[n].get(), backends[n]);
+            ggml_backend_event_wait(backends[n], events[1 - n].get());
+        }
+        ggml_backend_synchronize(backends[n]);
+    });
+    for (const ggml_tensor * tensor : tensors) {
+        const std::vector<float> got = read(tensor);
+        check(got == values[0] || got == values[1], "neither of the tensors");
+    }
+}
+
+// The first core's launch fails late. The second one, which waits for it, is done when that has failed.
+static void two_cores_waiting() {
+    pair_of_cores                t(1);
+    const ggml_backend_event_ptr computed(ggml_backend_event_new(core(0)));
+    const ggml_backend_event_ptr waited(ggml_backend_event_new(core(1)));
+    t.from[0].compute();
+    ggml_backend_event_record(computed.get(), t.first.get());
+    ggml_backend_event_wait(t.second.get(), computed.get());
+    ggml_backend_event_record(waited.get(), t.second.get());
+    ggml_backend_event_synchronize(waited.get());
+    t.from[0].compute(GGML_STATUS_FAILED);
+    t.compute(0);
+    compare(t.to[0].get(), t.wanted(0));
+}
+
+// The first core's launch fails late, when a graph that reads its copy was given back by the second one.
+static void two_cores_late() {
+    pair_of_cores t(1);
+    t.compute(0);
+    ggml_backend_synchronize(t.second.get());
+    t.to[0].compute(GGML_STATUS_FAILED);
+    t.to[0].compute(GGML_STATUS_FAILED);  // the copy is lost until it is made anew
+    t.from[0].compute(GGML_STATUS_FAILED);
+    t.compute(0);
+    compare(t.to[0].get(), t.wanted(0));
+}
+
 //
 // weights in host memory
 //
@@ -1291,14 +1463,6 @@ struct weighted {
         fill(rows, 0);
         fill(fresh, 3);
         fill(q, 4);
-    }
-
-    void compute(ggml_tensor * node, ggml_backend_t by) {
-        context       own;
-        ggml_cgraph * graph = ggml_new_graph(own.get());
-        ggml_build_forward_expand(graph, node);
-        const ggml_status status = ggml_backend_graph_compute(by, graph);
-        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
     }
 
     // Compares the product with that of the weight as it is in host memory now.
@@ -1336,20 +1500,20 @@ static void written_weights() {
     // by an op, of the CPU: ggml's scheduler asks all backends before
     check(ggml_backend_dev_supports_op(neuron, t.write), "no kernel for SET_ROWS");
     ggml_backend_ptr host(ggml_backend_dev_init(cpu, nullptr));
-    t.compute(t.write, host.get());
+    compute(t.write, host.get());
     t.is_right();
     fill(t.fresh, 7);
-    t.compute(t.write, host.get());
+    compute(t.write, host.get());
     t.is_right();
     // by an op of the device, and by one that the CPU computes instead
     weighted u;
     u.is_right();
-    u.compute(u.write, u.backend.get());
+    compute(u.write, u.backend.get());
     u.is_right();
     weighted x;
     fill(x.whole, 8);
     x.is_right();
-    x.compute(x.copy, x.backend.get());
+    compute(x.copy, x.backend.get());
     x.is_right();
     // by training, of which the device sees nothing
     weighted v;
@@ -1839,11 +2003,18 @@ int main(int argc, char ** argv) {
         { "in-flight",                   [] { in_flight(neuron, 6); }                                             },
         { "in-flight-in-threads",        [] { in_threads(3, [](int) { in_flight(neuron, 3); }); }                 },
         { "fails-late",                  fails_late                                                               },
+        { "freed-unused",                freed_unused                                                             },
         { "fails-later",                 [] { fails_later(false); }                                               },
         { "fails-later-and-read",        [] { fails_later(true); }                                                },
         { "loses-a-cache",               loses_a_cache                                                            },
         { "loses-for-another-core",      loses_for_another                                                        },
         { "two-cores-in-flight",         two_cores_in_flight                                                      },
+        { "two-cores-ahead",             two_cores_ahead                                                          },
+        { "two-cores-behind",            two_cores_behind                                                         },
+        { "two-cores-held",              two_cores_held                                                           },
+        { "two-cores-crossing",          two_cores_crossing                                                       },
+        { "two-cores-waiting",           two_cores_waiting                                                        },
+        { "two-cores-late",              two_cores_late                                                           },
         { "kept-weights",                kept_weights                                                             },
         { "written-weights",             written_weights                                                          },
         { "asynchronous",                [] { capabilities(true); }                                               },

@@ -1,0 +1,197 @@
+// Kernels bound to memory of a NeuronCore.
+
+#include "core.h"
+#include "log.h"
+
+#include <algorithm>
+
+// Steps bound at once. Each has two tensor sets in the library; a graph of a large model has about a thousand.
+static constexpr size_t MAX_STEPS = 1 << 16;
+
+void neuron_core::destroy(neuron_step & step) {
+    if (step.input) {
+        nrt.nrt_destroy_tensor_set(&step.input);
+    }
+    if (step.output) {
+        nrt.nrt_destroy_tensor_set(&step.output);
+    }
+}
+
+template <typename F> void neuron_core::destroy_steps(F which) {
+    bool any = false;
+    for (auto it = steps.begin(); it != steps.end();) {
+        if (which(it->first)) {
+            destroy(*it->second);
+            it  = steps.erase(it);
+            any = true;
+        } else {
+            ++it;
+        }
+    }
+    epoch += any;
+}
+
+void neuron_core::destroy_all_steps() {
+    destroy_steps([](const std::vector<uint64_t> &) { return true; });
+}
+
+// A step's key holds the id of every memory that it is bound to: see step_key.
+void neuron_core::destroy_steps_of(uint64_t memory) {
+    destroy_steps([memory](const std::vector<uint64_t> & key) {
+        for (size_t i = 2; i < key.size(); i += 3) {
+            if (key[i] == memory) {
+                return true;
+            }
+        }
+        return false;
+    });
+}
+
+void neuron_core::destroy_steps_and_slices() {
+    flights.wait_for_all();
+    destroy_all_steps();
+    for (auto & entry : memories) {
+        for (auto & slice : entry.second->slices) {
+            nrt.nrt_tensor_free(&slice.second);
+        }
+        entry.second->slices.clear();
+    }
+}
+
+// Returns what a step is known by: the NEFF, the numbers of sources and results, and of each operand memory, offset and size.
+// The NEFF stands for the kernel, since equal NEFFs compute the same.
+static std::vector<uint64_t> step_key(const neuron_kernel & kernel, const neuron_binding & binding) {
+    std::vector<uint64_t> key;
+    key.reserve(2 + 3 * binding.size());
+    key.push_back(kernel.neff_number());
+    key.push_back(binding.n_src | (uint64_t) binding.n_results << 32);
+    for (size_t i = 0; i < binding.size(); i++) {
+        const neuron_operand & operand = binding.operands[i];
+        key.push_back(operand.memory ? operand.memory->id : 0);
+        key.push_back(operand.offset);
+        key.push_back(operand.size);
+    }
+    return key;
+}
+
+// Returns the index of the operand that a model's tensor is, or that of none.
+static size_t operand_of(const neuron_model::tensor & tensor, const neuron_binding & binding) {
+    const size_t n = tensor.result ? binding.n_results : binding.n_src;
+    return tensor.index < n ? tensor.index + (tensor.result ? binding.n_src : 0) : binding.size();
+}
+
+// Returns in what a NEFF disagrees with the bundle's index; "" when each of its tensors is an operand of that size, and each result
+// and each source that the kernel changes is one of its outputs. It may lack inputs: a compiler leaves out what no result depends on.
+static std::string disagreement(const neuron_model & model, const neuron_binding & binding) {
+    const std::string text = model.name + ": its NEFF disagrees with the bundle's index: ";
+
+    std::vector<std::string> outputs;
+    for (size_t i = 0; i < binding.n_results; i++) {
+        outputs.push_back("output" + std::to_string(i));
+    }
+    for (size_t i = 0; i < binding.n_src; i++) {
+        if (binding.is_updated(i)) {
+            outputs.push_back("input" + std::to_string(i) + ".updated");
+        }
+    }
+    for (const neuron_model::tensor & tensor : model.tensors) {
+        const size_t i          = operand_of(tensor, binding);
+        const bool   is_operand = i < binding.size() && (tensor.result || !tensor.output || binding.is_updated(i));
+        const size_t size       = is_operand ? binding.operands[i].size : 0;
+        if (size != tensor.size) {
+            return text + tensor.name + " has " + std::to_string(tensor.size) + " bytes and the index says " +
+                   std::to_string(size);
+        }
+        const auto found = std::find(outputs.begin(), outputs.end(), tensor.name);
+        if (tensor.output && found != outputs.end()) {
+            outputs.erase(found);
+        }
+    }
+    return outputs.empty() ? "" : text + "it lacks " + outputs.front();
+}
+
+// Returns what a kernel uses that is bound: sources that its NEFF lacks among them, since the step goes with their memory.
+static std::vector<neuron_use> uses_of(const neuron_binding & binding) {
+    std::vector<neuron_use> uses;
+    for (size_t i = 0; i < binding.size(); i++) {
+        const neuron_operand & o = binding.operands[i];
+        if (!o.memory) {
+            continue;
+        }
+        if (i < binding.n_src) {
+            uses.push_back({ o.memory, o.offset, o.size, false });
+        }
+        if (i >= binding.n_src || binding.is_updated(i)) {
+            uses.push_back({ o.memory, o.offset, o.size, true });
+        }
+    }
+    return uses;
+}
+
+// Makes the tensor sets of a step. Returns false and sets `message` when that fails: what was made is the step's.
+bool neuron_core::fill(neuron_step & step, const neuron_binding & binding, std::string & message) {
+    const auto failed = [&](const char * function, NRT_STATUS status) {
+        message = nrt.describe(function, status) + ": " + step.model->name;
+        return false;
+    };
+    for (nrt_tensor_set_t ** set : { &step.input, &step.output }) {
+        const NRT_STATUS status = nrt.nrt_allocate_tensor_set(set);
+        if (status != NRT_SUCCESS) {
+            return failed("nrt_allocate_tensor_set", status);
+        }
+    }
+    for (const neuron_model::tensor & tensor : step.model->tensors) {
+        const neuron_operand & operand = binding.operands[operand_of(tensor, binding)];
+        nrt_tensor_t *         bound   = slice(*operand.memory, operand.offset, operand.size, message);
+        if (!bound) {
+            return false;
+        }
+        const NRT_STATUS status =
+            nrt.nrt_add_tensor_to_tensor_set(tensor.output ? step.output : step.input, tensor.name.c_str(), bound);
+        if (status != NRT_SUCCESS) {
+            return failed("nrt_add_tensor_to_tensor_set", status);
+        }
+    }
+    return true;
+}
+
+// Loads the model if need be and makes a step of it, or returns NULL and sets `message`.
+std::unique_ptr<neuron_step> neuron_core::make_step(neuron_model &         model,
+                                                    const neuron_binding & binding,
+                                                    std::string &          message) {
+    if (!model.handle && load(model, message) != NRT_SUCCESS) {
+        return nullptr;
+    }
+    message = disagreement(model, binding);
+    if (!message.empty()) {
+        mark_broken(model, message);
+        return nullptr;
+    }
+    auto step   = std::make_unique<neuron_step>();
+    step->model = &model;
+    step->uses  = uses_of(binding);
+    if (!fill(*step, binding, message)) {
+        destroy(*step);
+        return nullptr;
+    }
+    return step;
+}
+
+neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
+                                const neuron_binding & binding,
+                                std::string &          message,
+                                bool &                 broken) {
+    std::vector<uint64_t> key   = step_key(kernel, binding);
+    const auto            found = steps.find(key);
+    if (found != steps.end()) {
+        return found->second.get();
+    }
+    if (steps.size() >= MAX_STEPS) {
+        destroy_steps_and_slices();
+    }
+    neuron_model & model = model_of(kernel);
+    message              = model.broken;
+    auto step            = message.empty() ? make_step(model, binding, message) : nullptr;
+    broken               = !model.broken.empty();
+    return step ? steps.emplace(std::move(key), std::move(step)).first->second.get() : nullptr;
+}
