@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import kernelgen
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.emitters import scan
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library, builtin_library, emitters_of
@@ -393,3 +395,38 @@ def test_a_graph_kernel_is_composed_of_emitters_in_jax_for_all_targets(tmp_path:
     mine.file("in_jax").write_text(HEADER + "@emitter('relu', targets='trn2')\ndef f(x): ...\n")
     with pytest.raises(KernelgenError, match="no emitter computes op 'relu' in jax for all targets"):
         Catalog([Library("mine", tmp_path)]).kernel(spec)
+
+
+def test_every_statement_of_a_module_is_read_in_order() -> None:
+    source = """\
+if a:
+    import b
+elif c:
+    import d
+else:
+    with e:
+        import f
+try:
+    import g
+except h:
+    import i
+else:
+    import j
+finally:
+    import k
+match m:
+    case 1:
+        import n
+class C:
+    async def f(self, x=lambda: 1):
+        for y in x:
+            while y:
+                import o
+        else:
+            import p
+"""
+    for tree in map(ast.parse, [source, *(file.read_text() for file in builtin_library().root.glob("*.py"))]):
+        walked = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        assert sorted(map(id, scan.statements(tree))) == sorted(map(id, walked))
+    names = [node.names[0].name for node in scan.statements(ast.parse(source)) if isinstance(node, ast.Import)]
+    assert sorted(names) == list("bdfgijknop")

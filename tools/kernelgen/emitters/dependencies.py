@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernelgen.emitters.library import BUILTIN_PACKAGE, Library, builtin_library
-from kernelgen.emitters.scan import parse
+from kernelgen.emitters.scan import parse, statements
 from kernelgen.errors import KernelgenError
 
 
@@ -53,7 +53,7 @@ def _local_imports(file: Path) -> Iterator[Path]:
 def _imported(source: bytes, name: str) -> tuple[tuple[bool, str], ...]:
     """Returns (whether of the built-in library, name) of what may be a kernel module in a source's imports."""
     found: list[tuple[bool, str]] = []
-    for node in ast.walk(parse(source, name)):
+    for node in statements(parse(source, name)):
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             found += [(False, node.module.split(".")[0])] if node.module else [(False, a.name) for a in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == BUILTIN_PACKAGE:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,6 +59,25 @@ def parse(source: bytes, file: str) -> ast.Module:
         raise KernelgenError(Diagnostic(f"not valid Python: {error}", Location(file, 1, 1))) from None
 
 
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yields a module's statements with those inside of them, outer ones first, in `ast.walk`'s order.
+
+    Expressions, which are most of a tree, hold none and are left out.
+    """
+    pending: deque[ast.AST] = deque([tree])
+    while pending:
+        node = pending.popleft()
+        if isinstance(node, ast.stmt):
+            yield node
+        for name in node._fields:
+            if name in _BLOCKS:
+                pending.extend(getattr(node, name))
+
+
+_BLOCKS = frozenset(("body", "orelse", "finalbody", "handlers", "cases"))
+"""The fields of statements, handlers and cases that hold statements."""
+
+
 # A worker asks for the same module with every kernel.
 @lru_cache(maxsize=1024)
 def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
@@ -98,7 +118,7 @@ class _Module:
     def read(self, tree: ast.Module) -> None:
         top = set(map(id, tree.body))
         names = _decorator_names(tree)
-        for node in ast.walk(tree):
+        for node in statements(tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             for decorator in node.decorator_list:

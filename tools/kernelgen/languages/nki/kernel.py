@@ -82,6 +82,7 @@ def record(
     targets: tuple[str, ...] = (),
     check: bool = True,
     bound: int = BOUND,
+    values: bool = False,
 ) -> Recorded:
     """Runs a kernel's Python code and records what it does.
 
@@ -95,6 +96,7 @@ def record(
         targets: whose limits are checked, those of all targets if none are given.
         check: whether the limits of the hardware are checked.
         bound: how many instructions a loop may have to stay unrolled.
+        values: whether the arrays' values count, for bounds of loops that are in memory. Then what is recorded is for these only.
 
     Raises:
         NkiError: the kernel breaks a rule.
@@ -102,6 +104,9 @@ def record(
     recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
     parameters: list[Storage] = []
     names: list[str] = []
+    given: list[Any] = []
+    if values:
+        recorder.run = functools.partial(_after, given)
     with recorded_by(recorder):
         bound_args = _bound(function, args, kwargs)
         mutable = _mutable(function)
@@ -117,6 +122,7 @@ def record(
             )
             parameters.append(storage)
             names.append(name)
+            given.append(value)
             return tensors.whole(storage)
 
         arguments = {
@@ -154,6 +160,15 @@ def record(
         tuple(dict.fromkeys([*recorder.notes, *roller.notes])),
         tuple(recorder.storages),
     )
+
+
+def _after(arrays: Sequence[Any], block: Block, tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Returns a tensor's values after a block ran with the kernel's arrays."""
+    from kernelgen.languages.nki.lower import Context
+
+    context = Context([np.asarray(a).astype(dtype_of(a.dtype)) for a in arrays])
+    context.run(block)
+    return np.asarray(context.read(tensor))
 
 
 @dataclass(frozen=True)
@@ -428,7 +443,7 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
 
     from kernelgen.languages.nki.lower import INSIDE
 
-    recorded = record_kernel(kernel, args, kwargs)
+    recorded = record_kernel(kernel, args, kwargs, values=True)
     arrays = [np.asarray(a) for a in _arrays(kernel, args, kwargs)]
     arrays = [a.astype(s.dtype) for a, s in zip(arrays, recorded.parameters, strict=True)]
     places: list[tuple[int, str]] = []

@@ -206,11 +206,21 @@ def shared_identity_matrix(n: int, dtype: Any = np.uint8, dst: Tensor | None = N
 # Loops and grids
 
 
+def _bound(value: Any) -> int:
+    """Returns the bound of a loop; one that is in memory is known where the kernel runs with arrays."""
+    if isinstance(value, int | np.integer):
+        return int(value)
+    register = getattr(value, "register_tensor", None)
+    place = value if isinstance(value, Tensor) else register() if register else None
+    if place is None:
+        raise NkiTypeError("err_dynamic_loop_bound", f"the bounds of a loop are numbers, not {type(value).__name__}")
+    if place.size != 1:
+        raise NkiTypeError("err_dynamic_loop_bound", f"the bound of a loop is one number, not a tensor {place.shape}")
+    return int(current().known(place).reshape(()))
+
+
 def _loop(kind: str, args: tuple[Any, ...]) -> Iterator[int]:
-    for arg in args:
-        if not isinstance(arg, int | np.integer):
-            raise NkiTypeError("err_dynamic_loop_bound", f"the bounds of a loop are numbers, not {type(arg).__name__}")
-    values = range(*(int(arg) for arg in args))
+    values = range(*map(_bound, args))
     if not recording():
         return iter(values)
     return current().iterate(kind, values)

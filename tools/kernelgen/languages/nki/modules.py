@@ -141,11 +141,16 @@ def older_modules() -> dict[str, types.ModuleType]:
     }
 
 
+def _as_dtype(value: Any) -> Any:
+    """Returns the dtype for a class of NumPy: kernels of this generation compare dtypes by text, and a tensor's is 'float32'."""
+    return np.dtype(value) if isinstance(value, type) and issubclass(value, np.generic) else value
+
+
 def newer_modules() -> dict[str, types.ModuleType]:
     """Returns the modules of `nki`, by name."""
     isa = _module("nki.isa", {**_public(newer), "dma_engine": constants.dma_engine})
     isa.constants = _module("nki.isa.constants", {**_public(constants), "dge_mode": constants.newer_dge_mode})  # type: ignore[attr-defined]
-    nl = _module("nki.language", language.names())
+    nl = _module("nki.language", {name: _as_dtype(value) for name, value in language.names().items()})
     nl.dtypes = _module("nki.language.dtypes", {k: v for k, v in vars(nl).items() if isinstance(v, type | np.dtype)})  # type: ignore[attr-defined]
     nl.tile_size.__class__.__module__ = "nki.language"
     names = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +187,12 @@ class Recorder:
         self.seed = 0
         self.allowed: set[Any] = set()
         """What `checks` found to be within the limits: a kernel does the same many times."""
+        self.run: Callable[[Block, Tensor], np.ndarray[Any, Any]] | None = None
+        """What gives the values of a tensor after a block ran; None where the arguments' values are unknown."""
+        self.before: list[Block] = []
+        """The blocks of the programs of the grid so far, the last one being recorded."""
+        self.exchanged = False
+        """Whether a program waits for another, so that what is before is not what ran before."""
         self._count = 0
         self.reduced: dict[tuple[Any, ...], Any] = {}
         self.indices: list[LoopIndex] = []
@@ -249,6 +255,7 @@ class Recorder:
             )
 
     def exchange(self, exchange: Exchange) -> None:
+        self.exchanged = True
         self.block.items.append(exchange)
         self._used([t for t in (exchange.source, exchange.destination) if t is not None])
         self._step()
@@ -262,6 +269,24 @@ class Recorder:
             storage.last = number
             if tensor.dynamic:
                 self._used([d.index for d in tensor.dynamic])
+
+    def known(self, tensor: Tensor) -> np.ndarray[Any, Any]:
+        """Returns the values that a tensor has now, by running what is recorded so far.
+
+        Raises:
+            NkiError: the arguments' values are unknown, or programs of a grid have exchanged data.
+        """
+        if self.run is None:
+            raise NkiError(
+                "err_dynamic_loop_bound",
+                "the bound of a loop is known at run time only, and HLO is made before; it is known where the kernel is "
+                "called with arrays",
+            )
+        if self.exchanged:
+            raise NkiError(
+                "err_dynamic_loop_bound", "the bound of a loop is known at run time only, after programs exchanged data"
+            )
+        return self.run(Block([item for block in self.before for item in block.items]), tensor)
 
     def iterate(self, kind: str, values: Iterable[int]) -> Iterator[int]:
         """Yields the values and records what happens between two of them as an iteration of a loop."""
@@ -295,6 +320,7 @@ class Recorder:
         self.registers = {}
         self.reduced = {}
         self.block = block = Block(begin=self._count)
+        self.before.append(block)
         try:
             yield block
         finally:

@@ -1,0 +1,117 @@
+"""Loops whose bounds are in memory: they run where the arrays are there, and are refused where HLO is made before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelgen.languages.nki import kernel, loading
+from kernelgen.languages.nki.errors import NkiError
+
+with loading.interpreter():
+    import nki.isa as nisa
+    import nki.language as nl
+
+X = np.arange(256 * 4, dtype=np.float32).reshape(256, 4)
+
+
+def _first_rows(x, blocks):
+    """Copies as many blocks of 64 rows of `x` as `blocks` says."""
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    zeros = nl.zeros((64, 4), x.dtype, buffer=nl.sbuf)
+    for i in range(4):
+        nisa.dma_copy(dst=result[64 * i : 64 * (i + 1), :], src=zeros)
+    held = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=held, src=blocks[0])
+    count = nisa.register_alloc()
+    nisa.register_load(count, held)
+    start = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=start, value=0)
+    for _ in nl.dynamic_range(0, count, 1):
+        tile = nl.ndarray((64, 4), x.dtype, buffer=nl.sbuf)
+        pattern = [[4, 64], [1, 4]]
+        nisa.dma_copy(dst=tile, src=x.ap(pattern=pattern, offset=0, scalar_offset=start, indirect_dim=0))
+        nisa.dma_copy(dst=result.ap(pattern=pattern, offset=0, scalar_offset=start, indirect_dim=0), src=tile)
+        nisa.tensor_scalar(dst=start, data=start, op0=nl.add, operand0=64)
+    return result
+
+
+def _programs(blocks, barrier=False):
+    """Each program adds 1 to a number as often as the program before has made it, the first one as often as `blocks` says."""
+    result = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
+    held = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=held, src=blocks[0] if nl.program_id(0) == 0 else result)
+    if barrier:
+        nisa.core_barrier(result, (0, 1))
+    total = nl.zeros((1, 1), nl.int32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=total, src=held)
+    for _ in nl.dynamic_range(held):
+        nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=1)
+    nisa.dma_copy(dst=result, src=total)
+    return result
+
+
+def _nested(blocks):
+    """Counts to 1 + 2 + … + n: the bound of the inner loop is what the outer one has changed."""
+    result = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
+    held = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
+    total = nl.zeros((1, 1), nl.int32, buffer=nl.sbuf)
+    inner = nl.zeros((1, 1), nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=held, src=blocks[0])
+    for _ in nl.dynamic_range(0, held, 1):
+        nisa.tensor_scalar(dst=inner, data=inner, op0=nl.add, operand0=1)
+        for _ in nl.dynamic_range(inner):
+            nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=1)
+    nisa.dma_copy(dst=result, src=total)
+    return result
+
+
+def _blocks(n):
+    return np.array([[n]], np.int32)
+
+
+def _jit(function):
+    return kernel.Kernel(function, older=False)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_a_register_bounds_a_loop(blocks: int) -> None:
+    found = _jit(_first_rows)(X, _blocks(blocks))
+    assert np.array_equal(found[: 64 * blocks], X[: 64 * blocks]) and not found[64 * blocks :].any()
+
+
+def test_a_program_s_bound_is_what_the_one_before_has_left() -> None:
+    assert _jit(_programs)[3](_blocks(5)).item() == 40
+
+
+def test_it_is_refused_after_programs_waited_for_each_other() -> None:
+    with pytest.raises(NkiError, match="known at run time only, after programs exchanged data"):
+        _jit(_programs)[2](_blocks(5), barrier=True)
+
+
+def test_a_tile_bounds_a_loop_inside_of_another() -> None:
+    assert _jit(_nested)(_blocks(4)).item() == 10
+
+
+def test_it_is_refused_where_the_values_are_unknown() -> None:
+    with pytest.raises(NkiError, match=r"test_run_time_loops\.py:\d+: err_dynamic_loop_bound: .* HLO is made before"):
+        kernel.record(_first_rows, (X, _blocks(1)), {}, older=False)
+
+
+def test_a_bound_is_one_number() -> None:
+    def wide(x):
+        for _ in nl.dynamic_range(nl.zeros((1, 2), nl.int32, buffer=nl.sbuf)):
+            pass
+        return x
+
+    with pytest.raises(NkiError, match=r"the bound of a loop is one number, not a tensor \(1, 2\)"):
+        _jit(wide)(X)
+
+
+def test_a_dtype_and_that_of_a_tensor_have_one_text() -> None:
+    def compared(x):
+        assert str(x.dtype) == str(nl.float32) == "float32" and x.dtype == nl.float32 and str(nl.bfloat16) == "bfloat16"
+        assert {nl.float32: 4}[x.dtype] == 4
+        return _first_rows(x, nl.zeros((1, 1), nl.int32, buffer=nl.hbm))
+
+    _jit(compared)(X[:, :4])
