@@ -274,7 +274,7 @@ bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const g
 static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
     auto * ctx = (neuron_buffer *) buffer->context;
     if (ctx->originals) {
-        // The buffer does not know its tensors. Blocks of zeros are zeros in each form; of other bytes nobody knows the elements.
+        // The buffer does not know its tensors. Blocks of zeros are zeros in each form; of other bytes the elements are unknown.
         neuron_require(value ? "in this form it can be cleared with 0 alone" : "", "clearing a buffer", nullptr);
         madvise(ctx->originals, ctx->reserved, MADV_DONTNEED);
     }

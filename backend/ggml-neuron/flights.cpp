@@ -93,7 +93,7 @@ void neuron_flights::wait_for_queue() {
         wait_for_first();
         return;
     }
-    // who fills the queue is another library in the process
+    // another library in the process fills the queue
     const neuron_unlocked unlocked(mutex);
     std::this_thread::sleep_for(std::chrono::microseconds(10));
 }
@@ -234,7 +234,7 @@ int neuron_flights::take_event() {
     return event;
 }
 
-// Waits with the mutex let go. Whoever waits for a launch of some microseconds does not sleep.
+// Waits with the mutex let go. A thread that waits for a launch of some microseconds does not sleep.
 void neuron_flights::wait_completed(nrta_seq_t seq) {
     const int event = nrt.nrta_event_register_seq_id_completion ? take_event() : -1;
     {

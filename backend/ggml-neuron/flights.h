@@ -1,11 +1,11 @@
-// Launches in flight on one NeuronCore, jobs that wait to be done, and who waits for them.
+// Launches in flight on one NeuronCore, jobs that wait to be done, and waiting for them.
 //
 // Launches of a core are computed in the order in which they are launched, so a kernel may be launched while one that computes its
 // inputs is in flight. The host has no such order: whatever reads or writes device memory, or frees what a launch uses, first waits
 // for the launches that use it. Waiting lets go of the core's mutex: others read, write and allocate while the device computes.
 //
-// What has to wait for another core is a job: a copy from there, or an event. So is what a stream does behind a job. A thread of the core
-// does its jobs in order, each when what it waits for is done, and whoever queues one goes on at once. Launches for which no
+// What has to wait for another core is a job: a copy from there, or an event. So is what a stream does behind a job. A thread of
+// the core does its jobs in order, each when what it waits for is done, and the thread that queues one goes on at once. Launches for which no
 // job waits go straight to the runtime.
 //
 // All that is queued, on any core, is in one order in time: a job and what it holds on another core are queued with both mutexes held.
@@ -40,7 +40,7 @@ struct neuron_use {
     bool                  written = false;
 };
 
-// A sequence of launches whose order matters to somebody: those of one ggml backend.
+// A sequence of launches whose order matters: those of one ggml backend.
 struct neuron_stream {
     neuron_stream();
 
@@ -204,7 +204,7 @@ class neuron_flights {
     std::thread                         worker;        // does the jobs, from the first on
     bool                                stopping = false;
     std::vector<lost_use>               lost;
-    std::vector<int>                    events;   // eventfds that nobody waits for
+    std::vector<int>                    events;   // eventfds that no thread waits for
     std::condition_variable_any         changed;  // nrt_execute returned; jobs and holds came or went
     uint64_t                            last_number       = 0;
     uint64_t                            n_launched        = 0;
