@@ -25,15 +25,16 @@ class Executable:
         loaded: XLA's executable.
         parameters: (name, NumPy dtype name, shape) per parameter.
         results: (NumPy dtype name, shape) per result.
+        handlers: what makes the buffer of each result.
     """
 
     loaded: Any
     parameters: tuple[tuple[str, str, tuple[int, ...]], ...]
     results: tuple[tuple[str, tuple[int, ...]], ...]
-    _handlers: list[Callable[..., Any]] = field(init=False, repr=False)
+    handlers: list[Callable[..., Any]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_handlers", [_result(dtype, shape) for dtype, shape in self.results])
+        object.__setattr__(self, "handlers", [_result(dtype, shape) for dtype, shape in self.results])
 
     @classmethod
     def of(cls, hlo: bytes, loaded: Any) -> Executable:
@@ -51,7 +52,7 @@ class Executable:
         Args:
             buffers: one for each parameter, as `put` makes them. They must live until the results are computed.
         """
-        made: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
+        made: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(self.handlers)
         return made
 
     def run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:

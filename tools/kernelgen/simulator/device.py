@@ -16,7 +16,7 @@ import itertools
 import mmap
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -120,6 +120,52 @@ class Binding:
     views: list[np.ndarray[Any, Any]]
     results: list[Place]
 
+    def launch(self, executable: Executable, uses: Iterator[int]) -> Callable[[], None]:
+        """Returns a function that runs it, with everything found beforehand that is the same each time.
+
+        The function raises:
+            OutOfBounds: an index of a gather or scatter is.
+
+        Args:
+            executable: what XLA made of its program.
+            uses: what `Program.used` grows by.
+        """
+        program, arguments, results = self.program, self.arguments, self.results
+        if self.copies or len(results) != 1 or not results[0].small or program.indirect:
+
+            def launch() -> None:
+                program.used = next(uses)
+                self._run(executable)
+
+            return launch
+
+        # A small kernel, as most are of which there are many: these lines take a third of the time of a launch.
+        begin, handlers = executable.loaded.execute_sharded, executable.handlers
+        memory, where = results[0].memory, results[0].where
+
+        def launch_small() -> None:
+            program.used = next(uses)
+            (memory[where],) = begin(arguments).consume_with_handlers(handlers)
+
+        return launch_small
+
+    def _run(self, executable: Executable) -> None:
+        arguments = self.arguments
+        if self.copies:
+            pairs = zip(arguments, self.views, strict=True)
+            arguments = [put(view) if argument is None else argument for argument, view in pairs]
+        # All of them are computed first: a result may lie where an input of the same execution does.
+        buffers = executable.begin(arguments)
+        if len(buffers) > 1:
+            for buffer in buffers:
+                buffer.block_until_ready()
+        if self.program.indirect:
+            which = int.from_bytes(memoryview(buffers.pop()).tobytes(), sys.byteorder)
+            if which > 0:
+                raise OutOfBounds(f"an index of {self.program.indirect[which - 1]} is out of bounds")
+        for buffer, place in zip(buffers, self.results, strict=True):
+            place.put(buffer)
+
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Program:
@@ -179,6 +225,9 @@ class Device:
         arenas: by number.
         strict: leave inputs that no result depends on out of a model's tensors, as a compiler may, and refuse indices out of
             bounds.
+
+    Attributes:
+        launches: what executes a request once more, by the request, where it was executed before.
     """
 
     def __init__(self, arenas: Sequence[Arena], strict: bool = False) -> None:
@@ -186,9 +235,10 @@ class Device:
         self._strict = strict
         self._models: dict[int, Model] = {}
         self._bindings: dict[bytes, Binding] = {}
+        self.launches: dict[bytes, Callable[[], None]] = {}
         self._lock = threading.Lock()
         self._number = 0
-        self._programs = _Programs(strict)
+        self._programs = _Programs(strict, self._forget_launches)
         client()  # a machine without jaxlib is told so before it has a model
 
     def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...], Needs]:
@@ -241,6 +291,7 @@ class Device:
     def _forget(self, model: Model) -> None:
         for request in model.requests:
             self._bindings.pop(request, None)
+            self.launches.pop(request, None)
         model.requests.clear()
 
     def execute(self, request: bytes, read: Callable[[bytes], tuple[int, Sequence[tuple[int, int]]]]) -> None:
@@ -255,24 +306,27 @@ class Device:
             DeviceError: no such model, or places that are none.
             OutOfBounds: an index is.
         """
+        launch = self.launches.get(request)
+        if launch is None:
+            launch = self._prepare(request, read)
+        launch()
+
+    def _prepare(
+        self, request: bytes, read: Callable[[bytes], tuple[int, Sequence[tuple[int, int]]]]
+    ) -> Callable[[], None]:
         binding = self._bindings.get(request)
         if binding is None:
             binding = self._bind(request, *read(request))
-        arguments = binding.arguments
-        if binding.copies:
-            pairs = zip(arguments, binding.views, strict=True)
-            arguments = [put(view) if argument is None else argument for argument, view in pairs]
-        # All of them are computed first: a result may lie where an input of the same execution does.
-        buffers = self._programs.compiled(binding.program).begin(arguments)
-        if len(buffers) > 1:
-            for buffer in buffers:
-                buffer.block_until_ready()
-        if binding.program.indirect:
-            which = int.from_bytes(memoryview(buffers.pop()).tobytes(), sys.byteorder)
-            if which > 0:
-                raise OutOfBounds(f"an index of {binding.program.indirect[which - 1]} is out of bounds")
-        for buffer, place in zip(buffers, binding.results, strict=True):
-            place.put(buffer)
+        launch = binding.launch(self._programs.compiled(binding.program), self._programs.uses)
+        self.launches[request] = launch
+        if binding.program.executable is None:  # forgotten meanwhile
+            self.launches.pop(request, None)
+        return launch
+
+    def _forget_launches(self, program: Program) -> None:
+        for request, binding in list(self._bindings.items()):
+            if binding.program is program:
+                self.launches.pop(request, None)
 
     def _bind(self, request: bytes, number: int, places: Sequence[tuple[int, int]]) -> Binding:
         model = self._models.get(number)
@@ -320,14 +374,19 @@ class _Programs:
 
     Args:
         strict: have it say whether its indices are in bounds.
+        forget: called with a program whose executable is no longer kept.
+
+    Attributes:
+        uses: counts the uses of all.
     """
 
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, strict: bool, forget: Callable[[Program], None]) -> None:
         self._strict = strict
+        self._forget = forget
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[bytes, Program] = WeakValueDictionary()
         self._kept: set[Program] = set()
-        self._uses = itertools.count(1)
+        self.uses = itertools.count(1)
 
     def of(self, hlo: bytes) -> Program:
         """Returns the program that computes some HLO."""
@@ -344,7 +403,7 @@ class _Programs:
         Raises:
             DeviceError: XLA does not compile it.
         """
-        program.used = next(self._uses)
+        program.used = next(self.uses)
         executable = program.executable
         return self._compile(program) if executable is None else executable
 
@@ -360,6 +419,7 @@ class _Programs:
                         oldest = min(self._kept, key=lambda p: p.used)
                         self._kept.remove(oldest)
                         oldest.executable = None
+                        self._forget(oldest)
         return executable
 
 

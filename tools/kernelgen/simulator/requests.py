@@ -15,10 +15,14 @@ class Requests:
 
     Args:
         device: what does the work.
+
+    Attributes:
+        find: returns what executes a request once more; None when this is no execution that came before.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self.find = device.launches.get
 
     def answer(self, message: bytes) -> bytes:
         """Returns the answer to a request, whatever happens: a client waits for it."""
@@ -34,15 +38,20 @@ class Requests:
                 self._device.unload(number)
                 return protocol.DONE
             return protocol.failed(Status.FAILURE, f"request {operation} is none")
-        except KernelgenError as error:
-            return protocol.failed(Status.INVALID, str(error))
-        except DeviceError as error:
-            return protocol.failed(Status.FAILURE, str(error))
-        except OutOfBounds as error:
-            return protocol.failed(Status.EXEC_OOB, str(error))
         except Exception as error:  # XLA raises types of its own
-            status = Status.EXEC_COMPLETED_WITH_ERR if operation == Operation.EXECUTE else Status.FAILURE
-            return protocol.failed(status, f"{type(error).__name__}: {error}")
+            return self.failed(operation, error)
+
+    @staticmethod
+    def failed(operation: int, error: Exception) -> bytes:
+        """Returns the answer to a request that raised an error."""
+        if isinstance(error, KernelgenError):
+            return protocol.failed(Status.INVALID, str(error))
+        if isinstance(error, DeviceError):
+            return protocol.failed(Status.FAILURE, str(error))
+        if isinstance(error, OutOfBounds):
+            return protocol.failed(Status.EXEC_OOB, str(error))
+        status = Status.EXEC_COMPLETED_WITH_ERR if operation == Operation.EXECUTE else Status.FAILURE
+        return protocol.failed(status, f"{type(error).__name__}: {error}")
 
     def _load(self, message: bytes) -> bytes:
         _, arena, offset, size = protocol.LOAD.unpack(message)

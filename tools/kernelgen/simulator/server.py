@@ -104,18 +104,28 @@ _DONE = _framed(protocol.DONE)
 def _serve_lane(requests: Requests, source: int, sink: int) -> None:
     """Answers what comes from one pipe into another, until the client closes them."""
     head = protocol.MESSAGE.size
+    read, write, find = os.read, os.write, requests.find
     try:
-        while message := os.read(source, _MOST):
-            while len(message) < head or len(message) < head + protocol.MESSAGE.unpack_from(message)[0]:
-                more = os.read(source, protocol.MAX_MESSAGE)
-                if not more:
-                    return
-                message += more
-            answer = requests.answer(message[head:])
+        while message := read(source, _MOST):
+            # What came before is found by its bytes, so it is whole.
+            launch = find(message[head:])
+            if launch is not None:
+                try:
+                    launch()
+                    answer = protocol.DONE
+                except Exception as error:  # XLA raises types of its own
+                    answer = requests.failed(Operation.EXECUTE, error)
+            else:
+                while len(message) < head or len(message) < head + protocol.MESSAGE.unpack_from(message)[0]:
+                    more = read(source, protocol.MAX_MESSAGE)
+                    if not more:
+                        return
+                    message += more
+                answer = requests.answer(message[head:])
             framed = _DONE if answer is protocol.DONE else _framed(answer)
-            written = os.write(sink, framed)
+            written = write(sink, framed)
             while written < len(framed):
-                written += os.write(sink, framed[written:])
+                written += write(sink, framed[written:])
     except OSError:
         pass  # the client closed it
     finally:
