@@ -190,6 +190,17 @@ def nc_matmul_overwrites(x, y):
     return out(r)
 
 
+@case(lambda x, y: x.T @ y, X, Y)
+def nc_matmul_parts(x, y):
+    """Each half goes through an access pattern that names the dtype: neither adds to what was never written."""
+    r = like(x, (24, 24), nl.float32, nl.psum)
+    a, b = tile(x), tile(y)
+    for i in range(2):
+        half = r.ap([[24, 24], [1, 12]], offset=12 * i, dtype=nl.float32)
+        nisa.nc_matmul(dst=half, stationary=a, moving=b[:, nl.ds(12 * i, 12)])
+    return out(r)
+
+
 @case(lambda b: b[:, 0, :].T @ b[:, 0, :] + b[:, 1, :].T @ b[:, 1, :], B)
 def nc_matmul_double_row(b):
     r = like(b, (4, 4), nl.float32, nl.psum)
