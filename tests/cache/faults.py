@@ -261,14 +261,13 @@ def gone(root: Path, patience: float = 60) -> None:
         time.sleep(0.1)
 
 
-def run(root: Path, rounds: int, seed: int, limit: float | None = None) -> Iterator[tuple[int, str | None]]:
-    """Runs rounds until so many processes were killed, or the time is up; yields number and victim of each; then checks the end.
+def run(root: Path, rounds: int, seed: int) -> Iterator[tuple[int, str | None]]:
+    """Runs rounds until so many processes were killed; yields number and victim of each; then checks the end.
 
     Args:
         root: an empty folder.
         rounds: how many processes to kill.
         seed: what chooses them.
-        limit: seconds for the rounds, or None.
 
     Raises:
         Wrong: something was lost, or is served that must not be.
@@ -279,7 +278,7 @@ def run(root: Path, rounds: int, seed: int, limit: float | None = None) -> Itera
     here.finish("one")
     seconds = time.monotonic() - begun
     done = number = 0
-    while done < rounds and (limit is None or time.monotonic() - begun < limit):
+    while done < rounds:
         number += 1
         victim = one_round(here, number, seed, seconds)
         done += victim is not None

@@ -386,10 +386,10 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 
 
 def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    # `bazel run //tests:cache_faults` kills 200; these are what fits into 6 seconds.
+    # `bazel run //tests:cache_faults` kills 200.
     seed = int(time.time())
-    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=3, seed=seed, limit=6) if victim]
-    assert killed, f"seed {seed}: the builds always ended before something could be killed"
+    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=2, seed=seed) if victim]
+    assert len(killed) == 2, f"seed {seed}"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
