@@ -32,11 +32,12 @@ def test_every_nth_allocation_fails(bench: Bench, what: str, buffers: str, n: in
         (Round("scenarios", "execute@1", "device"), "an error"),
         (Round("model", "execute/30", "host"), "ended"),  # in the prompt, whose batch is then not decoded
         (Round("scenarios", "lost@30", "device"), "an error"),
-        (Round("scenarios", "kill@1", "device"), "an error"),
+        # Right where the helper is gone before it reads the execution: the next helper does it.
+        (Round("scenarios", "kill@1", "device"), "an error or right"),
         pytest.param(Round("scenarios", "load/1", "device"), "an error", marks=pytest.mark.long),
         (Round("model", "load/1", "device"), "right"),  # the CPU computes everything
         (Round("scenarios", "memory@100000", "device"), "right"),
     ],
 )
 def test_endings(bench: Bench, one: Round, ending: str) -> None:
-    assert play(bench, one) == ending
+    assert play(bench, one) in ending.split(" or ")
