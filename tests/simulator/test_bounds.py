@@ -85,7 +85,7 @@ def test_an_execution_with_such_an_index_fails(
     index = TensorDesc.parse("(7,1,1,1)/f32")
     row = TensorDesc.parse("(1,7,1,1)/f32")
 
-    def function(table, index):  # type: ignore[no-untyped-def]
+    def function(table: Any, index: Any) -> Any:
         return gather_rows(table.reshape(-1, 1, 1) * np.ones((4, 3), np.float32), index.reshape(-1).astype(np.int32))[
             :, 0, :1
         ].reshape(1, 1, 7, 1)

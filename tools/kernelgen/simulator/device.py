@@ -374,7 +374,7 @@ class _Programs:
 
     Args:
         strict: have it say whether its indices are in bounds.
-        forget: called with a program whose executable is no longer kept.
+        forget: a function that this class calls with each program whose executable it drops.
 
     Attributes:
         uses: counts the uses of all.

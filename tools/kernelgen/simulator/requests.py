@@ -17,7 +17,7 @@ class Requests:
         device: what does the work.
 
     Attributes:
-        find: returns what executes a request once more; None when this is no execution that came before.
+        find: takes a request's bytes and returns the function that executes it again; None when the request is new.
     """
 
     def __init__(self, device: Device) -> None:

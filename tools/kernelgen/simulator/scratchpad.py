@@ -19,7 +19,7 @@ from kernelgen.hlo import proto
 from kernelgen.neff import ELEMENT_SIZES
 
 _ALIASES = {"reshape", "bitcast", "get-tuple-element", "tuple", "broadcast", "slice", "transpose", "convert"}
-"""What is no more than another look at its operands."""
+"""Instructions that only show their operands in another way, so they take no memory."""
 
 _COMPUTED = {
     "dot",
