@@ -105,9 +105,10 @@ std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & k
 //
 
 void neuron_missing_ops::add(const ggml_tensor * op) {
-    const auto added = numbers.emplace(neuron_fingerprint(op), entries.size());
+    const uint64_t fingerprint = neuron_fingerprint(op);
+    const auto     added       = numbers.emplace(fingerprint, entries.size());
     if (added.second) {
-        entries.push_back({ op, 0 });
+        entries.push_back({ op, fingerprint, 0 });
     }
     entries[added.first->second].count++;
 }
@@ -156,12 +157,17 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     if (entries.empty() || neuron_recording()) {
         return;
     }
+    // They came in the order of their addresses, which are others each time.
+    std::vector<entry> sorted = entries;
+    std::sort(sorted.begin(), sorted.end(), [](const entry & a, const entry & b) {
+        return a.count != b.count ? a.count > b.count : a.fingerprint < b.fingerprint;
+    });
     said_ops &                        said = all_said();
     const std::lock_guard<std::mutex> lock(said.mutex);
     std::string                       text;
     size_t                            more = 0;
-    for (const entry & e : entries) {
-        if (!said.known.insert(neuron_fingerprint(e.op)).second || kernels.serve(e.op)) {
+    for (const entry & e : sorted) {
+        if (!said.known.insert(e.fingerprint).second || kernels.serve(e.op)) {
             continue;
         }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {

@@ -17,18 +17,19 @@ class neuron_missing_ops {
   public:
     void add(const ggml_tensor * op);
 
-    // Says what was not said before in this process, of NEURON_MOST_LINES ops and then how many others there are. Nothing is
-    // said of ops with kernels that can't be used, which has its own message, nor while ops are recorded.
+    // Says what was not said before in this process, of NEURON_MOST_LINES ops and then how many others there are; ops that most
+    // nodes have come first, whatever their addresses are. Nothing is said of ops with kernels that can't be used, which has its own message, nor while ops are recorded.
     void say(const neuron_kernel_store & kernels) const;
 
   private:
     struct entry {
         const ggml_tensor * op;
+        uint64_t            fingerprint;
         size_t              count;
     };
 
     std::map<uint64_t, size_t> numbers;  // by neuron_fingerprint
-    std::vector<entry>         entries;  // in the order in which they came
+    std::vector<entry>         entries;
 };
 
 // Returns the kernel of the same op from which a node differs least, and how: "ID: input 1 is …, not …"; "" when there is no

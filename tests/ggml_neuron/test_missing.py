@@ -47,6 +47,13 @@ def test_ops_without_a_kernel_are_said_with_what_mends_them(
     assert "ggml-neuron: " not in result.log
 
 
+def test_ops_are_said_by_their_numbers_of_nodes(run: Run, kernels: Path) -> None:
+    """Wherever the graph's tensors are: ggml has a set of them that is in the order of their addresses."""
+    result = run("last-node-first", GGML_NEURON_KERNEL_DIR=kernels)
+    assert result.said == {"last-node-first": "ok"}
+    assert [(said["op"], said["count"]) for said in SAID.finditer(result.log)] == [("sigmoid", "2"), ("scale", "1")]
+
+
 def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, tmp_path: Path) -> None:
     """Of ops that differ in all kinds of things."""
     result = run("far-off", GGML_NEURON_KERNEL_DIR=kernels)

@@ -53,12 +53,14 @@ static std::vector<float> numbers(size_t n, float seed) {
     return values;
 }
 
-// A context whose tensors are made first and get memory later.
+// A context whose tensors are made first and get memory later. Where `memory` is given, the tensors themselves are there.
 struct context {
+    static size_t size() { return ggml_tensor_overhead() * 64 + ggml_graph_overhead(); }
+
     ggml_context_ptr ctx;
 
-    context() {
-        ggml_init_params params = { ggml_tensor_overhead() * 64 + ggml_graph_overhead(), nullptr, true };
+    explicit context(void * memory = nullptr) {
+        ggml_init_params params = { size(), memory, true };
         ctx.reset(ggml_init(params));
     }
 
@@ -732,11 +734,13 @@ static share share_of(ggml_backend_sched_t scheduler, ggml_backend_t backend, gg
     return found;
 }
 
-// Computes a graph that ggml's scheduler shares out. Where `watched`, it asks after each node whether to go on.
+// Computes a graph that ggml's scheduler shares out. Where `watched`, it asks after each node whether to go on. Where `memory` is
+// given, the graph's tensors are there.
 static std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & devices,
                                         const builder &                         build,
                                         share *                                 shared  = nullptr,
-                                        bool                                    watched = false) {
+                                        bool                                    watched = false,
+                                        void *                                  memory  = nullptr) {
     std::vector<ggml_backend_ptr> owners;
     std::vector<ggml_backend_t>   backends;
     for (ggml_backend_dev_t dev : devices) {
@@ -745,7 +749,7 @@ static std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & 
     }
     ggml_backend_sched_ptr scheduler(
         ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), GGML_DEFAULT_GRAPH_SIZE, false, true));
-    context       ctx;
+    context       ctx(memory);
     const built   b     = build(ctx.get());
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, b.result);
@@ -850,6 +854,19 @@ static void shared_out(bool watched) {
     compare(run_scheduled({ neuron, cpu }, partly, &found, watched), run_scheduled({ cpu }, partly));
     fail(std::to_string(found.nodes) + " of " + std::to_string(found.of) + " nodes in " + std::to_string(found.splits) +
          " splits");
+}
+
+// Computes such a graph whose set of tensors, which is in the order of their addresses, has the last node first.
+static void last_node_first() {
+    const size_t      period = 16 * ggml_hash_size(2 * GGML_DEFAULT_GRAPH_SIZE);  // of ggml_hash
+    std::vector<char> memory(period + 16 + context::size());
+    char *            start  = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
+    uintptr_t         result = 0;
+    {
+        const context ctx(start);
+        result = (uintptr_t) partly(ctx.get()).result;
+    }
+    (void) run_scheduled({ neuron, cpu }, partly, nullptr, false, start + (period - result % period) % period);
 }
 
 static void scheduled() {
@@ -1988,6 +2005,7 @@ int main(int argc, char ** argv) {
         { "free-memory",                 free_memory                                                              },
         { "shared-out",                  [] { shared_out(false); }                                                },
         { "shared-out-and-watched",      [] { shared_out(true); }                                                 },
+        { "last-node-first",             last_node_first                                                          },
         { "far-off",                     [] { (void) run_scheduled({ neuron, cpu }, far_off); }                   },
         { "scheduled-scores",            [] { tokens::scheduled({ 21, 30, 100, 2, true, false }, false); }        },
         { "wanted-scores",               [] { tokens::scheduled({ 21, 30, 100, 2, false, false }, false, true); } },
