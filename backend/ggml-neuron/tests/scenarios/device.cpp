@@ -1,0 +1,124 @@
+// What a device says of itself and what its memory takes.
+
+#include "../values.h"
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml.h"
+#include "scenario.h"
+
+#include <clocale>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+// The made-up ops by which llama.cpp places weights: 512 tokens, whatever the kernels are for.
+static void probes() {
+    context       ctx;
+    ggml_tensor * weight = f32(ctx.get(), 32, 6);
+    ggml_tensor * input  = f32(ctx.get(), 32, 512);
+    ggml_tensor * other  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_Q2_K, 256, 6);
+    ggml_tensor * good   = ggml_mul_mat(ctx.get(), weight, input);
+    ggml_tensor * bad    = ggml_mul_mat(ctx.get(), other, f32(ctx.get(), 256, 512));
+
+    check(!ggml_backend_dev_supports_op(neuron, good), "there is a kernel for 512 tokens: this scenario shows nothing");
+    ggml_backend_buffer_ptr dummy(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 0));
+    weight->buffer = other->buffer = dummy.get();
+    check(ggml_backend_dev_supports_op(neuron, good), "a probe for a type that there are kernels for is refused");
+    check(!ggml_backend_dev_supports_op(neuron, bad), "a probe for a type without kernels is accepted");
+    weight->buffer = other->buffer = nullptr;
+}
+
+// Data in, out, copied and set, at offsets.
+static void memory() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    ggml_tensor *    a = f32(ctx.get(), 100);
+    ggml_tensor *    b = f32(ctx.get(), 100);
+    ggml_tensor *    c = ggml_view_1d(ctx.get(), b, 40, 20 * sizeof(float));
+    ggml_set_name(a, "a");
+    ggml_set_name(c, "c");
+
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    check(ggml_backend_buffer_get_base(buffer.get()) != nullptr, "the base is NULL");
+    compare(read(a), std::vector<float>(100, 0.0f));
+    const std::vector<float> values = numbers(100, 3);
+    ggml_backend_tensor_set(a, values.data(), 0, 400);
+    ggml_backend_tensor_copy(a, b);
+    compare(read(b), values);
+    compare(read(c), { values.begin() + 20, values.begin() + 60 });
+    const float one = 1.0f;
+    ggml_backend_tensor_set(c, &one, 8, sizeof(one));
+    ggml_backend_tensor_memset(c, 0, 16, 12);
+    std::vector<float> wanted = values;
+    wanted[22]                = 1.0f;
+    wanted[24] = wanted[25] = wanted[26] = 0.0f;
+    compare(read(b), wanted);
+    compare(read(a), values);
+}
+
+// Tensors that together have more than older runtimes take as one: 4.5 GiB.
+static void large_buffers() {
+    context ctx;
+    for (int i = 0; i < 3; i++) {
+        ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, (int64_t) 3 << 27);
+    }
+    ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    check(buffer != nullptr, "no memory");
+}
+
+// Says how much of a core's memory is free, and how much it has.
+static void free_memory() {
+    size_t free  = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(neuron, &free, &total);
+    fail(std::to_string(free) + " of " + std::to_string(total) + " bytes");
+}
+
+// More memory than there is.
+static void too_much() {
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
+    ggml_backend_buffer_ptr    buffer(ggml_backend_buft_alloc_buffer(buft, (size_t) 1 << 46));
+    check(buffer == nullptr, "64 TiB were allocated");
+    against_cpu(add);  // and all is well
+}
+
+// What a program is told that pipelines NeuronCores.
+static void capabilities(bool async) {
+    ggml_backend_dev_props props;
+    ggml_backend_dev_get_props(neuron, &props);
+    check(props.caps.async == async && props.caps.events == async, "async and events are not as they should be");
+    check(props.caps.host_buffer, "no host buffer");
+    const ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(neuron);
+    check(type && ggml_backend_buft_is_host(type), "the host buffer type is none");
+    const ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(type, 1000));
+    check(buffer && ggml_backend_buffer_is_host(buffer.get()), "no memory");
+    memset(ggml_backend_buffer_get_base(buffer.get()), 1, 1000);
+    const ggml_backend_event_ptr event(ggml_backend_event_new(neuron));
+    check((event != nullptr) == async, "events are not as they should be");
+}
+
+// What the C library makes of a number, in the locale that the environment asks for.
+static void locale() {
+    setlocale(LC_ALL, "");
+    char text[16];
+    snprintf(text, sizeof(text), "%g", 0.5);
+    fail(std::string("a half is ") + text);
+}
+
+scenario_table device_scenarios() {
+    return {
+        { "memory",        memory                      },
+        { "probes",        probes                      },
+        { "large-buffers", large_buffers               },
+        { "free-memory",   free_memory                 },
+        { "locale",        locale                      },
+        { "too-much",      too_much                    },
+        { "asynchronous",  [] { capabilities(true); }  },
+        { "synchronous",   [] { capabilities(false); } },
+    };
+}

@@ -1,0 +1,158 @@
+// Executions that fail, and helper processes that are killed.
+
+#include "../values.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml.h"
+#include "scenario.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+// Returns state and parent of a process or thread, whose `stat` in /proc is given; parent 0 when there is none.
+static std::pair<char, pid_t> status_of(const std::string & path) {
+    std::ifstream file(path);
+    std::string   text;
+    std::getline(file, text);
+    // after the program's name, which is in parentheses
+    const size_t end    = text.rfind(')');
+    char         state  = 0;
+    int          parent = 0;
+    if (end == std::string::npos || sscanf(text.c_str() + end + 1, " %c %d", &state, &parent) != 2) {
+        return { 0, 0 };
+    }
+    return { state, (pid_t) parent };
+}
+
+// The numbers that a folder of /proc has entries for.
+static std::vector<pid_t> numbers_in(const std::string & folder) {
+    std::vector<pid_t> found;
+    DIR *              dir = opendir(folder.c_str());
+    while (const dirent * entry = dir ? readdir(dir) : nullptr) {
+        if (atoi(entry->d_name) > 0) {
+            found.push_back((pid_t) atoi(entry->d_name));
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return found;
+}
+
+// The processes that this one started.
+static std::vector<pid_t> children() {
+    std::vector<pid_t> found;
+    for (const pid_t pid : numbers_in("/proc")) {
+        if (status_of("/proc/" + std::to_string(pid) + "/stat").second == getpid()) {
+            found.push_back(pid);
+        }
+    }
+    return found;
+}
+
+// Stops a process and waits until all its threads stand still.
+static void stop(pid_t pid) {
+    kill(pid, SIGSTOP);
+    const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
+    for (int i = 0; i < 1000; i++) {
+        bool running = false;
+        for (const pid_t thread : numbers_in(tasks)) {
+            running = running || status_of(tasks + "/" + std::to_string(thread) + "/stat").first != 'T';
+        }
+        if (!running) {
+            return;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    fail("the helper does not stop");
+}
+
+// An execution that `spoil` makes fail, or may, and one after it.
+static void fails_once(const std::function<void()> & spoil, bool computes, bool surely = true) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    const built      b     = add(ctx.get());
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    fill(b.inputs[0], 1);
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "the first execution failed");
+    spoil();
+    const ggml_status second = ggml_backend_graph_compute(backend.get(), graph);
+    if (second == GGML_STATUS_SUCCESS && !surely) {
+        compare(read(b.result), numbers(256, 1));
+    } else {
+        check(second == GGML_STATUS_FAILED, std::string("the second execution: ") + ggml_status_to_string(second));
+    }
+    const ggml_status third = ggml_backend_graph_compute(backend.get(), graph);
+    check(third == GGML_STATUS_SUCCESS, std::string("the third execution: ") + ggml_status_to_string(third));
+    if (computes) {
+        compare(read(b.result), numbers(256, 1));
+    }
+}
+
+// Two kernels in turn; what they compute is not looked at.
+static void in_turn(int times) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    context          ctx;
+    ggml_tensor *    a     = f32(ctx.get(), 64, 4);
+    ggml_tensor *    b     = f32(ctx.get(), 64, 4);
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, ggml_sub(ctx.get(), a, ggml_add(ctx.get(), a, b)));
+    require_kernels(neuron, graph);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    for (int i = 0; i < times; i++) {
+        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    }
+}
+
+// The simulator's helper process is killed with an execution: another one does that if the first has not read it yet.
+static void killed() {
+    struct joined {
+        std::thread thread;
+
+        ~joined() {
+            if (thread.joinable()) {
+                thread.join();
+            }
+        }
+    } killer;
+
+    fails_once(
+        [&killer] {
+            const std::vector<pid_t> helpers = children();
+            check(!helpers.empty(), "there is no helper to kill");
+            for (const pid_t pid : helpers) {
+                stop(pid);  // so that it does not finish before
+            }
+            killer.thread = std::thread([helpers] {
+                std::this_thread::sleep_for(std::chrono::seconds(1));  // by then it was asked
+                for (const pid_t pid : helpers) {
+                    kill(pid, SIGKILL);
+                }
+            });
+        },
+        true, false);
+}
+
+scenario_table failures_scenarios() {
+    return {
+        { "in-turn",       [] { in_turn(2); }               },
+        { "in-turn-often", [] { in_turn(40); }              },
+        { "killed",        killed                           },
+        { "fails-once",    [] { fails_once([] {}, false); } },
+    };
+}

@@ -1,0 +1,142 @@
+// Launches in flight on one NeuronCore, and those that fail late.
+
+#include "../values.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml.h"
+#include "queued.h"
+#include "scenario.h"
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+// Two graphs take turns: the inputs of one are written, and its last results read, while the other is in flight.
+static void in_flight(ggml_backend_dev_t dev, int rounds) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    queued           graphs[2] = {
+        { backend, chain },
+        { backend, chain }
+    };
+    for (int i = 0; i < rounds; i++) {
+        graphs[i % 2].set(i);
+        graphs[i % 2].compute();
+        graphs[i % 2].compute();  // the same once more, over its own results
+        if (i > 0) {
+            compare(graphs[(i - 1) % 2].get(), run(cpu, chain, i));
+        }
+    }
+    // memory and a backend that go while launches use them
+    graphs[0].compute();
+    graphs[0].buffer.reset();
+    graphs[1].compute();
+    backend.reset();
+}
+
+// The memory of a source goes that a launch in flight is bound to and does not read.
+static void freed_unused() {
+    const ggml_backend_ptr  backend(ggml_backend_dev_init(neuron, nullptr));
+    const context           own;
+    const context           ctx;
+    ggml_tensor *           kernel = ggml_new_tensor_4d(own.get(), GGML_TYPE_F32, 3, 3, 2, 1);
+    const built             b      = unused_kernel(ctx.get(), kernel);
+    ggml_backend_buffer_ptr source = allocate(own, backend);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    ggml_cgraph *           graph  = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    require_kernels(neuron, graph);
+    fill(b.inputs[0], 1);
+    const ggml_status status = ggml_backend_graph_compute_async(backend.get(), graph);
+    check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    source.reset();
+    compare(read(b.result), run(cpu, unused));
+}
+
+// The second launch fails when it was long queued, and with it the graph, which has an output: the program reads it next.
+static void fails_late() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    queued           graph(backend, add);
+
+    const std::vector<float> wanted = run(cpu, add);
+    ggml_set_output(graph.b.result);
+    graph.set(0);
+    graph.compute();
+    compare(graph.get(), wanted);
+    graph.compute(GGML_STATUS_FAILED);
+    graph.compute();
+    compare(graph.get(), wanted);
+}
+
+// The second launch fails when its graph, which has no output, was given back. Then the next graph fails, unless the result is read.
+static void fails_later(bool and_read) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    queued           graph(backend, add);
+
+    const std::vector<float> wanted = run(cpu, add);
+    graph.set(0);
+    graph.compute();
+    graph.compute();
+    if (and_read) {
+        graph.get();
+        fail("a result that was not computed was read");
+    }
+    ggml_backend_synchronize(backend.get());
+    graph.compute(GGML_STATUS_FAILED);
+    graph.compute();
+    compare(graph.get(), wanted);
+}
+
+// What was to change a KV cache fails when its graph was given back: whatever reads the cache fails until it is set anew.
+static void loses_a_cache() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    queued           graph(backend, cache);
+    const auto       fill_from = [&graph](size_t first) {
+        for (size_t i = first; i < graph.b.inputs.size(); i++) {
+            fill(graph.b.inputs[i], (float) (i + 1));
+        }
+    };
+    const std::vector<float> wanted = run(cpu, cache);
+    fill_from(0);
+    graph.compute();
+    ggml_backend_synchronize(backend.get());
+    for (int i = 0; i < 3; i++) {
+        fill_from(1);  // the cells are the first
+        graph.compute(GGML_STATUS_FAILED);
+    }
+    fill_from(0);
+    graph.compute();
+    compare(graph.get(), wanted);
+}
+
+// A launch on one NeuronCore fails late. The graph of another that computes with its result fails, and the first one's next.
+static void loses_for_another() {
+    const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
+    const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
+    queued                 from(first, add);
+    queued                 to(second, add);
+    ggml_set_output(to.b.result);
+    for (int i = 0; i < 3; i++) {
+        from.set(i);
+        to.set(i);
+        from.compute(i == 2 ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS);
+        if (i < 2) {
+            ggml_backend_tensor_copy_async(first.get(), second.get(), from.b.result, to.b.inputs[0]);
+            to.compute(i == 1 ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS);
+        }
+    }
+    to.compute();
+    compare(to.get(), run(cpu, add, 3));
+}
+
+scenario_table in_flight_scenarios() {
+    return {
+        { "in-flight",              [] { in_flight(neuron, 6); }                             },
+        { "in-flight-in-threads",   [] { in_threads(3, [](int) { in_flight(neuron, 3); }); } },
+        { "fails-late",             fails_late                                               },
+        { "freed-unused",           freed_unused                                             },
+        { "fails-later",            [] { fails_later(false); }                               },
+        { "fails-later-and-read",   [] { fails_later(true); }                                },
+        { "loses-a-cache",          loses_a_cache                                            },
+        { "loses-for-another-core", loses_for_another                                        },
+    };
+}

@@ -1,0 +1,60 @@
+// Scenarios for the backend's tests: each does something with the first NeuronCore and says whether it came out right.
+//
+//     scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...
+//
+// Those with "two-cores" in their names need a second NeuronCore.
+//
+// Nothing here knows which kernels there are: tests/ggml_neuron runs the scenarios once to record what they ask for, builds
+// that, and runs them again, under all kinds of circumstances. Results are compared with those of the CPU.
+//
+// Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>"; a node without a kernel is wrong, too.
+
+#include "ggml-backend.h"
+#include "ggml.h"
+#include "scenario.h"
+
+#include <cstdio>
+#include <stdexcept>
+
+int main(int argc, char ** argv) {
+    if (argc < 4) {
+        fprintf(stderr, "usage: scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...\n");
+        return 2;
+    }
+    scenario_table scenarios;
+    for (const auto & table :
+         { graphs_scenarios, device_scenarios, lacking_scenarios, scheduled_scenarios, threads_scenarios,
+           failures_scenarios, in_flight_scenarios, two_cores_scenarios, weights_scenarios, tokens_scenarios }) {
+        scenarios.merge(table());
+    }
+
+    ggml_backend_load_all_from_path(argv[2]);
+    cpu     = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    neurons = ggml_backend_load(argv[1]);
+    if (!neurons || !cpu) {
+        fprintf(stderr, "scenarios: a backend does not load\n");
+        return 2;
+    }
+    if (ggml_backend_reg_dev_count(neurons) == 0) {
+        printf("no devices\n");
+        return 3;
+    }
+    neuron     = ggml_backend_reg_dev_get(neurons, 0);
+    int result = 0;
+    for (int i = 3; i < argc; i++) {
+        const auto scenario = scenarios.find(argv[i]);
+        if (scenario == scenarios.end()) {
+            fprintf(stderr, "scenarios: no scenario %s\n", argv[i]);
+            return 2;
+        }
+        try {
+            scenario->second();
+            printf("%s: ok\n", argv[i]);
+        } catch (const std::exception & error) {
+            printf("%s: %s\n", argv[i], error.what());
+            result = 1;
+        }
+        fflush(stdout);
+    }
+    return result;
+}

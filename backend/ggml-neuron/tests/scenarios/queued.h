@@ -1,0 +1,51 @@
+// A graph that is given to a NeuronCore without waiting for what it comes to.
+
+#pragma once
+
+#include "../values.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml.h"
+#include "scenario.h"
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+// A graph on a NeuronCore, which is given to it without waiting for what it comes to.
+struct queued {
+    ggml_backend_t          backend;
+    context                 ctx;
+    built                   b;
+    ggml_cgraph *           graph;
+    ggml_backend_buffer_ptr buffer;
+
+    queued(const ggml_backend_ptr & backend, const builder & build) : backend(backend.get()) {
+        b     = build(ctx.get());
+        graph = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(graph, b.result);
+        require_kernels(ggml_backend_get_device(backend.get()), graph);
+        buffer = allocate(ctx, backend);
+    }
+
+    // Writes what `run` fills inputs with in its round `i`.
+    void set(int i) {
+        float seed = 1;
+        for (ggml_tensor * t : b.inputs) {
+            const std::vector<float> values = numbers((size_t) ggml_nelements(t), seed++ + (float) i);
+            ggml_backend_tensor_set_async(backend, t, values.data(), 0, ggml_nbytes(t));
+        }
+    }
+
+    void compute(ggml_status wanted = GGML_STATUS_SUCCESS) {
+        const ggml_status status = ggml_backend_graph_compute_async(backend, graph);
+        check(status == wanted, std::string("graph_compute: ") + ggml_status_to_string(status));
+    }
+
+    std::vector<float> get() {
+        std::vector<float> values((size_t) ggml_nelements(b.result));
+        ggml_backend_tensor_get_async(backend, b.result, values.data(), 0, ggml_nbytes(b.result));
+        ggml_backend_synchronize(backend);
+        return values;
+    }
+};

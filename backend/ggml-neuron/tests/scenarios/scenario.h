@@ -1,0 +1,127 @@
+// What scenarios share: devices, graphs to compute, and how they are computed and compared. main.cpp says what a scenario is.
+
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+extern ggml_backend_reg_t neurons;  // all NeuronCores
+extern ggml_backend_dev_t neuron;   // the first
+extern ggml_backend_dev_t cpu;
+
+// What to do by the scenario's name. It throws what is wrong.
+using scenario_table = std::map<std::string, std::function<void()>>;
+
+scenario_table graphs_scenarios();
+scenario_table device_scenarios();
+scenario_table lacking_scenarios();
+scenario_table scheduled_scenarios();
+scenario_table threads_scenarios();
+scenario_table failures_scenarios();
+scenario_table in_flight_scenarios();
+scenario_table two_cores_scenarios();
+scenario_table weights_scenarios();
+scenario_table tokens_scenarios();
+
+// A context whose tensors are made first and get memory later. Where `memory` is given, the tensors themselves are there.
+struct context {
+    static size_t size() { return ggml_tensor_overhead() * 64 + ggml_graph_overhead(); }
+
+    ggml_context_ptr ctx;
+
+    explicit context(void * memory = nullptr) {
+        ggml_init_params params = { size(), memory, true };
+        ctx.reset(ggml_init(params));
+    }
+
+    ggml_context * get() const { return ctx.get(); }
+};
+
+// What a scenario builds: a graph's result, and the tensors to fill before it is computed.
+struct built {
+    ggml_tensor *              result;
+    std::vector<ggml_tensor *> inputs;
+};
+
+using builder = std::function<built(ggml_context *)>;
+
+// Where a scheduler had a graph's nodes computed: how many on the first backend, and in how many of the splits.
+struct share {
+    int nodes  = 0;
+    int of     = 0;
+    int splits = 0;
+};
+
+// Numbers that are the same everywhere.
+std::vector<float> numbers(size_t n, float seed);
+
+ggml_backend_buffer_ptr allocate(const context & ctx, const ggml_backend_ptr & backend);
+
+void fill(ggml_tensor * t, float seed);
+
+void compare(const std::vector<float> & got, const std::vector<float> & wanted);
+
+// Computes a node in a graph of its own.
+void compute(ggml_tensor * node, ggml_backend_t by);
+
+// Writes three rows over those that `fill` numbers: see there.
+void put_rows(std::vector<float> & cells, int64_t size, const std::vector<float> & values);
+
+// Asks for every node, so that all that lack a kernel are recorded.
+void require_kernels(ggml_backend_dev_t dev, const ggml_cgraph * graph);
+
+// Computes a graph whose tensors all have memory of their own.
+std::vector<float> run(ggml_backend_dev_t dev, const builder & build, int times = 1);
+
+void against_cpu(const builder & build, int times = 1);
+
+// Computes a graph whose nodes' memory is given by ggml's allocator, which reuses that of sources.
+std::vector<float> run_allocated(ggml_backend_dev_t dev, const builder & build);
+
+// Returns a NeuronCore by its number.
+ggml_backend_dev_t core(int n);
+
+// Runs a function in as many threads, each of which it gets the number of, and fails as they do.
+void in_threads(int n, const std::function<void(int)> & function);
+
+share share_of(ggml_backend_sched_t scheduler, ggml_backend_t backend, ggml_cgraph * graph);
+
+// Computes a graph that ggml's scheduler shares out. Where `watched`, it asks after each node whether to go on. Where `memory` is
+// given, the graph's tensors are there.
+std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & devices,
+                                 const builder &                         build,
+                                 share *                                 shared  = nullptr,
+                                 bool                                    watched = false,
+                                 void *                                  memory  = nullptr);
+
+//
+// graphs that several files compute
+//
+
+ggml_tensor * f32(ggml_context * ctx, int64_t ne0, int64_t ne1 = 1);
+
+built add(ggml_context * ctx);
+
+// Three rows, where kernels are for four.
+built add_three(ggml_context * ctx);
+
+built chain(ggml_context * ctx);
+
+// A KV cache's write and the read after it.
+built cache(ggml_context * ctx);
+
+// Of its kernel IM2COL reads the shape only, so that a compiler may leave it out of the program's inputs.
+built unused_kernel(ggml_context * ctx, ggml_tensor * kernel);
+
+built unused(ggml_context * ctx);
+
+// Nodes that write to memory of the device when there is no kernel for them: nobody else could.
+void stranded(ggml_backend_dev_t dev);

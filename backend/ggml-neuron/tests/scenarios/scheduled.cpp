@@ -1,0 +1,100 @@
+// Graphs that ggml's scheduler shares out between a NeuronCore and the CPU.
+
+#include "../values.h"
+#include "ggml-impl.h"
+#include "ggml.h"
+#include "scenario.h"
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+// Rows written into a tensor that the CPU computed, since there is no kernel for FILL, and read on the device.
+static built write_to_other(ggml_context * ctx) {
+    ggml_tensor * cells = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 16);
+    ggml_tensor * rows  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 3);
+    ggml_tensor * fresh = f32(ctx, 32, 3);
+    ggml_tensor * q     = f32(ctx, 32, 2);
+    ggml_tensor * all   = ggml_set_rows(ctx, ggml_fill(ctx, cells, 0.25f), fresh, rows);
+    return {
+        ggml_mul_mat(ctx, ggml_view_2d(ctx, all, 32, 16, all->nb[1], 0), q), { rows, fresh, q }
+    };
+}
+
+// A node without a kernel, in the memory of one that the device computed.
+static built write_to_device(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    ggml_tensor * t = ggml_scale_inplace(ctx, ggml_add(ctx, a, b), 0.375f);
+    return {
+        ggml_silu(ctx, t), { a, b }
+    };
+}
+
+// Three nodes with kernels, and three without, the last of which must be computed on the device.
+static built partly(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    ggml_tensor * t = ggml_sigmoid(ctx, ggml_add(ctx, a, b));
+    t               = ggml_sigmoid(ctx, ggml_rms_norm(ctx, t, 1e-5f));
+    t               = ggml_mul(ctx, t, b);
+    return {
+        ggml_scale(ctx, t, 0.375f), { a, b }
+    };
+}
+
+// Nine nodes without a kernel, which differ from those with one in all kinds of things, and one with a kernel.
+static built far_off(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    ggml_tensor * t = ggml_add(ctx, a, b);
+    t               = ggml_rms_norm(ctx, t, 1e-3f);                           // a parameter
+    t               = ggml_scale_inplace(ctx, t, 0.25f);                      // and the memory
+    t               = ggml_sub(ctx, t, ggml_view_2d(ctx, b, 64, 1, 256, 0));  // an input
+    t               = ggml_silu(ctx, ggml_reshape_2d(ctx, t, 32, 8));         // all shapes
+    t               = ggml_mul(ctx, t, ggml_view_2d(ctx, b, 32, 8, 128, 0));
+    t               = ggml_relu(ctx, ggml_view_2d(ctx, t, 16, 8, 128, 0));    // strides
+    t               = ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t, 32, 4), ggml_view_2d(ctx, a, 32, 7, 128, 0));
+    t               = ggml_soft_max(ctx, t);                                  // an op that has none
+    t               = ggml_mul_mat(ctx, ggml_view_2d(ctx, a, 4, 3, 32, 0), ggml_reshape_3d(ctx, t, 4, 1, 7));
+    return {
+        t, { a, b }
+    };
+}
+
+// Says how the scheduler shares out such a graph.
+static void shared_out(bool watched) {
+    share found;
+    compare(run_scheduled({ neuron, cpu }, partly, &found, watched), run_scheduled({ cpu }, partly));
+    fail(std::to_string(found.nodes) + " of " + std::to_string(found.of) + " nodes in " + std::to_string(found.splits) +
+         " splits");
+}
+
+// Computes such a graph whose set of tensors, which is in the order of their addresses, has the last node first.
+static void last_node_first() {
+    const size_t      period = 16 * ggml_hash_size(2 * GGML_DEFAULT_GRAPH_SIZE);  // of ggml_hash
+    std::vector<char> memory(period + 16 + context::size());
+    char *            start  = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
+    uintptr_t         result = 0;
+    {
+        const context ctx(start);
+        result = (uintptr_t) partly(ctx.get()).result;
+    }
+    (void) run_scheduled({ neuron, cpu }, partly, nullptr, false, start + (period - result % period) % period);
+}
+
+static void scheduled() {
+    for (const auto & build : { chain, cache, write_to_other, write_to_device }) {
+        compare(run_scheduled({ neuron, cpu }, build), run_scheduled({ cpu }, build));
+    }
+}
+
+scenario_table scheduled_scenarios() {
+    return {
+        { "scheduled",              scheduled                                              },
+        { "shared-out",             [] { shared_out(false); }                              },
+        { "shared-out-and-watched", [] { shared_out(true); }                               },
+        { "last-node-first",        last_node_first                                        },
+        { "far-off",                [] { (void) run_scheduled({ neuron, cpu }, far_off); } },
+    };
+}
