@@ -29,6 +29,7 @@ load("//rules/private:providers.bzl", _NeuronBundleInfo = "NeuronBundleInfo", _N
 load("//rules/private/rules:neuron_bundle_cc.bzl", "neuron_bundle_cc")
 load("//rules/private/rules:neuron_hlo.bzl", _neuron_graph_hlo = "neuron_graph_hlo", _neuron_hlo = "neuron_hlo", _neuron_source_hlo = "neuron_source_hlo")
 load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_kernel_bundle_rule")
+load("//rules/private/rules:neuron_native_kernel.bzl", _neuron_native_kernel = "neuron_native_kernel")
 load("//rules/private/rules:neuron_neff.bzl", _neuron_neff = "neuron_neff")
 load("//rules/private/rules:neuron_toolchain.bzl", _neuron_toolchain = "neuron_toolchain")
 
@@ -39,6 +40,7 @@ NeuronToolchainInfo = _NeuronToolchainInfo
 
 neuron_graph_hlo = _neuron_graph_hlo
 neuron_hlo = _neuron_hlo
+neuron_native_kernel = _neuron_native_kernel
 neuron_neff = _neuron_neff
 neuron_source_hlo = _neuron_source_hlo
 neuron_toolchain = _neuron_toolchain

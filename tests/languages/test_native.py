@@ -21,7 +21,8 @@ from kernelgen.errors import KernelgenError
 from kernelgen.hlo import native_calls, proto
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import errors, lint
-from kernelgen.languages.nki.native import Config, using
+from kernelgen.hlo.native_driver import Config
+from kernelgen.languages.nki.native import using
 from kernelgen.neff import tensors_of
 from kernelgen.plan import Plan
 

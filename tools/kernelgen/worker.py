@@ -13,6 +13,7 @@ compiles nothing again. This is the narrow interface between the rules and kerne
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -35,38 +36,36 @@ def emit(arguments: Arguments) -> None:
     A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in its order.
     `--target` is one of those that it is for, where its language asks (`Kernel.targets`). With `--notes` (a path) it also writes
     what is noted about the kernel, with `--reads` (a path) which data the emitter read. With `--undeclared=refuse` the emitter may
-    read no other data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take.
+    read no other data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take. `--native` is
+    the record of what NKI's own compiler made of the kernel (`hlo.native_driver`).
     """
     from kernelgen import fileio
     from kernelgen.canonical import canonical_json
     from kernelgen.emitters.emission import emit as run_emitter
     from kernelgen.emitters.library import emitters_of
     from kernelgen.graph_kernel import spec_from_json
-    from kernelgen.hlo import native_calls
+    from kernelgen.languages.nki import native
 
     check_jax(arguments)
     spec = spec_from_json(json.loads(one(arguments, "spec")))
     modules = _modules(arguments)
     # What an emitter imports is told by other means (`helpers`), and it may read its own source.
     declared = [*arguments["data"], *(str(path) for _, m in modules for path in (m.parent / "__init__.py", m))]
-    made = run_emitter(
-        emitters_of(spec, modules),
-        spec,
-        declared if maybe(arguments, "undeclared") else None,
-        _timeout(arguments),
-        tuple(arguments["target"]),
-    )
-    if maybe(arguments, "undeclared") and native_calls.ARTIFACT.encode() in made.hlo:
-        raise KernelgenError(
-            f"kernel {spec.id}: NKI's compiler left a file for neuronx-cc, which the rules for Bazel do not hand on: "
-            "use CMake or `kernelgen build`"
+    record = maybe(arguments, "native")
+    with native.recorded(Path(record)) if record else contextlib.nullcontext():
+        made = run_emitter(
+            emitters_of(spec, modules),
+            spec,
+            declared if maybe(arguments, "undeclared") else None,
+            _timeout(arguments),
+            tuple(arguments["target"]),
         )
     fileio.write_bytes(one(arguments, "output"), made.hlo)
     if path := maybe(arguments, "notes"):
         fileio.write_bytes(path, canonical_json(made.notes).encode())
     if path := maybe(arguments, "reads"):
-        record = {"data": made.data, "unknown": [what for what, _ in made.unknown]}
-        fileio.write_bytes(path, canonical_json(record).encode())
+        read = {"data": made.data, "unknown": [what for what, _ in made.unknown]}
+        fileio.write_bytes(path, canonical_json(read).encode())
 
 
 def emit_batch(arguments: Arguments) -> None:

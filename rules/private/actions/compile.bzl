@@ -6,16 +6,17 @@ load("//tools/bazel:kernelgen_tool.bzl", "run_kernelgen")
 
 _MNEMONIC = "NeuronCompile"
 
-def compile(ctx, toolchain, hlo, flags, neff):
+def compile(ctx, toolchain, kernel, flags, neff):
     """Registers the compile of one HLO.
 
     Args:
         ctx: context of a rule with the attributes `cpus` and `memory_mb`.
         toolchain: NeuronToolchainInfo.
-        hlo: File of the HLO.
+        kernel: NeuronHloInfo.
         flags: neuronx-cc's arguments.
         neff: the File to make, named `<kernel>.<settings>.neff`.
     """
+    hlo = kernel.hlo
     message = "Compiling %s (%s)" % (neff.basename, toolchain.compiler)
     if toolchain.disabled:
         ctx.actions.run_shell(
@@ -44,9 +45,10 @@ def compile(ctx, toolchain, hlo, flags, neff):
             resource_set = resource_set(SIMULATOR_MEMORY_MB, 1),
         )
     else:
+        compiler = toolchain.native if kernel.native else toolchain.executable
         args = ctx.actions.args()
         args.add(toolchain.driver)
-        args.add(toolchain.executable, format = "--compiler=%s")
+        args.add(compiler, format = "--compiler=%s")
         args.add(toolchain.identity, format = "--identity=%s")
         args.add(hlo, format = "--hlo=%s")
         args.add(neff, format = "--output=%s")
@@ -62,5 +64,5 @@ def compile(ctx, toolchain, hlo, flags, neff):
             outputs = [neff],
             progress_message = message,
             resource_set = resource_set(ctx.attr.memory_mb, ctx.attr.cpus),
-            tools = [toolchain.driver, toolchain.executable],
+            tools = [toolchain.driver, compiler] + ([toolchain.native_tools] if kernel.native else []),
         )

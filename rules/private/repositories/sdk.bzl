@@ -16,6 +16,7 @@ package(default_visibility = ["//visibility:public"])
 
 exports_files([
     "neuronx-cc",
+    "nki-python3",
     "python3",
 ])
 
@@ -24,6 +25,8 @@ neuron_toolchain(
     compiler = "neuronx-cc",
     executable = "neuronx-cc",
     identity = {identity},
+    nki = {nki},
+    nki_identity = {nki_identity},
     python = "python3",
 )
 
@@ -76,6 +79,18 @@ echo "error: there is no python3 on this machine" >&2
 exit 127
 """
 
+# NKI's own compiler is a Python package, beside neuronx-cc or in it.
+_NKI_PYTHON = """\
+#!/bin/sh
+# Runs the Python that has {identity}, which the driver checks.
+self=$(readlink -f "$0")
+for python in "${{self%/*}}/nki-interpreter" "${{NEURON_SDK:-/nowhere}}/bin/python3" /opt/aws_neuronx_venv*/bin/python3; do
+  [ -x "$python" ] && exec "$python" -I "$@"
+done
+echo "error: {identity} is not on this machine: neither in NEURON_SDK nor in /opt/aws_neuronx_venv*" >&2
+exit 127
+"""
+
 _INTERPRETER = """\
 #!/bin/sh
 exec '{python}' "$@"
@@ -104,6 +119,19 @@ def _find_interpreter(rctx):
         if done.return_code == 0:
             rctx.file("interpreter", _INTERPRETER.format(python = done.stdout.strip()), executable = True)
             return
+
+def _find_nki(rctx, compiler):
+    """Returns name and version of the NKI that the Python beside neuronx-cc has, and writes the launcher of that Python."""
+    for folder in [compiler.dirname, compiler.realpath.dirname]:
+        python = folder.get_child("python3")
+        if python.exists:
+            done = rctx.execute([python, "-I", rctx.path(rctx.attr._nki_driver), "--which"], timeout = 120)
+            identity = done.stdout.strip()
+            if done.return_code == 0 and identity:
+                rctx.file("nki-interpreter", _INTERPRETER.format(python = python), executable = True)
+                rctx.file("nki-python3", _NKI_PYTHON.format(identity = identity), executable = True)
+                return identity
+    return ""
 
 def _configure_cache(rctx):
     """Writes the program that looks into kernelgen's cache, where the environment configures one."""
@@ -162,12 +190,19 @@ def _sdk_impl(rctx):
     _find_interpreter(rctx)
     _configure_cache(rctx)
     rctx.file("identity.bzl", _IDENTITY.format(identity = repr(identity)))
-    rctx.file("BUILD.bazel", _BUILD.format(rules = rules, identity = repr(identity)))
+    nki = _find_nki(rctx, path) if path else ""
+    rctx.file("BUILD.bazel", _BUILD.format(
+        identity = repr(identity),
+        nki = repr("nki-python3" if nki else None),
+        nki_identity = repr(nki),
+        rules = rules,
+    ))
 
 neuron_sdk = repository_rule(
     doc = "The Neuron SDK's compiler, when this machine or the remote workers have it.",
     implementation = _sdk_impl,
     attrs = {
+        "_nki_driver": attr.label(default = "//tools/kernelgen:hlo/native_driver.py"),
         "_python": attr.label(default = "@neuron_python//:python"),
         "_tool": attr.label(default = "//tools/kernelgen:__init__.py"),
     },

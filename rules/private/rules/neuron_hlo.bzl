@@ -4,7 +4,7 @@ load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
-def _emit(ctx, spec, emitters, language = "jax", targets = []):
+def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None):
     """Registers the action that emits one kernel.
 
     Args:
@@ -13,6 +13,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = []):
         emitters: (name of the library, module) of each emitter.
         language: what they are written in.
         targets: the targets that the kernel is for, where its language asks.
+        native: File of what NKI's own compiler made of the kernel, or None.
 
     Returns:
         the rule's providers.
@@ -32,6 +33,8 @@ def _emit(ctx, spec, emitters, language = "jax", targets = []):
     args.add("--undeclared=refuse")
     args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
     args.add_all(targets, format_each = "--target=%s")
+    if native:
+        args.add(native, format = "--native=%s")
     outputs = [hlo]
     notes = None
     if language != "jax":
@@ -43,14 +46,14 @@ def _emit(ctx, spec, emitters, language = "jax", targets = []):
         ctx.attr._tool[KernelgenToolInfo],
         args,
         worker = True,
-        inputs = [module for _, module in emitters] + ctx.files.helpers + ctx.files.data,
+        inputs = [module for _, module in emitters] + ctx.files.helpers + ctx.files.data + ([native] if native else []),
         mnemonic = "NeuronEmit",
         outputs = outputs,
         progress_message = "Emitting " + kernel,
     )
     return [
         DefaultInfo(files = depset(outputs)),
-        NeuronHloInfo(hlo = hlo, id = kernel, notes = notes, spec = spec),
+        NeuronHloInfo(hlo = hlo, id = kernel, native = bool(native), notes = notes, spec = spec),
     ]
 
 def _neuron_hlo_impl(ctx):
@@ -68,7 +71,7 @@ def _neuron_graph_hlo_impl(ctx):
     return _emit(ctx, ctx.attr.spec, [(library, module) for library, files in modules for module in files])
 
 def _neuron_source_hlo_impl(ctx):
-    return _emit(ctx, ctx.attr.spec, [(ctx.attr.library, ctx.file.emitter)], ctx.attr.language, ctx.attr.targets)
+    return _emit(ctx, ctx.attr.spec, [(ctx.attr.library, ctx.file.emitter)], ctx.attr.language, ctx.attr.targets, ctx.file.native)
 
 _COMMON = {
     "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
@@ -105,6 +108,7 @@ The file, what it imports from its folder and the data it reads are the action's
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The file."),
         "language": attr.string(default = "jax", values = ["jax", "nki", "numpy"], doc = "What the function is written in."),
         "library": attr.string(mandatory = True, doc = "A name for the file's folder."),
+        "native": attr.label(allow_single_file = [".json"], doc = "What NKI's own compiler made of the kernel: a `neuron_native_kernel`."),
         "spec": attr.string(mandatory = True, doc = "The kernel as `kernelgen plan --format json` has it."),
         "targets": attr.string_list(doc = "The targets that the kernel is for, where its language asks."),
     },

@@ -14,7 +14,7 @@ def _neuron_neff_impl(ctx):
     flags = ctx.attr.flags or TARGETS[ctx.attr.target].flags
     if ("--target", ctx.attr.target) not in zip(flags, flags[1:]):
         fail("{}: flags are to hold '--target {}'; they are {}".format(ctx.label, ctx.attr.target, " ".join(flags)))
-    compile(ctx, toolchain, kernel.hlo, flags, neff)
+    compile(ctx, toolchain, kernel, flags, neff)
     return [
         DefaultInfo(files = depset([neff])),
         NeuronNeffInfo(flags = flags, identity = toolchain.identity, kernel = kernel, neff = neff, target = ctx.attr.target),

@@ -4,17 +4,46 @@ load("//rules/private:providers.bzl", "NeuronToolchainInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo")
 load(":compiler_flag.bzl", "CompilerFlagInfo")
 
+_NATIVE = """\
+#!/bin/sh
+# Runs {identity} on HLO that holds what NKI's own compiler made. neuronx_cc_driver calls this by its absolute path.
+root=${{0%/{own}}}
+[ "$1" = compile ] || exec "$root/{compiler}" "$@"
+# The driver's HOME is not where the Python environment is looked for.
+KERNELGEN_HOME=$HOME HOME= PYTHONPATH=$root/{tools} exec "$root/{python}" -P -m {module} "$root/{compiler}" "$@"
+"""
+
+def _native(ctx):
+    """Returns the program that runs neuronx-cc on HLO of native kernels, and what it runs."""
+    tool = ctx.attr._native[KernelgenToolInfo]
+    program = ctx.actions.declare_file(ctx.label.name + ".native.sh")
+    ctx.actions.write(program, is_executable = True, content = _NATIVE.format(
+        compiler = ctx.file.executable.path,
+        identity = ctx.attr.identity,
+        module = tool.module,
+        own = program.path,
+        python = tool.python.path,
+        tools = tool.root,
+    ))
+    return program, depset([ctx.file.executable, tool.python], transitive = [tool.sources])
+
 def _neuron_toolchain_impl(ctx):
     simulated = ctx.attr.compiler == "simulator"
     if simulated and ctx.attr._flag[CompilerFlagInfo].value == "auto":
         # buildifier: disable=print
         print("no neuronx-cc here: NEFFs are made for the simulator and run on no device (--@neuron_kernelgen//rules:compiler=neuronx-cc demands real ones)")
+    native, native_tools = _native(ctx) if ctx.file.executable else (None, depset())
     info = NeuronToolchainInfo(
         compiler = ctx.attr.compiler,
         disabled = ctx.attr.disabled,
         driver = None if simulated else ctx.file._driver,
         executable = ctx.file.executable,
         identity = ctx.attr.identity,
+        native = native,
+        native_tools = native_tools,
+        nki = ctx.file.nki,
+        nki_driver = ctx.file._nki_driver,
+        nki_identity = ctx.attr.nki_identity,
         python = ctx.file.python,
         simulator = ctx.attr._simulator[KernelgenToolInfo] if simulated else None,
     )
@@ -28,9 +57,13 @@ neuron_toolchain = rule(
         "disabled": attr.string(doc = "Why this compiler can't be used."),
         "executable": attr.label(allow_single_file = True, doc = "neuronx-cc."),
         "identity": attr.string(doc = "Name and version; every NEFF's key has it. The simulator's own comes from its sources and jaxlib's version."),
+        "nki": attr.label(allow_single_file = True, doc = "Runs the Python that has NKI's own compiler; its bytes are part of every native kernel's key."),
+        "nki_identity": attr.string(doc = "Name and version of NKI's own compiler."),
         "python": attr.label(allow_single_file = True, doc = "Runs Python 3.8 or later for neuronx-cc's driver; its bytes are part of every NEFF's key, so they should not name a version."),
         "_driver": attr.label(default = "//tools/kernelgen:neuronx_cc_driver", allow_single_file = True),
         "_flag": attr.label(default = "//rules:compiler"),
+        "_native": attr.label(default = "//tools/kernelgen:native", providers = [KernelgenToolInfo]),
+        "_nki_driver": attr.label(default = "//tools/kernelgen:native_driver", allow_single_file = True),
         "_simulator": attr.label(default = "//tools/kernelgen:simulate", providers = [KernelgenToolInfo]),
     },
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.hlo import proto
+from kernelgen.hlo.native_driver import Failure, content_name, renamed
 
 TARGET = "AwsNeuronCustomNativeKernel"
 """The custom call's target."""
@@ -22,17 +23,6 @@ ARTIFACT = "kernelgen_artifact"
 ATTRIBUTES = (ARTIFACT, COLLECTIVES)
 
 
-def by_content(text: str, file: Path) -> tuple[str, str]:
-    """Returns a configuration that names a file by its content, and the content in base64.
-
-    Raises:
-        KernelgenError: the configuration does not name the file.
-        OSError: the file can't be read.
-    """
-    content = file.read_bytes()
-    return _renamed(text, str(file), _name(content)), base64.b64encode(content).decode()
-
-
 def materialized(hlo: bytes, folder: Path) -> bytes:
     """Returns a module as neuronx-cc is given it: the files that it needs are in a folder, and its calls name them there.
 
@@ -41,7 +31,7 @@ def materialized(hlo: bytes, folder: Path) -> bytes:
         folder: where the files are written.
 
     Raises:
-        KernelgenError: a call's file is not the one that it names.
+        KernelgenError: a call's configuration does not name its file.
         OSError: the folder can't be written.
     """
     if ARTIFACT.encode() not in hlo:
@@ -53,22 +43,11 @@ def materialized(hlo: bytes, folder: Path) -> bytes:
                 content = base64.b64decode(attribute.value)
                 path = folder / f"{hashlib.sha256(content).hexdigest()}.nki"
                 path.write_bytes(content)
-                call.backend_config = _renamed(call.backend_config.decode(), _name(content), str(path)).encode()
+                try:
+                    call.backend_config = renamed(
+                        call.backend_config.decode(), content_name(content), str(path)
+                    ).encode()
+                except Failure as error:
+                    raise KernelgenError(str(error), exit_code=EXIT_FAILED) from error
                 call.frontend_attributes.map.remove(attribute)
     return proto.serialize(module)
-
-
-def _name(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def _renamed(text: str, old: str, new: str) -> str:
-    """Returns a configuration, which is in base64 or plain, with another name of a file."""
-    try:
-        plain, coded = base64.b64decode(text, validate=True), True
-    except ValueError:
-        plain, coded = text.encode(), False
-    if old.encode() not in plain:
-        raise KernelgenError(f"the configuration of a native kernel does not name {old}", exit_code=EXIT_FAILED)
-    plain = plain.replace(old.encode(), new.encode())
-    return base64.b64encode(plain).decode() if coded else plain.decode()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelgen.canonical import canonical_json
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import Diagnostic, KernelgenError
@@ -19,7 +20,7 @@ from kernelgen.kernel import KernelSpec, param_text, spec_json
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.source_kernel import SourceSpec, own_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "targets": {c.key: c.target for c in plan.configs},
         "kernels": [_op_kernel(k, k.spec) for k in plan.kernels if isinstance(k.spec, KernelSpec)],
         "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if isinstance(k.spec, GraphSpec)],
-        "sources": [_source_kernel(k) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
+        "sources": [_source_kernel(k, k.spec) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
+        "native": any(own_target(k.spec, k.targets) for k in plan.kernels),
         "neffs": plan.neffs,
         "bundles": [_bundle(plan, bundle) for bundle in plan.bundles],
         "manifests": _targets_by_manifest(plan),
@@ -122,15 +124,29 @@ def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequen
     }
 
 
-def _source_kernel(kernel: Kernel) -> dict[str, Any]:
+def _source_kernel(kernel: Kernel, spec: SourceSpec) -> dict[str, Any]:
     return {
         "id": kernel.id,
         "emitter": f"{kernel.library}/{kernel.emitter}",
         "library": kernel.library,
         "language": None if kernel.language == DEFAULT else kernel.language,
         "targets": list(kernel.targets),
-        "spec": spec_json(kernel.spec),
+        "spec": spec_json(spec),
+        "native": native_call(spec) if own_target(spec, kernel.targets) else None,
     }
+
+
+def native_call(spec: SourceSpec) -> str:
+    """Returns how `hlo.native_driver` is to call a kernel."""
+    return canonical_json(
+        {
+            "function": spec.function,
+            "arrays": [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)],
+            "keywords": dict(spec.params),
+            "grid": list(spec.grid),
+            "env": dict(spec.env),
+        }
+    )
 
 
 def absolute(path: Path) -> Path:

@@ -4,73 +4,26 @@ What is called is the target `AwsNeuronCustomNativeKernel`, whose configuration 
 configuration is all there is; from 0.4 on it names a file, which neuronx-cc reads. The call holds that file by its content
 (`kernelgen.hlo.native_calls`).
 
-Nothing here was run with a real toolchain. `Toolchain` is the seam; tests stand a double in.
+The compiler is run in this process (`kernelgen.hlo.native_driver`), or was run before, by another Python, and a record says what it
+made: so it is in Bazel.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from kernelgen.errors import EXIT_FAILED, KernelgenError, described
-from kernelgen.hlo import native_calls
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.hlo import native_calls, native_driver
+from kernelgen.hlo.native_driver import Toolchain
 from kernelgen.languages.protocol import Call, Returned
 
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """What a toolchain makes of one kernel.
-
-    Attributes:
-        text: the call's configuration.
-        results: shape and NumPy dtype name of each result.
-        aliases: result number by the number of the tensor argument whose memory it is written to.
-        constants: arrays that the call is given after the kernel's arguments.
-        collectives: whether the kernel communicates with others.
-        file: the file that the configuration names, if it does.
-    """
-
-    text: str
-    results: tuple[tuple[tuple[int, ...], str], ...]
-    aliases: Mapping[int, int] = field(default_factory=dict)
-    constants: tuple[Any, ...] = ()
-    collectives: bool = False
-    file: Path | None = None
-
-
-class Toolchain(Protocol):
-    """NKI's own compiler."""
-
-    @property
-    def name(self) -> str:
-        """What it is, with its version."""
-
-    def config(
-        self,
-        function: Callable[..., Any],
-        arrays: Sequence[Any],
-        keywords: Mapping[str, Any],
-        grid: tuple[int, ...],
-        target: str,
-        folder: Path,
-    ) -> Config:
-        """Compiles a kernel.
-
-        Args:
-            function: it.
-            arrays: NumPy arrays of the shapes and dtypes of its tensor arguments; their content means nothing.
-            keywords: its other arguments.
-            grid: the programs in each dimension; empty for none.
-            target: neuronx-cc's name of the device.
-            folder: where files may be left until the call returns.
-        """
-
-
 _CHOSEN: list[Toolchain] = []
+_RECORDS: list[tuple[Path, Mapping[str, Any]]] = []
 
 
 @contextlib.contextmanager
@@ -83,17 +36,23 @@ def using(toolchain: Toolchain) -> Iterator[None]:
         _CHOSEN.remove(toolchain)
 
 
+@contextlib.contextmanager
+def recorded(file: Path) -> Iterator[None]:
+    """Has the kernel that is emitted while the block lasts be what a record of `native_driver` says."""
+    _RECORDS.append((file, json.loads(file.read_bytes())))  # read here: it is not what the kernel's file reads
+    try:
+        yield
+    finally:
+        _RECORDS.pop()
+
+
 def toolchain() -> Toolchain:
     """Returns the toolchain of this machine.
 
     Raises:
         KernelgenError: none is installed.
     """
-    if _CHOSEN:
-        return _CHOSEN[-1]
-    from kernelgen.languages.nki import toolchains
-
-    found = toolchains.installed()
+    found = _CHOSEN[-1] if _CHOSEN else native_driver.installed()
     if found is None:
         raise KernelgenError(
             "the lowering 'native' needs NKI's own compiler, which is not installed; use 'lowering: interpreted'",
@@ -106,7 +65,8 @@ def called(function: Callable[..., Any], call: Call) -> Returned:
     """Returns the results of a call of what the toolchain makes of a kernel, under a JAX trace.
 
     Raises:
-        KernelgenError: there is no toolchain, it refuses the kernel, or the kernel is not for one target.
+        KernelgenError: there is no toolchain, it refuses the kernel, the kernel is not for one target, or a record is of another
+            kernel.
     """
     import numpy as np
     from jax.experimental import xla_metadata
@@ -115,32 +75,49 @@ def called(function: Callable[..., Any], call: Call) -> Returned:
 
     jax: Any = import_jax()
     metadata: Any = xla_metadata
-    tools = toolchain()
     if len(call.targets) != 1:
         raise KernelgenError(f"the lowering 'native' is for one target, not for {len(call.targets)}")
     given = [a for a in call.arguments if a is not None]
-    arrays = [np.zeros(a.shape, a.dtype) for a in given]
-    with tempfile.TemporaryDirectory(prefix="kernelgen-nki-") as folder:
-        try:
-            made = tools.config(function, arrays, call.keywords, call.grid, call.targets[0], Path(folder))
-        except KernelgenError:
-            raise
-        except Exception as error:
-            raise KernelgenError(f"{tools.name}: {described(error)}", exit_code=EXIT_FAILED) from error
-        text, artifact = (made.text, "") if made.file is None else native_calls.by_content(made.text, made.file)
-    shapes = [jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for shape, dtype in made.results]
+    made = _recorded(call, given) if _RECORDS else _compiled(function, call, given)
+    shapes = [jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype)) for shape, dtype in made["results"]]
+    aliases = {int(result): argument for result, argument in made["aliases"].items()}
+    constants = [
+        np.frombuffer(base64.b64decode(content), np.dtype(dtype)).reshape(shape)
+        for dtype, shape, content in made["constants"]
+    ]
     function_of_arrays = jax.ffi.ffi_call(
         native_calls.TARGET,
         shapes,
         custom_call_api_version=2,
-        legacy_backend_config=text,
-        input_output_aliases=dict(made.aliases),
+        legacy_backend_config=made["text"],
+        input_output_aliases=aliases,
     )
-    attributes = {native_calls.ARTIFACT: artifact} if artifact else {}
-    attributes |= {native_calls.COLLECTIVES: "1"} if made.collectives else {}
+    attributes = {native_calls.ARTIFACT: made["file"]} if made["file"] else {}
+    attributes |= {native_calls.COLLECTIVES: "1"} if made["collectives"] else {}
     with metadata.set_xla_metadata(**attributes):
-        results = function_of_arrays(*given, *made.constants)
-    updated = {i: results[k] for i, k in made.aliases.items()}
-    kept = tuple(r for k, r in enumerate(results) if k not in made.aliases.values())
-    notes = {"native": {"toolchain": tools.name, "target": call.targets[0]}}
-    return Returned(kept, updated, notes)
+        results = function_of_arrays(*given, *constants)
+    updated = {i: results[k] for i, k in aliases.items()}
+    kept = tuple(r for k, r in enumerate(results) if k not in aliases.values())
+    return Returned(kept, updated, {"native": {"toolchain": made["toolchain"], "target": call.targets[0]}})
+
+
+def _compiled(function: Callable[..., Any], call: Call, given: list[Any]) -> Mapping[str, Any]:
+    import numpy as np
+
+    arrays = [np.zeros(a.shape, a.dtype) for a in given]
+    tools = toolchain()
+    try:
+        return native_driver.record(tools, function, arrays, call.keywords, call.grid, call.targets[0])
+    except native_driver.Failure as error:
+        raise KernelgenError(str(error), exit_code=EXIT_FAILED) from error
+
+
+def _recorded(call: Call, given: list[Any]) -> Mapping[str, Any]:
+    """Returns the record, which is of what is asked for."""
+    file, made = _RECORDS[-1]
+    wanted = native_driver.asked(given, call.keywords, call.grid, call.targets[0])
+    if made["asked"] != wanted:
+        differing = sorted(key for key in wanted if made["asked"].get(key) != wanted[key])
+        what = "; ".join(f"{key} is {made['asked'].get(key)}, not {wanted[key]}" for key in differing)
+        raise KernelgenError(Diagnostic(f"{file} is what NKI's compiler made of another kernel: {what}"))
+    return made

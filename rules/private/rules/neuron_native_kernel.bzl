@@ -1,0 +1,51 @@
+"""What NKI's own compiler makes of one kernel for one target, by the Python that has it."""
+
+_TOOLCHAIN = "//rules:toolchain_type"
+
+def _neuron_native_kernel_impl(ctx):
+    toolchain = ctx.toolchains[_TOOLCHAIN].neuron
+    made = ctx.actions.declare_file(ctx.label.name + ".json")
+    mnemonic = "NeuronNative"
+    if not toolchain.nki:
+        ctx.actions.run_shell(
+            arguments = [ctx.label.name, toolchain.compiler],
+            command = """echo "error: kernel $1 needs NKI's own compiler, and the toolchain '$2' has none. Install AWS's packages neuronx-cc and nki into a virtual environment and name that in NEURON_SDK, or have the manifest say 'lowering: interpreted'" >&2; exit 1""",
+            mnemonic = mnemonic,
+            outputs = [made],
+        )
+    else:
+        args = ctx.actions.args()
+        args.add(toolchain.nki_driver)
+        args.add(toolchain.nki_identity, format = "--identity=%s")
+        args.add(ctx.file.emitter, format = "--emitter=%s")
+        args.add(ctx.attr.call, format = "--call=%s")
+        args.add(ctx.attr.target, format = "--target=%s")
+        args.add(made, format = "--output=%s")
+        ctx.actions.run(
+            arguments = [args],
+            executable = toolchain.nki,
+            # As the compile's: the SDK may be in a folder that a sandbox hides. What the file reads when it is imported, the step that
+            # emits the HLO refuses.
+            execution_requirements = {"no-sandbox": "1"},
+            inputs = [ctx.file.emitter] + ctx.files.data + ctx.files.helpers,
+            mnemonic = mnemonic,
+            outputs = [made],
+            progress_message = "Compiling %s by NKI" % ctx.label.name,
+            tools = [toolchain.nki_driver],
+        )
+    return [DefaultInfo(files = depset([made]))]
+
+neuron_native_kernel = rule(
+    doc = """Has NKI's own compiler compile one kernel (docs/source-kernels.md).
+
+The kernel's file, what it imports from its folder and that compiler's name and version are all that the action depends on.""",
+    implementation = _neuron_native_kernel_impl,
+    attrs = {
+        "call": attr.string(mandatory = True, doc = "JSON: the function, its arrays, static arguments, grid, and the environment that the file sees."),
+        "data": attr.label_list(allow_files = True, doc = "Files that the kernel's file opens."),
+        "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The kernel's file."),
+        "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own folder."),
+        "target": attr.string(mandatory = True, doc = "neuronx-cc's `--target`."),
+    },
+    toolchains = [_TOOLCHAIN],
+)

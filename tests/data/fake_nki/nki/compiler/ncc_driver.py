@@ -1,0 +1,11 @@
+"""What the compiler is told."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class CompileOptions:
+    target: str
+    lnc: int
+    artifacts_dir: str
+    output_path: str

@@ -1,0 +1,1 @@
+"""Names of instructions, which kernels use when they are compiled."""
