@@ -1,0 +1,362 @@
+// Executing models: nrt_execute, and what of it is the same in a queue.
+
+#include "execution.h"
+
+#include "../../nrt/nrt_api.h"
+#include "faults.h"
+#include "helper.h"
+#include "log.h"
+#include "models.h"
+#include "numbers.h"
+#include "protocol.h"
+#include "runtime.h"
+#include "tensors.h"
+#include "units.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace simulator {
+
+// Finds the tensor that a set has for one of the model's and sees to its fitting.
+static NRT_STATUS bind_tensor(const runtime &               rt,
+                              const nrt_model &             model,
+                              const tensor_info &           info,
+                              const nrt_tensor_set &        set,
+                              const char *                  where,
+                              std::shared_ptr<nrt_tensor> & out) {
+    const char * const kind = info.usage == NRT_TENSOR_USAGE_INPUT ? "input" : "output";
+    if (!set.find(info.name.c_str(), out)) {
+        log(level::error, where, "the %s set has no tensor '%s'", kind, info.name.c_str());
+        return NRT_FAILURE;
+    }
+    if (out == nullptr) {
+        log(level::error, where, "%s '%s' was freed", kind, info.name.c_str());
+        return NRT_INVALID_HANDLE;
+    }
+    const nrt_tensor & tensor = *out;
+    if (tensor.size != info.size) {
+        log(level::error, where, "%s '%s' has %zu bytes, the model's %zu", kind, info.name.c_str(), tensor.size,
+            info.size);
+        return NRT_EXEC_BAD_INPUT;
+    }
+    const size_t element = simulator::bytes_of(info.dtype);
+    if (rt.config.strict && tensor.position() % element != 0) {
+        log(level::error, where, "%s '%s' begins at byte %zu, which is not a multiple of its elements' %zu bytes", kind,
+            info.name.c_str(), tensor.position(), element);
+        return NRT_INVALID;
+    }
+    if (tensor.arena() != model.core && tensor.arena() != rt.host()->index()) {
+        log(level::error, where, "%s '%s' is on core %u, the model on core %u", kind, info.name.c_str(), tensor.arena(),
+            model.core);
+        return NRT_INVALID;
+    }
+    return NRT_SUCCESS;
+}
+
+static bool overlap(const nrt_tensor & a, const nrt_tensor & b) {
+    return a.arena() == b.arena() && a.position() < b.position() + b.size && b.position() < a.position() + a.size;
+}
+
+// What a device does when an output overlaps another tensor is not documented, but for an input that it is declared to share
+// memory with.
+static NRT_STATUS check_overlaps(const nrt_model &                                model,
+                                 const std::vector<std::shared_ptr<nrt_tensor>> & tensors,
+                                 const char *                                     where) {
+    for (size_t i = 0; i < tensors.size(); i++) {
+        const tensor_info & output = model.tensors[i];
+        if (output.usage != NRT_TENSOR_USAGE_OUTPUT) {
+            continue;
+        }
+        // Inputs come first, so each pair of outputs is looked at once.
+        for (size_t k = 0; k < i; k++) {
+            if (static_cast<int32_t>(k) != output.alias && overlap(*tensors[i], *tensors[k])) {
+                log(level::error, where, "output '%s' overlaps '%s', which is not declared", output.name.c_str(),
+                    model.tensors[k].name.c_str());
+                return NRT_INVALID;
+            }
+        }
+    }
+    return NRT_SUCCESS;
+}
+
+// Makes what an execution leaves in its outputs wrong, in a way that NEURON_SIMULATOR_FAULT asks for.
+class spoiler {
+  public:
+    // Before the execution.
+    spoiler(simulator::faults &                              faults,
+            const nrt_model &                                model,
+            const std::vector<std::shared_ptr<nrt_tensor>> & tensors) : model_(model), tensors_(tensors) {
+        if (faults.empty()) {
+            return;
+        }
+        late_    = faults.strikes("late");
+        aliases_ = faults.strikes("aliases");
+        results_ = faults.strikes("results");
+        before_.resize(tensors.size());
+        for (size_t i = 0; i < tensors.size() && (late_ || aliases_); i++) {
+            if (model.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
+                before_[i].assign(tensors[i]->data(), tensors[i]->data() + tensors[i]->size);
+            }
+        }
+    }
+
+    // After an execution that succeeded.
+    void spoil() const {
+        for (size_t i = 0; i < tensors_.size() && (late_ || aliases_ || results_); i++) {
+            const tensor_info & info = model_.tensors[i];
+            if (info.usage != NRT_TENSOR_USAGE_OUTPUT) {
+                continue;
+            }
+            if (late_ || (aliases_ && info.alias >= 0)) {
+                memcpy(tensors_[i]->data(), before_[i].data(), before_[i].size());
+            } else if (results_) {
+                memset(tensors_[i]->data(), 0, std::min<size_t>(tensors_[i]->size, 4));
+            }
+        }
+    }
+
+    // Instead of an execution that fails: results are half-written.
+    void write_half() const {
+        for (size_t i = 0; i < tensors_.size(); i++) {
+            if (model_.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
+                memset(tensors_[i]->data(), 0x5A, (tensors_[i]->size + 1) / 2);
+            }
+        }
+    }
+
+  private:
+    const nrt_model &                                model_;
+    const std::vector<std::shared_ptr<nrt_tensor>> & tensors_;
+
+    bool                              late_    = false;
+    bool                              aliases_ = false;
+    bool                              results_ = false;
+    std::vector<std::vector<uint8_t>> before_;
+};
+
+// Returns what an execution comes to before it is made, because NEURON_SIMULATOR_FAULT says so; `done`: it is not made.
+static NRT_STATUS fault_of_execution(runtime &       rt,
+                                     uint32_t        core,
+                                     const spoiler & outputs,
+                                     const char *    where,
+                                     bool &          done) {
+    done = true;
+    if (rt.faults.strikes("lost")) {
+        rt.core_states[core].lost = true;
+        outputs.write_half();
+    }
+    const NRT_STATUS status = core_status(rt, core, where);
+    if (status != NRT_SUCCESS) {
+        return status;
+    }
+    if (rt.faults.strikes("execute")) {
+        log(level::error, where, "NEURON_SIMULATOR_FAULT=execute");
+        outputs.write_half();
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
+    if (rt.faults.strikes("deferred")) {
+        outputs.write_half();
+        rt.core_states[core].owed = NRT_EXEC_COMPLETED_WITH_ERR;
+        return NRT_SUCCESS;
+    }
+    done = false;
+    return NRT_SUCCESS;
+}
+
+// Returns what an execution that succeeded comes to: a core that saw something that is not a number reports that from then on.
+// Results in place of an input are not looked at: they may be large, and little of them new.
+static NRT_STATUS look_for_nan(runtime &                                        rt,
+                               const nrt_model &                                model,
+                               const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
+    std::atomic<bool> & saw_nan = rt.core_states[model.core].saw_nan;
+    for (size_t i = 0; i < tensors.size() && !saw_nan; i++) {
+        const tensor_info & info = model.tensors[i];
+        if (info.usage == NRT_TENSOR_USAGE_OUTPUT && info.alias < 0 &&
+            simulator::holds_nan(info.dtype, tensors[i]->data(), tensors[i]->size)) {
+            saw_nan = true;
+            log(level::info, "nrt_execute",
+                "output '%s' has an element that is not a number; core %u reports that from now on", info.name.c_str(),
+                model.core);
+        }
+    }
+    return saw_nan ? NRT_EXEC_COMPLETED_WITH_NUM_ERR : NRT_SUCCESS;
+}
+
+// Takes the time that launching a kernel is to take. Sleeping would take longer than what is asked for.
+static void wait_for_launch(double launch_us) {
+    using clock      = std::chrono::steady_clock;
+    const auto until = clock::now() + std::chrono::duration<double, std::micro>(launch_us);
+    while (launch_us > 0 && clock::now() < until) {
+    }
+}
+
+static std::vector<simulator::span> spans_of(const execution & execution) {
+    std::vector<simulator::span> spans;
+    for (size_t i = 0; i < execution.tensors.size(); i++) {
+        const nrt_tensor & tensor = *execution.tensors[i];
+        const bool         output = execution.model->tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT;
+        spans.push_back(span_of(tensor, 0, tensor.size, output));
+    }
+    return spans;
+}
+
+// Sees to a model's tensors being there and fitting, and fills in an execution.
+static NRT_STATUS prepare(runtime &              rt,
+                          const nrt_tensor_set & inputs,
+                          const nrt_tensor_set & outputs,
+                          execution &            out) {
+    namespace protocol         = simulator::protocol;
+    nrt_model &        model   = *out.model;
+    const char * const where   = out.where;
+    auto &             tensors = out.tensors;
+    auto &             message = out.message;
+    const size_t       n       = model.tensors.size();
+
+    tensors.resize(n);
+    message.resize(sizeof(protocol::execute) + n * sizeof(protocol::binding));
+    for (size_t i = 0; i < n; i++) {
+        const tensor_info & info   = model.tensors[i];
+        const bool          input  = info.usage == NRT_TENSOR_USAGE_INPUT;
+        const NRT_STATUS    status = bind_tensor(rt, model, info, input ? inputs : outputs, where, tensors[i]);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        if (info.alias >= 0) {
+            const nrt_tensor & source = *tensors[static_cast<size_t>(info.alias)];
+            if (source.arena() != tensors[i]->arena() || source.position() != tensors[i]->position()) {
+                log(level::error, where, "output '%s' is to be the memory of input '%s' and is not", info.name.c_str(),
+                    model.tensors[static_cast<size_t>(info.alias)].name.c_str());
+                return NRT_INVALID;
+            }
+        }
+        const protocol::binding binding = { tensors[i]->arena(), 0, tensors[i]->position() };
+        memcpy(message.data() + sizeof(protocol::execute) + i * sizeof(binding), &binding, sizeof(binding));
+    }
+    return rt.config.strict ? check_overlaps(model, tensors, where) : NRT_SUCCESS;
+}
+
+static NRT_STATUS run(runtime & rt, const execution & execution) {
+    namespace protocol         = simulator::protocol;
+    const char * const where   = execution.where;
+    nrt_model &        model   = *execution.model;
+    const auto &       tensors = execution.tensors;
+    const auto &       message = execution.message;
+    const size_t       n       = tensors.size();
+
+    const spoiler outputs_of(rt.faults, model, tensors);
+    if (!rt.faults.empty()) {
+        bool             made   = false;
+        const NRT_STATUS status = fault_of_execution(rt, model.core, outputs_of, where, made);
+        if (made) {
+            return status;
+        }
+    }
+    const double     timeout = rt.config.exec_timeout;
+    const NRT_STATUS done =
+        with_helper(rt, model, timeout, where, [&](simulator::helper & helper, NRT_STATUS & status) {
+            protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
+            {
+                const std::lock_guard<std::mutex> lock(model.mutex);
+                if (model.helper_number != helper.number()) {
+                    return outcome::not_sent;  // another thread has seen it go, and start again
+                }
+                request.model = model.number;
+            }
+            std::vector<uint8_t> answer = message;
+            memcpy(answer.data(), &request, sizeof(request));
+            if (rt.faults.strikes("kill")) {
+                helper.doom();
+            }
+            const outcome result = helper.call(answer, timeout);
+            if (result == outcome::answered) {
+                status = answered(answer, where);
+            }
+            return result;
+        });
+    if (done != NRT_SUCCESS) {
+        return done;
+    }
+    outputs_of.spoil();
+    return rt.config.strict ? look_for_nan(rt, model, tensors) : done;
+}
+
+NRT_STATUS prepare_handles(runtime &                rt,
+                           nrt_model_t *            model_handle,
+                           const nrt_tensor_set_t * inputs,
+                           const nrt_tensor_set_t * outputs,
+                           const char *             where,
+                           execution &              out) {
+    const auto in   = rt.sets.find(inputs);
+    const auto into = rt.sets.find(outputs);
+    out.where       = where;
+    out.model       = rt.models.find(model_handle);
+    if (out.model == nullptr || in == nullptr || into == nullptr) {
+        return invalid_handle(where, out.model == nullptr ? "model" : in == nullptr ? "input set" : "output set");
+    }
+    return prepare(rt, *in, *into, out);
+}
+
+std::shared_ptr<simulator::request> request_for(runtime &                rt,
+                                                execution                launch,
+                                                const nrt_tensor_set_t * inputs,
+                                                const nrt_tensor_set_t * outputs,
+                                                const nrt_model_t *      handle) {
+    auto made     = std::make_shared<simulator::request>();
+    made->spans   = spans_of(launch);
+    made->handles = { handle, inputs, outputs };
+    made->not_before =
+        simulator::request::clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(rt.config.launch_us * 1000));
+    for (const auto & tensor : launch.tensors) {
+        made->handles.push_back(tensor.get());
+    }
+    made->run = [&rt, launch = std::move(launch)] {
+        return run(rt, launch);
+    };
+    return made;
+}
+
+// What nrt_execute does with NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS before release 2.32. How an execution ended is told to a
+// function that a client registers, which is not simulated: it is logged.
+static NRT_STATUS return_early(runtime &                rt,
+                               execution                launch,
+                               const nrt_tensor_set_t * inputs,
+                               const nrt_tensor_set_t * outputs,
+                               const nrt_model_t *      handle) {
+    simulator::unit * const unit = rt.units->find(launch.model->core, NRTA_XU_COMPUTE, 0);
+    nrta_seq_t              seq;
+    return unit->submit(request_for(rt, std::move(launch), inputs, outputs, handle), seq, rt.config.in_flight);
+}
+
+}  // namespace simulator
+
+using namespace simulator;
+
+NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nrt_tensor_set_t * outputs) {
+    return with_runtime("nrt_execute", [&](runtime & rt) {
+        execution  launch;
+        NRT_STATUS status = prepare_handles(rt, handle, inputs, outputs, "nrt_execute", launch);
+        if (status == NRT_SUCCESS) {
+            // A queue keeps its order.
+            const bool early = rt.config.returns_early();
+            auto *     own   = early ? rt.units->find(launch.model->core, NRTA_XU_COMPUTE, 0) : nullptr;
+            status           = check_in_flight(rt, spans_of(launch), own, launch.where);
+        }
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        if (rt.config.returns_early()) {
+            return return_early(rt, std::move(launch), inputs, outputs, handle);
+        }
+        wait_for_launch(rt.config.launch_us);
+        return run(rt, launch);
+    });
+}

@@ -1,0 +1,37 @@
+// Executions: what one is made of, and the request that queues hold for it.
+
+#pragma once
+
+#include "../../nrt/nrt_api.h"
+#include "runtime.h"
+#include "units.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace simulator {
+
+// A model and the memory that one execution of it uses.
+struct execution {
+    const char *                             where;
+    std::shared_ptr<nrt_model>               model;
+    std::vector<std::shared_ptr<nrt_tensor>> tensors;  // inputs, then outputs
+    std::vector<uint8_t>                     message;  // for the helper
+};
+
+NRT_STATUS prepare_handles(runtime &                rt,
+                           nrt_model_t *            model_handle,
+                           const nrt_tensor_set_t * inputs,
+                           const nrt_tensor_set_t * outputs,
+                           const char *             where,
+                           execution &              out);
+
+// Returns a request for an execution, whose launch takes its time from now.
+std::shared_ptr<simulator::request> request_for(runtime &                rt,
+                                                execution                launch,
+                                                const nrt_tensor_set_t * inputs,
+                                                const nrt_tensor_set_t * outputs,
+                                                const nrt_model_t *      handle);
+
+}  // namespace simulator

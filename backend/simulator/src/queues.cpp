@@ -1,0 +1,306 @@
+// Requests in flight: nrta_*, as the release that is played has it.
+
+#include "../../nrt/nrt_api.h"
+#include "config.h"
+#include "execution.h"
+#include "faults.h"
+#include "fds.h"
+#include "log.h"
+#include "runtime.h"
+#include "tensors.h"
+#include "units.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace simulator {
+
+// Runs `body` on the open runtime, if the release that is played has the function.
+template <typename F> NRT_STATUS with_queues(const char * where, bool (simulator::config::*has)() const, F body) {
+    return with_runtime(where, [&](runtime & rt) {
+        if (!(rt.config.*has)()) {
+            log(level::error, where, "release 2.%u of the SDK does not have it (NEURON_SIMULATOR_RELEASE)",
+                rt.config.release);
+            return NRT_FAILURE;
+        }
+        return body(rt);
+    });
+}
+
+// Says where a request's status goes: where the caller wants it, or with release 2.28 to an error tracker, which is in its place.
+static NRT_STATUS report_to(runtime & rt, NRT_STATUS * ret, simulator::request & made, const char * where) {
+    if (!rt.config.has_trackers()) {
+        made.ret = ret;
+        return ret != nullptr ? NRT_SUCCESS : invalid(where, "null pointer");
+    }
+    const auto tracker = rt.trackers.find(reinterpret_cast<nrta_error_tracker_t *>(ret));
+    if (tracker == nullptr) {
+        return invalid_handle(where, "error tracker");
+    }
+    made.tracker = tracker->errors;
+    return NRT_SUCCESS;
+}
+
+// Queues a request.
+static NRT_STATUS submit(runtime &                           rt,
+                         simulator::unit *                   unit,
+                         std::shared_ptr<simulator::request> request,
+                         const char *                        where,
+                         nrta_seq_t *                        seq) {
+    if (unit == nullptr || seq == nullptr) {
+        return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
+    }
+    const NRT_STATUS status = check_in_flight(rt, request->spans, unit, where);
+    return status == NRT_SUCCESS ? unit->submit(std::move(request), *seq) : status;
+}
+
+// The core that a tensor's requests are queued on: its own, or the first for those in the host's memory.
+static uint32_t core_of(const runtime & rt, const nrt_tensor & tensor) {
+    return tensor.arena() == rt.host()->index() ? 0 : tensor.arena();
+}
+
+static NRT_STATUS schedule_transfer(const char *         where,
+                                    const nrt_tensor_t * handle,
+                                    void *               to,
+                                    const void *         from,
+                                    uint64_t             offset,
+                                    uint64_t             size,
+                                    int                  queue,
+                                    NRT_STATUS *         ret,
+                                    nrta_seq_t *         seq) {
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        NRT_STATUS status;
+        const auto tensor = tensor_range(rt, handle, offset, size, where, status);
+        if (tensor == nullptr) {
+            return status;
+        }
+        if (to == nullptr && from == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        auto made     = std::make_shared<simulator::request>();
+        made->spans   = { span_of(*tensor, offset, size, from != nullptr) };
+        made->handles = { handle };
+        made->run     = [tensor, to, from, offset, size] {
+            if (to != nullptr) {
+                memcpy(to, tensor->data() + offset, size);
+            } else {
+                tensor->memory->in().write(tensor->position() + offset, from, size);
+            }
+            return NRT_SUCCESS;
+        };
+        const NRT_STATUS told = report_to(rt, ret, *made, where);
+        if (told != NRT_SUCCESS) {
+            return told;
+        }
+        return submit(rt, rt.units->find(core_of(rt, *tensor), NRTA_XU_TENSOR_OP, queue), std::move(made), where, seq);
+    });
+}
+
+// Release 2.28 has other numbers of the units, and units of their own for reading and writing, which are one here.
+static nrta_xu_t unit_of(const runtime & rt, nrta_xu_t kind) {
+    if (!rt.config.has_trackers()) {
+        return kind;
+    }
+    switch (static_cast<int>(kind)) {
+        case NRTA_2_28_XU_TENSOR_READ:
+        case NRTA_2_28_XU_TENSOR_WRITE:
+        case NRTA_2_28_XU_TENSOR_OP:
+            return NRTA_XU_TENSOR_OP;
+        case NRTA_2_28_XU_COMPUTE:
+            return NRTA_XU_COMPUTE;
+        default:
+            return NRTA_XU_COLLECTIVES;
+    }
+}
+
+}  // namespace simulator
+
+using namespace simulator;
+
+NRT_STATUS nrta_execute_schedule(nrt_model_t *            model,
+                                 const nrt_tensor_set_t * inputs,
+                                 nrt_tensor_set_t *       outputs,
+                                 int                      queue,
+                                 NRT_STATUS *             ret,
+                                 nrta_seq_t *             seq) {
+    const char * const where = "nrta_execute_schedule";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        execution        launch;
+        const NRT_STATUS status = prepare_handles(rt, model, inputs, outputs, where, launch);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        simulator::unit * const unit = rt.units->find(launch.model->core, NRTA_XU_COMPUTE, queue);
+        auto                    made = request_for(rt, std::move(launch), inputs, outputs, model);
+        const NRT_STATUS        told = report_to(rt, ret, *made, where);
+        if (told != NRT_SUCCESS) {
+            return told;
+        }
+        return submit(rt, unit, std::move(made), where, seq);
+    });
+}
+
+NRT_STATUS nrta_tensor_write(nrt_tensor_t * tensor,
+                             const void *   data,
+                             uint64_t       offset,
+                             uint64_t       size,
+                             int            queue,
+                             NRT_STATUS *   ret,
+                             nrta_seq_t *   seq) {
+    return schedule_transfer("nrta_tensor_write", tensor, nullptr, data, offset, size, queue, ret, seq);
+}
+
+NRT_STATUS nrta_tensor_read(void *         data,
+                            nrt_tensor_t * tensor,
+                            uint64_t       offset,
+                            uint64_t       size,
+                            int            queue,
+                            NRT_STATUS *   ret,
+                            nrta_seq_t *   seq) {
+    return schedule_transfer("nrta_tensor_read", tensor, data, nullptr, offset, size, queue, ret, seq);
+}
+
+NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
+                            uint64_t       source_offset,
+                            nrt_tensor_t * destination,
+                            uint64_t       destination_offset,
+                            uint64_t       size,
+                            int            queue,
+                            NRT_STATUS *   ret,
+                            nrta_seq_t *   seq) {
+    const char * const where = "nrta_tensor_copy";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        copying          copy;
+        const NRT_STATUS status =
+            prepare_copy(rt, source, source_offset, destination, destination_offset, size, where, copy);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        auto made     = std::make_shared<simulator::request>();
+        made->spans   = copy.spans();
+        made->handles = { source, destination };
+        made->run     = [&rt, copy] {
+            return copy.run(rt);
+        };
+        const NRT_STATUS told = report_to(rt, ret, *made, where);
+        if (told != NRT_SUCCESS) {
+            return told;
+        }
+        simulator::unit * const unit = rt.units->find(core_of(rt, *copy.destination), NRTA_XU_TENSOR_OP, queue);
+        return submit(rt, unit, std::move(made), where, seq);
+    });
+}
+
+NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
+    const char * const where = "nrta_is_completed";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        const simulator::unit * const unit = rt.units->find(seq);
+        if (completed == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        if (unit == nullptr || !unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)) {
+            return invalid(where, "no request has this sequence ID");
+        }
+        if (*completed && unit->last() != seq && rt.faults.strikes("order")) {
+            *completed = false;
+        }
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t kind, int queue, nrta_seq_t * seq) {
+    const char * const where = "nrta_get_sequence";
+    return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
+        const simulator::unit * const unit = rt.units->find(vnc, unit_of(rt, kind), queue);
+        if (unit == nullptr || seq == nullptr) {
+            return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
+        }
+        *seq = unit->last();
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event) {
+    const char * const where = "nrta_event_register_seq_id_completion";
+    return with_queues(where, &simulator::config::has_events, [&](runtime & rt) {
+        // One of our own, since the caller's may be closed first.
+        simulator::unique_fd    own(fcntl(event, F_DUPFD_CLOEXEC, 0));
+        simulator::unit * const unit = rt.units->find(seq);
+        if (!own) {
+            return invalid(where, "not a file descriptor");
+        }
+        return unit != nullptr && unit->notify(NRTA_SEQ_GET_SEQ_NUM(seq), std::move(own))
+                   ? NRT_SUCCESS
+                   : invalid(where, "no request has this sequence ID");
+    });
+}
+
+//
+// what release 2.28 has besides
+//
+
+NRT_STATUS nrta_error_tracker_create(uint32_t vnc, nrta_error_tracker_t ** out) {
+    const char * const where = "nrta_error_tracker_create";
+    return with_queues(where, &simulator::config::has_trackers, [&](runtime & rt) {
+        if (out == nullptr || vnc >= rt.cores()) {
+            return invalid(where, out == nullptr ? "null pointer" : "no such core");
+        }
+        auto made    = std::make_shared<nrta_error_tracker>();
+        made->errors = std::make_shared<simulator::error_tracker>();
+        *out         = rt.trackers.add(std::move(made));
+        return NRT_SUCCESS;
+    });
+}
+
+void nrta_error_tracker_destroy(nrta_error_tracker_t * tracker) {
+    process().trackers.remove(tracker);
+}
+
+NRT_STATUS nrta_error_tracker_get_list(nrta_error_tracker_t * handle, const nrta_error_t ** errors, size_t * count) {
+    const char * const where = "nrta_error_tracker_get_list";
+    return with_queues(where, &simulator::config::has_trackers, [&](runtime & rt) {
+        const auto tracker = rt.trackers.find(handle);
+        if (tracker == nullptr) {
+            return invalid_handle(where, "error tracker");
+        }
+        if (errors == nullptr || count == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        const std::vector<nrta_error_t> & list = tracker->errors->list();
+        *errors                                = list.data();
+        *count                                 = list.size();
+        return NRT_SUCCESS;
+    });
+}
+
+NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor) {
+    const char * const where = "nrta_get_completion_handle";
+    return with_queues(where, &simulator::config::has_completion_handles, [&](runtime & rt) {
+        if (descriptor == nullptr) {
+            return invalid(where, "null pointer");
+        }
+        simulator::unit * const unit = rt.units->find(seq);
+        const int               made = eventfd(0, EFD_CLOEXEC);
+        simulator::unique_fd    own(made < 0 ? -1 : fcntl(made, F_DUPFD_CLOEXEC, 0));
+        if (!own) {
+            close(made);
+            log(level::error, where, "no descriptor: %s", strerror(errno));
+            return NRT_RESOURCE;
+        }
+        if (unit == nullptr || !unit->notify(NRTA_SEQ_GET_SEQ_NUM(seq), std::move(own))) {
+            close(made);
+            return invalid(where, "no request has this sequence ID");
+        }
+        *descriptor = made;
+        return NRT_SUCCESS;
+    });
+}

@@ -1,0 +1,202 @@
+// The process's state, of which libnrt's functions are views, and what their handles stand for.
+//
+// State is one object per process. It is never destroyed, because a client may call in from its own exit handlers, and a child
+// of fork starts with a new one: the parent's tensors and helper are not the child's.
+
+#pragma once
+
+#include "../../nrt/nrt_api.h"
+#include "arena.h"
+#include "config.h"
+#include "faults.h"
+#include "fds.h"
+#include "handles.h"
+#include "helper.h"
+#include "log.h"
+#include "programs.h"
+#include "units.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+struct nrt_tensor {
+    nrt_tensor(std::shared_ptr<simulator::memory> memory, size_t offset, size_t size, const char * name) :
+        memory(std::move(memory)), offset(offset), size(size), name(name == nullptr ? "" : name) {}
+
+    const std::shared_ptr<simulator::memory> memory;
+    const size_t                             offset;  // in `memory`
+    const size_t                             size;
+    const std::string                        name;
+
+    uint8_t * data() const { return memory->data() + offset; }
+
+    uint32_t arena() const { return memory->in().index(); }
+
+    // Where the helper finds it.
+    size_t position() const { return memory->offset() + offset; }
+
+    bool holds(size_t at, size_t bytes) const { return at <= size && bytes <= size - at; }
+};
+
+// Tensors by name. Any number of threads may use a set at once. It owns no tensor: one that was freed since is noticed when it
+// is used.
+struct nrt_tensor_set {
+    void put(const char * name, const std::shared_ptr<nrt_tensor> & tensor) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (auto & [own, old] : tensors_) {
+            if (own == name) {
+                old = tensor;
+                return;
+            }
+        }
+        tensors_.emplace_back(name, tensor);
+    }
+
+    // Returns false when there is none of this name; `out` is null when it was freed.
+    bool find(const char * name, std::shared_ptr<nrt_tensor> & out) const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto & [own, tensor] : tensors_) {
+            if (own == name) {
+                out = tensor.lock();
+                return true;
+            }
+        }
+        return false;
+    }
+
+  private:
+    mutable std::mutex                                             mutex_;
+    std::vector<std::pair<std::string, std::weak_ptr<nrt_tensor>>> tensors_;
+};
+
+namespace simulator {
+
+struct tensor_info {
+    std::string           name;
+    nrt_tensor_usage_t    usage;
+    nrt_dtype_t           dtype;
+    size_t                size;
+    int32_t               alias;  // of an output: the input whose memory it is written to, or -1
+    std::vector<uint32_t> shape;
+};
+
+}  // namespace simulator
+
+struct nrt_model {
+    ~nrt_model() {
+        if (programs) {
+            programs->remove(scratchpad);
+        }
+    }
+
+    uint32_t                             core;
+    std::shared_ptr<simulator::programs> programs;          // the core's, when it has memory for this one
+    size_t                               scratchpad = 0;    // bytes of it that were counted
+    std::shared_ptr<simulator::memory>   neff;              // kept, for a helper that is started later
+    size_t                               neff_size;
+    std::vector<simulator::tensor_info>  tensors;           // inputs, then outputs
+    size_t                               needed       = 0;  // bytes of memory besides these
+    uint32_t                             core_version = 0;  // that it was compiled for; 0: not known
+
+    std::mutex mutex;
+    uint64_t   helper_number = 0;  // of the helper that knows it
+    uint64_t   number        = 0;  // the model's, in that helper
+};
+
+struct nrta_error_tracker {
+    std::shared_ptr<simulator::error_tracker> errors;
+};
+
+namespace simulator {
+
+// What stays with a core whatever is executed next.
+struct core_state {
+    std::atomic<bool> saw_nan{ false };  // an execution made something that is not a number: all later ones report it
+    std::atomic<bool> lost{ false };     // NEURON_SIMULATOR_FAULT
+    std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // likewise: what the next call says of an execution before it
+};
+
+enum class phase { fresh, open, closed };
+
+struct runtime {
+    std::atomic<phase>                                state{ phase::fresh };
+    std::mutex                                        mutex;  // of nrt_init and nrt_close
+    simulator::config                                 config;
+    simulator::faults                                 faults;
+    std::vector<std::shared_ptr<simulator::arena>>    arenas;  // one per visible core, and the host's
+    simulator::handles<nrt_tensor>                    tensors;
+    simulator::handles<nrt_tensor_set>                sets;
+    simulator::handles<nrt_model>                     models;
+    simulator::handles<nrta_error_tracker>            trackers;
+    std::vector<simulator::unique_fd>                 locks;        // of the visible cores
+    std::vector<std::shared_ptr<simulator::programs>> programs;     // by core
+    std::vector<simulator::core_state>                core_states;  // by core
+
+    std::unique_ptr<simulator::units> units;                        // what nrta_* queues; from nrt_init to the next
+
+    std::mutex                         helper_mutex;                // guards what follows
+    std::shared_ptr<simulator::helper> helper;
+
+    std::chrono::steady_clock::time_point not_before;  // no helper is started until then
+
+    const std::shared_ptr<simulator::arena> & host() const { return arenas.back(); }
+
+    uint32_t cores() const { return static_cast<uint32_t>(config.visible.size()); }
+};
+
+runtime & process();
+
+NRT_STATUS closed_or_not_open(const runtime & rt, const char * where);
+
+NRT_STATUS invalid(const char * where, const char * what);
+
+NRT_STATUS invalid_handle(const char * where, const char * what);
+
+// Runs `body` on the open runtime. No exception leaves: the C++ library's are all of memory.
+template <typename F> NRT_STATUS with_runtime(const char * where, F body) {
+    try {
+        runtime & rt = process();
+        return rt.state == phase::open ? body(rt) : closed_or_not_open(rt, where);
+    } catch (const std::exception & error) {
+        log(level::error, where, "%s", error.what());
+        return NRT_FAIL_HOST_MEM_ALLOC;
+    }
+}
+
+// Runs `body` on what the environment asks for, of which nrt_init need not have been called; not after nrt_close.
+template <typename F> NRT_STATUS with_config(const char * where, F body) {
+    try {
+        if (process().state == phase::closed) {
+            return closed_or_not_open(process(), where);
+        }
+        simulator::config config;
+        std::string       error;
+        if (!simulator::config::read(config, error)) {
+            return invalid(where, error.c_str());
+        }
+        body(config);
+        return NRT_SUCCESS;
+    } catch (const std::exception & error) {
+        log(level::error, where, "%s", error.what());
+        return NRT_FAIL_HOST_MEM_ALLOC;
+    }
+}
+
+// Returns what a call that concerns a core, or the host, says first: that the core is lost, or how an execution before it ended.
+NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where);
+
+// Returns whether an allocation is to fail, and says so.
+bool is_out_of_memory(runtime & rt, const char * where);
+
+// Sees to what a request in flight uses staying until it is done.
+void check_freed(const runtime & rt, const void * handle, const char * where);
+
+}  // namespace simulator

@@ -1,0 +1,61 @@
+// Ranges of tensors, as calls and requests use them.
+
+#pragma once
+
+#include "../../nrt/nrt_api.h"
+#include "faults.h"
+#include "runtime.h"
+#include "units.h"
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace simulator {
+
+// Returns a tensor of which bytes are to be used; null, with the status, when that can't be.
+std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
+                                         const nrt_tensor_t * handle,
+                                         size_t               offset,
+                                         size_t               size,
+                                         const char *         where,
+                                         NRT_STATUS &         status);
+
+simulator::span span_of(const nrt_tensor & tensor, size_t offset, size_t size, bool written);
+
+// What an access is that does not wait for a request in flight on the same memory, is not documented. `own`: a queue that keeps its order.
+NRT_STATUS check_in_flight(const runtime &                      rt,
+                           const std::vector<simulator::span> & spans,
+                           const simulator::unit *              own,
+                           const char *                         where);
+
+// A copy between two tensors.
+struct copying {
+    std::shared_ptr<nrt_tensor> source;
+    std::shared_ptr<nrt_tensor> destination;
+    size_t                      source_offset      = 0;
+    size_t                      destination_offset = 0;
+    size_t                      size               = 0;
+
+    std::vector<simulator::span> spans() const {
+        return { span_of(*source, source_offset, size, false), span_of(*destination, destination_offset, size, true) };
+    }
+
+    NRT_STATUS run(runtime & rt) const {
+        const size_t copied = rt.faults.strikes("copies") ? size / 2 : size;
+        memmove(destination->data() + destination_offset, source->data() + source_offset, copied);
+        return NRT_SUCCESS;
+    }
+};
+
+NRT_STATUS prepare_copy(runtime &            rt,
+                        const nrt_tensor_t * source,
+                        size_t               source_offset,
+                        const nrt_tensor_t * destination,
+                        size_t               destination_offset,
+                        size_t               size,
+                        const char *         where,
+                        copying &            out);
+
+}  // namespace simulator
