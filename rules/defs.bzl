@@ -1,7 +1,7 @@
 """The rules, for BUILD files: `load("@neuron_kernelgen//rules:defs.bzl", …)`.
 
-Most users write none of these by hand: `neuron.manifest(...)` in MODULE.bazel makes them from a manifest. Whoever keeps kernels by
-hand writes the three steps as targets:
+Most users write none of these by hand: `neuron.manifest(...)` in MODULE.bazel makes them from a manifest. Users who keep kernels by
+hand write the three steps as targets:
 
     neuron_hlo(
         name = "my_norm.hlo",

@@ -356,7 +356,7 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
 #endif
         shared->nrt = neuron_nrt_get(message);
         if (!shared->nrt) {
-            // Where the library is absent and no variable is set, nobody expects devices.
+            // Where the library is absent and no variable is set, the user expects no devices.
             if (neuron_any_variable() || message.rfind("no libnrt: ", 0) != 0) {
                 ggml_backend_neuron_no_devices(message);
             }

@@ -138,7 +138,7 @@ class Pool:
             self._forget(worker)
             return []
         if not worker.busy:
-            self._forget(worker)  # it answers what nobody asked
+            self._forget(worker)  # it answers what was not asked
             return []
         worker.buffer += chunk
         if len(worker.buffer) > MAX_ANSWER:

@@ -32,7 +32,7 @@ def folder() -> Path | None:
     """Returns the folder that the environment names, and makes it if need be; None when it names none.
 
     Raises:
-        ValueError: it can't be made, or somebody but this user may write to it or read it.
+        ValueError: it can't be made, or other users may write to it or read it.
     """
     name = os.environ.get(VARIABLE)
     if not name:

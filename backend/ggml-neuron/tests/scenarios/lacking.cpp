@@ -63,7 +63,7 @@ void stranded(ggml_backend_dev_t dev) {
     fill(cells, 1);
     fill(rows, 0);
     fill(fresh, 2);
-    check(ggml_backend_dev_supports_op(dev, all), "refused, though nobody else can");
+    check(ggml_backend_dev_supports_op(dev, all), "refused, though no other backend can");
     compute(all, backend.get());
 
     std::vector<float>       wanted = numbers(48 * 16, 1);
@@ -101,7 +101,7 @@ static void stranded_rows() {
     ggml_backend_tensor_set(ids, to, 0, sizeof(to));
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, all);
-    check(ggml_backend_dev_supports_op(neuron, all), "refused, though nobody else can");
+    check(ggml_backend_dev_supports_op(neuron, all), "refused, though no other backend can");
     check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
 
     for (int64_t plane = 0; plane < 2; plane++) {
@@ -203,7 +203,7 @@ static void stranded_optimizer() {
     // alpha, beta1, beta2, eps, wd, beta1h, beta2h
     const float numbers_of_step[7] = { 0.1f, 0.5f, 0.5f, 1e-3f, 0.0f, 2.0f, 2.0f };
     ggml_backend_tensor_set(params, numbers_of_step, 0, sizeof(numbers_of_step));
-    check(ggml_backend_dev_supports_op(neuron, step), "refused, though nobody else can");
+    check(ggml_backend_dev_supports_op(neuron, step), "refused, though no other backend can");
     compute(step, backend.get());
 
     std::vector<float> first  = numbers(64, 2);  // the momenta were 0

@@ -123,5 +123,5 @@ built unused_kernel(ggml_context * ctx, ggml_tensor * kernel);
 
 built unused(ggml_context * ctx);
 
-// Nodes that write to memory of the device when there is no kernel for them: nobody else could.
+// Nodes that write to memory of the device when there is no kernel for them: no other backend could.
 void stranded(ggml_backend_dev_t dev);
