@@ -66,6 +66,24 @@ def _nested(blocks):
     return result
 
 
+def _halved(blocks):
+    """Counts how often a number can be halved: the body makes the register that the loop goes by."""
+    result = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
+    held = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
+    total = nl.zeros((1, 1), nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=held, src=blocks[0])
+
+    def body(register):
+        nisa.register_store(dst=held, src=register)
+        nisa.tensor_scalar(dst=held, data=held, op0=nl.right_shift, operand0=1)
+        nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=1)
+        return nisa.register_alloc(held)
+
+    nl.while_loop(nisa.register_alloc(held), body)
+    nisa.dma_copy(dst=result, src=total)
+    return result
+
+
 def _blocks(n):
     return np.array([[n]], np.int32)
 
@@ -91,6 +109,20 @@ def test_it_is_refused_after_programs_waited_for_each_other() -> None:
 
 def test_a_tile_bounds_a_loop_inside_of_another() -> None:
     assert _jit(_nested)(_blocks(4)).item() == 10
+
+
+@pytest.mark.parametrize(("number", "halvings"), [(0, 0), (1, 1), (9, 4)])
+def test_a_loop_goes_by_the_register_that_its_body_returns(number: int, halvings: int) -> None:
+    assert _jit(_halved)(_blocks(number)).item() == halvings
+
+
+def test_a_body_returns_a_register() -> None:
+    def forgets(x):
+        nl.while_loop(nisa.register_alloc(1), lambda register: None)
+        return x
+
+    with pytest.raises(NkiError, match="the bounds of a loop are numbers, not NoneType"):
+        _jit(forgets)(X)
 
 
 def test_it_is_refused_where_the_values_are_unknown() -> None:

@@ -339,7 +339,9 @@ class Device:
         given = iter(places[:count])
         for i, (dtype, shape, size) in enumerate(model.inputs):
             if i in model.dropped:
-                views.append(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))  # not numbers, should a kernel read them
+                views.append(
+                    np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape)
+                )  # not numbers, should a kernel read them
                 arguments.append(put(views[-1]))
                 continue
             place = next(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,28 @@ def dynamic_range(*args: Any, **_: Any) -> Iterator[int]:
 def fori_loop(lower: int, upper: int, body_fun: Any, step: int = 1) -> None:
     for i in _loop("fori", (lower, upper, step)):
         body_fun(i)
+
+
+def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
+    """Runs a body until a register is 0; a register that is 0 at first runs nothing.
+
+    Args:
+        init: the register.
+        body_fun: is given the register and returns the one that the next iteration goes by.
+
+    Raises:
+        NkiError: the body returns no register, or what is in one is not known (`Program.known`).
+    """
+    register = init
+
+    def turns() -> Iterator[int]:
+        turn = 0
+        while _bound(register):
+            yield turn
+            turn += 1
+
+    for _ in current().iterate("while", turns()):
+        register = body_fun(register)
 
 
 def program_id(axis: int = 0) -> int:
