@@ -42,6 +42,7 @@ NeuronToolchainInfo = provider(
         "native": "File: a program that runs neuronx-cc on HLO of native kernels, or None.",
         "native_tools": "depset of File: what that program runs.",
         "nki": "File: the Python that has NKI's own compiler, or None.",
+        "nki_absence": "string: why there is none, or empty.",
         "nki_driver": "File: the program that runs it.",
         "nki_identity": "string: name and version of NKI's own compiler; empty where there is none.",
         "python": "File: the Python that runs the driver, or None.",

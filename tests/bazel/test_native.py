@@ -47,11 +47,11 @@ BUNDLES = ("@neuron_kernels//bundles:native_trn1", "@neuron_kernels//bundles:nat
 
 @pytest.fixture
 def sdk(tmp_path: Path) -> Path:
-    """A virtual environment that holds the doubles of neuronx-cc and NKI, and NumPy."""
+    """A virtual environment that holds the double of neuronx-cc, and NumPy."""
     folder = tmp_path / "sdk"
     venv.create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text(f"{TESTS / 'data' / 'fake_nki'}\n{sysconfig.get_path('purelib')}\n")
+    (packages / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")
     shutil.copy(TESTS / "compilers" / "fake_neuronx_cc", folder / "bin" / "neuronx-cc")
     (folder / "bin" / "neuronx-cc").chmod(0o755)
     return folder
@@ -76,8 +76,12 @@ def test_the_sdks_python_compiles_it_and_an_edit_compiles_its_own_kernels_alone(
     checkout: scratch.Checkout, sdk: Path
 ) -> None:
     absent = checkout.bazel("build", *BUNDLES, "--keep_going", expect=1).output
-    assert "needs NKI's own compiler, and the toolchain 'simulator' has none" in absent
+    assert "needs NKI's own compiler: the simulator is used. Install" in absent
     checkout.env = {"NEURON_SDK": str(sdk)}
+    absent = checkout.bazel("build", *BUNDLES, "--keep_going", expect=1).output
+    assert f"needs NKI's own compiler: {sdk}/bin/python3 has none. Install" in absent
+    (packages,) = sdk.glob("lib/python*/site-packages")
+    shutil.copytree(TESTS / "data" / "fake_nki", packages, dirs_exist_ok=True)
     built = checkout.bazel("build", *BUNDLES)
     assert (built.emits, built.compiles) == (4, 4)
     checkout.edit("manifests/native/kernels.py", "@nki.jit", "# A comment.\n@nki.jit")

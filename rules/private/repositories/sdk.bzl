@@ -26,6 +26,7 @@ neuron_toolchain(
     executable = "neuronx-cc",
     identity = {identity},
     nki = {nki},
+    nki_absence = {nki_absence},
     nki_identity = {nki_identity},
     python = "python3",
 )
@@ -121,17 +122,26 @@ def _find_interpreter(rctx):
             return
 
 def _find_nki(rctx, compiler):
-    """Returns name and version of the NKI that the Python beside neuronx-cc has, and writes the launcher of that Python."""
-    for folder in [compiler.dirname, compiler.realpath.dirname]:
-        python = folder.get_child("python3")
-        if python.exists:
-            done = rctx.execute([python, "-I", rctx.path(rctx.attr._nki_driver), "--which"], timeout = 120)
-            identity = done.stdout.strip()
-            if done.return_code == 0 and identity:
-                rctx.file("nki-interpreter", _INTERPRETER.format(python = python), executable = True)
-                rctx.file("nki-python3", _NKI_PYTHON.format(identity = identity), executable = True)
-                return identity
-    return ""
+    """Writes the launcher of the Python beside neuronx-cc, where that has NKI.
+
+    Returns:
+        NKI's name and version, or empty; and why there is none.
+    """
+    pythons = [folder.get_child("python3") for folder in [compiler.dirname, compiler.realpath.dirname]]
+    found = [python for python in pythons if python.exists]
+    if not found:
+        return "", "there is no python3 beside " + str(compiler)
+    packages = rctx.execute([found[0], "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).stdout.strip()
+    for module in ["nki", "neuronxcc/nki"] if packages else []:
+        rctx.watch("%s/%s/__init__.py" % (packages, module))  # NKI may be installed later
+    done = rctx.execute([found[0], "-I", rctx.path(rctx.attr._nki_driver), "--which"], timeout = 120)
+    identity = done.stdout.strip()
+    if done.return_code or not identity:
+        said = (done.stderr.strip().split("\n") or [""])[-1]
+        return "", "%s has none%s" % (found[0], ": " + said if said else "")
+    rctx.file("nki-interpreter", _INTERPRETER.format(python = found[0]), executable = True)
+    rctx.file("nki-python3", _NKI_PYTHON.format(identity = identity), executable = True)
+    return identity, ""
 
 def _configure_cache(rctx):
     """Writes the program that looks into kernelgen's cache, where the environment configures one."""
@@ -190,10 +200,11 @@ def _sdk_impl(rctx):
     _find_interpreter(rctx)
     _configure_cache(rctx)
     rctx.file("identity.bzl", _IDENTITY.format(identity = repr(identity)))
-    nki = _find_nki(rctx, path) if path else ""
+    nki, absence = _find_nki(rctx, path) if path else ("", "neuronx-cc is not on this machine")
     rctx.file("BUILD.bazel", _BUILD.format(
         identity = repr(identity),
         nki = repr("nki-python3" if nki else None),
+        nki_absence = repr(absence),
         nki_identity = repr(nki),
         rules = rules,
     ))

@@ -1,5 +1,7 @@
 """What NKI's own compiler makes of one kernel for one target, by the Python that has it."""
 
+load("//rules/private/actions:routes.bzl", "routed_to")
+
 _TOOLCHAIN = "//rules:toolchain_type"
 
 def _neuron_native_kernel_impl(ctx):
@@ -8,8 +10,8 @@ def _neuron_native_kernel_impl(ctx):
     mnemonic = "NeuronNative"
     if not toolchain.nki:
         ctx.actions.run_shell(
-            arguments = [ctx.label.name, toolchain.compiler],
-            command = """echo "error: kernel $1 needs NKI's own compiler, and the toolchain '$2' has none. Install AWS's packages neuronx-cc and nki into a virtual environment and name that in NEURON_SDK, or have the manifest say 'lowering: interpreted'" >&2; exit 1""",
+            arguments = [ctx.label.name, toolchain.nki_absence or "the %s is used" % toolchain.compiler],
+            command = """echo "error: $1 needs NKI's own compiler: $2. Install AWS's packages neuronx-cc and nki into a virtual environment and name that in NEURON_SDK, or have the manifest say 'lowering: interpreted'" >&2; exit 1""",
             mnemonic = mnemonic,
             outputs = [made],
         )
@@ -35,7 +37,7 @@ def _neuron_native_kernel_impl(ctx):
         )
     return [DefaultInfo(files = depset([made]))]
 
-neuron_native_kernel = rule(
+_neuron_native_kernel = rule(
     doc = """Has NKI's own compiler compile one kernel (docs/source-kernels.md).
 
 The kernel's file, what it imports from its folder and that compiler's name and version are all that the action depends on.""",
@@ -49,3 +51,19 @@ The kernel's file, what it imports from its folder and that compiler's name and 
     },
     toolchains = [_TOOLCHAIN],
 )
+
+def neuron_native_kernel(name, target, exec_properties = {}, **kwargs):
+    """Has NKI's own compiler compile one kernel; see the rule.
+
+    Args:
+        name: the kernel.
+        target: neuronx-cc's `--target`.
+        exec_properties: as of every rule. With `--@neuron_kernelgen//rules:route_compiles` the compiler and the target are added.
+        **kwargs: as of the rule.
+    """
+    _neuron_native_kernel(
+        name = name,
+        exec_properties = exec_properties | routed_to(target),
+        target = target,
+        **kwargs
+    )

@@ -1,9 +1,9 @@
 """One kernel compiled for one target."""
 
-load("@neuron_sdk//:identity.bzl", "IDENTITY")
 load("//rules/private:providers.bzl", "NeuronHloInfo", "NeuronNeffInfo")
 load("//rules/private:targets.bzl", "TARGETS")
 load("//rules/private/actions:compile.bzl", "compile")
+load("//rules/private/actions:routes.bzl", "routed_to")
 
 _TOOLCHAIN = "//rules:toolchain_type"
 
@@ -49,10 +49,6 @@ nothing. How much memory and how many CPUs a compile is counted for is known to 
     toolchains = [_TOOLCHAIN],
 )
 
-def _routed(compiler, target):
-    """Returns the execution properties by which a cluster gives a compile to a worker that can do it."""
-    return {"neuron-compiler": compiler, "neuron-target": target}
-
 def neuron_neff(name, target, exec_properties = {}, **kwargs):
     """Compiles one kernel's HLO; see the rule.
 
@@ -64,12 +60,7 @@ def neuron_neff(name, target, exec_properties = {}, **kwargs):
     """
     _neuron_neff(
         name = name,
-        exec_properties = exec_properties | select({
-            Label("//rules:routed_to_auto"): _routed(IDENTITY or "simulator", target),
-            Label("//rules:routed_to_neuronx-cc"): _routed(IDENTITY, target),
-            Label("//rules:routed_to_simulator"): _routed("simulator", target),
-            "//conditions:default": {},
-        }),
+        exec_properties = exec_properties | routed_to(target),
         target = target,
         **kwargs
     )
