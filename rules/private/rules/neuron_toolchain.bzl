@@ -10,7 +10,9 @@ _NATIVE = """\
 root=${{0%/{own}}}
 [ "$1" = compile ] || exec "$root/{compiler}" "$@"
 # The driver's HOME is not where the Python environment is looked for.
-KERNELGEN_HOME=$HOME HOME= PYTHONPATH=$root/{tools} exec "$root/{python}" -P -m {module} "$root/{compiler}" "$@"
+export KERNELGEN_HOME="$HOME" PYTHONPATH="$root/{tools}"
+export HOME=
+exec "$root/{python}" -P -m {module} "$root/{compiler}" "$@"
 """
 
 def _native(ctx):

@@ -27,8 +27,8 @@ _MOST = 448
 """Bytes that most requests fit in; Python has memory of its own for so few."""
 
 _LOOKS = 40
-"""How often a lane looks for the next request before it sleeps: some 30 µs. A client whose kernels are small asks again within that,
-and an idle processor takes longer to wake up than such a kernel takes."""
+"""How often a lane looks for the next request before it sleeps: some 30 µs. A client whose kernels are small asks again within
+that, and an idle processor takes longer to wake up than such a kernel takes."""
 
 MAX_DESCRIPTORS = 253
 """Linux passes no more in one message; one per core and one for the host."""
