@@ -1,0 +1,325 @@
+#include "computing.h"
+
+#include "../values.h"
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml-impl.h"
+#include "ggml.h"
+#include "graph.h"
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+ggml_backend_reg_t neurons;
+ggml_backend_dev_t neuron;
+ggml_backend_dev_t cpu;
+
+// llama.cpp's test-fusion asks for these by name.
+static void enable(bool groups) {
+    const auto get =
+        (void * (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
+    const auto set =
+        (void (*)(void *, bool)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_set_enabled");
+    set(get(neuron), groups);
+}
+
+int launches() {
+    const auto get =
+        (void * (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
+    const auto all = (int (*)(void *, const char **, uint64_t *, int)) ggml_backend_reg_get_proc_address(
+        neurons, "ggml_backend_fusion_stats_get");
+    const auto zero = (void (*)(void *)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_stats_reset");
+    std::vector<uint64_t> counts((size_t) all(get(neuron), nullptr, nullptr, 0));
+    all(get(neuron), nullptr, counts.data(), (int) counts.size());
+    zero(get(neuron));
+    int n = 0;
+    for (const uint64_t count : counts) {
+        n += (int) count;
+    }
+    return n;
+}
+
+static void fill(ggml_tensor * t, float seed) {
+    const auto         n = (size_t) ggml_nelements(t);
+    std::vector<float> values(n);
+    for (size_t i = 0; i < n; i++) {
+        values[i] = std::sin(seed + (float) i * 0.7f);
+    }
+    if (t->type == GGML_TYPE_F32) {
+        ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
+    } else if (t->type == GGML_TYPE_F16) {
+        std::vector<ggml_fp16_t> halves(n);
+        ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) n);
+        ggml_backend_tensor_set(t, halves.data(), 0, ggml_nbytes(t));
+    } else if (t->type == GGML_TYPE_I32) {
+        std::vector<int32_t> rows(n);  // backwards
+        for (size_t i = 0; i < n; i++) {
+            rows[i] = (int32_t) (n - 1 - i);
+        }
+        ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
+    } else {
+        std::vector<int64_t> rows(n);
+        for (size_t i = 0; i < n; i++) {
+            rows[i] = (int64_t) (2 * i + 1);
+        }
+        ggml_backend_tensor_set(t, rows.data(), 0, ggml_nbytes(t));
+    }
+}
+
+static double nmse(const std::vector<float> & got, const std::vector<float> & wanted) {
+    double error = 0;
+    double size  = 0;
+    for (size_t i = 0; i < wanted.size(); i++) {
+        error += std::pow((double) got[i] - (double) wanted[i], 2.0);
+        size += std::pow((double) wanted[i], 2.0);
+    }
+    return got.size() != wanted.size() || std::isnan(error) ? INFINITY : size > 0 ? error / size : error;
+}
+
+static outcome read_all(const graph & g) {
+    outcome out;
+    for (const ggml_tensor * node : g.work()) {
+        if (node->flags & GGML_TENSOR_FLAG_OUTPUT) {
+            out.push_back(read(node));
+        }
+    }
+    for (const ggml_tensor * t : g.written) {
+        if (t->buffer) {
+            out.push_back(read(t));
+        }
+    }
+    return out;
+}
+
+// Hides what later tokens write in the cells that `fill` gives them: token t writes cell 2 t + 1.
+static void hide_later(ggml_tensor * mask) {
+    std::vector<float> values = read(mask);
+    for (int64_t t = 0; t < mask->ne[1]; t++) {
+        for (int64_t cell = 2 * t + 3; cell < mask->ne[0]; cell += 2) {
+            values[(size_t) (t * mask->ne[0] + cell)] = -INFINITY;
+        }
+    }
+    std::vector<ggml_fp16_t> halves(values.size());
+    ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) values.size());
+    const bool half = mask->type == GGML_TYPE_F16;
+    ggml_backend_tensor_set(mask, half ? (const void *) halves.data() : values.data(), 0, ggml_nbytes(mask));
+}
+
+static void fill_all(const graph & g, bool causal = true) {
+    float seed = 1;
+    for (ggml_tensor * t : g.inputs) {
+        if (t->buffer) {  // a random graph may not use it
+            fill(t, seed);
+        }
+        seed++;
+    }
+    for (ggml_tensor * mask : g.causal) {
+        if (causal && mask->buffer) {
+            hide_later(mask);
+        }
+    }
+    if (g.places) {
+        std::vector<int64_t> places((size_t) g.places->ne[0]);
+        for (size_t i = 0; i < places.size(); i++) {
+            places[i] = (int64_t) (i % 64) * g.n_cell + 2 * (int64_t) (i / 64) + 1;
+        }
+        ggml_backend_tensor_set(g.places, places.data(), 0, ggml_nbytes(g.places));
+    }
+}
+
+outcome compute(ggml_backend_dev_t dev, const builder & build, memory how) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    graph            g;
+    build(g);
+    ggml_backend_buffer_ptr buffer;
+    ggml_gallocr_ptr        allocator;
+    if (how == memory::OWN) {
+        buffer.reset(ggml_backend_alloc_ctx_tensors(g.get(), backend.get()));
+        check(buffer != nullptr, "no memory");
+    } else {
+        allocator.reset(ggml_gallocr_new(ggml_backend_dev_buffer_type(dev)));
+        check(ggml_gallocr_alloc_graph(allocator.get(), g.cgraph), "no memory");
+    }
+    for (const uint64_t uid : { 0, 7, 7 }) {
+        g.cgraph->uid = uid;
+        fill_all(g);
+        check(ggml_backend_graph_compute(backend.get(), g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    }
+    return read_all(g);
+}
+
+// What a program that looks at nodes sees of them.
+struct watcher {
+    std::string wanted;  // which nodes: "all", or an op's name; of it also what it reads
+    outcome     seen;
+};
+
+static bool watch(ggml_tensor * t, bool ask, void * data) {
+    auto *     w      = (watcher *) data;
+    const bool wanted = w->wanted == "all" || w->wanted == ggml_op_name(t->op);
+    if (!ask && wanted && t->type == GGML_TYPE_F32 && ggml_is_contiguous(t)) {
+        w->seen.push_back(read(t));
+        // other ops' results may take a source's memory
+        for (const ggml_tensor * src : t->src) {
+            if (t->op == GGML_OP_MUL_MAT && w->wanted != "all" && src && src->type == GGML_TYPE_F32 &&
+                ggml_is_contiguous(src)) {
+                w->seen.push_back(read(src));
+            }
+        }
+    }
+    return ask ? wanted : true;
+}
+
+// Computes a graph that ggml's scheduler gives memory.
+static outcome compute_scheduled(const std::vector<ggml_backend_dev_t> & devices,
+                                 const builder &                         build,
+                                 watcher *                               w = nullptr) {
+    std::vector<ggml_backend_ptr> owners;
+    std::vector<ggml_backend_t>   backends;
+    for (ggml_backend_dev_t dev : devices) {
+        owners.emplace_back(ggml_backend_dev_init(dev, nullptr));
+        backends.push_back(owners.back().get());
+    }
+    ggml_backend_sched_ptr scheduler(
+        ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), GGML_DEFAULT_GRAPH_SIZE, false, false));
+    if (w) {
+        ggml_backend_sched_set_eval_callback(scheduler.get(), watch, w);
+    }
+    graph g;
+    build(g);
+    for (ggml_tensor * t : g.inputs) {
+        ggml_backend_sched_set_tensor_backend(scheduler.get(), t, backends.front());
+    }
+    check(ggml_backend_sched_alloc_graph(scheduler.get(), g.cgraph), "no memory");
+    for (int i = 0; i < 2; i++) {
+        fill_all(g);
+        if (w) {
+            w->seen.clear();
+        }
+        check(ggml_backend_sched_graph_compute(scheduler.get(), g.cgraph) == GGML_STATUS_SUCCESS,
+              "graph_compute failed");
+    }
+    return read_all(g);
+}
+
+void compare(const outcome & got, const outcome & wanted, double limit, const std::string & what) {
+    check(got.size() == wanted.size(), what + ": " + std::to_string(got.size()) + " results");
+    for (size_t i = 0; i < got.size(); i++) {
+        const double error = nmse(got[i], wanted[i]);
+        check(error <= limit, what + ": result " + std::to_string(i) + " has error " + std::to_string(error));
+    }
+}
+
+// Computes with groups, without, and by the CPU; `times` is how often groups are launched for each computation.
+static void against(const std::function<outcome(bool)> & compute, int expected, int times, double limit = 1e-6) {
+    const outcome wanted = compute(false);
+    launches();
+    enable(true);
+    const outcome fused = ::launches() == 0 ? compute(true) : outcome{};
+    const int     n     = launches();
+    enable(false);
+    const outcome unfused = compute(true);
+    check(launches() == 0, "groups were launched that are turned off");
+    enable(true);
+    check(expected == ANY || n == expected * times,
+          std::to_string(n) + " groups were launched, not " + std::to_string(expected * times));
+    compare(fused, unfused, limit, "with groups and without");
+    compare(fused, wanted, 1e-4, "by the CPU");
+}
+
+int expected_launches(const builder & build) {
+    graph g;
+    build(g);
+    return g.launches;
+}
+
+void run_own(const builder & build, int expected) {
+    against([&](bool here) { return compute(here ? neuron : cpu, build, memory::OWN); }, expected, 3);
+}
+
+void run_reused(const builder & build) {
+    against([&](bool here) { return compute(here ? neuron : cpu, build, memory::REUSED); }, expected_launches(build),
+            3);
+}
+
+void run_scheduled(const builder & build, double limit) {
+    const std::vector<ggml_backend_dev_t> alone{ cpu };
+    const std::vector<ggml_backend_dev_t> both{ neuron, cpu };
+    against([&](bool here) { return compute_scheduled(here ? both : alone, build); }, expected_launches(build), 2,
+            limit);
+}
+
+void run_watched(const builder & build, const std::string & wanted, int expected) {
+    const std::vector<ggml_backend_dev_t> alone{ cpu };
+    const std::vector<ggml_backend_dev_t> both{ neuron, cpu };
+    against(
+        [&](bool here) {
+            watcher w{ wanted, {} };
+            outcome out = compute_scheduled(here ? both : alone, build, &w);
+            check(!w.seen.empty(), "nothing was seen");
+            out.insert(out.end(), w.seen.begin(), w.seen.end());
+            return out;
+        },
+        expected, 2);
+}
+
+void run_changing(const builder & build, int expected) {
+    const auto compute = [&build](ggml_backend_dev_t dev, std::vector<int> * counts) {
+        ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+        graph            g;
+        build(g);
+        ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(g.get(), backend.get()));
+        g.cgraph->uid = 7;
+        outcome all;
+        for (const bool causal : { true, false, true, true, false, false, true }) {
+            fill_all(g, causal);
+            check(ggml_backend_graph_compute(backend.get(), g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+            const outcome one = read_all(g);
+            all.insert(all.end(), one.begin(), one.end());
+            if (counts) {
+                counts->push_back(launches());
+            }
+        }
+        return all;
+    };
+    launches();
+    std::vector<int> counts;
+    compare(compute(neuron, &counts), compute(cpu, nullptr), 1e-4, "by the CPU");
+    check(counts == std::vector<int>{ expected, 0, expected, expected, 0, 0, expected }, "other launches");
+}
+
+void run_threads(const builder & build) {
+    const outcome                   wanted = compute(cpu, build, memory::OWN);
+    std::vector<std::exception_ptr> errors(3);
+    std::vector<std::thread>        threads;
+    launches();
+    for (std::exception_ptr & error : errors) {
+        threads.emplace_back([&wanted, &build, &error] {
+            try {
+                for (int i = 0; i < 3; i++) {
+                    compare(compute(neuron, build, memory::OWN), wanted, 1e-4, "in a thread");
+                    enable(i != 0);
+                }
+            } catch (...) {
+                error = std::current_exception();
+            }
+        });
+    }
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+    enable(true);
+    for (const std::exception_ptr & error : errors) {
+        if (error) {
+            std::rethrow_exception(error);
+        }
+    }
+    check(launches() > 0, "no group was launched");
+}

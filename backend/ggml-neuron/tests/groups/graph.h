@@ -1,0 +1,203 @@
+// Graphs with groups in them, by name: what scenarios are made of. main.cpp says what a scenario is.
+
+#pragma once
+
+#include "../../groups.h"
+#include "ggml-cpp.h"
+#include "ggml-impl.h"
+#include "ggml.h"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+// A graph, and which of its computed nodes are groups.
+struct graph {
+    ggml_context_ptr ctx;
+    ggml_cgraph *    cgraph = nullptr;
+    ggml_tensor *    result = nullptr;
+
+    std::vector<ggml_tensor *>       inputs;
+    std::vector<ggml_tensor *>       written;           // inputs that the graph changes
+    std::vector<ggml_tensor *>       causal;            // masks that hide from tokens what later ones write
+    ggml_tensor *                    places = nullptr;  // where values are written to a transposed cache
+    int64_t                          n_cell = 0;        // that it has
+    std::vector<std::pair<int, int>> groups;            // each the first and the last of its computed nodes
+    int                              launches;          // of groups, that there are to be
+
+    graph() {
+        ggml_init_params params = { ggml_tensor_overhead() * 256 + ggml_graph_overhead(), nullptr, true };
+        ctx.reset(ggml_init(params));
+        cgraph = ggml_new_graph(ctx.get());
+    }
+
+    ggml_context * get() const { return ctx.get(); }
+
+    ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1) {
+        ggml_tensor * t = ggml_new_tensor_3d(get(), type, ne0, ne1, ne2);
+        ggml_set_input(t);
+        inputs.push_back(t);
+        return t;
+    }
+
+    // Adds what is made up to a node to the graph, in this order.
+    ggml_tensor * add(ggml_tensor * node) {
+        ggml_build_forward_expand(cgraph, node);
+        return node;
+    }
+
+    std::vector<ggml_tensor *> work() const {
+        std::vector<ggml_tensor *> nodes;
+        for (int i = 0; i < cgraph->n_nodes; i++) {
+            ggml_tensor * node = cgraph->nodes[i];
+            if ((node->flags & GGML_TENSOR_FLAG_COMPUTE) && !neuron_is_view_op(node->op)) {
+                nodes.push_back(node);
+            }
+        }
+        return nodes;
+    }
+
+    // Ends the graph with a result. Groups are the nodes from `first` on, as many as `sizes` say.
+    void end(ggml_tensor * t, int first, const std::vector<int> & sizes) {
+        result = add(t);
+        ggml_set_output(result);
+        for (ggml_tensor * changed : written) {
+            ggml_set_output(changed);  // no other tensor shares its memory
+        }
+        for (const int n : sizes) {
+            groups.emplace_back(first, first + n - 1);
+            first += n;
+        }
+        launches = (int) sizes.size();
+    }
+};
+
+using builder = std::function<void(graph &)>;
+
+// A norm, its weights and a product, of `n` tokens: what nearly every layer begins with.
+struct norm_options {
+    int64_t   n       = 4;
+    ggml_type type    = GGML_TYPE_F16;
+    float     eps     = 1e-5f;
+    bool      gaps    = false;  // between the rows of x
+    bool      swapped = false;  // the other order of a product's sources
+    bool      add     = false;  // in place of the product
+    bool      same    = false;  // x is the weight, too
+    bool      inplace = false;
+    bool      shared  = false;  // x and the weight are parts of one tensor
+    bool      twice   = false;  // the norm is the weight, too
+    bool      added   = false;  // the weight is added
+};
+
+ggml_tensor * norm(graph & g, ggml_tensor * x, const norm_options & o = {});
+
+ggml_tensor * product(graph & g, ggml_tensor * t, const norm_options & o = {});
+
+void hit(graph & g);
+
+// The same twice, with other weights: one kernel.
+void twice_of(graph & g, int64_t n);
+
+void twice(graph & g);
+
+// Nothing of it is a group: what is between two groups is computed by itself.
+void between(graph & g);
+
+// A cache is written, and read through its own tensor and at an offset.
+void cache_of(graph & g, int64_t n, int64_t n_seen);
+
+void cache(graph & g);
+
+struct attention_options {
+    int64_t n        = 2;
+    int64_t n_seen   = 64;     // cells
+    int64_t n_cell   = 96;     // of the cache
+    bool    masked   = true;
+    bool    writes   = true;   // to the cache
+    bool    causal   = false;  // the mask
+    bool    computed = false;  // the mask is the result of a node before the group
+};
+
+// A layer's attention: the KV cache is written and read.
+void attention_of(graph & g, const attention_options & o);
+
+void attention(graph & g);
+
+// The same without flash attention: the cache of values is transposed, and scores are capped.
+void scores_of(graph & g, const attention_options & o);
+
+attention_options unmasked(int64_t n, int64_t n_seen);
+
+attention_options reading(int64_t n_seen, int64_t n_cell);
+
+// Results in the memory of earlier nodes, of a slot, and of a part of one.
+void in_place_of(graph & g, int64_t n, bool tied = false);
+
+void in_place(graph & g);
+
+// Halves of rows, as a GLU has them, and a transposed product.
+void views_of(graph & g, int64_t n);
+
+void views(graph & g);
+
+// Three results are seen outside: one is read after the group, one is an output, one the last.
+void several_results_of(graph & g, int64_t n);
+
+void several_results(graph & g);
+
+// Temporary results become the group's inputs, each read by one node of it: without care the allocator gives their memory to
+// results of the group.
+void kept(graph & g);
+
+void shorter(std::map<std::string, builder> & b);
+
+attention_options causal(int64_t n, int64_t n_seen);
+
+// What is launched in pieces, with how many launches, and what is not.
+void pieces(std::map<std::string, builder> & b);
+
+const std::map<std::string, norm_options> & mutations();
+
+// Where an order of sources or a wiring is to matter all are of the same shape.
+void square(graph & g, const norm_options & o);
+
+void square_group(graph & g);
+
+// One tensor that is several slots of a kernel, or its parts are: where nothing is written to it, that is the same.
+norm_options one_tensor(bool shared);
+
+void tied_wiring(graph & g);
+
+void tied_roots(graph & g);
+
+// One slot of a kernel, which is not the same as several tensors.
+void tied(graph & g);
+
+void mutated(graph & g, const norm_options & o);
+
+// A slot that is written is also read as another one.
+void mutated_written(graph & g);
+
+// The result in the middle is used after the group.
+void escapes(graph & g);
+
+// So is a part of it.
+void part_escapes(graph & g);
+
+void middle_is_output(graph & g);
+
+// The graph ends within the group.
+void ends_early(graph & g);
+
+constexpr int ANY = -1;  // number of launches
+
+// Returns what makes a graph: `lengths-<seed>`, or `lengths-<seed>-<tokens>x<cells>`, is a random one of these lengths.
+builder find_builder(const std::string & name);
+
+// Reads a group and prints its words. A group is a line of numbers and names: how many nodes, and for each its op, whether it is
+// seen outside, its 16 parameters, how many inputs it has, these, and its result. A tensor is a reference, an offset, type, ne and
+// nb: a reference is `s<i>`, `n<i>` or, of a result in memory of its own, `own`; an input that is absent is `-`.
+void print_words(const std::string & line);

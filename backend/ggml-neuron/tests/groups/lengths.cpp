@@ -1,0 +1,146 @@
+// Groups of other numbers of tokens, or of a shorter cache, than there are kernels for.
+
+#include "ggml.h"
+#include "graph.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+void shorter(std::map<std::string, builder> & b) {
+    b["shorter-twice"] = [](graph & g) {
+        twice_of(g, 3);
+    };
+    b["shorter-twice-1"] = [](graph & g) {
+        twice_of(g, 1);
+    };
+    b["shorter-several-results"] = [](graph & g) {
+        several_results_of(g, 1);
+    };
+    // rows of padding write what the group writes, and nothing else
+    b["shorter-cache"] = [](graph & g) {
+        cache_of(g, 2, 8);
+    };
+    for (const int64_t n : { 1, 2 }) {
+        for (const int64_t n_seen : { 32, 64 }) {
+            b["shorter-attention-" + std::to_string(n) + "x" + std::to_string(n_seen)] = [n, n_seen](graph & g) {
+                attention_of(g, { n, n_seen });
+            };
+        }
+    }
+    for (const auto & [n, n_seen] : {
+             std::pair{ 1, 64 },
+             { 1, 32 },
+             { 2, 32 }
+    }) {
+        b["shorter-softmax-" + std::to_string(n) + "x" + std::to_string(n_seen)] = [n = n, n_seen = n_seen](graph & g) {
+            scores_of(g, { n, n_seen });
+        };
+    }
+    b["shorter-softmax-unmasked"] = [](graph & g) {
+        scores_of(g, unmasked(1, 64));
+    };
+    b["shorter-tied"] = [](graph & g) {
+        norm_options o = one_tensor(false);
+        o.n            = 3;
+        square(g, o);
+    };
+    b["shorter-unmasked"] = [](graph & g) {
+        attention_of(g, unmasked(1, 64));
+    };
+    b["shorter-reading"] = [](graph & g) {
+        attention_of(g, reading(40, 80));
+    };
+    // and those that no such kernel computes
+    const std::map<std::string, builder> refused = {
+        { "in-place",         [](graph & g) { in_place_of(g, 3); }                }, // would write beyond
+        { "scores",           [](graph & g) { cache_of(g, 3, 7); }                }, // a result of other columns
+        { "columns",          [](graph & g) { views_of(g, 2); }                   }, // the same, transposed
+        { "unmasked-scores",  [](graph & g) { scores_of(g, unmasked(2, 32)); }    }, // likewise
+        { "unmasked-cells",   [](graph & g) { attention_of(g, unmasked(2, 32)); } }, // nothing hides what is beyond
+        { "cache-of-its-own", [](graph & g) { attention_of(g, { 2, 32, 80 }); }   }, // it writes to another cache
+        { "end-of-cache",     [](graph & g) { attention_of(g, reading(40, 48)); } }, // which goes on nowhere
+    };
+    for (const auto & r : refused) {
+        const int norms         = r.first == "end-of-cache";  // groups of its first nodes
+        b["refused-" + r.first] = [build = r.second, norms](graph & g) {
+            build(g);
+            g.groups.clear();
+            g.launches = norms;
+        };
+    }
+}
+
+// A token's row goes through all of it, but where a row of all is taken, or a sum made of them.
+static void mixed_of(graph & g, int64_t n, const std::string & how) {
+    ggml_tensor * x = g.input(GGML_TYPE_F32, 64, n);
+    ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, 1e-5f));
+    ggml_tensor * u;
+    if (how == "rows") {
+        u = ggml_get_rows(g.get(), t, g.input(GGML_TYPE_I32, n));
+    } else if (how == "row") {
+        u = ggml_mul(g.get(), t, ggml_view_1d(g.get(), t, 64, 0));
+    } else if (how == "sum") {
+        ggml_tensor * columns = g.add(ggml_cont(g.get(), ggml_transpose(g.get(), t)));
+        u                     = ggml_mul_mat(g.get(), columns, columns);
+    } else if (how == "state") {
+        ggml_tensor * state = g.input(GGML_TYPE_F32, 64);
+        g.add(ggml_scale_inplace(g.get(), state, 0.5f));
+        g.written = { state };
+        u         = ggml_mul(g.get(), t, state);
+    } else {
+        u = ggml_sqr(g.get(), t);
+    }
+    g.end(g.add(ggml_silu(g.get(), g.add(u))), 0, { how == "sum" || how == "state" ? 4 : 3 });
+}
+
+attention_options causal(int64_t n, int64_t n_seen) {
+    attention_options o{ n, n_seen };
+    o.causal = true;
+    return o;
+}
+
+void pieces(std::map<std::string, builder> & b) {
+    const auto add = [&b](const std::string & name, int n_launches, const builder & build) {
+        b["pieces-" + name] = [n_launches, build](graph & g) {
+            build(g);
+            g.launches = n_launches;
+        };
+    };
+    for (const char * how : { "plain", "rows", "row", "sum", "state" }) {
+        b[std::string("mixed-") + how] = [how](graph & g) {
+            mixed_of(g, 4, how);
+        };
+        // as 4 and 4 and, of which the first are computed twice, 4 more
+        add(std::string("mixed-") + how, how == std::string("plain") ? 3 : 0,
+            [how](graph & g) { mixed_of(g, 9, how); });
+    }
+    add("twice", 6, [](graph & g) { twice_of(g, 9); });
+    add("twice-8", 4, [](graph & g) { twice_of(g, 8); });
+    add("several-results", 2, [](graph & g) { several_results_of(g, 7); });
+    for (const int64_t n_seen : { 32, 64 }) {
+        const std::string cells = "x" + std::to_string(n_seen);
+        add("attention-5" + cells, 3, [n_seen](graph & g) { attention_of(g, causal(5, n_seen)); });
+        add("softmax-6" + cells, 3, [n_seen](graph & g) { scores_of(g, causal(6, n_seen)); });
+        // earlier tokens see what later ones write
+        add("open-attention-5" + cells, 0, [n_seen](graph & g) { attention_of(g, { 5, n_seen }); });
+        add("open-softmax-6" + cells, 0, [n_seen](graph & g) { scores_of(g, { 6, n_seen }); });
+    }
+    // its cache has cells that no node writes
+    add("reading", 3, [](graph & g) {
+        attention_options o = reading(40, 80);
+        o.n                 = 5;
+        attention_of(g, o);
+    });
+    add("unmasked", 0, [](graph & g) { attention_of(g, unmasked(5, 64)); });
+    add("softmax-unmasked", 0, [](graph & g) { scores_of(g, unmasked(5, 64)); });
+    add("computed-mask", 0, [](graph & g) {
+        attention_options o = causal(5, 64);
+        o.computed          = true;
+        attention_of(g, o);
+    });
+    add("cache", 0, [](graph & g) { cache_of(g, 6, 8); });
+    add("in-place", 0, [](graph & g) { in_place_of(g, 6); });
+    add("columns", 0, [](graph & g) { views_of(g, 6); });
+}
