@@ -201,6 +201,15 @@ def nc_matmul_parts(x, y):
     return out(r)
 
 
+@case(lambda x, y: x.T @ y, X, Y)
+def nc_matmul_beside_another_dtype(x, y):
+    """Zeros as integers are written to one half: the product adds to these, and overwrites the other half."""
+    r = like(x, (24, 24), nl.float32, nl.psum)
+    nisa.memset(dst=r.ap([[24, 24], [1, 12]], offset=0, dtype=nl.int32), value=0)
+    nisa.nc_matmul(dst=r, stationary=tile(x), moving=tile(y))
+    return out(r)
+
+
 @case(lambda b: b[:, 0, :].T @ b[:, 0, :] + b[:, 1, :].T @ b[:, 1, :], B)
 def nc_matmul_double_row(b):
     r = like(b, (4, 4), nl.float32, nl.psum)

@@ -41,15 +41,29 @@ def emit(
 
 
 def flags(tensor: Tensor) -> Any:
-    """Returns a view of what of PSUM was written, in the tensor's shape."""
+    """Returns what of PSUM was written, in the tensor's shape; a view, which may be changed, where the tensor is of the memory's own
+    dtype.
+    """
     written = _written(tensor.storage)
-    width = tensor.storage.dtype.itemsize // tensor.dtype.itemsize if tensor.cast is not None else 1
     if tensor.gather is not None:
+        width = tensor.storage.dtype.itemsize // tensor.dtype.itemsize if tensor.cast is not None else 1
         return written[np.clip(tensor.gather // max(width, 1), 0, written.size - 1)]
-    if tensor.valid is not None or (tensor.cast is not None and width != 1):
+    if tensor.valid is not None:
         return np.zeros(tensor.shape, np.bool_)
+    if tensor.cast is not None:
+        return np.logical_and.reduce([written[part] for part in _parts(tensor)])
     strides = [s * written.itemsize for s in tensor.strides]
     return np.lib.stride_tricks.as_strided(written[tensor.offset :], tensor.shape, strides)
+
+
+def _parts(tensor: Tensor) -> list[Any]:
+    """Returns the elements of the memory that a view of another dtype has: arrays in its shape, several where its own are wider."""
+    grid = np.full(tensor.shape, tensor.offset)
+    for axis, stride in enumerate(tensor.strides):
+        steps = np.arange(tensor.shape[axis]) * stride
+        grid += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
+    size, own = tensor.dtype.itemsize, tensor.storage.dtype.itemsize
+    return [grid * size // own + part for part in range(max(1, size // own))]
 
 
 def _written(storage: Storage) -> Any:
@@ -71,9 +85,12 @@ def mark_written(tensor: Tensor) -> None:
         (tensor.mask is None and tensor.size == storage.size and not tensor.dynamic)
         or tensor.dynamic
         or tensor.valid is not None
-        or tensor.cast is not None
     ):
         storage.written = True
+    elif tensor.cast is not None:
+        shown = True if tensor.mask is None else np.broadcast_to(tensor.mask, tensor.shape)
+        for part in _parts(tensor):
+            _written(storage)[part[shown] if shown is not True else part] = True
     elif tensor.mask is not None:
         flags(tensor)[np.broadcast_to(tensor.mask, tensor.shape)] = True
     else:
