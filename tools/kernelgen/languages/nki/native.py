@@ -75,10 +75,11 @@ def called(function: Callable[..., Any], call: Call) -> Returned:
 
     jax: Any = import_jax()
     metadata: Any = xla_metadata
+    tools = None if _RECORDS else toolchain()
     if len(call.targets) != 1:
         raise KernelgenError(f"the lowering 'native' is for one target, not for {len(call.targets)}")
     given = [a for a in call.arguments if a is not None]
-    made = _recorded(call, given) if _RECORDS else _compiled(function, call, given)
+    made = _recorded(call, given) if tools is None else _compiled(tools, function, call, given)
     shapes = [jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype)) for shape, dtype in made["results"]]
     aliases = {int(result): argument for result, argument in made["aliases"].items()}
     constants = [
@@ -101,11 +102,10 @@ def called(function: Callable[..., Any], call: Call) -> Returned:
     return Returned(kept, updated, {"native": {"toolchain": made["toolchain"], "target": call.targets[0]}})
 
 
-def _compiled(function: Callable[..., Any], call: Call, given: list[Any]) -> Mapping[str, Any]:
+def _compiled(tools: Toolchain, function: Callable[..., Any], call: Call, given: list[Any]) -> Mapping[str, Any]:
     import numpy as np
 
     arrays = [np.zeros(a.shape, a.dtype) for a in given]
-    tools = toolchain()
     try:
         return native_driver.record(tools, function, arrays, call.keywords, call.grid, call.targets[0])
     except native_driver.Failure as error:
