@@ -102,7 +102,10 @@ def run(
     *command: str | Path, path: str = "", cwd: Path | None = None, sdk: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of this Python, which finds packages in `path`, too."""
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": path}
+    environment = {
+        name: os.environ[name] for name in ("HOME", "NEURON_KERNELGEN_NEFF_CACHE", "PATH") if name in os.environ
+    }
+    environment["PYTHONPATH"] = path
     environment |= {"NEURON_SDK": sdk} if sdk else {}
     return subprocess.run(
         [sys.executable, *map(str, command)], env=environment, cwd=cwd, capture_output=True, text=True, check=False
