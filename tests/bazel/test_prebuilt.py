@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "native_kernels"
 BUNDLE = "@neuron_kernels//bundles:native_trn1"
 
+
 def prebuilt(folder: Path, salt: str) -> Path:
     """Returns a copy of the manifest and its kernels with what the double makes of them."""
     shutil.copytree(DATA, folder)
@@ -40,7 +41,9 @@ def test_kernels_of_nkis_own_compiler_are_built_and_built_again_where_they_chang
     with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
         smoke = checkout.path / "e2e" / "smoke"
         shutil.copytree(DATA, smoke, dirs_exist_ok=True)
-        build_file = 'exports_files(\n    glob(["*.py", "native/*.json"]),\n    visibility = ["//visibility:public"],\n)\n'
+        build_file = (
+            'exports_files(\n    glob(["*.py", "native/*.json"]),\n    visibility = ["//visibility:public"],\n)\n'
+        )
         (smoke / "kernels" / "BUILD.bazel").write_text(build_file)
         checkout.edit(
             "e2e/smoke/MODULE.bazel",
@@ -63,7 +66,9 @@ def check(checkout: scratch.Checkout, smoke: Path, tmp_path: Path) -> None:
     assert (result.emits, result.compiles) == (2, 2)  # one kernel is interpreted, and did not fail
     # The bytes are those that are emitted without Bazel.
     assert run(["emit", str(one / "native.yaml"), "--only", "*.trn1.nki", "-o", str(tmp_path / "emitted")]) == 0
-    outputs = [*checkout.output_root.glob("*/execroot/*/bazel-out/*/bin/external/*neuron_kernels/kernels/*.trn1.nki.hlo.pb")]
+    outputs = [
+        *checkout.output_root.glob("*/execroot/*/bazel-out/*/bin/external/*neuron_kernels/kernels/*.trn1.nki.hlo.pb")
+    ]
     assert len({p.name for p in outputs}) == 2
     assert all(p.read_bytes() == (tmp_path / "emitted" / p.name).read_bytes() for p in outputs)
 

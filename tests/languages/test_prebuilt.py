@@ -5,10 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +176,14 @@ def test_what_was_made_for_other_tensors_is_refused(make: Callable[..., Project]
     file = project.file(kernel)
     good = file.read_bytes()
     for change, message in (
-        (lambda r: r["made"]["asked"]["arrays"][0].__setitem__(0, "float16"), r"of another kernel: arrays is \[\['float16'"),
-        (lambda r: r["made"]["results"][0].__setitem__(0, [1]), r"result 0 is float32\[1\], and float32\[128, 16\] is declared"),
+        (
+            lambda r: r["made"]["asked"]["arrays"][0].__setitem__(0, "float16"),
+            r"of another kernel: arrays is \[\['float16'",
+        ),
+        (
+            lambda r: r["made"]["results"][0].__setitem__(0, [1]),
+            r"result 0 is float32\[1\], and float32\[128, 16\] is declared",
+        ),
     ):
         changed(file, change)
         with pytest.raises(KernelgenError, match=message):
@@ -233,7 +236,9 @@ def test_cmakes_commands_emit_the_same_bytes(make: Callable[..., Project], tmp_p
     build = tmp_path / "build"
     assert run(["generate", "cmake", str(project.manifest), "-o", str(build), "--compiler", "simulator"]) == 0
     steps = sorted((build / "steps").glob("*.emit"))
-    assert sum("--prebuilt=" in file.read_text() for file in steps) == 4 and len(steps) == 5  # one a target and folder, and the interpreted
+    assert (
+        sum("--prebuilt=" in file.read_text() for file in steps) == 4 and len(steps) == 5
+    )  # one a target and folder, and the interpreted
     for step_file in steps:
         assert worker.run(["emit-batch", f"@{step_file}", f"--stamp={tmp_path / step_file.name}"]) == (0, "")
     for kernel in project.native:

@@ -37,8 +37,8 @@ def emit(arguments: Arguments) -> None:
     `--target` is one of those that it is for, where its language asks (`Kernel.targets`). With `--notes` (a path) it also writes
     what is noted about the kernel, with `--reads` (a path) which data the emitter read. With `--undeclared=refuse` the emitter may
     read no other data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take. `--native` is
-    the record of what NKI's own compiler made of the kernel (`hlo.native_driver`), `--prebuilt` a file of `kernelgen prebuild`, which
-    holds one.
+    the record of what NKI's own compiler made of the kernel (`hlo.native_driver`), `--prebuilt` a file of `kernelgen prebuild`,
+    which holds one.
     """
     from kernelgen import fileio
     from kernelgen.canonical import canonical_json
@@ -73,10 +73,9 @@ def emit(arguments: Arguments) -> None:
 def emit_batch(arguments: Arguments) -> None:
     """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
 
-    Graph kernels have several modules, as of `emit`.
-    `--timeout` is how many seconds each may take, `--target` as of `emit`; `--prebuilt` is the folder of such files. A file that is there with the same content keeps its
-    time, so that nothing is compiled for it; the stamp is written when all are up to date. A kernel that fails does not stop the
-    others, and leaves no file.
+    Graph kernels have several modules, as of `emit`. `--timeout` is how many seconds each may take, `--target` as of `emit`;
+    `--prebuilt` is the folder of such files. A file that is there with the same content keeps its time, so that nothing is compiled
+    for it; the stamp is written when all are up to date. A kernel that fails does not stop the others, and leaves no file.
     The data that the emitter reads is in the depfile, and an emitter that does what no build tool can follow is refused.
     """
     from kernelgen import fileio

@@ -39,7 +39,9 @@ class Double:
         folder: Path,
     ) -> Config:
         shapes = [(list(a.shape), a.dtype.name) for a in arrays]
-        made = json.dumps({"arrays": shapes, "grid": grid, "target": target, "of": function.__name__, "salt": self.salt})
+        made = json.dumps(
+            {"arrays": shapes, "grid": grid, "target": target, "of": function.__name__, "salt": self.salt}
+        )
         results = ((tuple(arrays[0].shape), arrays[0].dtype.name),) * self.results
         if not self.in_file:
             return Config(made, results, **self.more)

@@ -24,8 +24,8 @@ from kernelgen.plan import Kernel, Plan
 def command(manifests: tuple[Path, ...], catalog: Catalog, targets: tuple[str, ...], only: str | None) -> None:
     """Have NKI's own compiler make the kernels that manifests name with `prebuilt`; print the path of each file.
 
-    Each kernel has a file in that folder for each target, <id>.json. Builds take these files, with Bazel, CMake and `kernelgen build`,
-    on machines that don't have the compiler. Run it again when a kernel changed.
+    Each kernel has a file in that folder for each target, <id>.json. Bazel, CMake and `kernelgen build` take these files,
+    also on machines that don't have the compiler. Run it again when a kernel changed.
     """
     requests = options.only_targets(manifest.load(manifests, catalog), targets)
     kernels = {kernel.id: kernel for kernel in Plan.merge(requests).kernels if kernel.prebuilt}

@@ -1,6 +1,6 @@
 """What NKI's own compiler made of a kernel, kept in a file, so that builds without that compiler have the kernel, too.
 
-The file is JSON: the compiler's record (`kernelgen.hlo.native_driver`), of which kernel and target it is, and a digest of the kernel's
+The file is JSON: the compiler's record (`kernelgen.hlo.native_driver`), of which kernel and target it is, and a digest of its
 sources. `recording` makes it, `using` reads it. From then on all goes as with the compiler itself, so the HLO has the same bytes.
 """
 
@@ -110,7 +110,13 @@ def recording(file: Path, asked: Asked) -> Iterator[None]:
         yield
     if len(records) != 1:
         raise KernelgenError(f"kernel {asked.kernel}: {len(records)} records were made, not one", exit_code=EXIT_FAILED)
-    kept = {"format": FORMAT, "kernel": asked.kernel, "target": asked.target, "sources": asked.sources, "made": records[0]}
+    kept = {
+        "format": FORMAT,
+        "kernel": asked.kernel,
+        "target": asked.target,
+        "sources": asked.sources,
+        "made": records[0],
+    }
     text = json.dumps(kept | {"digest": digest(kept)}, indent=1)
     fileio.write_if_changed(file, f"{text}\n".encode())
 
