@@ -1,4 +1,4 @@
-"""Makes benchmarks/ and tools/reproduce/ importable: the tests build in their scratch checkouts."""
+"""Makes benchmarks/ and tools/reproduce/ importable, whose scratch checkouts the tests build in, and the double of NKI's own compiler."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 # When Bazel runs a test, this file is a link into the checkout; the scratch copies are made of the checkout itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "reproduce"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "native_kernels"))
 
 import scratch
 

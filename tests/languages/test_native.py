@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nki_double import Double
 
 from kernelgen import manifest
 from kernelgen.cli.frame import run
@@ -21,7 +21,6 @@ from kernelgen.errors import KernelgenError
 from kernelgen.hlo import native_calls, proto
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import errors, lint
-from kernelgen.hlo.native_driver import Config
 from kernelgen.languages.nki.native import using
 from kernelgen.neff import tensors_of
 from kernelgen.plan import Plan
@@ -54,42 +53,6 @@ kernels:
     lowering: native
     check: {reference: ref.py:add}
 """
-
-
-class Double:
-    """A toolchain whose artifact says what it was asked for.
-
-    Args:
-        in_file: whether the configuration names a file (NKI from 0.4 on); else it holds all there is.
-        results: how many there are.
-        **more: fields of `Config`.
-    """
-
-    name = "nki 0.0 (a double)"
-
-    def __init__(self, in_file: bool, results: int = 1, **more: Any) -> None:
-        self.in_file = in_file
-        self.results = results
-        self.more = more
-
-    def config(
-        self,
-        function: Callable[..., Any],
-        arrays: Sequence[Any],
-        keywords: Mapping[str, Any],
-        grid: tuple[int, ...],
-        target: str,
-        folder: Path,
-    ) -> Config:
-        shapes = [(list(a.shape), a.dtype.name) for a in arrays]
-        made = json.dumps({"arrays": shapes, "grid": grid, "target": target, "of": function.__name__})
-        results = ((tuple(arrays[0].shape), arrays[0].dtype.name),) * self.results
-        if not self.in_file:
-            return Config(made, results, **self.more)
-        file = folder / "kernel.bir"
-        file.write_text(made)
-        text = base64.b64encode(json.dumps({"path": str(file), "version": 4}).encode()).decode()
-        return Config(text, results, file=file, **self.more)
 
 
 @pytest.fixture

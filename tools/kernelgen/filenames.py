@@ -20,6 +20,11 @@ def notes_file(kernel: str) -> str:
     return f"{kernel}.notes.json"
 
 
+def native_file(kernel: str) -> str:
+    """Returns the name of what NKI's own compiler made of a kernel, given the kernel's id."""
+    return f"{kernel}.json"
+
+
 def neff_file(kernel: str, config: str) -> str:
     """Returns the name of a kernel's NEFF for one compile, given the kernel's id and the settings' key."""
     return f"{kernel}.{config}{NEFF}"

@@ -38,6 +38,7 @@ class Kernel:
         language: what the emitter is written in; a group's are in JAX.
         targets: the targets that it is chosen for, or, in a plan, built for; empty for all, and in a plan for a language whose
             emitters know nothing of targets.
+        prebuilt: name of the folder, one of `Catalog.sources`, that has what NKI's own compiler made of it; else empty.
     """
 
     spec: Spec
@@ -46,6 +47,7 @@ class Kernel:
     more: tuple[tuple[str, str], ...] = ()
     language: str = DEFAULT
     targets: tuple[str, ...] = ()
+    prebuilt: str = ""
 
     @property
     def id(self) -> str:
@@ -174,7 +176,8 @@ def _built_for(kernel: Kernel, targets: set[str]) -> Kernel:
 def _language_json(kernel: Kernel) -> str:
     if kernel.language == DEFAULT:
         return ""
-    return f',"language":{canonical_json(kernel.language)},"targets":{canonical_json(kernel.targets)}'
+    prebuilt = f',"prebuilt":{canonical_json(kernel.prebuilt)}' if kernel.prebuilt else ""
+    return f',"language":{canonical_json(kernel.language)},"targets":{canonical_json(kernel.targets)}{prebuilt}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +280,7 @@ class Plan:
                     tuple(map(tuple, k.get("more", ()))),
                     k.get("language", DEFAULT),
                     tuple(k.get("targets", ())),
+                    k.get("prebuilt", ""),
                 )
                 for k in value["kernels"]
             ),

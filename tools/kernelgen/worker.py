@@ -37,7 +37,8 @@ def emit(arguments: Arguments) -> None:
     `--target` is one of those that it is for, where its language asks (`Kernel.targets`). With `--notes` (a path) it also writes
     what is noted about the kernel, with `--reads` (a path) which data the emitter read. With `--undeclared=refuse` the emitter may
     read no other data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take. `--native` is
-    the record of what NKI's own compiler made of the kernel (`hlo.native_driver`).
+    the record of what NKI's own compiler made of the kernel (`hlo.native_driver`), `--prebuilt` a file of `kernelgen prebuild`,
+    which holds one.
     """
     from kernelgen import fileio
     from kernelgen.canonical import canonical_json
@@ -51,7 +52,7 @@ def emit(arguments: Arguments) -> None:
     modules = _modules(arguments)
     # What an emitter imports is told by other means (`helpers`), and it may read its own source.
     declared = [*arguments["data"], *(str(path) for _, m in modules for path in (m.parent / "__init__.py", m))]
-    record = maybe(arguments, "native")
+    record, prebuilt = maybe(arguments, "native"), maybe(arguments, "prebuilt")
     with native.recorded(Path(record)) if record else contextlib.nullcontext():
         made = run_emitter(
             emitters_of(spec, modules),
@@ -59,6 +60,7 @@ def emit(arguments: Arguments) -> None:
             declared if maybe(arguments, "undeclared") else None,
             _timeout(arguments),
             tuple(arguments["target"]),
+            Path(prebuilt) if prebuilt else None,
         )
     fileio.write_bytes(one(arguments, "output"), made.hlo)
     if path := maybe(arguments, "notes"):
@@ -71,10 +73,9 @@ def emit(arguments: Arguments) -> None:
 def emit_batch(arguments: Arguments) -> None:
     """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
 
-    Graph kernels have several modules, as of `emit`.
-    `--timeout` is how many seconds each may take, `--target` as of `emit`. A file that is there with the same content keeps its
-    time, so that nothing is compiled for it; the stamp is written when all are up to date. A kernel that fails does not stop the
-    others, and leaves no file.
+    Graph kernels have several modules, as of `emit`. `--timeout` is how many seconds each may take, `--target` as of `emit`;
+    `--prebuilt` is the folder of such files. A file that is there with the same content keeps its time, so that nothing is compiled
+    for it; the stamp is written when all are up to date. A kernel that fails does not stop the others, and leaves no file.
     The data that the emitter reads is in the depfile, and an emitter that does what no build tool can follow is refused.
     """
     from kernelgen import fileio
@@ -83,13 +84,14 @@ def emit_batch(arguments: Arguments) -> None:
     from kernelgen.emitters.emission import emit as run_emitter
     from kernelgen.emitters.emission import unfollowed
     from kernelgen.emitters.library import emitters_of
-    from kernelgen.filenames import hlo_file, notes_file
+    from kernelgen.filenames import hlo_file, native_file, notes_file
     from kernelgen.graph_kernel import spec_from_json
     from kernelgen.languages import DEFAULT, built_id
     from kernelgen.source_kernel import own_target
 
     check_jax(arguments)
     modules, folder = _modules(arguments), Path(one(arguments, "folder"))
+    kept = maybe(arguments, "prebuilt")
     mistakes: dict[Diagnostic, None] = {}
     data: set[Path] = set()
     code = EXIT_OK
@@ -101,7 +103,13 @@ def emit_batch(arguments: Arguments) -> None:
             language = emitters[0][1].language  # a group's are in one
             id = built_id(spec.id, language, own_target(spec, arguments["target"]))
             output, notes = folder / hlo_file(id), folder / notes_file(id)
-            made = run_emitter(emitters, spec, timeout=_timeout(arguments), targets=tuple(arguments["target"]))
+            made = run_emitter(
+                emitters,
+                spec,
+                timeout=_timeout(arguments),
+                targets=tuple(arguments["target"]),
+                prebuilt=Path(kept) / native_file(id) if kept else None,
+            )
             if made.unknown:
                 raise KernelgenError(unfollowed(spec, made.unknown), exit_code=EXIT_FAILED)
             data |= {_there(Path(path)) for path in made.data}

@@ -4,7 +4,9 @@ load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
-def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None):
+_MNEMONIC = "NeuronEmit"
+
+def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, prebuilt = None, missing = ""):
     """Registers the action that emits one kernel.
 
     Args:
@@ -14,6 +16,8 @@ def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None):
         language: what they are written in.
         targets: the targets that the kernel is for, where its language asks.
         native: File of what NKI's own compiler made of the kernel, or None.
+        prebuilt: File of what it made before, or None.
+        missing: why that can't be used; nothing can be emitted then.
 
     Returns:
         the rule's providers.
@@ -35,25 +39,35 @@ def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None):
     args.add_all(targets, format_each = "--target=%s")
     if native:
         args.add(native, format = "--native=%s")
+    if prebuilt:
+        args.add(prebuilt, format = "--prebuilt=%s")
     outputs = [hlo]
     notes = None
     if language != "jax":
         notes = ctx.actions.declare_file(kernel + ".notes.json")
         outputs.append(notes)
         args.add(notes, format = "--notes=%s")
-    run_kernelgen(
-        ctx,
-        ctx.attr._tool[KernelgenToolInfo],
-        args,
-        worker = True,
-        inputs = [module for _, module in emitters] + ctx.files.helpers + ctx.files.data + ([native] if native else []),
-        mnemonic = "NeuronEmit",
-        outputs = outputs,
-        progress_message = "Emitting " + kernel,
-    )
+    if missing:
+        ctx.actions.run_shell(
+            arguments = [missing],
+            command = 'echo "$1" >&2; exit 1',
+            mnemonic = _MNEMONIC,
+            outputs = outputs,
+        )
+    else:
+        run_kernelgen(
+            ctx,
+            ctx.attr._tool[KernelgenToolInfo],
+            args,
+            worker = True,
+            inputs = [module for _, module in emitters] + ctx.files.helpers + ctx.files.data + [f for f in [native, prebuilt] if f],
+            mnemonic = _MNEMONIC,
+            outputs = outputs,
+            progress_message = "Emitting " + kernel,
+        )
     return [
         DefaultInfo(files = depset(outputs)),
-        NeuronHloInfo(hlo = hlo, id = kernel, native = bool(native), notes = notes, spec = spec),
+        NeuronHloInfo(hlo = hlo, id = kernel, native = bool(native or prebuilt or missing), notes = notes, spec = spec),
     ]
 
 def _neuron_hlo_impl(ctx):
@@ -71,7 +85,9 @@ def _neuron_graph_hlo_impl(ctx):
     return _emit(ctx, ctx.attr.spec, [(library, module) for library, files in modules for module in files])
 
 def _neuron_source_hlo_impl(ctx):
-    return _emit(ctx, ctx.attr.spec, [(ctx.attr.library, ctx.file.emitter)], ctx.attr.language, ctx.attr.targets, ctx.file.native)
+    attr = ctx.attr
+    emitters = [(attr.library, ctx.file.emitter)]
+    return _emit(ctx, attr.spec, emitters, attr.language, attr.targets, ctx.file.native, ctx.file.prebuilt, attr.missing)
 
 _COMMON = {
     "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
@@ -108,7 +124,9 @@ The file, what it imports from its folder and the data it reads are the action's
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The file."),
         "language": attr.string(default = "jax", values = ["jax", "nki", "numpy"], doc = "What the function is written in."),
         "library": attr.string(mandatory = True, doc = "A name for the file's folder."),
+        "missing": attr.string(doc = "Why there is no `prebuilt`: building the kernel fails with it."),
         "native": attr.label(allow_single_file = [".json"], doc = "What NKI's own compiler made of the kernel: a `neuron_native_kernel`."),
+        "prebuilt": attr.label(allow_single_file = [".json"], doc = "What `kernelgen prebuild` wrote, in place of `native`."),
         "spec": attr.string(mandatory = True, doc = "The kernel as `kernelgen plan --format json` has it."),
         "targets": attr.string_list(doc = "The targets that the kernel is for, where its language asks."),
     },

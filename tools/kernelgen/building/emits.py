@@ -25,7 +25,7 @@ from kernelgen.emitters import foreign
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
-from kernelgen.filenames import hlo_file, notes_file
+from kernelgen.filenames import hlo_file, native_file, notes_file
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel
 
@@ -84,6 +84,7 @@ class Emits:
         except (KernelgenError, OSError):
             return None
         own = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
+        own |= {"prebuilt": _prebuilt_arguments(kernel, self.libraries)}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
@@ -151,7 +152,14 @@ def emit_arguments(kernel: Kernel, libraries: Mapping[str, Library], output: Pat
         *(word for library, file in modules(kernel, libraries) for word in _module_arguments(library, file)),
         f"--output={output}",
         *(f"--target={target}" for target in kernel.targets),
+        *_prebuilt_arguments(kernel, libraries),
     ]
+
+
+def _prebuilt_arguments(kernel: Kernel, libraries: Mapping[str, Library]) -> list[str]:
+    if not kernel.prebuilt:
+        return []
+    return [f"--prebuilt={libraries[kernel.prebuilt].root.absolute() / native_file(kernel.id)}"]
 
 
 def _module_arguments(library: Library, file: Path) -> tuple[str, str]:

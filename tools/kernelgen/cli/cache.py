@@ -149,7 +149,12 @@ def _of_manifests(
     for kernel in plan.kernels:
         if kernel.id in ids:
             with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints is not part of the answer
-                data = emission.emit(catalog.emitters(kernel), kernel.spec, targets=kernel.targets).hlo
+                data = emission.emit(
+                    catalog.emitters(kernel),
+                    kernel.spec,
+                    targets=kernel.targets,
+                    prebuilt=catalog.prebuilt_of(kernel),
+                ).hlo
             wanted += [
                 Wanted(kernel.id, n.config, Key.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs

@@ -118,6 +118,7 @@ def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagn
 
 
 def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
+    from kernelgen.emitters.emission import using_prebuilt
     from kernelgen.emitters.loading import load_functions
     from kernelgen.hlo import stages
     from kernelgen.hlo.function import lower_source
@@ -125,8 +126,9 @@ def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
     from kernelgen.hlo.lower import lower
 
     path = output / f"{kernel.id}.{stage}.txt"
-    with contextlib.redirect_stdout(sys.stderr):
-        functions = load_functions(catalog.emitters(kernel))
+    emitters, before = catalog.emitters(kernel), catalog.prebuilt_of(kernel)
+    with contextlib.redirect_stdout(sys.stderr), using_prebuilt(emitters, kernel.spec, kernel.targets, before):
+        functions = load_functions(emitters)
         if isinstance(kernel.spec, GraphSpec):
             lowered = lower_graph(kernel.spec, dict(zip(spec_ops(kernel.spec), functions, strict=True)))
         elif isinstance(kernel.spec, SourceSpec):
@@ -144,7 +146,12 @@ def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
     path = (output / hlo_file(kernel.id)).absolute()
     # The paths are what this command prints: what an emitter prints goes to the other stream.
     with contextlib.redirect_stdout(sys.stderr):
-        made = emission.emit(catalog.emitters(kernel), kernel.spec, targets=kernel.targets)
+        made = emission.emit(
+            catalog.emitters(kernel),
+            kernel.spec,
+            targets=kernel.targets,
+            prebuilt=catalog.prebuilt_of(kernel),
+        )
     fileio.write_bytes(path, made.hlo)
     if made.notes:
         fileio.write_bytes(path.with_name(notes_file(kernel.id)), canonical_json(made.notes).encode())

@@ -30,6 +30,7 @@ COMMANDS = MappingProxyType(
         "emit": "Write the HLO of kernels.",
         "run": "Run a kernel on the CPU, and compare what it computes.",
         "check": "Compare kernels with their references.",
+        "prebuild": "Make what NKI's own compiler makes of kernels.",
         "compile": "Compile HLO to NEFF.",
         "bundle": "Put compiled kernels together into a bundle.",
         "build": "Do the whole job, from manifests to bundles.",

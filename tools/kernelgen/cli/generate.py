@@ -99,10 +99,19 @@ def bazel(
     roots = {Path.cwd(): "@@"}
     for folder, _, repository in (value.rpartition("=") for value in workspaces):
         roots[renderer.absolute(Path(folder))] = repository
-    named = [renderer.package_of(library, roots) for library in catalog.sources.values()]
+    before = {kernel.prebuilt for kernel in plan.kernels}
+    sourced = {kernel.library for kernel in plan.kernels}
+    named = [
+        renderer.package_of(library, roots, prebuilt=library.name in before - sourced)
+        for library in catalog.sources.values()
+    ]
     _write(output, renderer.generate(plan, [*sources, *named], rules))
     for file in (file for source in named for file in renderer.build_files(source)):
         click.echo(str(file))
+    by_name = {source.library.name: source for source in named}
+    for kernel in plan.kernels:
+        if kernel.prebuilt:
+            click.echo(str(renderer.absolute(renderer.prebuilt_file(kernel, by_name))))
     for kernel in plan.kernels:
         if kernel.library in catalog.sources:
             for file in dependencies(catalog.sources[kernel.library], kernel.emitter):

@@ -14,6 +14,7 @@ from pathlib import Path
 from kernelgen.emitters.library import Library, emitters_of
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
+from kernelgen.filenames import native_file
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import Op, Param
 from kernelgen.graph_kernel import GraphSpec, Spec, spec_ops
@@ -36,6 +37,8 @@ class Catalog:
         """The folders of the files that manifests name kernels by, under the names that plans have for them."""
         self.files: dict[str, Path] = {}
         """These files, by the kernels' ids."""
+        self.prebuilt: dict[str, Path | None] = {}
+        """The folders that have what NKI's own compiler made, by the ids of kernels with the lowering `native`; None for none."""
 
     @property
     def folders(self) -> tuple[Library, ...]:
@@ -199,6 +202,10 @@ class Catalog:
         """
         libraries = {library.name: library for library in self.folders}
         return emitters_of(kernel.spec, [(libraries[name], libraries[name].file(m)) for name, m in kernel.emitters])
+
+    def prebuilt_of(self, kernel: Kernel) -> Path | None:
+        """Returns where what NKI's own compiler made of a plan's kernel is; None for a kernel that no folder is named for."""
+        return self.sources[kernel.prebuilt].root / native_file(kernel.id) if kernel.prebuilt else None
 
     def op(self, name: str) -> Op | None:
         """Returns the definition of a ggml op, or of a custom op that a library has; None when there is no such op."""

@@ -6,14 +6,16 @@ program that is run, a connection, a device) is said, too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelgen import hlo
 from kernelgen.emitters import foreign
+from kernelgen.emitters.fingerprint import of_sources
 from kernelgen.emitters.foreign import Reads
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import HINT, limited
@@ -22,7 +24,10 @@ from kernelgen.emitters.registration import Registration
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location, TookTooLong
 from kernelgen.graph_kernel import GraphSpec, Spec
 from kernelgen.hlo.cpu import import_jax
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.source_kernel import SourceSpec, own_target
+
+if TYPE_CHECKING:
+    from kernelgen.languages.nki.prebuilt import Asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ def emit(
     data: Collection[str] | None = None,
     timeout: float | None = None,
     targets: tuple[str, ...] = (),
+    prebuilt: Path | None = None,
 ) -> Emission:
     """Returns a kernel's HLO.
 
@@ -57,11 +63,61 @@ def emit(
         data: the files, and folders of files, that the emitter may read besides its sources; None for any.
         timeout: seconds that it may take, or None; only in the main thread (`limit.limited`).
         targets: the targets that it is for (`Kernel.targets`).
+        prebuilt: where what NKI's own compiler made of a kernel with the lowering `native` is; None to have it made now.
 
     Raises:
-        KernelgenError: the emitter refuses the kernel, reads what it may not (`data`), or takes too long.
+        KernelgenError: the emitter refuses the kernel, reads what it may not (`data`), or takes too long; `prebuilt` is of another.
     """
     import_jax()  # what this opens is not the emitter's
+    with using_prebuilt(emitters, spec, targets, prebuilt) as files:
+        made = _emit(emitters, spec, data, timeout, targets)
+    return replace(made, data=made.data | {str(file.absolute()): foreign.digest(str(file)) or "" for file in files})
+
+
+@contextlib.contextmanager
+def using_prebuilt(
+    emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str], prebuilt: Path | None
+) -> Iterator[list[Path]]:
+    """Has what NKI's own compiler made before stand for it while the block lasts; yields the files that are read.
+
+    The arguments are those of `emit`.
+
+    Raises:
+        KernelgenError: the files are not there, or not of the kernel.
+    """
+    if prebuilt is None:
+        yield []
+        return
+    from kernelgen.languages.nki import prebuilt as before
+
+    with before.using(prebuilt, asked(emitters, spec, targets)):
+        yield [prebuilt]
+
+
+def asked(emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str]) -> Asked:
+    """Returns which kernel it is that NKI's own compiler makes, or made.
+
+    Raises:
+        KernelgenError: it is for none of it, or its sources can't be read.
+    """
+    from kernelgen.languages.nki.prebuilt import Asked
+
+    target = own_target(spec, targets)
+    if not target or len(targets) != 1:
+        raise KernelgenError(
+            f"kernel {spec.id}: what is prebuilt is a kernel with the lowering 'native', for one target"
+        )
+    ((library, registration),) = emitters
+    return Asked(spec.id, target, of_sources(library, registration.module), registration.file.name)
+
+
+def _emit(
+    emitters: Sequence[tuple[Library, Registration]],
+    spec: Spec,
+    data: Collection[str] | None,
+    timeout: float | None,
+    targets: tuple[str, ...],
+) -> Emission:
     allowed = None if data is None else _both_ways(data)
     libraries = list({library.name: library for library, _ in emitters}.values())
     try:

@@ -87,10 +87,29 @@ class SourceEntry(KernelEntry):
         """Returns the kernel: once, or for each target when NKI's own compiler makes it, which makes it for one."""
         made = Kernel(spec, registration.module, self._library(spec), language=registration.language)
         if spec.lowering == "interpreted":
+            if "prebuilt" in self.entry.value:
+                self.fail(self.entry.value["prebuilt"].key, "'prebuilt' is a key of kernels with the lowering 'native'")
             return [made]
         if made.language != "nki":
             self.fail(self._need("lowering"), f"only a kernel in NKI has the lowering 'native', and {spec.file} is not")
-        return [replace(made, targets=(target,)) for target in self.choice.targets]
+        prebuilt = self._prebuilt(spec)
+        return [replace(made, targets=(target,), prebuilt=prebuilt) for target in self.choice.targets]
+
+    def _prebuilt(self, spec: SourceSpec) -> str:
+        """Returns the name that plans have for the folder of what NKI's own compiler made, and tells the catalog of it."""
+        node = self.entry.get("prebuilt")
+        if node is not None and not self.usable(node):
+            return ""
+        folder = None if node is None else self._folder / node.text
+        other = self.catalog.prebuilt.setdefault(spec.id, folder)
+        if (other and other.resolve()) != (folder and folder.resolve()):
+            shown = [f"in {path}" if path else "now" for path in (other, folder)]
+            self.fail(
+                node or self._need("source"),
+                f"kernel {spec.id} is to be made by NKI's own compiler in two ways: {shown[0]}, and {shown[1]}",
+                "give both entries the same `prebuilt`",
+            )
+        return "" if node is None else self._named_folder(PurePosixPath(node.text).as_posix())
 
     def _backward(self, spec: SourceSpec, values: Mapping[str, Value]) -> list[Kernel] | None:
         """Returns the kernel that computes the gradients of the inputs, from the inputs and the gradients of the results."""
@@ -134,11 +153,7 @@ class SourceEntry(KernelEntry):
 
     def _library(self, spec: SourceSpec) -> str:
         """Returns the name that plans have for the folder of a kernel's file, and tells the catalog of it."""
-        folder = PurePosixPath(spec.file).parent.as_posix()
-        plain = re.fullmatch("[A-Za-z0-9_]+", folder)
-        part = folder if plain else hashlib.sha256(folder.encode()).hexdigest()[:8]
-        name = f"{self.choice.manifest}.{part}"
-        self.catalog.sources.setdefault(name, Library(name, self._folder / folder))
+        name = self._named_folder(PurePosixPath(spec.file).parent.as_posix())
         file = self._folder / spec.file
         other = self.catalog.files.setdefault(spec.id, file)
         if other.resolve() != file.resolve():
@@ -147,6 +162,14 @@ class SourceEntry(KernelEntry):
                 f"kernel {spec.id} is named by two files: {other} and {file}",
                 "give one of the kernels another name",
             )
+        return name
+
+    def _named_folder(self, folder: str) -> str:
+        """Returns the name that plans have for a folder, given from the manifest's, and tells the catalog of it."""
+        plain = re.fullmatch("[A-Za-z0-9_]+", folder)
+        part = folder if plain else hashlib.sha256(folder.encode()).hexdigest()[:8]
+        name = f"{self.choice.manifest}.{part}"
+        self.catalog.sources.setdefault(name, Library(name, self._folder / folder))
         return name
 
     # --- values ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from kernelgen.canonical import canonical_json
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.filenames import native_file
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, param_text, spec_json
 from kernelgen.languages import DEFAULT
@@ -71,8 +72,8 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "targets": {c.key: c.target for c in plan.configs},
         "kernels": [_op_kernel(k, k.spec) for k in plan.kernels if isinstance(k.spec, KernelSpec)],
         "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if isinstance(k.spec, GraphSpec)],
-        "sources": [_source_kernel(k, k.spec) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
-        "native": any(own_target(k.spec, k.targets) for k in plan.kernels),
+        "sources": [_source_kernel(k, k.spec, by_name) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
+        "native": any(own_target(k.spec, k.targets) and not k.prebuilt for k in plan.kernels),
         "neffs": plan.neffs,
         "bundles": [_bundle(plan, bundle) for bundle in plan.bundles],
         "manifests": _targets_by_manifest(plan),
@@ -124,7 +125,8 @@ def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequen
     }
 
 
-def _source_kernel(kernel: Kernel, spec: SourceSpec) -> dict[str, Any]:
+def _source_kernel(kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, BazelLibrary]) -> dict[str, Any]:
+    now = own_target(spec, kernel.targets) and not kernel.prebuilt
     return {
         "id": kernel.id,
         "emitter": f"{kernel.library}/{kernel.emitter}",
@@ -132,8 +134,26 @@ def _source_kernel(kernel: Kernel, spec: SourceSpec) -> dict[str, Any]:
         "language": None if kernel.language == DEFAULT else kernel.language,
         "targets": list(kernel.targets),
         "spec": spec_json(spec),
-        "native": native_call(spec) if own_target(spec, kernel.targets) else None,
+        "native": native_call(spec) if now else None,
+        "prebuilt": by_name[kernel.prebuilt].label(prebuilt_file(kernel, by_name)) if kernel.prebuilt else None,
+        "missing": _missing(kernel, by_name) if kernel.prebuilt else None,
     }
+
+
+def _missing(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> str:
+    """Returns why what NKI's own compiler made of a kernel can't be used, or nothing: that kernel fails, and no other."""
+    from kernelgen.languages.nki import prebuilt
+
+    try:
+        prebuilt.read(prebuilt_file(kernel, by_name))
+    except KernelgenError as error:
+        return str(error)
+    return ""
+
+
+def prebuilt_file(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> Path:
+    """Returns where what NKI's own compiler made of a kernel is, or would be."""
+    return by_name[kernel.prebuilt].library.root / native_file(kernel.id)
 
 
 def native_call(spec: SourceSpec) -> str:
@@ -154,12 +174,13 @@ def absolute(path: Path) -> Path:
     return Path(os.path.normpath(path.absolute()))
 
 
-def package_of(library: Library, workspaces: Mapping[Path, str]) -> BazelLibrary:
+def package_of(library: Library, workspaces: Mapping[Path, str], prebuilt: bool = False) -> BazelLibrary:
     """Returns a folder of sources with the package that it is in, or below whose folder it is.
 
     Args:
         library: the folder.
         workspaces: the repository of each folder that is one's root, as labels begin: `@@`.
+        prebuilt: whether it holds what NKI's own compiler made, and no sources.
 
     Raises:
         KernelgenError: it is in no package.
@@ -173,10 +194,15 @@ def package_of(library: Library, workspaces: Mapping[Path, str]) -> BazelLibrary
             label = "" if package == root else package.relative_to(root).as_posix()
             prefix = "" if package == folder else f"{folder.relative_to(package).as_posix()}/"
             return BazelLibrary(Library(library.name, folder), f"{workspaces[root]}//{label}", prefix=prefix)
+    hint = (
+        'add a BUILD.bazel to it: exports_files(glob(["*.json"]))'
+        if prebuilt
+        else 'add a BUILD.bazel to it: exports_files(glob(["*.py"]))'
+    )
     raise KernelgenError(
         Diagnostic(
             f"{library.root}: a manifest names kernels by files in it, and it is in no Bazel package",
-            hint='add a BUILD.bazel to it: exports_files(glob(["*.py"]))',
+            hint=hint,
         )
     )
 

@@ -84,6 +84,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
             *(word for name, path in modules for word in (f"--library={name}", f"--emitter={path}")),
             f"--folder={build.folder / 'hlo'}",
             *(f"--target={target}" for target in kernels[0].targets),
+            *([f"--prebuilt={by_name[kernels[0].prebuilt].root.resolve()}"] if kernels[0].prebuilt else []),
             *(f"--spec={specs[k.id]}" for k in kernels),
         )
     for key, words in flags.items():
@@ -131,13 +132,15 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         "neffs": plan.neffs,
         "emit_slots": build.cpus,
         "compile_slots": build.slots(plan),
-        "watched": [path for s in sources for path in _watched(s)],
+        "watched": [path for s in sources if s.name not in _only_prebuilt(plan) for path in _watched(s)],
     }
     return {**files, "kernels.cmake": render("cmake/kernels.cmake.j2", values)}
 
 
 def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
-    """Returns the kernels of each command that emits: of one module and for the same targets, and not more than about `BATCH`.
+    """Returns the kernels of each command that emits, not more than about `BATCH`.
+
+    They are of one module, for the same targets, and prebuilt in the same folder.
 
     Graph kernels are emitted by commands of their own, which have all modules that they need together.
 
@@ -146,6 +149,8 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     modules: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         name = ".".join((kernel.library, kernel.emitter, *kernel.targets))
+        if kernel.prebuilt:
+            name = f"{name}.{kernel.prebuilt}"
         if isinstance(kernel.spec, GraphSpec):
             name = f"graph.{hashlib.sha256(canonical_json(kernel.emitters).encode()).hexdigest()[:12]}"
         modules.setdefault(name, []).append(kernel)
@@ -156,6 +161,11 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
             part = int(hashlib.sha256(kernel.id.encode()).hexdigest(), 16) % parts
             batches.setdefault(name if parts == 1 else f"{name}.{part}", []).append(kernel)
     return dict(sorted(batches.items()))
+
+
+def _only_prebuilt(plan: Plan) -> set[str]:
+    """Returns the folders that a plan does not depend on: the depfiles of the commands that emit name what is in them."""
+    return {k.prebuilt for k in plan.kernels} - {library for k in plan.kernels for library, _ in k.emitters}
 
 
 def _watched(source: Library) -> list[str]:

@@ -24,6 +24,7 @@ from kernelgen.languages.protocol import Call, Returned
 
 _CHOSEN: list[Toolchain] = []
 _RECORDS: list[tuple[Path, Mapping[str, Any]]] = []
+_KEEPING: list[list[Mapping[str, Any]]] = []
 
 
 @contextlib.contextmanager
@@ -39,11 +40,29 @@ def using(toolchain: Toolchain) -> Iterator[None]:
 @contextlib.contextmanager
 def recorded(file: Path) -> Iterator[None]:
     """Has the kernel that is emitted while the block lasts be what a record of `native_driver` says."""
-    _RECORDS.append((file, json.loads(file.read_bytes())))  # read here: it is not what the kernel's file reads
+    with known(file, json.loads(file.read_bytes())):  # read here: it is not what the kernel's file reads
+        yield
+
+
+@contextlib.contextmanager
+def known(file: Path, record: Mapping[str, Any]) -> Iterator[None]:
+    """Has the kernel that is emitted while the block lasts be what a record says; the file is for messages."""
+    _RECORDS.append((file, record))
     try:
         yield
     finally:
         _RECORDS.pop()
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[list[Mapping[str, Any]]]:
+    """Yields the records of what is compiled while the block lasts."""
+    records: list[Mapping[str, Any]] = []
+    _KEEPING.append(records)
+    try:
+        yield records
+    finally:
+        _KEEPING.pop()
 
 
 def toolchain() -> Toolchain:
@@ -107,9 +126,12 @@ def _compiled(tools: Toolchain, function: Callable[..., Any], call: Call, given:
 
     arrays = [np.zeros(a.shape, a.dtype) for a in given]
     try:
-        return native_driver.record(tools, function, arrays, call.keywords, call.grid, call.targets[0])
+        made = native_driver.record(tools, function, arrays, call.keywords, call.grid, call.targets[0])
     except native_driver.Failure as error:
         raise KernelgenError(str(error), exit_code=EXIT_FAILED) from error
+    for records in _KEEPING:
+        records.append(made)
+    return made
 
 
 def _recorded(call: Call, given: list[Any]) -> Mapping[str, Any]:

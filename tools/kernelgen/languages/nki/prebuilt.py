@@ -1,0 +1,130 @@
+"""What NKI's own compiler made of a kernel, kept in a file, so that builds without that compiler have the kernel, too.
+
+The file is JSON: the compiler's record (`kernelgen.hlo.native_driver`), of which kernel and target it is, and a digest of its
+sources. `recording` makes it, `using` reads it. From then on all goes as with the compiler itself, so the HLO has the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelgen import fileio
+from kernelgen.canonical import canonical_json
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.hlo import native_driver
+from kernelgen.languages.nki import native
+
+FORMAT = 1
+"""Version of the file."""
+
+AGAIN = "make it again where NKI's own compiler is installed: `kernelgen prebuild MANIFEST`"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which kernel is emitted.
+
+    Attributes:
+        kernel: `SourceSpec.id`.
+        target: neuronx-cc's name of the device.
+        sources: digest of the kernel's sources (`kernelgen.emitters.fingerprint`).
+        file: the kernel's file, for messages.
+    """
+
+    kernel: str
+    target: str
+    sources: str
+    file: str
+
+
+@contextlib.contextmanager
+def using(file: Path, asked: Asked) -> Iterator[None]:
+    """Has the kernel that is emitted while the block lasts be what the file says.
+
+    Raises:
+        KernelgenError: the file is missing or was changed, or is of another kernel, target or source.
+    """
+    kept = read(file)
+    for what, was, wanted in (
+        ("of the kernel {}", kept["kernel"], asked.kernel),
+        ("for {}", kept["target"], asked.target),
+    ):
+        if was != wanted:
+            raise _error(f"{file}: it was made {what.format(was)}, not {what.format(wanted)}")
+    if kept["sources"] != asked.sources:
+        raise _error(
+            f"{file}: it was made from another source than {asked.file} and what that imports are now",
+            f"undo the edit, or {AGAIN}; comments and empty lines do not count",
+        )
+    made = kept["made"]
+    if made["file"]:
+        name = native_driver.content_name(base64.b64decode(made["file"]))
+        try:
+            native_driver.renamed(made["text"], name, name)
+        except native_driver.Failure:
+            raise _error(f"{file}: its configuration does not name its artifact, {name}") from None
+    with native.known(file, made):
+        yield
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Returns what a file says.
+
+    Raises:
+        KernelgenError: it is not there, or is not as it was made.
+    """
+    try:
+        kept = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise _error(f"{file}: there is no such file: what NKI's own compiler made of the kernel is missing") from None
+    except OSError as error:
+        raise _error(f"{file}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        kept = None
+    if not isinstance(kept, dict) or kept.get("format") != FORMAT:
+        raise _error(f"{file}: not what `kernelgen prebuild` writes, of format {FORMAT}")
+    if kept.pop("digest", None) != digest(kept):
+        raise _error(f"{file}: it was changed after it was made")
+    return kept
+
+
+@contextlib.contextmanager
+def recording(file: Path, asked: Asked) -> Iterator[None]:
+    """Writes what this machine's toolchain makes of the kernel that the block emits, when the block is done.
+
+    A file that is there with the same content keeps its time.
+
+    Raises:
+        KernelgenError: there is no toolchain.
+        OSError: the file can't be written.
+    """
+    native.toolchain()
+    with native.keeping() as records:
+        yield
+    if len(records) != 1:
+        raise KernelgenError(f"kernel {asked.kernel}: {len(records)} records were made, not one", exit_code=EXIT_FAILED)
+    kept = {
+        "format": FORMAT,
+        "kernel": asked.kernel,
+        "target": asked.target,
+        "sources": asked.sources,
+        "made": records[0],
+    }
+    text = json.dumps(kept | {"digest": digest(kept)}, indent=1)
+    fileio.write_if_changed(file, f"{text}\n".encode())
+
+
+def digest(kept: Mapping[str, Any]) -> str:
+    """Returns the digest of all else that a file says."""
+    return hashlib.sha256(canonical_json(kept).encode()).hexdigest()
+
+
+def _error(message: str, hint: str = AGAIN) -> KernelgenError:
+    return KernelgenError(Diagnostic(message, hint=hint), exit_code=EXIT_FAILED)
