@@ -12,7 +12,7 @@ import scratch
 from kernelgen.cli.frame import run
 from kernelgen.languages.nki.native import using
 
-pytestmark = pytest.mark.together("smoke")
+pytestmark = [pytest.mark.together("smoke"), pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "native_kernels"
@@ -29,7 +29,7 @@ def prebuilt(folder: Path, salt: str) -> Path:
 
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param([], id="bzlmod"), pytest.param(["--config=workspace"], id="workspace", marks=pytest.mark.long)],
+    [pytest.param([], id="bzlmod"), pytest.param(["--config=workspace"], id="workspace")],
 )
 def test_kernels_of_nkis_own_compiler_are_built_and_built_again_where_they_change(
     mode: list[str], checkouts: scratch.Checkouts, tmp_path: Path
