@@ -41,9 +41,7 @@ def emit(
 
 
 def flags(tensor: Tensor) -> Any:
-    """Returns what of PSUM was written, in the tensor's shape; a view, which may be changed, where the tensor is of the memory's own
-    dtype.
-    """
+    """Returns what of PSUM was written, in the tensor's shape: where it has the memory's own dtype, a view that may be changed."""
     written = _written(tensor.storage)
     if tensor.gather is not None:
         width = tensor.storage.dtype.itemsize // tensor.dtype.itemsize if tensor.cast is not None else 1
