@@ -99,14 +99,13 @@ def specs(folder: Path) -> list[tuple[str, str, SourceSpec]]:
 
 
 def run(
-    *command: str | Path, path: str = "", cwd: Path | None = None, sdk: str = ""
+    *command: str | Path, path: str = "", cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of this Python, which finds packages in `path`, too."""
+    """Runs a program of this Python, which finds packages in `path`, too; environment variables are given by name."""
     environment = {
         name: os.environ[name] for name in ("HOME", "NEURON_KERNELGEN_NEFF_CACHE", "PATH") if name in os.environ
     }
-    environment["PYTHONPATH"] = path
-    environment |= {"NEURON_SDK": sdk} if sdk else {}
+    environment |= {"PYTHONPATH": path, **variables}
     return subprocess.run(
         [sys.executable, *map(str, command)], env=environment, cwd=cwd, capture_output=True, text=True, check=False
     )
@@ -142,7 +141,7 @@ def test_a_record_makes_the_hlo_that_nki_in_kernelgens_own_process_makes(folder:
     built = run(
         *("-m", "kernelgen", "build", folder / "m.yaml", "-o", folder / "build", "--compiler", "neuronx-cc"),
         path=f"{TOOLS}{os.pathsep}{NKI}",
-        sdk=str(compiler.parent.parent),
+        NEURON_SDK=str(compiler.parent.parent),
     )
     assert "2 built (2 compiled" in built.stdout, built.stderr
     files = [next((folder / "build").rglob(f"{id}.hlo.pb")).read_bytes() for id, _, _ in specs(folder)]
@@ -198,13 +197,14 @@ def test_neuronx_cc_is_given_the_files_beside_hlo_that_stays_as_it_is(
         *("-m", "kernelgen.hlo.native_program", compiler, "compile", "hlo.pb", *flags),
         path=str(TOOLS),
         cwd=scratch,
+        KERNELGEN_HOME=str(scratch),
     )
     assert done.returncode == 0, done.stderr
     neff = (scratch / "kernel.neff").read_bytes()
     member = next(data for name, data in neff_members(neff) if name.endswith("PE.bin"))
     assert b"return x + y * scale" in member
     assert (scratch / "hlo.pb").read_bytes() == hlo
-    refused = run(compiler, "compile", "hlo.pb", *flags, cwd=scratch)
+    refused = run(compiler, "compile", "hlo.pb", *flags, cwd=scratch, HOME=str(scratch))
     assert "native kernel: sha256:" in refused.stderr  # as canonical HLO has it, no compiler takes it
 
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     given.write_bytes(made)
     # What the script that runs this has changed for Python, and is not neuronx-cc's.
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERNELGEN_HOME")}
-    environment["HOME"] = os.environ.get("KERNELGEN_HOME", "")
+    environment["HOME"] = os.environ["KERNELGEN_HOME"]
     os.execve(compiler, [compiler, step, str(given), *flags], environment)
 
 
