@@ -17,7 +17,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from programs import GROUPS, RANDOM, ROOT, SCENARIOS, Programs, Result, Run, build, find_programs
+from programs import GROUPS, RANDOM, ROOT, SCENARIOS, Benched, Programs, Result, Run, build, find_programs, llama_bench
+
+sys.path.insert(0, str(ROOT / "tests" / "llama"))
+
+import random_llama
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +93,16 @@ def group_kernels(programs: Programs, tmp_path_factory: pytest.TempPathFactory) 
     )
     build(path, path.parent / "kernels")
     return path.parent / "kernels"
+
+
+@pytest.fixture(scope="session")
+def benched(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Benched:
+    folder = tmp_path_factory.mktemp("benched")
+    found = Benched(folder / "model.gguf", folder / "mine.yaml", folder / "kernels")
+    random_llama.write(found.model)
+    llama_bench(programs, found.model, GGML_NEURON_RECORD=found.recorded)
+    build(found.recorded, found.kernels)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,6 +60,23 @@ class Result:
 Run = Callable[..., Result]
 
 
+def ran_on(result: Result) -> tuple[int, int]:
+    """Returns how many nodes ran on the device, and on the CPU instead, from the log."""
+    device = re.search(r"(\d+) ops ran on NeuronCores", result.log)
+    cpu = re.search(r"(\d+) ops ran on the CPU instead of a NeuronCore", result.log)
+    assert device and cpu, result.log
+    return int(device[1]), int(cpu[1])
+
+
+@dataclass(frozen=True)
+class Benched:
+    """A model, what `llama_bench` asks for when it is recorded, and a folder with the kernels for that."""
+
+    model: Path
+    recorded: Path
+    kernels: Path
+
+
 @dataclass(frozen=True)
 class Programs:
     """What was built from C++.
@@ -113,3 +131,18 @@ def build(manifest: Path, output: Path) -> None:
     arguments = ["build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
     subprocess.run([sys.executable, "-m", "kernelgen", *arguments], env=environment, check=True)
+
+
+def llama_bench(
+    programs: Programs, model: Path, *more: str, **variables: str | Path
+) -> subprocess.CompletedProcess[str]:
+    """Runs a prompt of 16 tokens and generates 4 by a program that silences ggml's logger, with flash attention where there is some."""
+    arguments = ["-p", "16", "-n", "4", "-r", "1", "-ngl", "99", "-fa", "auto"]
+    return subprocess.run(
+        [programs.llama_cpp / "llama-bench", "-m", model, *arguments, *more],
+        env=programs.environment(GGML_BACKEND_PATH=programs.find("libggml-neuron.so"), **variables),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )

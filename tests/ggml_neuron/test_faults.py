@@ -1,0 +1,451 @@
+"""What happens when something is wrong: with libnrt, with kernels and NEFFs, with memory, and with executions."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import ROOT, Programs, Run, ran_on
+
+BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
+
+
+@pytest.mark.parametrize("libnrt", ["/nowhere/libnrt.so.1", "/dev/null", sys.executable])
+def test_without_libnrt_there_are_no_devices(run: Run, libnrt: str) -> None:
+    result = run("add", GGML_NEURON_LIBNRT=libnrt)
+    assert (result.status, result.said) == (3, {})
+    assert result.log.count("ggml-neuron: ") == 1
+    assert f"ggml-neuron: no devices: no libnrt: {libnrt}" in result.log
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.26.1", "1.25.3", "0.2"])
+def test_another_ggml_than_the_plugin_was_built_for_is_refused(
+    run: Run, programs: Programs, kernels: Path, version: str
+) -> None:
+    other = {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": version}
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **other)
+    assert (result.status, result.said) == (3, {})
+    said = rf"ggml-neuron: no devices: the plugin was built for ggml 0\.\d+\.\d+, and ggml {version} loads it: build it again"
+    assert re.search(said, result.log), result.log
+
+
+def test_another_patch_of_ggml_is_taken(run: Run, programs: Programs, kernels: Path) -> None:
+    source = (ROOT / "backend" / "exporter" / "CMakeLists.txt").read_text()
+    built_for = re.search(r"set\(EXPORTER_SUPPORTS_GGML (\S+)\)", source)
+    assert built_for
+    other = {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": f"{built_for[1]}.99-dev"}
+    assert run("add", GGML_NEURON_KERNEL_DIR=kernels, **other).said == {"add": "ok"}
+
+
+def test_a_libnrt_that_does_not_initialize_gives_no_devices(run: Run, noop: dict[str, str]) -> None:
+    result = run("add", NOOP_NRT_FAIL="nrt_init=2", **noop)
+    assert result.status == 3
+    assert "nrt_init failed: NRT_INVALID (2)" in result.log
+
+
+# Loads the plugin, says how many devices there are, and uses the first one when it is told to.
+USE = """
+import ctypes, sys
+ggml = ctypes.CDLL("libggml.so")
+ggml.ggml_backend_load.restype = ggml.ggml_backend_dev_get.restype = ggml.ggml_backend_dev_init.restype = ctypes.c_void_p
+ggml.ggml_backend_dev_name.restype = ctypes.c_char_p
+assert ggml.ggml_backend_load(sys.argv[1].encode())
+device = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(0)))
+print(ggml.ggml_backend_dev_count(), ggml.ggml_backend_dev_name(device).decode())
+if "memory" in sys.argv:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+    print(total.value - free.value)
+if "use" in sys.argv:
+    print("used" if ggml.ggml_backend_dev_init(device, None) else "refused")
+"""
+
+
+@pytest.mark.parametrize("instance", ["", "trn1.2xlarge"])
+def test_cores_are_claimed_by_their_first_use(programs: Programs, kernels: Path, tmp_path: Path, instance: str) -> None:
+    """Programs that load every backend and compute nothing, such as llama-quantize, take no core from others."""
+    environment = programs.environment(
+        GGML_NEURON_KERNEL_DIR=kernels,
+        NEURON_SIMULATOR_INSTANCE=instance,
+        NEURON_SIMULATOR_LOCKS=tmp_path,
+        NEURON_RT_NUM_CORES=None,
+        NEURON_RT_VISIBLE_CORES="0",
+        NEURON_RT_LOG_LEVEL="INFO",
+    )
+
+    def use(*words: str) -> tuple[list[str], str]:
+        command = [sys.executable, "-c", USE, programs.find("libggml-neuron.so"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout.splitlines(), done.stderr
+
+    said, log = use()
+    assert (said, "simulated cores" in log, list(tmp_path.iterdir())) == (["1 NEURON0"], False, [])
+    said, log = use("use")
+    assert (said, log.count("1 simulated cores")) == (["1 NEURON0", "used"], 1)
+    # What is reported as free leaves room for the kernels' programs, and a page of their scratchpad.
+    said, log = use("memory")
+    neffs = {hashlib.sha256(neff.read_bytes()).digest() for neff in kernels.rglob("*.neff")}
+    assert said == ["1 NEURON0", str((96 << 20) + (64 << 20) + len(neffs) * (250 << 10))]
+    with (tmp_path / "core-0").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said, log = use("use")
+    assert said == ["1 NEURON0", "refused"]
+    assert (
+        "ggml-neuron: core 0: " in log and "nrt_init failed: NRT_RESOURCE (4): no NeuronCore for this process?" in log
+    )
+
+
+def test_every_function_that_a_libnrt_must_have_is_called() -> None:
+    """The libnrt that does nothing has these functions and no others, so what is required besides fails every test with it."""
+    backend = ROOT / "backend"
+    required, _ = (
+        (backend / "nrt" / "nrt_api.h").read_text().split("#define NRT_FUNCTIONS_REQUIRED(X)")[1].split("#define")
+    )
+    sources = [*(backend / "ggml-neuron").glob("*.*"), *(backend / "nrt").glob("*.cpp")]
+    text = "".join(path.read_text() for path in sources)
+    names = re.findall(r"X\((\w+)\)", required)
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf"\b{name}\(", text)] == []
+
+
+@pytest.mark.parametrize(
+    "keep", [pytest.param(0, marks=pytest.mark.long), 100, pytest.param(5000, marks=pytest.mark.long), -1]
+)
+def test_a_corrupt_pack_is_left_out_and_others_are_used(run: Run, kernels: Path, tmp_path: Path, keep: int) -> None:
+    pack = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
+    bad = tmp_path / "bad.kernels.gguf"
+    bad.write_bytes(pack[:keep] if keep >= 0 else pack[:900] + bytes(200) + pack[1100:])
+    result = run("chain", GGML_NEURON_KERNEL_DIR=f"{bad}:{kernels}")
+    assert result.said == {"chain": "ok"}, result.log
+    assert f"kernels left out: {bad}: " in result.log
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", '{"format": 2}', "[" * 1000),
+        *(pytest.param(text, marks=pytest.mark.long) for text in ("{", "[]", '{"format": 1}', '{"format": 1e400}')),
+    ],
+)
+def test_a_corrupt_tree_is_left_out(run: Run, kernels: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "index.json").write_text(text)
+    result = run("chain", GGML_NEURON_KERNEL_DIR=f"{tmp_path}:{kernels}")
+    assert result.said == {"chain": "ok"}, result.log
+    assert f"kernels left out: {tmp_path}/index.json: " in result.log
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_a_neff_that_disagrees_with_the_index_is_not_used(
+    run: Run, kernels: Path, tmp_path: Path, buffers: str
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(kernels / "scenarios_trn1", tree)
+    index = json.loads((tree / "index.json").read_text())
+    by_op = {k["spec"]["op"]: k for k in index["kernels"]}
+    add = next(k for k in index["kernels"] if k["spec"]["op"] == "add" and "(64,1,1,1)/f32" in k["spec"]["inputs"])
+    add |= {name: by_op["mul_mat"][name] for name in ("neff", "neff_sha256", "neff_size")}
+    (tree / "index.json").write_text(json.dumps(index))
+
+    # The first graph is computed nevertheless, by the CPU; after that the op is refused.
+    result = run("add", "skip", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
+    assert result.said == {"add": "ok", "skip": "no kernel for ADD"}, result.log
+    assert ran_on(result) == (0, 2)
+    assert re.search(
+        r"add-64x4-f32-\w+ of .*: its NEFF disagrees with the bundle's index: input0 has \d+ bytes", result.log
+    )
+
+
+def damage_tree(kernels: Path, folder: Path) -> Path:
+    """Copies a tree and changes bytes of the NEFFs of `add`."""
+    tree = folder / "tree"
+    shutil.copytree(kernels / "scenarios_trn1", tree)
+    for neff in tree.rglob("add-*.neff"):
+        data = neff.read_bytes()
+        neff.unlink()  # it may be a hard link
+        neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
+    return tree
+
+
+def damage_pack(kernels: Path, folder: Path) -> Path:
+    """Copies a pack and changes a byte of the NEFFs of `add`."""
+    pack = folder / "damaged.kernels.gguf"
+    data = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
+    for neff in (kernels / "scenarios_trn1").rglob("add-*.neff"):
+        at = data.index(neff.read_bytes()) + 500  # in the header's padding, which nrt_load does not look at
+        data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    pack.write_bytes(data)
+    return pack
+
+
+@pytest.mark.parametrize("damage", [damage_tree, damage_pack])
+def test_a_damaged_neff_is_not_used(
+    run: Run, kernels: Path, tmp_path: Path, damage: Callable[[Path, Path], Path]
+) -> None:
+    damaged = damage(kernels, tmp_path)
+    result = run("add", "skip", "in-turn", GGML_NEURON_KERNEL_DIR=damaged, GGML_NEURON_LOG="1")
+    assert result.said == {"add": "ok", "skip": "no kernel for ADD", "in-turn": "ok"}, result.log
+    found = re.findall(
+        r"(add-64x4-f32-\w+) of (.*): its NEFF is damaged: the SHA-256 of its \d+ bytes is \w{64}, and", result.log
+    )
+    assert {path for _, path in found} == {str(damaged)}
+    assert "loaded add-" not in result.log
+    assert "loaded sub-" in result.log  # others are used
+
+
+def test_a_folder_that_cannot_be_read_is_said(run: Run, kernels: Path, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(0)
+    paths = [loop, tmp_path / "missing"]
+    if os.geteuid() != 0:  # who reads everything
+        paths.append(closed)
+    result = run("add", GGML_NEURON_KERNEL_DIR=":".join(map(str, [*paths, kernels])))
+    closed.chmod(0o700)
+    assert result.said == {"add": "ok"}, result.log
+    for path in paths:
+        assert re.search(rf"GGML_NEURON_KERNEL_DIR: {path}(:| can't be read:) \w+", result.log), result.log
+
+
+def test_kernels_of_the_simulator_are_not_loaded_by_a_real_libnrt(
+    run: Run, kernels: Path, noop: dict[str, str]
+) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_REAL="1", NOOP_NRT_FAIL="nrt_load=1", **noop)
+    assert (result.status, result.said) == (3, {})
+    assert "never run on a NeuronCore: left out. Build the manifest with the Neuron SDK's compiler" in result.log
+    assert "nrt_load" not in result.log
+
+
+@pytest.mark.parametrize(("target", "said"), [("trn1", {"add": "ok"}), ("trn2", {})])
+def test_kernels_for_another_target_are_left_out(run: Run, kernels: Path, target: str, said: dict[str, str]) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_TARGET=target)
+    assert result.said == said
+    assert ("compiled for trn1, and this is trn2: left out" in result.log) == (target == "trn2")
+
+
+@pytest.mark.parametrize(
+    ("instance", "cores", "said"),
+    [("trn1.2xlarge", 2, {"add": "ok"}), ("inf2.48xlarge", 15, {"add": "ok"}), ("trn2.48xlarge", 15, {})],
+)
+def test_an_instance_is_known_by_its_family(
+    run: Run, kernels: Path, instance: str, cores: int, said: dict[str, str]
+) -> None:
+    """What is compiled for trn1 runs on inf2, too. Of many cores as many are claimed as ggml's scheduler takes."""
+    variables = {"NEURON_SIMULATOR_INSTANCE": instance, "NEURON_RT_NUM_CORES": None, "GGML_NEURON_LOG": "1"}
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **variables)
+    assert result.said == said, result.log
+    assert ("compiled for trn1, and this is trn2: left out" in result.log) == (not said)
+    assert f", {cores} cores\n" in result.log
+
+
+@pytest.mark.parametrize(
+    ("lnc", "instance", "said"),
+    [
+        ("1", "", {"add": "ok"}),
+        (None, "", {"add": "ok"}),
+        ("2", "", {}),
+        ("2", "trn1.2xlarge", {}),
+        ("some", "", {}),
+        (None, "trn1.2xlarge", {"add": "ok"}),
+        (None, "trn2.48xlarge", {}),  # whose default is 2
+    ],
+)
+def test_kernels_for_other_logical_cores_are_left_out(
+    run: Run, kernels: Path, tmp_path: Path, lnc: str | None, instance: str, said: dict[str, str]
+) -> None:
+    """The kernels are for --lnc 1; where the instance is one of trn2, they say that they are for trn2."""
+    tree = tmp_path / "tree"
+    shutil.copytree(kernels / "scenarios_trn1", tree)
+    if instance.startswith("trn2"):
+        index = json.loads((tree / "index.json").read_text())
+        (tree / "index.json").write_text(json.dumps(index).replace('"target": "trn1"', '"target": "trn2"'))
+    variables = {"NEURON_LOGICAL_NC_CONFIG": lnc, "NEURON_SIMULATOR_INSTANCE": instance}
+    result = run("add", GGML_NEURON_KERNEL_DIR=tree, **variables)
+    assert result.said == said, result.log
+    assert bool(re.search(r"compiled for --lnc 1, and the NeuronCores have [02] \(", result.log)) == (not said), (
+        result.log
+    )
+
+
+def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NEURON_RT_NUM_CORES="17")
+    assert result.said == {"add": "ok"}, result.log
+    assert "15 of 17 NeuronCores are used: ggml's scheduler takes 15 devices beside the CPU" in result.log
+
+
+def test_the_helper_is_killed_with_an_execution(run: Run, kernels: Path) -> None:
+    """Which fails, or is done by the next helper; `kill` among the faults kills one that executes."""
+    result = run("killed", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_QUEUE_DEPTH="1")
+    assert result.said == {"killed": "ok"}, result.log
+    said = re.search(r"nrt_execute failed: NRT_\w+ \(\d+\): add-64x4-f32-\w+ of .*, for node", result.log)
+    assert ("nrt_execute failed" in result.log) == (said is not None)
+
+
+def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
+    run: Run, kernels: Path, noop: dict[str, str]
+) -> None:
+    result = run("fails-once", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_FAIL="nrt_execute=6@2", **noop)
+    assert result.said == {"fails-once": "ok"}, result.log
+    assert "nrt_execute failed: NRT_HW_ERROR (6)" in result.log
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_a_core_that_goes_on_reporting_a_nan_is_not_taken_for_a_failure(run: Run, kernels: Path, buffers: str) -> None:
+    """The simulator keeps the report, as a device does, so that each execution after it comes with a status that is not success."""
+    scenarios = ("chain", "not-a-number", "chain", "add")
+    result = run(*scenarios, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_RT_LOG_LEVEL="INFO")
+    assert result.said == dict.fromkeys(scenarios, "ok"), result.log
+    assert "output 'output0' has an element that is not a number; core 0 reports that from now on" in result.log
+    assert result.log.count("or a program before it: results that are not numbers are passed on; said once") == 1
+
+
+def test_an_input_that_the_compiler_left_out_is_not_bound(run: Run, kernels: Path) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "1"}
+    for strict in ("1", "0"):
+        result = run("unused", NEURON_SIMULATOR_STRICT=strict, **variables)
+        assert result.said == {"unused": "ok"}, result.log
+        assert ran_on(result) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "wrong"),
+    [
+        ("input0=1024,output0=1024", ""),  # a compiler may leave any input out
+        ("output0=1024", ""),
+        ("input0=1024,input1=256", "it lacks output0"),
+        ("input0=1024,input1=256,input2=4,output0=1024", "input2 has 4 bytes and the index says 0"),
+        ("input0=1024,input1=256,output0=1024,output1=4", "output1 has 4 bytes and the index says 0"),
+        ("input0=1024,input1=260,output0=1024", "input1 has 260 bytes and the index says 256"),
+        ("input0=1024,bias=256,output0=1024", "its NEFF has a tensor 'bias', which no kernel of kernelgen has"),
+    ],
+)
+def test_the_tensors_of_a_neff_are_those_of_the_index(
+    run: Run, kernels: Path, noop: dict[str, str | Path], tensors: str, wrong: str
+) -> None:
+    variables = noop | {"NOOP_NRT_TENSORS": tensors, "GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "1"}
+    result = run("skip", **variables)
+    assert ran_on(result) == ((0, 1) if wrong else (1, 0)), result.log
+    assert wrong in result.log and ("add-64x4-f32-" in result.log)
+
+
+def test_what_the_backend_places_itself_is_aligned(run: Run, kernels: Path) -> None:
+    """Scratch memory and the tensors of buffers, which slices are made of, lie at multiples of 128 bytes."""
+    names = ("add", "chain", "cache", "inplace", "same-twice", "optimizer", "scheduled")
+    for buffers in ("device", "host"):
+        result = run(
+            *names,
+            GGML_NEURON_KERNEL_DIR=kernels,
+            GGML_NEURON_BUFFERS=buffers,
+            GGML_NEURON_LOG="1",
+            NEURON_SIMULATOR_SLICE_ALIGNMENT="128",
+        )
+        assert result.said == dict.fromkeys(names, "ok"), result.log
+        assert "SLICE_ALIGNMENT" not in result.log
+        assert ran_on(result)[0] > len(names)
+
+
+def test_results_that_are_no_numbers_are_passed_on(run: Run, kernels: Path, noop: dict[str, str]) -> None:
+    result = run("fails-once", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_FAIL="nrt_execute=1003", **noop)
+    assert result.said == {"fails-once": "the second execution: GGML status: success"}, result.log
+    assert result.log.count("results that are not numbers are passed on") == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["nrt_tensor_allocate", "nrt_tensor_allocate_slice", "nrt_allocate_tensor_set", "nrt_add_tensor_to_tensor_set"],
+)
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_every_failure_is_reported_with_its_function(
+    run: Run, kernels: Path, noop: dict[str, str], function: str, buffers: str
+) -> None:
+    result = run(
+        "skip", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NOOP_NRT_FAIL=f"{function}=4", **noop
+    )
+    assert result.status in (0, 1), result.log  # no signal ended it
+    assert f"{function} failed: NRT_RESOURCE (4)" in result.log
+
+
+@pytest.mark.parametrize("function", ["nrt_tensor_allocate_slice", "nrt_allocate_tensor_set", "nrt_load"])
+def test_what_fails_once_is_tried_again_when_the_graph_is_computed_again(
+    run: Run, kernels: Path, noop: dict[str, str], function: str
+) -> None:
+    sizes = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024"}
+    result = run(
+        "in-turn", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", NOOP_NRT_FAIL=f"{function}=4@1", **noop | sizes
+    )
+    assert result.said == {"in-turn": "ok"}, result.log
+    assert result.log.count(f"{function} failed: NRT_RESOURCE (4)") >= 1
+    assert result.log.count("; computing ADD on the CPU this time\n") == 1
+    assert ran_on(result) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("failure", "doing"),
+    [
+        ("nrt_tensor_write=6@1", "clearing a buffer"),
+        ("nrt_tensor_write=6@2", "writing tensor 'a'"),
+        ("nrt_tensor_write=6@5", "setting tensor 'c'"),
+        ("nrt_tensor_read=6@1", "reading tensor 'a'"),
+    ],
+)
+def test_data_that_does_not_arrive_ends_the_program(
+    run: Run, kernels: Path, noop: dict[str, str | Path], failure: str, doing: str
+) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device", "GGML_NO_BACKTRACE": "1"}
+    result = run("memory", NOOP_NRT_FAIL=failure, **variables, **noop)
+    assert (result.status, result.said) == (-signal.SIGABRT, {})
+    function = failure.split("=")[0]
+    what = rf"ggml-neuron: {doing}: core 0: {function} failed: NRT_HW_ERROR \(6\): \d+ bytes at offset \d+ of \d+\n"
+    assert re.search(what, result.log), result.log
+
+
+@pytest.mark.parametrize(
+    ("buffers", "memory", "said"),
+    [
+        ("device", "1K", "no memory"),
+        ("host", "1K", "graph_compute: GGML status: error (failed to allocate memory)"),
+        # The program, and less than what is taken for copies when there is plenty.
+        ("host", str((96 << 20) + (250 << 10) + (64 << 10)), "ok"),
+    ],
+)
+def test_a_device_without_enough_memory(run: Run, kernels: Path, buffers: str, memory: str, said: str) -> None:
+    result = run(
+        "add", "memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_SIMULATOR_MEMORY=memory
+    )
+    assert result.said == {"add": said, "memory": "ok"}, result.log
+    assert ("nrt_tensor_allocate failed: NRT_RESOURCE (4)" in result.log) == (said != "ok")
+
+
+def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, noop: dict[str, str]) -> None:
+    # The second load finds no room until the first model is gone.
+    sizes = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024"}
+    result = run(
+        "in-turn", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", NOOP_NRT_FAIL="nrt_load=4@2", **noop | sizes
+    )
+    assert result.said == {"in-turn": "ok"}, result.log
+    assert len(re.findall("core 0: unloading add-64x4-f32-.* to make room", result.log)) == 1
+    assert len(re.findall("core 0: loaded add-64x4-f32-", result.log)) == 2
+    assert ran_on(result) == (4, 0)
+
+
+def test_programs_that_take_turns_are_said_once(run: Run, kernels: Path) -> None:
+    result = run(
+        "in-turn-often",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        NEURON_SIMULATOR_MEMORY=str((96 << 20) + (250 << 10) + (64 << 10)),  # for one
+    )
+    assert result.said == {"in-turn-often": "ok"}, result.log
+    assert result.log.count("core 0: programs are loaded again and again (32 times so far)") == 1
+    assert "again and again" not in run("in-turn-often", GGML_NEURON_KERNEL_DIR=kernels).log

@@ -1,0 +1,170 @@
+"""What the backend says: of damaged kernels, of what fell back, of variables, and where there is no device."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from programs import ROOT, Benched, Programs, Run, llama_bench
+
+BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
+
+
+@pytest.mark.parametrize("name", ["no/where.yaml", "other.yaml"])
+def test_a_record_that_is_not_written_is_said_when_the_logger_is_silenced(
+    programs: Programs, benched: Benched, tmp_path: Path, name: str
+) -> None:
+    said = {
+        "no/where.yaml": f"{tmp_path}/no: No such file or directory",
+        "other.yaml": f"{tmp_path}/other.yaml exists and is not a manifest with a list of kernels",
+    }
+    (tmp_path / "other.yaml").write_text("no manifest at all")
+    log = llama_bench(programs, benched.model, GGML_NEURON_RECORD=tmp_path / name).stderr
+    assert log.count(f"ggml-neuron: GGML_NEURON_RECORD: {said[name]}: recording is off\n") == 1
+
+
+def test_damaged_kernels_are_said_when_the_logger_is_silenced(
+    programs: Programs, benched: Benched, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(benched.kernels / "mine_trn1", tree)
+    for neff in tree.rglob("mul_mat-*.neff"):
+        data = neff.read_bytes()
+        neff.unlink()  # it may be a hard link
+        neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
+    log = llama_bench(programs, benched.model, GGML_NEURON_KERNEL_DIR=tree).stderr
+    damaged = re.findall(r"^ggml-neuron: core 0: (mul_mat-\S+) of .*: its NEFF is damaged: ", log, re.MULTILINE)
+    assert damaged and len(set(damaged)) == len(damaged)
+    assert re.search(r" on the CPU because no kernel computes them.*mul_mat of .* \(its kernel can't be used\)", log)
+
+
+SUMMARY = re.compile(
+    r"^ggml-neuron: NEURON0: (\d+) of the (\d+) ops of a graph ran on the device, in (\d+) splits?, (\d+) on the CPU "
+    r"because no kernel computes them(?:, (\d+) elsewhere)?; (\d+) of (\d+) graphs lacked kernels: (.*)$",
+    re.MULTILINE,
+)
+"""Ops on the device, of all, splits, on the CPU, elsewhere, graphs, of all, reasons."""
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize("scenario", ["shared-out", "shared-out-and-watched"])
+def test_what_fell_back_is_said_as_the_scheduler_has_it(run: Run, kernels: Path, buffers: str, scenario: str) -> None:
+    result = run(scenario, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
+    # One of the four is the device's, and the CPU computes it.
+    assert result.said == {scenario: "4 of 6 nodes in 3 splits"}, result.log
+    shape = "(64,4,1,1)/f32"
+    reasons = f"sigmoid of {shape}; scale of {shape}"
+    assert SUMMARY.findall(result.log) == [("3", "6", "3", "3", "", "1", "1", reasons)]
+
+
+def test_nothing_is_said_when_nothing_fell_back(run: Run, kernels: Path) -> None:
+    result = run("chain", "memory", GGML_NEURON_KERNEL_DIR=kernels)
+    assert result.said == {"chain": "ok", "memory": "ok"}
+    assert "ggml-neuron: " not in result.log
+
+
+def test_a_program_of_which_nothing_has_a_kernel_is_told(run: Run, kernels: Path) -> None:
+    result = run("threads", GGML_NEURON_KERNEL_DIR=kernels)
+    (line,) = re.findall("^ggml-neuron: .*", result.log, re.MULTILINE)
+    said = r"ggml-neuron: no graph had an op with a kernel; what has none: sqr of (.*); sqr of (.*); sqr of (.*); and 177 others"
+    assert re.fullmatch(said, line)
+
+
+def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
+    programs: Programs, benched: Benched, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(benched.kernels / "mine_trn1", tree)
+    index = json.loads((tree / "index.json").read_text())
+    index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] not in ("rms_norm", "swiglu")]
+    (tree / "index.json").write_text(json.dumps(index))
+    variables = {"GGML_NEURON_KERNEL_DIR": tree, "GGML_SCHED_DEBUG": "2", "GGML_NEURON_BUFFERS": "device"}
+    log = llama_bench(programs, benched.model, "-v", **variables).stderr
+    graphs = set()
+    for text in re.split(r"^## SPLIT #0: ", log, flags=re.MULTILINE)[1:]:
+        nodes = re.findall(r"^node #\s*\d+ \(\s*(\S+)\):.*?\) \[\s*(\S+)\s", text, re.MULTILINE)
+        on_device = sum(backend.startswith("NEURO") for _, backend in nodes)
+        graphs.add((on_device, len(nodes), len(re.findall(r"^## SPLIT #\d+: NEURON0", text, re.MULTILINE))))
+    found = SUMMARY.findall(log)
+    assert len(found) == 2  # a context for the prompt, and one for what is generated
+    for device, ops, splits, lacking, elsewhere, *_, reasons in found:
+        assert (int(device), int(ops), int(splits)) in graphs
+        # The embedding's rows are gathered where llama.cpp keeps it.
+        assert (int(lacking), int(elsewhere)) == (int(ops) - int(device) - 1, 1)
+        assert {op for op, _ in re.findall(r"(\w+) of \((\d+)", reasons)} == {"rms_norm", "swiglu"}
+
+
+@pytest.mark.parametrize(("level", "expected"), [("0", 10), ("2", 25)])
+def test_lines_that_differ_in_names_only_are_not_repeated_without_end(
+    run: Run, kernels: Path, tmp_path: Path, level: str, expected: int
+) -> None:
+    for n in range(25):
+        (tmp_path / f"bad{n}.kernels.gguf").write_bytes(b"bad")
+    result = run("add", GGML_NEURON_KERNEL_DIR=f"{tmp_path}:{kernels}", GGML_NEURON_LOG=level)
+    assert result.said == {"add": "ok"}
+    assert result.log.count("ggml-neuron: kernels left out: ") == expected
+    assert result.log.count("more lines like the last one are left out") == (expected == 10)
+
+
+def test_an_error_is_said_once(run: Run, kernels: Path) -> None:
+    result = run("add", "in-turn", GGML_NEURON_KERNEL_DIR=f"/nowhere:/nowhere:{kernels}")
+    assert result.log.count("ggml-neuron: GGML_NEURON_KERNEL_DIR: /nowhere: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("GGML_NEURON_KERNELS_DIR", "GGML_NEURON_KERNEL_DIR"),
+        ("GGML_NEURON_RECORDS", "GGML_NEURON_RECORD"),
+        ("GGML_NEURON_LIB_NRT", "GGML_NEURON_LIBNRT"),
+        ("NEURON_KERNELGEN_NEF_CACHE", "NEURON_KERNELGEN_NEFF_CACHE"),
+    ],
+)
+def test_a_mistyped_variable_is_answered_by_the_nearest(run: Run, kernels: Path, wrong: str, meant: str) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NEURON_RT_LOG_LEVEL="ERROR", **{wrong: "somewhere"})
+    assert result.said == {"add": "ok"}
+    assert re.findall("^ggml-neuron: .*", result.log, re.MULTILINE) == [
+        f"ggml-neuron: the variable {wrong} has no meaning: is {meant} meant?"
+    ]
+
+
+def test_every_variable_is_known() -> None:
+    """Those that the backend and kernelgen read, and the table of docs/llama-cpp.md."""
+    source = (ROOT / "backend" / "ggml-neuron" / "variables.cpp").read_text()
+    known = set(re.findall(r'"((?:GGML_NEURON|NEURON_KERNELGEN)_\w+)"', source))
+    read: set[str] = set()
+    for path in (*(ROOT / "backend").rglob("*.cpp"), *(ROOT / "backend" / "ggml-neuron").glob("*.h")):
+        read |= set(re.findall(r'(?:getenv|neuron_variable)\("(GGML_NEURON_\w+)"\)', path.read_text()))
+    for path in (ROOT / "tools" / "kernelgen").rglob("*.py"):
+        read |= set(re.findall(r'"(NEURON_KERNELGEN_\w+)"', path.read_text()))
+    assert len(read) > 10
+    assert read <= known
+    page = (ROOT / "docs" / "llama-cpp.md").read_text()
+    assert set(re.findall(r"^\| `(GGML_NEURON_\w+)`", page, re.MULTILINE)) == {
+        name for name in known if name.startswith("GGML_NEURON_")
+    }
+
+
+def test_without_kernels_there_is_no_device(run: Run, tmp_path: Path) -> None:
+    result = run("add")
+    assert (result.status, result.said) == (3, {})
+    assert result.log.count("ggml-neuron: ") == 1
+    assert "ggml-neuron: no devices: no kernels: GGML_NEURON_KERNEL_DIR names where they are, and" in result.log
+    result = run("add", GGML_NEURON_KERNEL_DIR=tmp_path)
+    assert (result.status, result.said) == (3, {})
+    assert "ggml-neuron: no devices: GGML_NEURON_KERNEL_DIR has no kernels that can be used here\n" in result.log
+
+
+def test_a_machine_without_libnrt_is_told_only_when_somebody_expects_one(run: Run, tmp_path: Path) -> None:
+    if not Path("/opt/aws/neuron/lib/libnrt.so.1").exists():
+        result = run("add", GGML_NEURON_LIBNRT=None)
+        assert (result.status, result.said) == (3, {})
+        assert "ggml-neuron: " not in result.log
+        result = run("add", GGML_NEURON_LIBNRT=None, GGML_NEURON_KERNEL_DIR=tmp_path)
+        assert "ggml-neuron: no devices: no libnrt: /opt/aws/neuron/lib/libnrt.so.1: " in result.log
+    result = run("add", GGML_NEURON_LIBNRT="/nowhere", GGML_NEURON_RECORD=tmp_path / "mine.yaml")
+    assert "ggml-neuron: no devices, and nothing is recorded: no libnrt: /nowhere" in result.log
+    assert not (tmp_path / "mine.yaml").exists()
