@@ -78,6 +78,7 @@ def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.C
     assert digest(checkout) == whole
 
 
+@pytest.mark.long
 def test_no_lock_of_modules_is_written_or_read(checkout: scratch.Checkout) -> None:
     lock = checkout.path / "MODULE.bazel.lock"
     lock.unlink(missing_ok=True)  # a Bazel of another version may have left one in this checkout

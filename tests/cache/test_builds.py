@@ -140,7 +140,8 @@ def test_cmake_and_the_command_line_share_a_cache(build: Kernelgen, tmp_path: Pa
     assert made.read_bytes() == pack(tmp_path / "out")
 
 
-@pytest.mark.parametrize("generator", ["Ninja", pytest.param("Unix Makefiles", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
 def test_a_shared_cache_that_fails_is_said_once_by_cmake(
     build: Kernelgen, tmp_path: Path, store: Store, record: Path, generator: str
 ) -> None:

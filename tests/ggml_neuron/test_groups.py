@@ -156,7 +156,7 @@ def test_words_are_the_golden_ones(programs: Programs) -> None:
 # --- what is computed ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("buffers", ["device", "host"])
+@pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_groups_compute_what_their_nodes_do(
     compute: Compute, manifest: Path, kernels: Path, buffers: str, tmp_path: Path
 ) -> None:
