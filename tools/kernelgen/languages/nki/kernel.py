@@ -439,27 +439,16 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         IndexError: an index that is known at run time only is out of range.
     """
-    import jax
-
+    from kernelgen.languages.nki import pieces
     from kernelgen.languages.nki.lower import INSIDE
 
     recorded = record_kernel(kernel, args, kwargs, values=True)
     arrays = [np.asarray(a) for a in _arrays(kernel, args, kwargs)]
     arrays = [a.astype(s.dtype) for a, s in zip(arrays, recorded.parameters, strict=True)]
-    places: list[tuple[int, str]] = []
-
-    def run(*values: Any) -> Any:
-        results, context = recorded.run(values, True)
-        places[:] = context.places
-        return results, context.checks
-
-    options: Any = {"xla_backend_optimization_level": 0}  # compiling takes longer than running
-    compiled = jax.jit(run).lower(*arrays).compile(compiler_options=options)
-    values, bad = compiled(*arrays)
-    for worst, number in bad:
-        if int(worst) != INSIDE:
-            size, place = places[int(number)]
-            error = IndexError(f"index {int(worst)} is out of bounds for axis 0 with size {size}")
+    values, found = pieces.run(recorded, arrays)
+    for worst, (size, place) in found:
+        if worst != INSIDE:
+            error = IndexError(f"index {worst} is out of bounds for axis 0 with size {size}")
             error.add_note(f"{place}: a tile of indices names an element that is not there")
             raise error
     outputs = [np.array(value) for value in values]

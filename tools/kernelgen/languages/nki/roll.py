@@ -98,7 +98,7 @@ class Roller:
         """Returns the storages that only this iteration uses, numbered by their first use."""
         found: dict[int, int] = {}
         begin, end = block.begin, block.end
-        for storage in {tensor.storage: None for tensor in _all_tensors(items)}:
+        for storage in {tensor.storage: None for tensor in all_tensors(items)}:
             own = begin <= storage.first and storage.last < end and storage.parameter is None
             if own and storage.number not in self._outside:
                 found[storage.number] = len(found)
@@ -118,8 +118,8 @@ class Roller:
         body = _moved(turns[0], iter(steps.tolist()), loop, count)
         if body is None:
             return None
-        written = {t.storage.number: t.storage for t in _all_tensors(turns[0], reads=False)}
-        read = {t.storage.number: t.storage for t in _all_tensors(turns[0])}
+        written = {t.storage.number: t.storage for t in all_tensors(turns[0], reads=False)}
+        read = {t.storage.number: t.storage for t in all_tensors(turns[0])}
         carried = tuple(s for n, s in sorted(written.items()) if n not in local)
         outer = tuple(s for n, s in sorted(read.items()) if n not in local and n not in written)
         return Rolled(loop, count, Block(body), carried, outer)
@@ -146,11 +146,12 @@ def _tensors(instruction: Instruction, reads: bool = True) -> list[Tensor]:
     return found
 
 
-def _all_tensors(items: list[Any], reads: bool = True) -> list[Tensor]:
+def all_tensors(items: list[Any], reads: bool = True) -> list[Tensor]:
+    """Returns the tensors of instructions, also of those in rolled loops: what they write, and what they read where `reads`."""
     found: list[Tensor] = []
     for item in items:
         if isinstance(item, Rolled):
-            found += _all_tensors(item.body.items, reads)
+            found += all_tensors(item.body.items, reads)
         elif isinstance(item, Instruction):
             found += _tensors(item, reads)
     return found
