@@ -1,4 +1,4 @@
-"""What the backend says: of damaged kernels, of what fell back, of variables, and where there is no device."""
+"""The backend's messages: about damaged kernels, ops that the CPU computed, variables, and machines without a device."""
 
 from __future__ import annotations
 

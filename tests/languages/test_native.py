@@ -25,23 +25,7 @@ from kernelgen.languages.nki.native import using
 from kernelgen.neff import tensors_of
 from kernelgen.plan import Plan
 
-KERNEL = """\
-import nki
-import nki.isa as nisa
-import nki.language as nl
-
-
-@nki.jit
-def add(x, y):
-    a = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
-    b = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
-    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=a, src=x)
-    nisa.dma_copy(dst=b, src=y)
-    nisa.tensor_tensor(dst=a, data1=a, data2=b, op=nl.add)
-    nisa.dma_copy(dst=out, src=a)
-    return out
-"""
+KERNEL = (Path(__file__).parents[1] / "data" / "native_kernels" / "kernels" / "add.py").read_text()
 MANIFEST = """\
 format: 1
 name: m

@@ -165,6 +165,7 @@ def test_what_the_driver_refuses_is_said_in_a_line(folder: Path) -> None:
         assert not list(folder.glob("*.json")) and not list(folder.glob(".*.tmp"))
         return done.stderr.removeprefix(f"error: {folder / 'add.py'}: ").strip()
 
+    assert "the following arguments are required: --identity, --emitter" in run(DRIVER).stderr
     assert said(identity="nki 0.5.0").startswith("the build is for nki 0.5.0, and this machine has nki 0.4.0 (")
     other = native_call(replace(spec, source="add.py:refused"))
     assert said(call=other) == "nki 0.4.0: ValueError: SBUF has no room for it"

@@ -1,4 +1,4 @@
-"""Kernels that NKI's own compiler made before, of which a double stands in: kept in files, and built where there is no such compiler."""
+"""`kernelgen prebuild` keeps what NKI's own compiler makes in files, and builds on machines without it take them; a double plays it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_what_is_not_of_the_kernel_is_refused(make: Callable[..., Project]) -> N
         project.emitted(kernel, file)
 
     file.unlink()
-    refused("there is no such file: what NKI's own compiler made of the kernel is missing")
+    refused("is missing: it holds what NKI's own compiler made of the kernel")
     file.write_text("[1]")
     refused("not what `kernelgen prebuild` writes, of format 1")
     changed(file, lambda r: r.update(format=2))
@@ -280,7 +280,7 @@ def test_a_build_follows_the_files(
     assert "6 built (1 compiled, 5 up to date), 0 failed" in build()
     file.unlink()
     said = build()
-    assert said.startswith("1 ") and f"{file}: there is no such file" in said
+    assert said.startswith("1 ") and f"{file} is missing" in said
 
 
 # --- Bazel ----------------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_bazels_build_files_name_the_files_that_are_there(
     assert str(missing) in capsys.readouterr().out.splitlines()
     text = (tmp_path / "repository" / "kernels" / "BUILD.bazel").read_text()
     assert text.count("prebuilt = ") == 3 and text.count("missing = ") == 1
-    assert f'    missing = "error: {missing}: there is no such file: ' in text and "kernelgen prebuild" in text
+    assert f'    missing = "error: {missing} is missing: ' in text and "kernelgen prebuild" in text
 
 
 # --- manifests ------------------------------------------------------------------------------------------------------------

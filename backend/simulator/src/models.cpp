@@ -34,7 +34,7 @@ std::shared_ptr<simulator::helper> get_helper(runtime & rt, const char * where) 
     if (rt.helper == nullptr || rt.helper->broken()) {
         rt.helper = nullptr;
         if (std::chrono::steady_clock::now() < rt.not_before) {
-            log(level::debug, where, "there is no helper, as said before");
+            log(level::debug, where, "the helper did not start a moment ago, and is not started again yet");
             return nullptr;
         }
         std::string error;

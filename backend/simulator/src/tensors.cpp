@@ -18,7 +18,7 @@
 
 namespace simulator {
 
-// Returns the arena of a core, or of the host; null when there is no such core.
+// Returns the arena of a core, or of the host; null when the process does not have the core.
 static std::shared_ptr<simulator::arena> arena_of(runtime & rt, nrt_tensor_placement_t placement, int vnc) {
     if (placement == NRT_TENSOR_PLACEMENT_HOST) {
         return rt.host();

@@ -379,6 +379,9 @@ def main(argv: Sequence[str]) -> int:
         toolchain = installed()
         print(toolchain.name if toolchain else "")
         return 0
+    absent = [name for name in ("identity", "emitter", "call", "target", "output") if getattr(args, name) is None]
+    if absent:
+        parser.error("the following arguments are required: " + ", ".join(f"--{name}" for name in absent))
     try:
         _compile(args)
     except (Failure, OSError) as error:

@@ -134,7 +134,7 @@ static void killed() {
     fails_once(
         [&killer] {
             const std::vector<pid_t> helpers = children();
-            check(!helpers.empty(), "there is no helper to kill");
+            check(!helpers.empty(), "the simulator runs no helper that could be killed");
             for (const pid_t pid : helpers) {
                 stop(pid);  // so that it does not finish before
             }

@@ -123,5 +123,5 @@ built unused_kernel(ggml_context * ctx, ggml_tensor * kernel);
 
 built unused(ggml_context * ctx);
 
-// Nodes that write to memory of the device when there is no kernel for them: no other backend could.
+// Computes nodes without a kernel that write to memory of the device, which no other backend can write to.
 void stranded(ggml_backend_dev_t dev);

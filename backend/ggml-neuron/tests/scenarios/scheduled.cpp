@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-// Rows written into a tensor that the CPU computed, since there is no kernel for FILL, and read on the device.
+// The device writes rows into a tensor, and reads them, that the CPU computed: no kernel computes FILL.
 static built write_to_other(ggml_context * ctx) {
     ggml_tensor * cells = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 16);
     ggml_tensor * rows  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 3);

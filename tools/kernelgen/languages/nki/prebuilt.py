@@ -83,7 +83,7 @@ def read(file: Path) -> dict[str, Any]:
     try:
         kept = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise _error(f"{file}: there is no such file: what NKI's own compiler made of the kernel is missing") from None
+        raise _error(f"{file} is missing: it holds what NKI's own compiler made of the kernel") from None
     except OSError as error:
         raise _error(f"{file}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
