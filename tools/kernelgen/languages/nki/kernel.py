@@ -439,13 +439,13 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         IndexError: an index that is known at run time only is out of range.
     """
-    from kernelgen.languages.nki import pieces
+    from kernelgen.languages.nki import steps
     from kernelgen.languages.nki.lower import INSIDE
 
     recorded = record_kernel(kernel, args, kwargs, values=True)
     arrays = [np.asarray(a) for a in _arrays(kernel, args, kwargs)]
     arrays = [a.astype(s.dtype) for a, s in zip(arrays, recorded.parameters, strict=True)]
-    values, found = pieces.run(recorded, arrays)
+    values, found = steps.run(recorded, arrays)
     for worst, (size, place) in found:
         if worst != INSIDE:
             error = IndexError(f"index {worst} is out of bounds for axis 0 with size {size}")

@@ -1,0 +1,192 @@
+"""Kernels that run instruction by instruction: they give what they give as one program, and what is alike is compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from jax import numpy as jnp
+
+from kernelgen.languages.nki import kernel, loading, steps
+
+with loading.interpreter():
+    import nki.isa as nisa
+    import nki.language as nl
+
+X = np.arange(64 * 4, dtype=np.float32).reshape(64, 4)
+
+
+def _run(function: Callable[..., Any], *arrays: np.ndarray) -> Any:
+    return kernel.Kernel(function, older=False)(*arrays)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Runs kernels instruction by instruction, and returns the items that are compiled."""
+    found: list[Any] = []
+
+    class Step(steps._Step):
+        def __init__(self, item: Any, *args: Any) -> None:
+            found.append(item)
+            super().__init__(item, *args)
+
+    monkeypatch.setattr(steps, "MOST", 0)
+    monkeypatch.setattr(steps, "_Step", Step)
+    return found
+
+
+def _sums(x, places):
+    """Adds rows of `x` at places that are known at run time, writes them back, and returns their sum and a row that stays."""
+    result = nl.ndarray((1, 4), x.dtype, buffer=nl.shared_hbm)
+    kept = nl.ndarray((1, 4), x.dtype, buffer=nl.shared_hbm)
+    total = nl.zeros((1, 4), x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=kept, src=x[3:4, :])
+    for i in range(6):
+        at = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=at, src=places[i : i + 1, :])
+        row = nl.ndarray((1, 4), x.dtype, buffer=nl.sbuf)
+        view = x.ap(pattern=[[4, 1], [1, 4]], offset=0, scalar_offset=at, indirect_dim=0)
+        nisa.dma_copy(dst=row, src=view)
+        nisa.tensor_tensor(dst=total, data1=total, data2=row, op=nl.add)
+    nisa.dma_copy(dst=result, src=total)
+    return result, kept
+
+
+def _places(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int32).reshape(-1, 1)
+
+
+@pytest.mark.parametrize("most", [0, 1000])
+def test_a_kernel_computes_the_same_either_way(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(steps, "MOST", most)
+    places = _places(1, 5, 5, 9, 0, 63)
+    total, kept = _run(_sums, X, places)
+    assert np.array_equal(total[0], X[places[:, 0]].sum(0)) and np.array_equal(kept, X[3:4])
+
+
+@pytest.mark.parametrize("most", [0, 1000])
+def test_an_index_outside_is_said_with_its_line_either_way(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(steps, "MOST", most)
+    with pytest.raises(IndexError, match="index 256 is out of bounds") as caught:
+        _run(_sums, X, _places(1, 5, 64, 9, 0, 2))
+    line = _sums.__code__.co_firstlineno + 11
+    assert any(f"test_steps.py:{line}" in note for note in caught.value.__notes__)
+
+
+def _two_reads(x, places):
+    """Reads a row at each of two places, in a line each."""
+    result = nl.ndarray((2, 4), x.dtype, buffer=nl.shared_hbm)
+    at = [nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf) for _ in range(2)]
+    row = [nl.ndarray((1, 4), x.dtype, buffer=nl.sbuf) for _ in range(2)]
+    for i in range(2):
+        nisa.dma_copy(dst=at[i], src=places[i : i + 1, :])
+    nisa.dma_copy(dst=row[0], src=x.ap(pattern=[[4, 1], [1, 4]], offset=0, scalar_offset=at[0], indirect_dim=0))
+    nisa.dma_copy(dst=row[1], src=x.ap(pattern=[[4, 1], [1, 4]], offset=0, scalar_offset=at[1], indirect_dim=0))
+    for i in range(2):
+        nisa.dma_copy(dst=result[i : i + 1, :], src=row[i])
+    return result
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_of_two_alike_that_one_is_said_that_fails(compiled: list[Any], wrong: int) -> None:
+    places = _places(1, 2)
+    places[wrong] = 64
+    with pytest.raises(IndexError) as caught:
+        _run(_two_reads, X, places)
+    line = _two_reads.__code__.co_firstlineno + 7 + wrong
+    assert compiled
+    assert any(f"test_steps.py:{line}:" in note for note in caught.value.__notes__)
+
+
+def test_what_is_alike_is_compiled_once(compiled: list[Any]) -> None:
+    """Six loads of rows at places, three instructions each: all loads of a place differ in where they read, the others in nothing."""
+    _run(_sums, X, _places(1, 5, 5, 9, 0, 63))
+    lines = [item.line - _sums.__code__.co_firstlineno for item in compiled]
+    assert [lines.count(n) for n in (8, 11, 12)] == [6, 1, 1]
+
+
+def _copies(x):
+    """Returns a tile that stays, and a copy of it that is written."""
+    kept = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    changed = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    first = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    second = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=first, src=x)
+    nisa.tensor_copy(dst=second, src=first)
+    nisa.tensor_scalar(dst=second, data=second, op0=nl.add, operand0=1.0)
+    nisa.dma_copy(dst=kept, src=first)
+    nisa.dma_copy(dst=changed, src=second)
+    return kept, changed
+
+
+def test_a_copy_has_memory_of_its_own(compiled: list[Any]) -> None:
+    x = X.copy()
+    kept, changed = _run(_copies, x)
+    assert compiled
+    assert np.array_equal(x, X) and np.array_equal(kept, X) and np.array_equal(changed, X + 1)
+
+
+def _doubled(x):
+    """Doubles an argument in place, a row at a time, and returns a tile of which a row was written twice, and the others never."""
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    for _ in range(2):
+        nisa.memset(dst=tile[0:1, :], value=7.0)
+    nisa.dma_copy(dst=result, src=tile)
+    whole = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=whole, src=x)
+    nisa.tensor_scalar(dst=whole, data=whole, op0=nl.multiply, operand0=2.0)
+    for i in range(x.shape[0]):
+        nisa.dma_copy(dst=x[i : i + 1, :], src=whole[i : i + 1, :])
+    return result
+
+
+def test_memory_is_changed_in_place_and_arguments_are_not(compiled: list[Any]) -> None:
+    x = jnp.asarray(X)
+    recorded = kernel.record_kernel(kernel.Kernel(_doubled, older=False), [X], {})
+    (result, changed), _ = steps.run(recorded, [x])
+    assert compiled
+    assert np.array_equal(x, X) and np.array_equal(changed, X * 2)
+    assert (np.asarray(result[0]) == 7).all() and np.isnan(result[1:]).all()
+
+
+def _zeros(x):
+    """Multiplies with both zeros."""
+    result = nl.ndarray((2, *x.shape), x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    for number, zero in enumerate((0.0, -0.0)):
+        made = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=made, data=tile, op0=nl.multiply, operand0=zero)
+        nisa.dma_copy(dst=result[number], src=made)
+    return result
+
+
+def test_the_two_zeros_are_not_alike(compiled: list[Any]) -> None:
+    result = _run(_zeros, X)
+    assert compiled
+    assert not np.signbit(result[0]).any() and np.signbit(result[1]).all()
+
+
+def _rolled(x):
+    """Adds each row of `x` to one total and each row times two to another: two loops that are alike but for the factor's tile."""
+    result = nl.ndarray((3, 4), x.dtype, buffer=nl.shared_hbm)
+    for number, factor in enumerate((1.0, 2.0, 2.0)):
+        total = nl.zeros((1, 4), x.dtype, buffer=nl.sbuf)
+        scale = nl.ndarray((1, 1), x.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=scale, value=factor)
+        for i in nl.affine_range(64):
+            row = nl.ndarray((1, 4), x.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=row, src=x[i : i + 1, :])
+            nisa.tensor_scalar(dst=row, data=row, op0=nl.multiply, operand0=scale)
+            nisa.tensor_tensor(dst=total, data1=total, data2=row, op=nl.add)
+        nisa.dma_copy(dst=result[number : number + 1, :], src=total)
+    return result
+
+
+def test_loops_that_are_alike_are_compiled_once(compiled: list[Any]) -> None:
+    result = _run(_rolled, X)
+    assert np.array_equal(result, X.sum(0) * np.array([[1], [2], [2]], np.float32))
+    assert sum(isinstance(item, steps.Rolled) for item in compiled) == 1
