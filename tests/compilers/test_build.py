@@ -86,24 +86,20 @@ def test_a_neff_of_the_sdk_is_judged_by_the_digest_that_was_recorded(build: Buil
     assert code == 0 and "(1 compiled, 1 up to date)" in out
 
 
-@pytest.mark.parametrize(
-    "manners",
-    [
+def test_a_failure_of_the_sdk_is_shown_and_never_taken_for_a_result(build: Build, tmp_path: Path) -> None:
+    ways: list[dict[str, object]] = [
         {"exit": 1, "output": "none"},
         {"output": "none"},
         {"exit": 1},
         {"output": "garbage"},
         {"exit": 70, "output": "error"},
-    ],
-)
-def test_a_failure_of_the_sdk_is_shown_and_never_taken_for_a_result(
-    build: Build, tmp_path: Path, manners: dict[str, object]
-) -> None:
-    code, out, err = build(print="the reason", **manners)
-    assert code == 1
-    assert "0 built (0 compiled, 0 up to date), 2 failed" in out
-    assert err.count("FAILED") == 2 and "the reason" in err
-    assert not (tmp_path / "out/two_trn1.kernels.gguf").exists()
+    ]
+    for manners in ways:
+        code, out, err = build(print="the reason", **manners)
+        assert code == 1, manners
+        assert "0 built (0 compiled, 0 up to date), 2 failed" in out, manners
+        assert err.count("FAILED") == 2 and "the reason" in err, manners
+        assert not (tmp_path / "out/two_trn1.kernels.gguf").exists(), manners
     code, out, _ = build()
     assert code == 0 and "2 built (2 compiled" in out
 
