@@ -38,7 +38,7 @@ class Benchmark:
     Attributes:
         what: what it measures.
         command: what runs it; `--json FILE` and `--quick` are added. Those that need programs of this project are built when they
-            are run, so that nobody waits for llama.cpp who did not ask for it.
+            are run, so that who did not ask for llama.cpp does not wait for it.
         default: whether it is run when none is named.
     """
 

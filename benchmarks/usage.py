@@ -42,7 +42,7 @@ def run(
         CommandFailed: it failed.
     """
     words = [str(word) for word in command]
-    # Files, because a process is waited for with wait4, beside which nobody would empty a pipe.
+    # Files, because a process is waited for with wait4, beside which this process would not empty a pipe.
     with (
         tempfile.TemporaryFile("w+") as given,
         tempfile.TemporaryFile("w+") as output,

@@ -16,7 +16,7 @@ struct neuron_kernels_table;
 // The registration: one device per NeuronCore, none on a machine without libnrt.
 GGML_BACKEND_API ggml_backend_reg_t ggml_backend_neuron_reg(void);
 
-// Returns a backend on a NeuronCore, counted from 0, or NULL when there is no such device.
+// Returns a backend on a NeuronCore, counted from 0, or NULL where the machine has fewer.
 GGML_BACKEND_API ggml_backend_t ggml_backend_neuron_init(size_t core);
 
 GGML_BACKEND_API bool ggml_backend_is_neuron(ggml_backend_t backend);

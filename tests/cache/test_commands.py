@@ -114,7 +114,7 @@ def test_export_and_import(run: Run, folder: Folder, tmp_path: Path) -> None:
     assert done.code == 2 and "not an exported cache" in done.err
     assert not (tmp_path / "third").exists()
     done = run("cache", "import", tmp_path / "none.tar")
-    assert done.code == 2 and "there is no such file" in done.err
+    assert done.code == 2 and "the file does not exist" in done.err
 
 
 @pytest.mark.parametrize("path", ["", ".", "/", ".."])

@@ -88,7 +88,7 @@ class Runner:
     def hand_over(self, workflow: str, to: Runner) -> None:
         """Gives the next machine what this one kept: all of it, and nothing else."""
         for ours, theirs in zip(self.cached(workflow), to.cached(workflow), strict=True):
-            assert ours.is_dir(), f"the workflow keeps {ours}, and there is no such folder"
+            assert ours.is_dir(), f"the workflow keeps {ours}, which does not exist"
             theirs.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(ours, theirs)
 

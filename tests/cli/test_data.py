@@ -120,7 +120,7 @@ def test_what_an_emitter_writes_first_is_no_data(kernelgen: Run, folder: Path) -
         "open('/proc/uptime').read()  # of no size, and never the same",
     ],
 )
-def test_what_nobody_can_follow_is_emitted_by_every_build(kernelgen: Run, folder: Path, line: str) -> None:
+def test_what_kernelgen_cannot_follow_is_emitted_by_every_build(kernelgen: Run, folder: Path, line: str) -> None:
     emitter(folder, f"@emitter('scaled')\ndef scaled(x):\n    {line}\n    return x + x\n")
     assert "2 built (2 compiled, 0 up to date)" in build(kernelgen, folder).out
     assert "would emit 2 of 2 kernels" in build(kernelgen, folder, "--dry-run").out

@@ -64,7 +64,7 @@ def test_an_unused_slot_stays_a_parameter() -> None:
     assert [name for name, _, _ in execute.parameters(groups.emit(spec))] == ["input0"]
 
 
-def test_a_written_slot_keeps_what_nobody_writes() -> None:
+def test_a_written_slot_keeps_what_no_node_writes() -> None:
     x = T("(8,2,1,1)/f32")
     part = T("(4,2,1,1)/f32/(4,32,64,64)")
     spec = GraphSpec.make(

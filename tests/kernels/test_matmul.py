@@ -145,7 +145,7 @@ def test_mul_mat_id_of_weights_in_forms(dtype: str, form: str, limit: float, tok
 
 @pytest.mark.parametrize("n_experts", [1, 2])
 def test_mul_mat_id_with_one_expert_for_all(n_experts: int) -> None:
-    """More rows than a block has, and an expert that nobody asks for."""
+    """More rows than a block has, and an expert that no token asks for."""
     inputs = [f"(8,3,{n_experts},1)/f16", "(8,1,300,1)/f32", "(1,300,1,1)/i32"]
     check(spec("mul_mat_id", inputs, "(3,1,300,1)/f32"), 1e-6, src2=np.full((1, 1, 300, 1), n_experts - 1))
 

@@ -327,7 +327,7 @@ def test_a_missing_exporter_is_an_error_that_says_how_to_get_it(
         assert said.startswith("error: ")
         assert "cmake -S backend/exporter -B build/exporter -DGGML_NEURON_LLAMA_DIR=<llama.cpp's source tree>" in said
     assert cli.run(["model", str(file), "-o", "m.yaml", "--llama-cpp", "nowhere"]) == 2
-    assert "--llama-cpp nowhere: there is no such folder" in capsys.readouterr().err
+    assert "--llama-cpp nowhere: the folder does not exist" in capsys.readouterr().err
 
 
 def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(

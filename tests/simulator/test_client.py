@@ -310,12 +310,12 @@ def test_an_execution_takes_too_long(client: Run, slow: Path) -> None:
 
 
 def test_the_helper_ends_with_its_client(client: Run, slow: Path) -> None:
-    """Even in the middle of an execution, and though nobody tells it."""
+    """Even in the middle of an execution, and though it is not told."""
     pid = int(good(client("abandon", slow)))
     try:
         for _ in range(100):
             os.kill(pid, 0)
-            # Nobody may reap it here; dead is dead.
+            # It may not be reaped here: a zombie is dead, too.
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return
             time.sleep(0.05)

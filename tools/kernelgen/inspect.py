@@ -369,7 +369,7 @@ def _neff(data: bytes, source: str) -> dict[str, Any]:
         "build": header.build_version,
         "cores": f"{header.num_tpb}, {header.requested_tpb} requested, {sum(header.tpb_per_node)} on all nodes",
         "hash": header.hash.hex(),
-        # From 2.18 on nobody knows how neuronx-cc makes it, so that it is none is worth a remark and no error.
+        # How neuronx-cc makes it from 2.18 on is not known: a hash that is not a digest gets a remark, not an error.
         "digest": neff.payload_digest(data, header) or "the hash is not a digest of the payload that is known",
         "uuid": header.uuid.hex(),
         "size": len(data),

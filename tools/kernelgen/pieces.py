@@ -193,7 +193,7 @@ def member_traffic(member: Member, n: int, n_cells: int | None) -> tuple[int, in
 def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool) -> list[tuple[int, int]]:
     """Returns pieces that together are `n` tokens, those that take least time, as pairs of the first token and the number.
 
-    One piece for more than `n` tokens when that is better; none when there are no such pieces, or too many.
+    One piece for more than `n` tokens when that is better; none where the kernels make no such pieces, or too many.
 
     Args:
         n: tokens.

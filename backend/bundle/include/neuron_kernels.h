@@ -224,18 +224,18 @@ NEURON_KERNELS_API int neuron_kernels_set_dense(neuron_kernels_tensor * tensor);
 
 NEURON_KERNELS_API size_t neuron_kernels_count(const neuron_kernels * bundle);
 
-// Returns a kernel's id, or NULL when there is no such kernel.
+// Returns a kernel's id, or NULL where the bundle has fewer kernels.
 NEURON_KERNELS_API const char * neuron_kernels_id(const neuron_kernels * bundle, int32_t kernel);
 
-// Returns a kernel's NEFF and sets *size (which may be NULL) to its length in bytes; NULL and 0 when there is no such
-// kernel.
+// Returns a kernel's NEFF and sets *size (which may be NULL) to its length in bytes; NULL and 0 where the bundle
+// has fewer kernels.
 NEURON_KERNELS_API const void * neuron_kernels_neff(const neuron_kernels * bundle, int32_t kernel, size_t * size);
 
 // Compares a kernel's NEFF with the SHA-256 that the bundle's index has for it, which opening a bundle does not do: call it
 // once for each NEFF, before it is loaded. It reads the NEFF's bytes, some milliseconds for each MB.
 //
-// Returns NEURON_KERNELS_OK, NEURON_KERNELS_ERROR_CORRUPT when they differ, or NEURON_KERNELS_ERROR_ARGUMENT when there is no
-// such kernel; `message`, unless it is NULL, says what is wrong, and is empty when nothing is. A bundle that was embedded
+// Returns NEURON_KERNELS_OK, NEURON_KERNELS_ERROR_CORRUPT when they differ, or NEURON_KERNELS_ERROR_ARGUMENT where the bundle
+// has fewer kernels; `message`, unless it is NULL, says what is wrong, and is empty when nothing is. A bundle that was embedded
 // without digests, as all were before API version 4, is trusted as the program is. Since API version 3.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
                                                                int32_t                kernel,
@@ -243,17 +243,17 @@ NEURON_KERNELS_API neuron_kernels_status neuron_kernels_verify(const neuron_kern
                                                                size_t                 message_size);
 
 // Equal NEFFs are stored once, so kernels may share one. Returns the number of the kernel's NEFF, which is below
-// neuron_kernels_neff_count: load each number once. NEURON_KERNELS_NOT_FOUND when there is no such kernel.
+// neuron_kernels_neff_count: load each number once. NEURON_KERNELS_NOT_FOUND where the bundle has fewer kernels.
 NEURON_KERNELS_API int32_t neuron_kernels_neff_index(const neuron_kernels * bundle, int32_t kernel);
 
 NEURON_KERNELS_API size_t neuron_kernels_neff_count(const neuron_kernels * bundle);
 
 // Returns a kernel's lookup key, as docs/bundle-format.md describes it, and sets *n_words (which may be NULL) to its
-// length; NULL and 0 when there is no such kernel.
+// length; NULL and 0 where the bundle has fewer kernels.
 NEURON_KERNELS_API const uint64_t * neuron_kernels_key(const neuron_kernels * bundle, int32_t kernel, size_t * n_words);
 
-// Returns the SHA-256 of the HLO that a kernel was compiled from as 64 hex digits, or NULL when there is no such
-// kernel.
+// Returns the SHA-256 of the HLO that a kernel was compiled from as 64 hex digits, or NULL where the bundle has
+// fewer kernels.
 NEURON_KERNELS_API const char * neuron_kernels_hlo_sha256(const neuron_kernels * bundle, int32_t kernel);
 
 // Returns whether the NEFFs were made by the simulator. Such NEFFs never run on a device, and a device's never in the

@@ -137,7 +137,7 @@ class units {
 
     void stop();
 
-    // Returns null when there is no such queue.
+    // Returns null for a queue that was not made.
     unit * find(uint32_t core, nrta_xu_t kind, int queue) const;
 
     // Returns null when the sequence ID is of none of them.

@@ -307,7 +307,7 @@ class _Run:
         self.made = Emits(settings.state / "hlo", libraries)
         self.compiles: deque[_Compile] = deque()
         self.waiting: dict[Path, list[Neff]] = {}  # by the NEFF's file: who else needs what is being compiled
-        self.ended: dict[Path, str | None] = {}  # why there is no such NEFF, or None when there is
+        self.ended: dict[Path, str | None] = {}  # why a NEFF was not made, or None where it was
         self.warned: set[str] = set()
         self.memory = 0
         self.cpus = 0
@@ -400,7 +400,7 @@ class _Run:
             self._not_emitted(kernel, f"error: emit left no {self.made.hlo(kernel)}\n{answer.output}".rstrip())
             return
         self.result.emitted += 1
-        # An emitter may be edited while it runs: nobody knows which of the two this HLO is of.
+        # An emitter may be edited while it runs: this HLO may be of either.
         if emit.inputs is not None and self.made.inputs(kernel) == emit.inputs:
             self.made.note(kernel, emit.inputs, self._reads(kernel))
         self._ready(kernel, linted=False)

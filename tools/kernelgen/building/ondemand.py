@@ -177,7 +177,7 @@ def serve(descriptor: int, name: str) -> None:
                 if _leave(name):
                     return
                 continue
-            # Who asked may be gone by now: then nobody reads the answer.
+            # The client may be gone by now, and the answer is not read.
             with connection, contextlib.suppress(ConnectionError), connection.makefile("rb") as stream:
                 connection.settimeout(None)
                 if request := stream.read():

@@ -1,7 +1,7 @@
 """Worker processes that run build steps: each imports JAX once, and one that dies takes only its own step with it.
 
 A worker is `kernelgen.worker` with the protocol that Bazel speaks to it. It leads a process group of its own, so that Ctrl-C
-reaches nobody but us, and stopping it stops the compiler it may have started.
+reaches this process alone, and stopping it stops the compiler it may have started.
 """
 
 from __future__ import annotations

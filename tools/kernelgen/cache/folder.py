@@ -68,7 +68,7 @@ class Folder:
         return self.root / entry.file_name(name)
 
     def read(self, name: str) -> bytes | None:
-        """Returns an entry's bytes as they are, None when there is no such entry; `entry.unpack` checks them.
+        """Returns an entry's bytes as they are, None where the cache has none; `entry.unpack` checks them.
 
         Raises:
             OSError: it can't be read.
@@ -77,7 +77,7 @@ class Folder:
         return self._read(name, None)
 
     def head(self, name: str) -> Head | None:
-        """Returns what an entry says about itself, None when there is no such entry.
+        """Returns what an entry says about itself, None where the cache has none.
 
         Raises:
             OSError, Damaged: as `read`; it is not an entry of that name.

@@ -86,7 +86,7 @@ class Shared:
         timeout: seconds that one entry may take.
 
     Raises:
-        KernelgenError: there is no such protocol, or a package for it is not installed.
+        KernelgenError: the protocol is unknown, or a package for it is not installed.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -101,7 +101,7 @@ class Shared:
         return self.url
 
     def read(self, name: str) -> bytes | None:
-        """Returns an entry's bytes as they are, None when there is no such entry; `entry.unpack` checks them.
+        """Returns an entry's bytes as they are, None where the cache has none; `entry.unpack` checks them.
 
         The bytes go to a file without a name first, and reading ends where the entry is to end: a store may send anything.
 
@@ -257,7 +257,7 @@ def check(url: str) -> None:
     """Raises when a URL can't be used on this machine, whether its store is there or not.
 
     Raises:
-        KernelgenError: there is no such protocol, or a package for it is not installed.
+        KernelgenError: the protocol is unknown, or a package for it is not installed.
     """
     protocol = url.partition("://")[0].rpartition("::")[2]
     try:

@@ -335,7 +335,7 @@ def import_(file: Path, folder: Folder) -> None:
     from kernelgen.cache import archive
 
     if not file.is_file():
-        raise KernelgenError(Diagnostic(f"{file}: there is no such file"))
+        raise KernelgenError(Diagnostic(f"{file}: the file does not exist"))
     done = archive.read(file, folder)
     click.echo(f"{folder}: {_entries(done.added)} added, {done.known} there already")
 

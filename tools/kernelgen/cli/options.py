@@ -131,7 +131,7 @@ def _libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
     for folder in folders:
         root = folder.resolve()
         if not root.is_dir():
-            raise KernelgenError(f"--kernels {folder}: there is no such folder")
+            raise KernelgenError(f"--kernels {folder}: the folder does not exist")
         if root == builtin.root.resolve() or (root.name in found and found[root.name].root == root):
             continue  # named twice, or the one that is always there
         if root.name in found or root.name == builtin.name:

@@ -33,7 +33,7 @@ def resolve(choice: str = "auto", *, path: str | Path | None = None, env: Mappin
         env: where NEURON_SDK and PATH are looked up; this process's environment by default.
 
     Raises:
-        KernelgenError: there is no such choice, neuronx-cc is asked for and not there, or what is there is not neuronx-cc.
+        KernelgenError: the choice is unknown, neuronx-cc is asked for and not there, or what is there is not neuronx-cc.
     """
     if choice not in CHOICES:
         raise KernelgenError(f"unknown compiler '{choice}'{did_you_mean(choice.replace('-', '_'), CHOICES)}")

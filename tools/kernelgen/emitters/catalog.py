@@ -208,7 +208,7 @@ class Catalog:
         return self.sources[kernel.prebuilt].root / native_file(kernel.id) if kernel.prebuilt else None
 
     def op(self, name: str) -> Op | None:
-        """Returns the definition of a ggml op, or of a custom op that a library has; None when there is no such op."""
+        """Returns the definition of a ggml op, or of a custom op that a library has; None where neither has it."""
         if name in ggml_ops.OPS:
             return ggml_ops.OPS[name]
         known = ggml_ops.op(name)

@@ -64,7 +64,7 @@ class Reads:
     Attributes:
         root: the library's folder.
         files: what was read, by absolute path.
-        unknown: what else they did whose result nobody can follow, and where.
+        unknown: what else they did whose result kernelgen cannot follow, and where.
     """
 
     root: Path

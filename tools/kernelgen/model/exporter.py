@@ -162,10 +162,10 @@ def _libraries(folder: Path) -> Path | None:
     """Returns the folder with libllama.so of a build or an installation of llama.cpp; None when it has none.
 
     Raises:
-        KernelgenError: there is no such folder.
+        KernelgenError: the folder does not exist.
     """
     if not folder.is_dir():
-        raise KernelgenError(f"--llama-cpp {folder}: there is no such folder")
+        raise KernelgenError(f"--llama-cpp {folder}: the folder does not exist")
     for place in (folder, folder / "bin", folder / "build" / "bin", folder / "lib"):
         if (place / "libllama.so").is_file():
             return place.absolute()

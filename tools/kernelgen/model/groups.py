@@ -202,7 +202,7 @@ class GraphFormula:
         """Returns the graph kernel at these sizes.
 
         Raises:
-            ValueError: there is no such group.
+            ValueError: the model has no group of that name.
         """
         return GraphSpec.make(
             LooseNode(

@@ -71,7 +71,7 @@ class TensorFormula:
         """Returns the tensor at these sizes.
 
         Raises:
-            ValueError: there is no such tensor.
+            ValueError: the kernel has no tensor of that name.
         """
         ne = [f.value(point) for f in self.ne]
         return TensorDesc.make(ne, self.dtype, None if self.nb is None else [f.value(point) for f in self.nb])
@@ -100,7 +100,7 @@ class KernelFormula:
         """Returns the kernel at these sizes.
 
         Raises:
-            ValueError: there is no such tensor.
+            ValueError: the kernel has no tensor of that name.
         """
         return KernelSpec.make(
             self.op,

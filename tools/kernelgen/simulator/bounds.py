@@ -4,7 +4,7 @@ A device ends such an execution with `NRT_EXEC_OOB`: it copies from or to memory
 tensor's. HLO gives such an index a meaning instead: a gather takes the nearest element that there is, a scatter leaves the update
 out. (AWS Neuron, "Neuron Runtime execution fails at out-of-bound access" of the runtime's troubleshooting guide.)
 
-What is in the body of a loop is not looked at, nor are dynamic slices, of which AWS says no such thing.
+What is in the body of a loop is not looked at, nor are dynamic slices, of which AWS does not say this.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ class Device:
         """Forgets a model; one that is being executed goes when that is done.
 
         Raises:
-            DeviceError: there is no such model.
+            DeviceError: no model has that number.
         """
         with self._lock:
             model = self._models.pop(number, None)

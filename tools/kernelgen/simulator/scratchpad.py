@@ -7,7 +7,7 @@ the same time of what the entry computation makes, in its order, without
   read;
 - results, which have memory of their own;
 - other looks at what is there: slices, transposed, repeated, of another type;
-- an element by element result in the place of an operand that nobody reads any more.
+- an element by element result in the place of an operand that no later instruction reads.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def serve(control: socket.socket) -> NoReturn:
 
 
 def _greet(control: socket.socket) -> Requests:
-    """Returns what answers this client's requests, ready for them; ends the process when there can be no such thing."""
+    """Returns what answers this client's requests, ready for them; ends the process where it cannot answer."""
     message, fds, _, _ = socket.recv_fds(control, protocol.MAX_MESSAGE, MAX_DESCRIPTORS)
     if not message:
         os._exit(0)

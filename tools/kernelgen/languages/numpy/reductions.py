@@ -19,7 +19,7 @@ def axes(axis: Any, rank: int) -> tuple[int, ...]:
     """Returns the axes that are meant, each from 0: all of them for None.
 
     Raises:
-        ValueError: there is no such axis, or it is named twice.
+        ValueError: the array lacks the axis, or it is named twice.
     """
     if axis is None:
         return tuple(range(rank))
