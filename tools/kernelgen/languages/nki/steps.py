@@ -40,7 +40,8 @@ def _jit(function: Callable[..., Any], **options: Any) -> Any:
     import jax
 
     # Compiling takes longer than running.
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **options)
+    quick = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    return jax.jit(function, compiler_options=quick, **options)
 
 
 def _whole(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
