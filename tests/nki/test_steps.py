@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax import numpy as jnp
@@ -190,3 +191,15 @@ def test_loops_that_are_alike_are_compiled_once(compiled: list[Any]) -> None:
     result = _run(_rolled, X)
     assert np.array_equal(result, X.sum(0) * np.array([[1], [2], [2]], np.float32))
     assert sum(isinstance(item, steps.Rolled) for item in compiled) == 1
+
+
+def test_options_are_those_that_this_xla_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert steps._compiler_options() == {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    whole = jax.jit
+
+    def older(function: Callable[..., Any], *, compiler_options: dict[str, Any]) -> Any:
+        renamed = {name.replace("use_fusion", "no_such"): value for name, value in compiler_options.items()}
+        return whole(function, compiler_options=renamed)
+
+    monkeypatch.setattr(jax, "jit", older)
+    assert steps._compiler_options.__wrapped__() == {"xla_backend_optimization_level": 0}

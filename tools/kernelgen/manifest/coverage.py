@@ -156,7 +156,7 @@ def launches(step: Step, served: Mapping[KernelSpec, Served]) -> tuple[int, int]
 def nearest(
     missing: Sequence[GraphOp], kernels: Iterable[KernelSpec]
 ) -> dict[KernelSpec, tuple[KernelSpec, list[str]]]:
-    """Returns for each missing op the kernel of the same op that differs least, and how; nothing where the manifest has no kernel of the op."""
+    """Returns for each missing op the kernel of the same op that differs least, and how; nothing where its op has none."""
     by_op: dict[str, list[KernelSpec]] = defaultdict(list)
     for spec in sorted(set(kernels), key=lambda spec: spec.id):
         by_op[spec.op].append(spec)

@@ -6,6 +6,8 @@ hundred that differ: each of these is compiled once.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +38,23 @@ def run(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Fou
     return _each(recorded, arrays)
 
 
+@functools.cache
+def _compiler_options() -> Any:
+    """Returns the options with which XLA compiles soonest, which takes longer than running; those of them that this XLA has."""
+    import jax
+
+    found: dict[str, Any] = {}
+    for name, value in (("xla_backend_optimization_level", 0), ("xla_cpu_use_fusion_emitters", False)):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(lambda: 0, compiler_options={name: value})()
+            found[name] = value
+    return found
+
+
 def _jit(function: Callable[..., Any], **options: Any) -> Any:
     import jax
 
-    # Compiling takes longer than running.
-    quick = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-    return jax.jit(function, compiler_options=quick, **options)
+    return jax.jit(function, compiler_options=_compiler_options(), **options)
 
 
 def _whole(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
@@ -90,7 +103,7 @@ def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], F
 
 
 def _used(item: Any) -> tuple[list[Storage], list[Storage]]:
-    """Returns the memory that an instruction or a rolled loop uses, without what lives in the loop only, and what of it is written."""
+    """Returns the memory that an instruction or a rolled loop uses, and what of it is written; not what only the loop uses."""
     if isinstance(item, Rolled):
         return [*item.carried, *item.read], list(item.carried)
     return _storages(all_tensors([item])), _storages(all_tensors([item], reads=False))
@@ -167,7 +180,14 @@ class _Key:
             return known
         self._storages[storage.number] = len(self._storages)
         held = storage.number in self._held
-        return (storage.shape, storage.dtype, storage.held, storage.buffer, held, None if held else _bytes(storage.initial))
+        return (
+            storage.shape,
+            storage.dtype,
+            storage.held,
+            storage.buffer,
+            held,
+            None if held else _bytes(storage.initial),
+        )
 
     def _tensor(self, tensor: Tensor) -> Hashable:
         plain = (self._storage(tensor.storage), tensor.offset, tensor.dims, tensor.dtype, tensor.partition)
