@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sysconfig
 import venv
@@ -54,6 +55,7 @@ def sdk(tmp_path: Path) -> Path:
     (packages / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")
     shutil.copy(TESTS / "compilers" / "fake_neuronx_cc", folder / "bin" / "neuronx-cc")
     (folder / "bin" / "neuronx-cc").chmod(0o755)
+    (folder / "bin" / "neuronx-cc.json").write_text(json.dumps({"record": str(tmp_path / "record")}))
     return folder
 
 
@@ -73,11 +75,14 @@ def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
 
 
 def test_the_sdks_python_compiles_it_and_an_edit_compiles_its_own_kernels_alone(
-    checkout: scratch.Checkout, sdk: Path
+    checkout: scratch.Checkout, sdk: Path, tmp_path: Path
 ) -> None:
+    def runs() -> int:
+        return (tmp_path / "record").read_text().count('"compile"')
+
     absent = checkout.bazel("build", *BUNDLES, "--keep_going", expect=1).output
     assert "needs NKI's own compiler: the simulator is used. Install" in absent
-    checkout.env = {"NEURON_SDK": str(sdk)}
+    checkout.env = {"NEURON_SDK": str(sdk), "NEURON_KERNELGEN_NEFF_CACHE": str(tmp_path / "cache")}
     absent = checkout.bazel("build", *BUNDLES, "--keep_going", expect=1).output
     assert f"needs NKI's own compiler: {sdk}/bin/python3 has none. Install" in absent
     (packages,) = sdk.glob("lib/python*/site-packages")
@@ -90,3 +95,9 @@ def test_the_sdks_python_compiles_it_and_an_edit_compiles_its_own_kernels_alone(
     checkout.edit("manifests/native/kernels.py", "return x + x", "return 2 * x")
     built = checkout.bazel("build", *BUNDLES)
     assert (built.emits, built.compiles) == (4, 2)
+    assert runs() == 6
+    # What was compiled before is in kernelgen's cache.
+    checkout.edit("manifests/native/kernels.py", "return 2 * x", "return x + x")
+    built = checkout.bazel("build", *BUNDLES)
+    assert (built.emits, built.compiles) == (4, 2)
+    assert runs() == 6

@@ -15,10 +15,24 @@ export HOME=
 exec "$root/{python}" -P -m {module} "$root/{compiler}" "$@"
 """
 
+_NATIVE_CACHE = """\
+#!/bin/sh
+# neuronx_cc_driver looks for a cache beside the program that it runs; the SDK's is beside neuronx-cc's launcher.
+root=${{0%/{own}}}
+cache=$(dirname "$(readlink -f "$root/{compiler}")")/neff-cache
+[ -x "$cache" ] || exit 75 # NO_CACHE
+exec "$cache" "$@"
+"""
+
 def _native(ctx):
     """Returns the program that runs neuronx-cc on HLO of native kernels, and what it runs."""
     tool = ctx.attr._native[KernelgenToolInfo]
-    program = ctx.actions.declare_file(ctx.label.name + ".native.sh")
+    program = ctx.actions.declare_file(ctx.label.name + ".native/neuronx-cc")
+    cache = ctx.actions.declare_file(ctx.label.name + ".native/neff-cache")
+    ctx.actions.write(cache, is_executable = True, content = _NATIVE_CACHE.format(
+        compiler = ctx.file.executable.path,
+        own = cache.path,
+    ))
     ctx.actions.write(program, is_executable = True, content = _NATIVE.format(
         compiler = ctx.file.executable.path,
         identity = ctx.attr.identity,
@@ -27,7 +41,7 @@ def _native(ctx):
         python = tool.python.path,
         tools = tool.root,
     ))
-    return program, depset([ctx.file.executable, tool.python], transitive = [tool.sources])
+    return program, depset([cache, ctx.file.executable, tool.python], transitive = [tool.sources])
 
 def _neuron_toolchain_impl(ctx):
     simulated = ctx.attr.compiler == "simulator"
