@@ -8,7 +8,16 @@ import numpy as np
 
 from kernelgen.languages.nki.dtypes import int32
 from kernelgen.languages.nki.errors import NkiError
-from kernelgen.languages.nki.isa import constants, dma, gpsimd, scalar, tensor, vector
+from kernelgen.languages.nki.isa import (
+    constants,
+    dma,
+    gpsimd,
+    scalar,
+    tensor,
+    vector,
+    vector_reductions,
+    vector_searches,
+)
 from kernelgen.languages.nki.isa.constants import GENERATIONS, engine, nc_version, oob_mode
 from kernelgen.languages.nki.isa.constants import reduce_cmd as _command
 from kernelgen.languages.nki.operators import assign, number
@@ -155,11 +164,11 @@ def tensor_scalar(
 def tensor_reduce(
     dst: Any, op: Any, data: Any, axis: Any, negate: bool = False, keepdims: bool = False, name: Any = None
 ) -> None:
-    vector.tensor_reduce(dst, op, data, axis, negate, keepdims)
+    vector_reductions.tensor_reduce(dst, op, data, axis, negate, keepdims)
 
 
 def tensor_partition_reduce(dst: Any, op: Any, data: Any, name: Any = None) -> None:
-    vector.tensor_partition_reduce(dst, op, data)
+    vector_reductions.tensor_partition_reduce(dst, op, data)
 
 
 def tensor_scalar_cumulative(
@@ -172,7 +181,7 @@ def tensor_scalar_cumulative(
     reduce_cmd: Any = _command.reset_reduce,
     name: Any = None,
 ) -> None:
-    vector.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
+    vector_reductions.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
 
 
 def activation(
@@ -265,11 +274,11 @@ def nc_n_gather(dst: Any, data: Any, indices: Any, name: Any = None) -> None:
 
 
 def bn_stats(dst: Any, data: Any, name: Any = None) -> None:
-    vector.bn_stats(dst, data)
+    vector_reductions.bn_stats(dst, data)
 
 
 def bn_aggr(dst: Any, data: Any, name: Any = None) -> None:
-    vector.bn_aggr(dst, data)
+    vector_reductions.bn_aggr(dst, data)
 
 
 def tensor_tensor_scan(
@@ -283,7 +292,7 @@ def tensor_tensor_scan(
     reverse1: bool = False,
     name: Any = None,
 ) -> None:
-    vector.tensor_tensor_scan(dst, data0, data1, initial, op0, op1, reverse0, reverse1)
+    vector_reductions.tensor_tensor_scan(dst, data0, data1, initial, op0, op1, reverse0, reverse1)
 
 
 def nc_stream_shuffle(dst: Any, src: Any, shuffle_mask: Any, name: Any = None) -> None:
@@ -311,11 +320,11 @@ def dropout(dst: Any, data: Any, prob: Any, name: Any = None) -> None:
 
 
 def max8(dst: Any, src: Any, name: Any = None) -> None:
-    vector.max8(dst, src)
+    vector_searches.max8(dst, src)
 
 
 def sequence_bounds(dst: Any, segment_ids: Any, name: Any = None) -> None:
-    vector.sequence_bounds(dst, segment_ids)
+    vector_searches.sequence_bounds(dst, segment_ids)
 
 
 def scalar_tensor_tensor(
@@ -406,11 +415,11 @@ def select_reduce(
 
 
 def nc_find_index8(dst: Any, data: Any, vals: Any, name: Any = None) -> None:
-    vector.nc_find_index8(dst, data, vals)
+    vector_searches.nc_find_index8(dst, data, vals)
 
 
 def nc_match_replace8(dst: Any, data: Any, vals: Any, imm: Any, dst_idx: Any = None, name: Any = None) -> None:
-    vector.nc_match_replace8(dst, data, vals, imm, dst_idx)
+    vector_searches.nc_match_replace8(dst, data, vals, imm, dst_idx)
 
 
 def nonzero_with_count(dst: Any, src: Any, index_offset: int = 0, padding_val: int = -1, name: Any = None) -> None:

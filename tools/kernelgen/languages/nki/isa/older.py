@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen.languages.nki.isa import constants, dma, gpsimd, scalar, tensor, vector
+from kernelgen.languages.nki.isa import (
+    constants,
+    dma,
+    gpsimd,
+    scalar,
+    tensor,
+    vector,
+    vector_reductions,
+    vector_searches,
+)
 from kernelgen.languages.nki.isa.constants import GENERATIONS, engine, nc_version, oob_mode, reduce_cmd
 from kernelgen.languages.nki.operators import copied
 from kernelgen.languages.nki.program import current, recording
@@ -63,11 +72,11 @@ def affine_select(
 
 
 def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
-    return vector.bn_aggr(None, data, dtype=dtype, mask=mask)
+    return vector_reductions.bn_aggr(None, data, dtype=dtype, mask=mask)
 
 
 def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
-    return vector.bn_stats(None, data, dtype=dtype, mask=mask)
+    return vector_reductions.bn_stats(None, data, dtype=dtype, mask=mask)
 
 
 def dma_copy(
@@ -108,7 +117,7 @@ def local_gather(
 
 
 def max8(*, src: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
-    return vector.max8(None, src, dtype=dtype, mask=mask)
+    return vector_searches.max8(None, src, dtype=dtype, mask=mask)
 
 
 def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None, **_: Any) -> Tensor:
@@ -116,13 +125,13 @@ def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any 
 
 
 def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
-    return vector.nc_find_index8(None, data, vals, dtype=dtype, mask=mask)
+    return vector_searches.nc_find_index8(None, data, vals, dtype=dtype, mask=mask)
 
 
 def nc_match_replace8(
     *, data: Any, vals: Any, imm: Any, dst_idx: Any = None, mask: Any = None, dtype: Any = None, **_: Any
 ) -> Tensor:
-    return vector.nc_match_replace8(None, data, vals, imm, dst_idx, dtype=dtype, mask=mask)
+    return vector_searches.nc_match_replace8(None, data, vals, imm, dst_idx, dtype=dtype, mask=mask)
 
 
 def nc_matmul(
@@ -232,7 +241,7 @@ def select_reduce(
 
 
 def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> Tensor:
-    return vector.sequence_bounds(None, segment_ids, dtype=dtype)
+    return vector_searches.sequence_bounds(None, segment_ids, dtype=dtype)
 
 
 def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None, **_: Any) -> Tensor:
@@ -256,7 +265,7 @@ def tensor_copy_predicated(
 
 
 def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
-    return vector.tensor_partition_reduce(None, op, data, dtype=dtype, mask=mask)
+    return vector_reductions.tensor_partition_reduce(None, op, data, dtype=dtype, mask=mask)
 
 
 def tensor_reduce(
@@ -270,7 +279,7 @@ def tensor_reduce(
     keepdims: bool = False,
     **_: Any,
 ) -> Tensor:
-    return vector.tensor_reduce(None, op, data, axis, negate, keepdims, dtype=dtype, mask=mask)
+    return vector_reductions.tensor_reduce(None, op, data, axis, negate, keepdims, dtype=dtype, mask=mask)
 
 
 def tensor_scalar(
@@ -301,7 +310,7 @@ def tensor_scalar_cumulative(
     reduce_cmd: Any = reduce_cmd.reset_reduce,
     **_: Any,
 ) -> None:
-    vector.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
+    vector_reductions.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
 
 
 def tensor_scalar_reduce(
@@ -340,4 +349,6 @@ def tensor_tensor_scan(
     mask: Any = None,
     **_: Any,
 ) -> Tensor:
-    return vector.tensor_tensor_scan(None, data0, data1, initial, op0, op1, reverse0, reverse1, dtype=dtype, mask=mask)
+    return vector_reductions.tensor_tensor_scan(
+        None, data0, data1, initial, op0, op1, reverse0, reverse1, dtype=dtype, mask=mask
+    )
