@@ -4,6 +4,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
+#include "queued.h"
 #include "scenario.h"
 
 #include <dirent.h>
@@ -82,40 +83,34 @@ static void stop(pid_t pid) {
 // An execution that `spoil` makes fail, or may, and one after it.
 static void fails_once(const std::function<void()> & spoil, bool computes, bool surely = true) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    context          ctx;
-    const built      b     = add(ctx.get());
-    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, b.result);
-    require_kernels(neuron, graph);
-    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
-    fill(b.inputs[0], 1);
-    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "the first execution failed");
+    queued           graph(backend, add);
+    fill(graph.b.inputs[0], 1);
+    graph.compute_at_once();
     spoil();
-    const ggml_status second = ggml_backend_graph_compute(backend.get(), graph);
+    const ggml_status second = ggml_backend_graph_compute(backend.get(), graph.graph);
     if (second == GGML_STATUS_SUCCESS && !surely) {
-        compare(read(b.result), numbers(256, 1));
+        compare(read(graph.b.result), numbers(256, 1));
     } else {
         check(second == GGML_STATUS_FAILED, std::string("the second execution: ") + ggml_status_to_string(second));
     }
-    const ggml_status third = ggml_backend_graph_compute(backend.get(), graph);
-    check(third == GGML_STATUS_SUCCESS, std::string("the third execution: ") + ggml_status_to_string(third));
+    graph.compute_at_once();
     if (computes) {
-        compare(read(b.result), numbers(256, 1));
+        compare(read(graph.b.result), numbers(256, 1));
     }
 }
 
 // Two kernels in turn; what they compute is not looked at.
 static void in_turn(int times) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    context          ctx;
-    ggml_tensor *    a     = f32(ctx.get(), 64, 4);
-    ggml_tensor *    b     = f32(ctx.get(), 64, 4);
-    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, ggml_sub(ctx.get(), a, ggml_add(ctx.get(), a, b)));
-    require_kernels(neuron, graph);
-    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    queued           graph(backend, [](ggml_context * ctx) {
+        ggml_tensor * a = f32(ctx, 64, 4);
+        ggml_tensor * b = f32(ctx, 64, 4);
+        return built{
+            ggml_sub(ctx, a, ggml_add(ctx, a, b)), { a, b }
+        };
+    });
     for (int i = 0; i < times; i++) {
-        check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+        graph.compute_at_once();
     }
 }
 

@@ -5,6 +5,7 @@
 #include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
+#include "queued.h"
 #include "scenario.h"
 
 #include <cmath>
@@ -183,20 +184,14 @@ built unused(ggml_context * ctx) {
 
 // A NaN goes through kernels as it does through ggml's ops; what is computed after it is right, though a core goes on reporting it.
 static void not_a_number() {
-    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    context          ctx;
-    const built      b     = add(ctx.get());
-    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, b.result);
-    require_kernels(neuron, graph);
-    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
-    std::vector<float>      values = numbers(256, 1);
+    ggml_backend_ptr   backend(ggml_backend_dev_init(neuron, nullptr));
+    queued             graph(backend, add);
+    std::vector<float> values = numbers(256, 1);
     for (const bool bad : { false, true, false }) {
         values[7] = bad ? NAN : 1.0f;
-        ggml_backend_tensor_set(b.inputs[0], values.data(), 0, values.size() * sizeof(float));
-        const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
-        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
-        std::vector<float> got = read(b.result);
+        ggml_backend_tensor_set(graph.b.inputs[0], values.data(), 0, values.size() * sizeof(float));
+        graph.compute_at_once();
+        std::vector<float> got = read(graph.b.result);
         check(std::isnan(got[7]) == bad, "element 7 is " + std::to_string(got[7]));
         got[7] = values[7] = 1.0f;
         compare(got, values);
@@ -207,26 +202,21 @@ static void not_a_number() {
 static void reuse() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     for (int round = 0; round < 3; round++) {
-        context       ctx;
-        const built   b     = add(ctx.get());
-        ggml_cgraph * graph = ggml_new_graph(ctx.get());
-        ggml_build_forward_expand(graph, b.result);
-        require_kernels(neuron, graph);
-        ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+        queued graph(backend, add);
         for (const uint64_t uid : { 7, 7, 0, 0, 8 }) {
-            graph->uid = uid;
-            fill(b.inputs[0], (float) round + 1);
-            fill(b.inputs[1], (float) round + 2);
-            ggml_backend_buffer_clear(buffer.get(), 0);
-            fill(b.inputs[0], (float) round + 3);
-            fill(b.inputs[1], (float) round + 4);
-            check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+            graph.graph->uid = uid;
+            fill(graph.b.inputs[0], (float) round + 1);
+            fill(graph.b.inputs[1], (float) round + 2);
+            ggml_backend_buffer_clear(graph.buffer.get(), 0);
+            fill(graph.b.inputs[0], (float) round + 3);
+            fill(graph.b.inputs[1], (float) round + 4);
+            graph.compute_at_once();
             std::vector<float>       wanted = numbers(256, (float) round + 3);
             const std::vector<float> more   = numbers(64, (float) round + 4);
             for (size_t i = 0; i < wanted.size(); i++) {
                 wanted[i] += more[i % 64];
             }
-            compare(read(b.result), wanted);
+            compare(read(graph.b.result), wanted);
         }
     }
 }
@@ -234,19 +224,14 @@ static void reuse() {
 // Nodes that are not flagged as work are left alone.
 static void skip() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    context          ctx;
-    const built      b     = add(ctx.get());
-    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, b.result);
-    require_kernels(neuron, graph);
-    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
-    fill(b.inputs[0], 1);
-    b.result->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
-    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
-    compare(read(b.result), std::vector<float>(256, 0.0f));
-    b.result->flags |= GGML_TENSOR_FLAG_COMPUTE;
-    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
-    compare(read(b.result), numbers(256, 1));
+    queued           graph(backend, add);
+    fill(graph.b.inputs[0], 1);
+    graph.b.result->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+    graph.compute_at_once();
+    compare(read(graph.b.result), std::vector<float>(256, 0.0f));
+    graph.b.result->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    graph.compute_at_once();
+    compare(read(graph.b.result), numbers(256, 1));
 }
 
 // Nodes without elements, writes of no rows, and sums over nothing.

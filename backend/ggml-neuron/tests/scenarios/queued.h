@@ -1,4 +1,4 @@
-// A graph that is given to a NeuronCore without waiting for what it comes to.
+// A graph on a NeuronCore, with its memory there.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-// A graph on a NeuronCore, which is given to it without waiting for what it comes to.
+// A graph on a NeuronCore, with its memory there, which is computed while the program goes on, or at once.
 struct queued {
     ggml_backend_t          backend;
     context                 ctx;
@@ -39,6 +39,11 @@ struct queued {
 
     void compute(ggml_status wanted = GGML_STATUS_SUCCESS) {
         const ggml_status status = ggml_backend_graph_compute_async(backend, graph);
+        check(status == wanted, std::string("graph_compute: ") + ggml_status_to_string(status));
+    }
+
+    void compute_at_once(ggml_status wanted = GGML_STATUS_SUCCESS) {
+        const ggml_status status = ggml_backend_graph_compute(backend, graph);
         check(status == wanted, std::string("graph_compute: ") + ggml_status_to_string(status));
     }
 
