@@ -17,7 +17,7 @@ function(hasten)
     compile_together(llama llama-kv-cache-dsv4.cpp)
     compile_together(llama-common json.cpp jinja/value.cpp)
     # What these do is not what a model takes time for.
-    foreach(target cpp-httplib llama-bench-impl llama-common llama-results test-backend-ops test-export-graph-ops test-fusion test-llama-archs)
+    foreach(target cpp-httplib llama-common llama-results test-backend-ops test-export-graph-ops test-fusion test-llama-archs)
         target_compile_options(${target} PRIVATE -O0)
     endforeach()
 endfunction()
