@@ -389,8 +389,8 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     # `bazel run //tests:cache_faults` kills 200.
     seed = int(time.time())
-    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=2, seed=seed) if victim]
-    assert len(killed) == 2, f"seed {seed}"
+    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=1, seed=seed) if victim]
+    assert len(killed) == 1, f"seed {seed}"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
