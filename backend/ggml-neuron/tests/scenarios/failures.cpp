@@ -4,7 +4,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
-#include "queued.h"
+#include "placed.h"
 #include "scenario.h"
 
 #include <dirent.h>
@@ -83,7 +83,7 @@ static void stop(pid_t pid) {
 // An execution that `spoil` makes fail, or may, and one after it.
 static void fails_once(const std::function<void()> & spoil, bool computes, bool surely = true) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    queued           graph(backend, add);
+    placed           graph(backend, add);
     fill(graph.b.inputs[0], 1);
     graph.compute_at_once();
     spoil();
@@ -102,7 +102,7 @@ static void fails_once(const std::function<void()> & spoil, bool computes, bool 
 // Two kernels in turn; what they compute is not looked at.
 static void in_turn(int times) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    queued           graph(backend, [](ggml_context * ctx) {
+    placed           graph(backend, [](ggml_context * ctx) {
         ggml_tensor * a = f32(ctx, 64, 4);
         ggml_tensor * b = f32(ctx, 64, 4);
         return built{

@@ -5,7 +5,7 @@
 #include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
-#include "queued.h"
+#include "placed.h"
 #include "scenario.h"
 
 #include <cmath>
@@ -185,7 +185,7 @@ built unused(ggml_context * ctx) {
 // A NaN goes through kernels as it does through ggml's ops; what is computed after it is right, though a core goes on reporting it.
 static void not_a_number() {
     ggml_backend_ptr   backend(ggml_backend_dev_init(neuron, nullptr));
-    queued             graph(backend, add);
+    placed             graph(backend, add);
     std::vector<float> values = numbers(256, 1);
     for (const bool bad : { false, true, false }) {
         values[7] = bad ? NAN : 1.0f;
@@ -202,7 +202,7 @@ static void not_a_number() {
 static void reuse() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     for (int round = 0; round < 3; round++) {
-        queued graph(backend, add);
+        placed graph(backend, add);
         for (const uint64_t uid : { 7, 7, 0, 0, 8 }) {
             graph.graph->uid = uid;
             fill(graph.b.inputs[0], (float) round + 1);
@@ -224,7 +224,7 @@ static void reuse() {
 // Nodes that are not flagged as work are left alone.
 static void skip() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    queued           graph(backend, add);
+    placed           graph(backend, add);
     fill(graph.b.inputs[0], 1);
     graph.b.result->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
     graph.compute_at_once();

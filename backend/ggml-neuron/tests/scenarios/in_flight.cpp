@@ -4,7 +4,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
-#include "queued.h"
+#include "placed.h"
 #include "scenario.h"
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 // Two graphs take turns: the inputs of one are written, and its last results read, while the other is in flight.
 static void in_flight(ggml_backend_dev_t dev, int rounds) {
     ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
-    queued           graphs[2] = {
+    placed           graphs[2] = {
         { backend, chain },
         { backend, chain }
     };
@@ -55,7 +55,7 @@ static void freed_unused() {
 // The second launch fails when it was long queued, and with it the graph, which has an output: the program reads it next.
 static void fails_late() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    queued           graph(backend, add);
+    placed           graph(backend, add);
 
     const std::vector<float> wanted = run(cpu, add);
     ggml_set_output(graph.b.result);
@@ -70,7 +70,7 @@ static void fails_late() {
 // The second launch fails when its graph, which has no output, was given back. Then the next graph fails, unless the result is read.
 static void fails_later(bool and_read) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    queued           graph(backend, add);
+    placed           graph(backend, add);
 
     const std::vector<float> wanted = run(cpu, add);
     graph.set(0);
@@ -89,7 +89,7 @@ static void fails_later(bool and_read) {
 // What was to change a KV cache fails when its graph was given back: whatever reads the cache fails until it is set anew.
 static void loses_a_cache() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    queued           graph(backend, cache);
+    placed           graph(backend, cache);
     const auto       fill_from = [&graph](size_t first) {
         for (size_t i = first; i < graph.b.inputs.size(); i++) {
             fill(graph.b.inputs[i], (float) (i + 1));
@@ -112,8 +112,8 @@ static void loses_a_cache() {
 static void loses_for_another() {
     const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
     const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
-    queued                 from(first, add);
-    queued                 to(second, add);
+    placed                 from(first, add);
+    placed                 to(second, add);
     ggml_set_output(to.b.result);
     for (int i = 0; i < 3; i++) {
         from.set(i);

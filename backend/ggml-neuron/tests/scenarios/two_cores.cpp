@@ -4,7 +4,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
-#include "queued.h"
+#include "placed.h"
 #include "scenario.h"
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 static void two_cores_in_flight() {
     const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
     const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
-    queued                 from(first, add);
-    queued                 to(second, add);
+    placed                 from(first, add);
+    placed                 to(second, add);
     const auto             event_of = [](int n) {
         ggml_backend_event_t event = ggml_backend_event_new(core(n));
         check(event != nullptr, "no event");
@@ -42,8 +42,8 @@ static void two_cores_in_flight() {
 struct pair_of_cores {
     const ggml_backend_ptr first{ ggml_backend_dev_init(core(0), nullptr) };
     const ggml_backend_ptr second{ ggml_backend_dev_init(core(1), nullptr) };
-    std::deque<queued>     from;
-    std::deque<queued>     to;
+    std::deque<placed>     from;
+    std::deque<placed>     to;
 
     explicit pair_of_cores(int n) {
         for (int i = 0; i < n; i++) {
@@ -92,7 +92,7 @@ static void two_cores_ahead() {
 // A graph with copies around its kernel is behind an event of the other core.
 static void two_cores_behind() {
     pair_of_cores                t(1);
-    queued                       cut(t.second, add_three);
+    placed                       cut(t.second, add_three);
     const ggml_backend_event_ptr computed(ggml_backend_event_new(core(0)));
     cut.set(4);
     t.from[0].compute();
@@ -105,7 +105,7 @@ static void two_cores_behind() {
 // A tensor is set, computed anew and then freed, when a copy of it waits for the core that it is copied to.
 static void two_cores_held() {
     pair_of_cores               t(2);
-    queued &                    from        = t.from[0];
+    placed &                    from        = t.from[0];
     const std::function<void()> overwrite[] = {
         [&from] { fill(from.b.result, 9); },
         [&from] {
@@ -138,7 +138,7 @@ static void two_cores_crossing() {
     fill(tensors[1], 6);
     const std::vector<float> values[] = { read(tensors[0]), read(tensors[1]) };
     in_threads(2, [&](int n) {
-        queued & own = n ? t.to[0] : t.from[0];
+        placed & own = n ? t.to[0] : t.from[0];
         for (int i = 0; i < 300; i++) {
             ggml_backend_tensor_copy_async(backends[1 - n], backends[n], tensors[1 - n], tensors[n]);
             own.compute();

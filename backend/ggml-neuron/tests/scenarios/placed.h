@@ -13,14 +13,14 @@
 #include <vector>
 
 // A graph on a NeuronCore, with its memory there, which is computed while the program goes on, or at once.
-struct queued {
+struct placed {
     ggml_backend_t          backend;
     context                 ctx;
     built                   b;
     ggml_cgraph *           graph;
     ggml_backend_buffer_ptr buffer;
 
-    queued(const ggml_backend_ptr & backend, const builder & build) : backend(backend.get()) {
+    placed(const ggml_backend_ptr & backend, const builder & build) : backend(backend.get()) {
         b     = build(ctx.get());
         graph = ggml_new_graph(ctx.get());
         ggml_build_forward_expand(graph, b.result);
