@@ -112,9 +112,8 @@ def _lower_scan(context: Context, instruction: Instruction) -> None:
     initial = immediate(fixed).astype(np.float32) if fixed is not None else flat(to_float(context.read(reads[2])))[:, 0]
     first = jnp.broadcast_to(initial, (a.shape[0],))
     target = instruction.writes[0]
-    if op0 == "multiply" and op1 == "add" and not reverse0 and not reverse1:
-        pass  # r = a·r + b, as below; an associative form would round differently
 
+    # One column after the other also for r = a·r + b: an associative form would round differently.
     def step(r: Any, x: Any, y: Any) -> Any:
         r = apply_binary(op0, *((r, x) if reverse0 else (x, r)))
         return to_float(apply_binary(op1, *((y, r) if reverse1 else (r, y))))
