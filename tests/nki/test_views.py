@@ -185,6 +185,22 @@ def test_the_size_of_the_hlo_does_not_grow_with_the_loops():
     assert len(hlo(matmul, (96, 96), (96, 96)).splitlines()) < 600
 
 
+def test_a_loop_of_both_zeros_is_not_rolled():
+    def function(x):
+        result = nl.ndarray((48, *x.shape), x.dtype, buffer=nl.shared_hbm)
+        for i in nl.affine_range(48):
+            tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=tile, src=x)
+            nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=-0.0 if i % 2 else 0.0)
+            nisa.dma_copy(dst=result[i], src=tile)
+        return result
+
+    x = np.ones((4, 4), np.float32)
+    recorded = kernel.record(function, [x], {}, older=False)
+    signs = np.signbit(jax.jit(recorded)(x)[0])
+    assert not signs[::2].any() and signs[1::2].all()
+
+
 def test_a_loop_whose_iterations_differ_is_not_rolled():
     def function(x):
         result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)

@@ -104,7 +104,7 @@ class Instruction:
     Attributes:
         op: the name of its lowering (`lower.LOWERINGS`).
         reads, writes: the tensors it reads and writes.
-        attributes: what else decides what it computes; equal attributes mean the same computation.
+        attributes: what else decides what it computes (`same_attributes`).
         integers: numbers that may differ from one iteration of a loop to the next by a constant.
         file, line: where the kernel called it.
     """
@@ -116,6 +116,11 @@ class Instruction:
     integers: tuple[Any, ...] = ()
     file: str = ""
     line: int = 0
+
+
+def same_attributes(one: Any, other: Any) -> bool:
+    """Whether two instructions' attributes mean the same computation: 0.0 equals -0.0, which computes something else."""
+    return one is other or bool(one == other and repr(one) == repr(other))
 
 
 @dataclass(eq=False, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kernelgen.languages.nki.access import plan
-from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, Storage
+from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, Storage, same_attributes
 from kernelgen.languages.nki.tensors import Tensor
 
 BOUND = 32
@@ -179,7 +179,7 @@ class _Alike:
                 return False
             self._loops[b.number] = a.number
             return self.items(a.body.items, b.body.items)
-        if isinstance(b, Rolled) or a.op != b.op or a.attributes != b.attributes:
+        if isinstance(b, Rolled) or a.op != b.op or not same_attributes(a.attributes, b.attributes):
             return False
         if len(a.reads) != len(b.reads) or len(a.writes) != len(b.writes) or len(a.integers) != len(b.integers):
             return False

@@ -166,8 +166,8 @@ class _Key:
         tensors = tuple(map(self._tensor, (*item.reads, *item.writes)))
         integers = tuple(map(self._integer, item.integers))
         line = (item.file, item.line) if checks_indices(item) else None
-        # Not the attributes themselves: 0.0 equals -0.0.
-        return (item.op, repr(item.attributes), integers, len(item.reads), tensors, line)
+        # As `same_attributes` compares them.
+        return (item.op, item.attributes, repr(item.attributes), integers, len(item.reads), tensors, line)
 
     def _integer(self, value: Any) -> Hashable:
         if isinstance(value, Varying):
