@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelgen.languages.nki import access, kernel, loading, memory
+from kernelgen.languages.nki import access, kernel, loading, memory, tensors
 from kernelgen.languages.nki.indices import box
 
 with loading.interpreter():
@@ -224,3 +224,45 @@ def test_a_loop_whose_iterations_differ_is_not_rolled():
     recorded = kernel.record(function, [x], {}, older=False, bound=0)
     assert any("unrolled: its iterations differ" in note for note in recorded.notes)
     np.testing.assert_allclose(jax.jit(recorded)(x)[0], expected, rtol=1e-6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(views(), st.data())
+def test_a_view_is_reshaped_where_numpy_does_it_without_a_copy(given_view, data):
+    array, view = given_view
+    flat = [f for n in view.shape for f in {1: [], 4: [2, 2], 6: [2, 3], 8: [2, 2, 2]}.get(n, [n])]
+    factors = data.draw(st.permutations(flat))
+    shape = []
+    for factor in factors:
+        if shape and data.draw(st.booleans()):
+            shape[-1] *= factor
+        else:
+            shape.append(factor)
+    dims, _ = pattern(array, view)
+    try:
+        expected = view.reshape(shape, copy=False)
+    except ValueError:
+        assert tensors.reshaped(dims, tuple(shape)) is None
+    else:
+        assert tensors.reshaped(dims, tuple(shape)) == pattern(array, expected)[0]
+
+
+def test_contiguous_memory_is_reshaped_across_its_dimensions():
+    assert tensors.reshaped(((2048, 10944), (1, 2048)), (128, 304, 576)) == ((175104, 128), (576, 304), (1, 576))
+
+
+def test_a_mask_that_fits_one_operand_of_a_product_is_taken_for_that_one():
+    @older.jit
+    def kernel_with_mask(x, y):
+        result = older_nl.ndarray((128, 512), x.dtype, buffer=older_nl.shared_hbm)
+        columns = older_nl.arange(512)[None, :]
+        moving = older_nl.load(y)
+        product = older_nl.matmul(older_nl.load(x), moving, transpose_x=True, mask=columns < 300)
+        older_nl.store(result[older_nl.arange(128)[:, None], columns], product, mask=columns < 300)
+        return result
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(128, 128)).astype(np.float32), rng.normal(size=(128, 512)).astype(np.float32)
+    recorded = kernel.record_kernel(kernel_with_mask, [x, y], {})
+    (got,) = recorded(jnp.asarray(x), jnp.asarray(y))
+    np.testing.assert_allclose(np.asarray(got)[:, :300], (x.T @ y)[:, :300], rtol=1e-4, atol=1e-4)

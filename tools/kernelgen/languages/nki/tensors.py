@@ -459,35 +459,29 @@ def _size_of(dims: Strided) -> int:
 
 def reshaped(dims: Strided, shape: tuple[int, ...]) -> Strided | None:
     """Returns the strides of a view in another shape of as many elements, None where no strides give that."""
-    old = [(s, n) for s, n in dims if n != 1]
+    left: list[
+        tuple[int, int]
+    ] = []  # of what the new dimensions take from the end, neighbours that lie together as one
+    for stride, size in dims:
+        if size == 1:
+            continue
+        if left and left[-1][0] == stride * size:
+            left[-1] = (stride, left[-1][1] * size)
+        else:
+            left.append((stride, size))
     result: list[tuple[int, int]] = []
-    place = 0
-    pending: list[tuple[int, int]] = []  # what is left of the old dimensions, the innermost last
-    for number in range(len(shape) - 1, -1, -1):
-        size = shape[number]
+    for size in reversed(shape):
         if size == 1:
             result.append((result[-1][0] * result[-1][1] if result else 1, 1))
             continue
-        if not pending:
-            if place == len(old):
-                return None
-            place += 1
-            pending = [old[-place]]
-        stride, left = pending.pop()
-        base, have = stride, left
-        while have < size:
-            if place == len(old):
-                return None
-            place += 1
-            outer_stride, outer = old[-place]
-            if outer_stride != base * have:
-                return None
-            have *= outer
+        if not left:
+            return None
+        stride, have = left.pop()
         if have % size:
             return None
-        result.append((base, size))
+        result.append((stride, size))
         if have > size:
-            pending = [(base * size, have // size)]
+            left.append((stride * size, have // size))
     return tuple(reversed(result))
 
 

@@ -101,7 +101,7 @@ def _rows(mask: Any, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Any:
         return None
     shown = np.asarray(mask, np.bool_)
     for wanted, rows in ((a.shape, True), (b.shape, False)):
-        if shown.ndim == len(wanted) and np.broadcast_shapes(shown.shape, wanted) == tuple(wanted):
+        if shown.ndim == len(wanted) and all(n in (1, w) for n, w in zip(shown.shape, wanted, strict=True)):
             full = np.broadcast_to(shown, wanted).any(axis=0).reshape(-1)
             return full[:, None] if rows else full[None, :]
     return np.broadcast_to(shown, shape)
