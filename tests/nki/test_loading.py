@@ -11,7 +11,8 @@ import pytest
 
 from kernelgen import languages
 from kernelgen.errors import KernelgenError
-from kernelgen.languages.nki import inline, loading
+from kernelgen.languages.nki import inline, kernel, loading
+from kernelgen.languages.nki.errors import NkiError
 from kernelgen.languages.protocol import Call
 
 FIRST = """
@@ -53,6 +54,15 @@ def updates(x):
 
 def too_wide(x):
     return nl.ndarray((129, 8), x.dtype, buffer=nl.sbuf)
+
+def launches(x, factor):
+    return programs[2](x, factor)
+
+def launches_twice(x):
+    return programs[2](programs[2](x, 2.0), 3.0)
+
+def launches_that_swap(x):
+    return swaps[2](x)
 """
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 NKI = languages.get("nki")
@@ -178,3 +188,26 @@ def test_a_kernel_is_called_from_jax(tmp_path):
 def test_the_native_lowering_is_refused_without_its_compiler(tmp_path):
     with pytest.raises(KernelgenError, match="the lowering 'native' needs NKI's own compiler, which is not installed"):
         call(load(tmp_path, GRID, "updates"), X, lowering="native")
+
+
+def test_a_kernel_that_is_launched_by_another_runs_each_program_of_its_grid(tmp_path: Path) -> None:
+    path = tmp_path / "grid.py"
+    path.write_text(GRID)
+    rows = np.repeat([0.0, 1.0], 4)[:, None].astype(np.float32)
+
+    def run(name: str, *static: float) -> list[np.ndarray]:
+        launched = loading.load_kernel(path, name)
+        recorded = kernel.record_kernel(launched, [X, *static], {})
+        return [np.asarray(value) for value in jax.jit(recorded)(X)]
+
+    np.testing.assert_array_equal(run("launches", 2.0), [X * 2 + rows])
+    np.testing.assert_array_equal(run("launches_twice"), [(X * 2 + rows) * 3 + rows])
+    np.testing.assert_array_equal(run("launches_that_swap"), [np.concatenate([X[4:], X[:4]])])
+
+
+def test_a_kernel_of_several_programs_launches_none_with_several(tmp_path: Path) -> None:
+    path = tmp_path / "grid.py"
+    path.write_text(GRID)
+    launched = loading.load_kernel(path, "launches")
+    with pytest.raises(NkiError, match=r"a kernel of a grid \(2,\) launches another one with a grid \(2,\)"):
+        kernel.record_kernel(launched[2], [X, 2.0], {})

@@ -24,6 +24,7 @@ from kernelgen.languages.nki.program import (
     Loop,
     Recorder,
     Storage,
+    current,
     recorded_by,
     recording,
 )
@@ -129,11 +130,9 @@ def record(
             name: _with_tensors(value, name, tensor, _kinds(function).get(name)) for name, value in bound_args.items()
         }
         returned: Any = None
-        blocks = []
         for number, program in enumerate(itertools.product(*(range(n) for n in grid))):
-            with recorder.one_program(program) as block:
+            with recorder.one_program(program, recorder.before):
                 got = _called(function, arguments)
-            blocks.append(block)
             returned = got if number == 0 else returned
         flat: list[Tensor] = []
         structure = _structure(returned, flat)
@@ -146,7 +145,7 @@ def record(
             flat += [tensors.whole(s) for s in parameters if s.stored and all(t.storage is not s for t in flat)]
         if not flat:
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
-        block = _scheduled(blocks, grid)
+        block = _scheduled(recorder.before)
     roller = Roller(bound)
     keep = frozenset(s.number for s in (*parameters, *(t.storage for t in flat)))
     rolled = roller.roll(block, keep)
@@ -316,7 +315,7 @@ def _filled(structure: Any, values: Sequence[Any]) -> Any:
     return structure
 
 
-def _scheduled(blocks: list[Block], grid: tuple[int, ...]) -> Block:
+def _scheduled(blocks: list[Block]) -> Block:
     """Returns one block for all programs: in turn, or in lockstep between the points at which they exchange data."""
     if len(blocks) == 1:
         return (
@@ -409,9 +408,20 @@ class Kernel:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if recording():
+        if not recording():
+            return simulate(self, *args, **kwargs)
+        if not self.grid:
             return self.function(*args, **kwargs)
-        return simulate(self, *args, **kwargs)
+        recorder = current()
+        returned: Any = None
+        with recorder.launch(self.grid) as loop:
+            for number, program in enumerate(itertools.product(*(range(n) for n in self.grid))):
+                with recorder.one_program(program, loop.iterations):
+                    got = self.function(*args, **kwargs)
+                returned = got if number == 0 else returned
+        if _exchanges([loop]):
+            recorder.block.items[-1:] = _scheduled(loop.iterations).items
+        return returned
 
     @property
     def target(self) -> str:

@@ -318,19 +318,41 @@ class Recorder:
             self.block = outer
 
     @contextlib.contextmanager
-    def one_program(self, program: tuple[int, ...]) -> Iterator[Block]:
-        """Records what one program of the grid does into a block of its own."""
+    def one_program(self, program: tuple[int, ...], blocks: list[Block]) -> Iterator[None]:
+        """Records what one program of the grid does into a block of its own, which is added to `blocks`."""
+        outer = self.block
         self.program = program
         self._shared_next = 0
         self.registers = {}
         self.reduced = {}
         self.block = block = Block(begin=self._count)
-        self.before.append(block)
+        blocks.append(block)
         try:
-            yield block
+            yield
         finally:
             block.end = self._count
-            self.block = self.root
+            self.block = outer
+
+    @contextlib.contextmanager
+    def launch(self, grid: tuple[int, ...]) -> Iterator[Loop]:
+        """Meanwhile programs of a grid are recorded that the kernel launches of another kernel; they are the iterations of a loop.
+
+        Raises:
+            NkiError: the kernel is launched over several programs itself.
+        """
+        if math.prod(self.grid) > 1:
+            raise NkiError(
+                "err_nested_grid",
+                f"a kernel of a grid {self.grid} launches another one with a grid {grid}; give a grid to one of them only",
+            )
+        loop = Loop("grid")
+        self.block.items.append(loop)
+        kept = (self.grid, self.program, self._shared, self._shared_next, self.registers, self.reduced)
+        self.grid, self._shared = grid, []
+        try:
+            yield loop
+        finally:
+            self.grid, self.program, self._shared, self._shared_next, self.registers, self.reduced = kept
 
 
 _CURRENT: list[Recorder] = []
