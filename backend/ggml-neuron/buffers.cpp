@@ -26,9 +26,9 @@ static size_t ggml_backend_neuron_buffer_type_get_alignment(ggml_backend_buffer_
     GGML_UNUSED(buft);
 }
 
-// ggml splits what is larger. Releases of libnrt before 2.28 compute sizes of 4 GiB and more wrongly.
+// ggml splits what is larger.
 static size_t ggml_backend_neuron_buffer_type_get_max_size(ggml_backend_buffer_type_t buft) {
-    return (size_t) 2 << 30;
+    return NEURON_MAX_TENSOR;
 
     GGML_UNUSED(buft);
 }
@@ -303,8 +303,13 @@ static char * neuron_map(size_t size, int protection) {
 
 static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
                                                                           size_t                     size) {
-    auto * device              = ((neuron_buffer_type_context *) buft->context)->device;
-    auto   ctx                 = std::make_unique<neuron_buffer>();
+    auto * device = ((neuron_buffer_type_context *) buft->context)->device;
+    if (size > NEURON_MAX_TENSOR) {
+        NEURON_ERROR("%s: no buffer of %zu bytes: the runtime takes at most %zu as one, and no tensor may be larger\n",
+                     device->name.c_str(), size, NEURON_MAX_TENSOR);
+        return NULL;
+    }
+    auto ctx                   = std::make_unique<neuron_buffer>();
     ctx->core                  = device->core.get();
     ctx->reserved              = std::max<size_t>(size, 1);
     ctx->base                  = neuron_map(ctx->reserved, PROT_NONE);

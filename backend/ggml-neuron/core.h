@@ -35,6 +35,10 @@ constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
 constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
 constexpr size_t NEURON_PROGRAM_MEMORY    = (size_t) 250 << 10;
 
+// The most bytes of one tensor: releases of libnrt before 2.28 compute sizes of 4 GiB and more wrongly.
+// Source: AWS Neuron's runtime release notes, known issues.
+constexpr size_t NEURON_MAX_TENSOR = (size_t) 2 << 30;
+
 // Programs for which room is kept at most: a bundle may have kernels for many more sizes than one run meets.
 constexpr size_t NEURON_RESERVED_PROGRAMS = 1024;
 
@@ -111,7 +115,12 @@ struct neuron_model {
     std::vector<tensor> tensors;
     uint64_t            last_used = 0;
     bool                evicted   = false;  // was unloaded to make room
-    std::string         broken;             // why it will never be used; empty when nothing is known against it
+
+    // Why it does not fit, though every other model was unloaded for it; empty when it was not refused. It is not tried again before the
+    // core's tensors take less memory than they did then.
+    std::string refused;
+    size_t      refused_beside = 0;  // bytes
+    std::string broken;              // why it will never be used; empty when nothing is known against it
 };
 
 // A kernel bound to operands.
@@ -162,6 +171,9 @@ struct neuron_core {
     bool is_broken(const neuron_kernel & kernel);
     bool is_broken_locked(const neuron_kernel & kernel) const;
 
+    // locked. Returns whether a plan has to do without the kernel: it is broken, or does not fit beside the core's tensors.
+    bool is_unusable(const neuron_kernel & kernel) const;
+
     // Gives back what the core has for itself: loaded models, bound kernels and scratch memory.
     void release();
 
@@ -169,7 +181,7 @@ struct neuron_core {
     neuron_memory * scratch(size_t size);
 
     // locked. Returns the kernel bound to operands. Equal arguments give the same step. NULL when it can't be: `message` says
-    // why, and `broken` whether it never will be.
+    // why, and `broken` whether it never will be, or not before memory is freed, after which every plan is made anew.
     neuron_step * bind(const neuron_kernel &  kernel,
                        const neuron_binding & binding,
                        std::string &          message,
@@ -207,6 +219,10 @@ struct neuron_core {
                                uint64_t            number,
                                const std::string & node);
     NRT_STATUS      load(neuron_model & model, std::string & message, bool make_room = true);
+    bool            is_refused(const neuron_model & model) const;
+    bool            stats(nrt_vnc_memory_stats_t & stats) const;
+    bool            could_hold(size_t size) const;
+    std::string     occupancy() const;
     void            note_reload();
     NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
     void            mark_broken(neuron_model & model, const std::string & why);
@@ -236,7 +252,8 @@ struct neuron_core {
     neuron_memory *                                                                   scratch_memory = nullptr;
     uint64_t                                                                          clock          = 0;
     uint64_t                                                                          next_memory_id = 1;
-    size_t                                                                            n_reloads      = 0;
-    std::atomic<size_t>                                                               n_loaded{ 0 };
-    std::atomic<bool>                                                                 any_broken{ false };
+    size_t              tensor_bytes = 0;  // of all memories
+    size_t              n_reloads    = 0;
+    std::atomic<size_t> n_loaded{ 0 };
+    std::atomic<bool>   any_broken{ false };
 };

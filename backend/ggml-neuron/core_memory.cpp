@@ -76,17 +76,55 @@ std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
     return set_locked(value, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
+// locked. Returns false when the library does not tell.
+bool neuron_core::stats(nrt_vnc_memory_stats_t & stats) const {
+    size_t size = 0;
+    stats       = {};
+    return nrt.nrt_get_vnc_memory_stats &&
+           nrt.nrt_get_vnc_memory_stats((uint32_t) vnc, &stats, sizeof(stats), &size) == NRT_SUCCESS &&
+           size >= sizeof(stats);
+}
+
+// locked. Returns whether memory of this size may fit once all programs are unloaded: what other tensors and the micro-code hold stays.
+bool neuron_core::could_hold(size_t size) const {
+    nrt_vnc_memory_stats_t all;
+    if (!stats(all) || all.bytes_limit == 0) {
+        return true;
+    }
+    const size_t microcode = n_loaded ? std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY : 0;
+    const size_t kept      = tensor_bytes + microcode;
+    return kept <= all.bytes_limit && size <= all.bytes_limit - kept;
+}
+
+// locked. Returns what the core's memory is taken by, and what the user can do to need less; "" when the library does not tell.
+std::string neuron_core::occupancy() const {
+    nrt_vnc_memory_stats_t all;
+    if (!stats(all) || all.bytes_limit == 0) {
+        return "";
+    }
+    const auto mib = [](size_t bytes) {
+        return std::to_string(bytes >> 20) + " MiB";
+    };
+    const size_t used = std::min<size_t>(all.bytes_used, all.bytes_limit);
+    return "; of the core's " + mib(all.bytes_limit) + ", tensors hold " + mib(tensor_bytes) +
+           ", programs and others " + mib(used - std::min(used, tensor_bytes)) + ", and " +
+           mib(all.bytes_limit - used) +
+           " are free: put fewer layers on the device (-ngl), or make the context (-c) or the batch (-ub) smaller";
+}
+
 neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message, bool make_room) {
     nrt_tensor_t * tensor = nullptr;
     const auto     name   = "ggml" + std::to_string(next_memory_id);
     NRT_STATUS     status;
     do {
         status = nrt.nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, vnc, size, name.c_str(), &tensor);
-    } while (status == NRT_RESOURCE && make_room && evict());
+    } while (status == NRT_RESOURCE && make_room && could_hold(size) && evict());
     if (status != NRT_SUCCESS) {
-        message = nrt.describe("nrt_tensor_allocate", status) + ": " + std::to_string(size) + " bytes";
+        message = nrt.describe("nrt_tensor_allocate", status) + ": " + std::to_string(size) + " bytes" +
+                  (status == NRT_RESOURCE ? occupancy() : "");
         return nullptr;
     }
+    tensor_bytes += size;
     auto memory    = std::make_unique<neuron_memory>();
     memory->core   = this;
     memory->tensor = tensor;
@@ -132,6 +170,7 @@ void neuron_core::free_locked(neuron_memory * memory) {
     }
     nrt.nrt_tensor_free(&memory->tensor);
     nrt.users--;
+    tensor_bytes -= memory->size;
     memories.erase(memory->id);
 }
 
@@ -165,15 +204,10 @@ neuron_memory * neuron_core::scratch(size_t size) {
 
 void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total) {
     *free = *total = 0;
-    if (!nrt.nrt_get_vnc_memory_stats || !open()) {
-        return;
-    }
-    nrt_vnc_memory_stats_t stats{};
-    size_t                 size = 0;
-    if (nrt.nrt_get_vnc_memory_stats((uint32_t) vnc, &stats, sizeof(stats), &size) == NRT_SUCCESS &&
-        size >= sizeof(stats)) {
-        *total = stats.bytes_limit;
-        *free  = stats.bytes_limit - std::min(stats.bytes_used, stats.bytes_limit);
+    nrt_vnc_memory_stats_t all;
+    if (nrt.nrt_get_vnc_memory_stats && open() && stats(all)) {
+        *total = all.bytes_limit;
+        *free  = all.bytes_limit - std::min(all.bytes_used, all.bytes_limit);
 
         const size_t loaded  = n_loaded;
         const size_t wanted  = std::min(n_programs, NEURON_RESERVED_PROGRAMS);

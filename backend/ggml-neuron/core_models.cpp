@@ -55,7 +55,8 @@ void neuron_core::preload(const std::vector<neuron_kernel> & kernels) {
     std::vector<neuron_model *> wanted;
     for (const neuron_kernel & kernel : kernels) {
         neuron_model & model = model_of(kernel);
-        if (!model.handle && model.broken.empty() && std::find(wanted.begin(), wanted.end(), &model) == wanted.end()) {
+        if (!model.handle && model.broken.empty() && !is_refused(model) &&
+            std::find(wanted.begin(), wanted.end(), &model) == wanted.end()) {
             wanted.push_back(&model);
         }
     }
@@ -93,20 +94,45 @@ void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
     NEURON_ERROR("core %d: %s\n", vnc, why.c_str());
 }
 
+// locked
+bool neuron_core::is_refused(const neuron_model & model) const {
+    return !model.refused.empty() && tensor_bytes >= model.refused_beside;
+}
+
 // Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is
-// kept in model.broken.
+// kept in model.broken, and what can't before tensors are freed in model.refused.
 NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool make_room) {
+    if (is_refused(model)) {
+        message = model.refused;
+        return NRT_RESOURCE;
+    }
+    model.refused.clear();
     NRT_STATUS status;
+    bool       again = true;  // NRT_FAILURE names no cause: it is tried once more
     do {
         if (model.handle) {
             return NRT_SUCCESS;  // another thread has loaded it while memory was waited for
         }
         status = nrt.nrt_load(model.neff, model.neff_size, vnc, -1, &model.handle);
+        if (status == NRT_FAILURE && again) {
+            again = false;
+            NEURON_WARN("core %d: %s: %s; loading it once more\n", vnc, nrt.describe("nrt_load", status).c_str(),
+                        model.name.c_str());
+            status = nrt.nrt_load(model.neff, model.neff_size, vnc, -1, &model.handle);
+        }
     } while (status == NRT_RESOURCE && make_room && evict());
     if (status != NRT_SUCCESS) {
         model.handle = nullptr;
         message      = nrt.describe("nrt_load", status) + ": " + model.name;
         switch (status) {
+            case NRT_RESOURCE:
+                if (make_room) {
+                    message += " does not fit beside the tensors, though no other program is loaded" + occupancy();
+                    model.refused        = message;
+                    model.refused_beside = tensor_bytes;
+                    NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+                }
+                break;
             case NRT_FAILURE:
             case NRT_INVALID:
             case NRT_LOAD_NOT_ENOUGH_NC:
@@ -114,9 +140,7 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
                 mark_broken(model, message);
                 break;
             default:
-                if (make_room || status != NRT_RESOURCE) {
-                    NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
-                }
+                NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
                 break;
         }
         return status;
@@ -195,6 +219,11 @@ bool neuron_core::is_broken(const neuron_kernel & kernel) {
 bool neuron_core::is_broken_locked(const neuron_kernel & kernel) const {
     const auto found = models.find(kernel.neff_number());
     return found != models.end() && !found->second->broken.empty();
+}
+
+bool neuron_core::is_unusable(const neuron_kernel & kernel) const {
+    const auto found = models.find(kernel.neff_number());
+    return found != models.end() && (!found->second->broken.empty() || is_refused(*found->second));
 }
 
 // Returns the kernel's model, whose NEFF is compared with its bundle's index when it is asked for first.

@@ -192,6 +192,6 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
     neuron_model & model = model_of(kernel);
     message              = model.broken;
     auto step            = message.empty() ? make_step(model, binding, message) : nullptr;
-    broken               = !model.broken.empty();
+    broken               = is_unusable(kernel);
     return step ? steps.emplace(std::move(key), std::move(step)).first->second.get() : nullptr;
 }

@@ -7,8 +7,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 
 #include "costs.inc"
 
@@ -70,9 +68,11 @@ const neuron_costs & neuron_costs::get() {
         neuron_read_costs(COSTS, found);
         const std::string path = neuron_variable("GGML_NEURON_COSTS");
         if (!path.empty()) {
-            std::ifstream     file(path);
-            const std::string text{ std::istreambuf_iterator<char>(file), {} };
-            const std::string wrong = file ? neuron_read_costs(text, found) : "it can't be read";
+            std::string text;
+            std::string wrong = neuron_read_small_file(path, text);
+            if (wrong.empty()) {
+                wrong = neuron_read_costs(text, found);
+            }
             if (!wrong.empty()) {
                 NEURON_ERROR("GGML_NEURON_COSTS: %s: %s; kernels are chosen by the figures that this was built with\n",
                              path.c_str(), wrong.c_str());

@@ -2,8 +2,7 @@
 
 #include "variables.h"
 
-neuron_fusion::neuron_fusion(const neuron_kernel_store & kernels) :
-    enabled(neuron_variable("GGML_NEURON_FUSION") != "0") {
+neuron_fusion::neuron_fusion(const neuron_kernel_store & kernels) : enabled(neuron_switch("GGML_NEURON_FUSION", true)) {
     kernels.for_each_graph([this](const neuron_kernel & kernel) { launches[kernel.id()] = 0; });
 }
 

@@ -4,6 +4,7 @@
 #include "backend.h"
 #include "buffers.h"
 #include "core.h"
+#include "costs.h"
 #include "counts.h"
 #include "device.h"
 #include "forms.h"
@@ -47,6 +48,11 @@ static const char * ggml_backend_neuron_device_get_description(ggml_backend_dev_
 static void ggml_backend_neuron_device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
     neuron_core & core = *((ggml_backend_neuron_device_context *) dev->context)->core;
     core.memory_stats(ggml_backend_neuron_shared().kernels.n_neffs(), free, total);
+    // llama.cpp divides layers by what its devices have free, and ends the program where that is 0 for all of them. With this a buffer
+    // is asked for, and what refuses it says why.
+    if (*total) {
+        *free = std::max(*free, (size_t) 1 << 20);
+    }
 }
 
 static enum ggml_backend_dev_type ggml_backend_neuron_device_get_type(ggml_backend_dev_t dev) {
@@ -264,6 +270,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     ggml_backend_neuron_register_embedded();
 #endif
     shared.kernels.open(nrt, ggml_backend_neuron_embedded());
+    neuron_costs::get();  // what is wrong with GGML_NEURON_COSTS is said at once
     shared.buffers = ggml_backend_neuron_choose_buffers(shared.kernels);
     NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared.kernels.n_kernels(),
                shared.kernels.n_bundles(), shared.buffers == neuron_buffers::DEVICE ? "device" : "host");

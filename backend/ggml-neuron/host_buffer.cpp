@@ -227,9 +227,6 @@ static const ggml_tensor * root_of(const ggml_tensor * t) {
     return t->view_src ? t->view_src : t;
 }
 
-// Tensors from this size on are not allocated as one: see get_max_size.
-static constexpr size_t TOO_LARGE = (size_t) 2 << 30;
-
 bool neuron_locate_kept(neuron_core & core, const ggml_tensor * t, size_t n_programs, neuron_operand & operand) {
     const ggml_tensor * root = root_of(t);
     kept_buffer *       kept = kept_buffer_of(root);
@@ -241,7 +238,7 @@ bool neuron_locate_kept(neuron_core & core, const ggml_tensor * t, size_t n_prog
     const auto   begin  = (const char *) root->data;
     const size_t size   = ggml_nbytes(root);
     const auto   offset = (size_t) ((const char *) t->data - begin);
-    if (size >= TOO_LARGE || offset + ggml_nbytes(t) > size) {
+    if (size > NEURON_MAX_TENSOR || offset + ggml_nbytes(t) > size) {
         return false;
     }
     const std::lock_guard<std::mutex> lock(kept->mutex);

@@ -458,8 +458,7 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
 }
 
 void neuron_kernel_store::open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded) {
-    const std::string exact = neuron_variable("GGML_NEURON_EXACT");
-    exact_only              = !exact.empty() && exact != "0";
+    exact_only = neuron_switch("GGML_NEURON_EXACT", false);
     if (const char * paths = getenv("GGML_NEURON_KERNEL_DIR")) {
         const std::string text = paths;
         for (size_t start = 0; start <= text.size();) {

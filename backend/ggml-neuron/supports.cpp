@@ -52,7 +52,14 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
                                 const ggml_tensor *                        weight) {
     const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
     const int32_t               form  = neuron_form_of_buft(weight->buffer->buft);
-    bool                        takes;
+    const size_t                size  = ggml_backend_buft_get_alloc_size(weight->buffer->buft, weight);
+    if (size > NEURON_MAX_TENSOR) {
+        NEURON_WARN("the weight %s has %zu bytes, and the runtime takes at most %zu as one: it stays with the CPU\n",
+                    weight->name, size, NEURON_MAX_TENSOR);
+        neuron_note_weight(op, weight, false);
+        return false;
+    }
+    bool takes;
     if (form) {
         takes = neuron_wants_form(device, op, weight, form);
     } else {

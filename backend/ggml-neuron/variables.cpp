@@ -2,10 +2,14 @@
 
 #include "log.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -27,6 +31,53 @@ static const char * const KERNELGEN[] = {
 std::string neuron_variable(const char * name) {
     const char * value = getenv(name);
     return value ? value : "";
+}
+
+bool neuron_switch(const char * name, bool otherwise) {
+    const std::string value = neuron_variable(name);
+    if (value == "0" || value == "1") {
+        return value == "1";
+    }
+    if (!value.empty()) {
+        NEURON_WARN("%s is 0 or 1, not '%s'; it is taken for %d\n", name, value.c_str(), (int) otherwise);
+    }
+    return otherwise;
+}
+
+// What such a file has at most.
+static constexpr size_t MAX_SMALL_FILE = 1 << 20;
+
+std::string neuron_read_small_file(const std::string & path, std::string & text) {
+    text.clear();
+    const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) {
+        return std::string("it can't be read: ") + strerror(errno);
+    }
+    std::string wrong;
+    struct stat status;
+    if (fstat(file, &status) != 0) {
+        wrong = std::string("it can't be read: ") + strerror(errno);
+    } else if (!S_ISREG(status.st_mode)) {
+        wrong = "it is not a regular file";
+    } else {
+        char block[4096];
+        while (wrong.empty()) {
+            const ssize_t n = read(file, block, sizeof(block));
+            if (n == 0) {
+                break;
+            }
+            if (n < 0) {
+                wrong = errno == EINTR ? "" : std::string("it can't be read: ") + strerror(errno);
+                continue;
+            }
+            text.append(block, (size_t) n);
+            if (text.size() > MAX_SMALL_FILE) {
+                wrong = "it has more than 1 MiB";
+            }
+        }
+    }
+    close(file);
+    return wrong;
 }
 
 bool neuron_any_variable() {

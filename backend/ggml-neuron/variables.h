@@ -7,6 +7,12 @@
 // Returns a variable's value; "" when it is not set.
 std::string neuron_variable(const char * name);
 
+// Returns whether a variable that is 0 or 1 is 1; `otherwise` when it is not set. Another value is reported and counts as not set.
+bool neuron_switch(const char * name, bool otherwise);
+
+// Reads a file that a variable names: a regular one of at most 1 MiB. Returns "", or why that fails. Never waits, as for a FIFO.
+std::string neuron_read_small_file(const std::string & path, std::string & text);
+
 // Returns whether one of the backend's variables is set, so that the user expects it to do something.
 bool neuron_any_variable();
 

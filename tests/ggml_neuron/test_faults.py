@@ -376,7 +376,7 @@ def test_every_failure_is_reported_with_its_function(
     assert f"{function} failed: NRT_RESOURCE (4)" in result.log
 
 
-@pytest.mark.parametrize("function", ["nrt_tensor_allocate_slice", "nrt_allocate_tensor_set", "nrt_load"])
+@pytest.mark.parametrize("function", ["nrt_tensor_allocate_slice", "nrt_allocate_tensor_set"])
 def test_what_fails_once_is_tried_again_when_the_graph_is_computed_again(
     run: Run, kernels: Path, noop: dict[str, str], function: str
 ) -> None:
@@ -425,6 +425,74 @@ def test_a_device_without_enough_memory(run: Run, kernels: Path, buffers: str, m
     )
     assert result.said == {"add": said, "memory": "ok"}, result.log
     assert ("nrt_tensor_allocate failed: NRT_RESOURCE (4)" in result.log) == (said != "ok")
+
+
+def test_a_program_that_does_not_fit_is_not_tried_again_before_memory_is_freed(
+    run: Run, kernels: Path, noop: dict[str, str]
+) -> None:
+    # The library would load it the second time.
+    variables = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024", "NOOP_NRT_FAIL": "nrt_load=4@1"}
+    result = run(
+        "given-back",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_LOG="1",
+        **noop | variables,
+    )
+    assert result.said == {"given-back": "ok"}, result.log
+    assert result.log.count(" does not fit beside the tensors, though no other program is loaded") == 2, result.log
+    assert result.log.count("; computing ADD on the CPU\n") == 1
+    # Of five times the first four lack the kernel; the other kernel is there each time.
+    assert ran_on(result) == (6, 4)
+
+
+def test_a_program_that_fails_to_load_without_a_cause_is_loaded_once_more(
+    run: Run, kernels: Path, noop: dict[str, str]
+) -> None:
+    variables = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024", "NOOP_NRT_FAIL": "nrt_load=1@1"}
+    result = run("in-turn", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", **noop | variables)
+    assert result.said == {"in-turn": "ok"}, result.log
+    assert result.log.count("; loading it once more") == 1
+    assert ran_on(result) == (4, 0)
+
+
+def test_what_can_never_fit_unloads_no_program(run: Run, kernels: Path) -> None:
+    result = run(
+        "no-room",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_LOG="1",
+        NEURON_SIMULATOR_MEMORY="512M",
+    )
+    assert result.said == {"no-room": "ok"}, result.log
+    assert "to make room" not in result.log
+    assert re.search(
+        r"nrt_tensor_allocate failed: NRT_RESOURCE \(4\): 1073741824 bytes; of the core's 512 MiB, tensors hold \d+ MiB, "
+        r"programs and others \d+ MiB, and \d+ MiB are free: put fewer layers",
+        result.log,
+    ), result.log
+
+
+def test_no_buffer_and_no_weight_is_larger_than_the_runtime_takes(run: Run, kernels: Path) -> None:
+    result = run("too-large", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device")
+    assert result.said == {"too-large": "ok"}, result.log
+    assert "NEURON0: no buffer of 2147483649 bytes: the runtime takes at most 2147483648 as one" in result.log
+    assert "the weight does-not-fit has 2147483776 bytes, and the runtime takes at most 2147483648" in result.log
+
+
+@pytest.mark.parametrize("memory", ["1K", "64M"])
+def test_a_full_core_says_that_some_memory_is_free(run: Run, kernels: Path, memory: str) -> None:
+    """llama.cpp ends a program in which no device has any."""
+    result = run("free-memory", GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_MEMORY=memory)
+    assert re.fullmatch(r"1048576 of \d+ bytes", result.said["free-memory"]), result.said
+
+
+@pytest.mark.parametrize("name", ["GGML_NEURON_FUSION", "GGML_NEURON_EXACT"])
+def test_a_switch_that_is_neither_on_nor_off_is_reported(run: Run, kernels: Path, name: str) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **{name: "zz"})
+    assert result.said == {"add": "ok"}
+    taken = {"GGML_NEURON_FUSION": 1, "GGML_NEURON_EXACT": 0}[name]
+    assert f"{name} is 0 or 1, not 'zz'; it is taken for {taken}" in result.log
 
 
 def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, noop: dict[str, str]) -> None:

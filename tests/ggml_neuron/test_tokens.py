@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -11,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import Programs, Run
+from programs import Programs, Run, build
 
-from conftest import build
 from kernelgen import held
 from kernelgen.costs import TEXT, read
 from kernelgen.pieces import Index, choose
@@ -113,6 +113,26 @@ def test_costs_that_cannot_be_read_are_reported(
     # no kernel is made for these, so costs are asked for
     result = run("three-tokens", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_COSTS=path)
     assert f"GGML_NEURON_COSTS: {path}: " in result.log and said in result.log, result.log
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "device", "large"])
+def test_costs_are_read_from_regular_files_of_some_size_when_the_backend_is_loaded(
+    run: Run, kernels: Path, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    else:
+        path.write_bytes(b" " * ((1 << 20) + 1))
+    # nothing is computed
+    result = run("memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_COSTS=path)
+    assert result.said == {"memory": "ok"}
+    said = "it has more than 1 MiB" if kind == "large" else "it is not a regular file"
+    assert f"GGML_NEURON_COSTS: {path}: {said}; kernels are chosen by the figures" in result.log
 
 
 def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Path) -> None:

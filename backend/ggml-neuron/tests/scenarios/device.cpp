@@ -87,6 +87,33 @@ static void too_much() {
     against_cpu(add);  // and all is well
 }
 
+// A buffer that has room on the device, and is larger than what the runtime takes as one; and a weight that is.
+static void too_large_as_one() {
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
+    const size_t               most = ggml_backend_buft_get_max_size(buft);
+    check(ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(buft, most)) != nullptr, "the largest was refused");
+    check(ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(buft, most + 1)) == nullptr, "a larger was allocated");
+
+    context                 ctx;
+    ggml_backend_buffer_ptr dummy(ggml_backend_buft_alloc_buffer(buft, 0));
+    for (const bool fits : { true, false }) {
+        ggml_tensor * weight = f32(ctx.get(), 32, (int64_t) (most / (32 * sizeof(float))) + (fits ? 0 : 1));
+        weight->buffer       = dummy.get();
+        ggml_set_name(weight, fits ? "fits" : "does-not-fit");
+        ggml_tensor * op = ggml_mul_mat(ctx.get(), weight, f32(ctx.get(), 32, 512));
+        check(ggml_backend_dev_supports_op(neuron, op) == fits, "a weight of that size goes to the wrong place");
+        weight->buffer = nullptr;
+    }
+}
+
+// A program is loaded, and more memory is asked for than there is beside the tensors.
+static void too_much_beside_programs(size_t size) {
+    against_cpu(add);
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
+    check(ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(buft, size)) == nullptr, "it was allocated");
+    against_cpu(add);
+}
+
 // What a program is told that pipelines NeuronCores.
 static void capabilities(bool async) {
     ggml_backend_dev_props props;
@@ -112,13 +139,15 @@ static void locale() {
 
 scenario_table device_scenarios() {
     return {
-        { "memory",        memory                      },
-        { "probes",        probes                      },
-        { "large-buffers", large_buffers               },
-        { "free-memory",   free_memory                 },
-        { "locale",        locale                      },
-        { "too-much",      too_much                    },
-        { "asynchronous",  [] { capabilities(true); }  },
-        { "synchronous",   [] { capabilities(false); } },
+        { "memory",        memory                                             },
+        { "probes",        probes                                             },
+        { "large-buffers", large_buffers                                      },
+        { "free-memory",   free_memory                                        },
+        { "locale",        locale                                             },
+        { "too-much",      too_much                                           },
+        { "too-large",     too_large_as_one                                   },
+        { "no-room",       [] { too_much_beside_programs((size_t) 1 << 30); } },
+        { "asynchronous",  [] { capabilities(true); }                         },
+        { "synchronous",   [] { capabilities(false); }                        },
     };
 }

@@ -114,6 +114,25 @@ static void in_turn(int times) {
     }
 }
 
+// As many times two kernels in turn, with a buffer in memory that is freed before the last time.
+static void freed_before_the_last(int times) {
+    ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
+    ggml_backend_buffer_ptr other(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 1 << 20));
+    placed                  graph(backend, [](ggml_context * ctx) {
+        ggml_tensor * a = f32(ctx, 64, 4);
+        ggml_tensor * b = f32(ctx, 64, 4);
+        return built{
+            ggml_sub(ctx, a, ggml_add(ctx, a, b)), { a, b }
+        };
+    });
+    for (int i = 0; i < times; i++) {
+        if (i + 1 == times) {
+            other.reset();
+        }
+        graph.compute_at_once();
+    }
+}
+
 // The simulator's helper process is killed with an execution: another one does that if the first has not read it yet.
 static void killed() {
     struct joined {
@@ -147,6 +166,7 @@ scenario_table failures_scenarios() {
     return {
         { "in-turn",       [] { in_turn(2); }               },
         { "in-turn-often", [] { in_turn(40); }              },
+        { "given-back",    [] { freed_before_the_last(5); } },
         { "killed",        killed                           },
         { "fails-once",    [] { fails_once([] {}, false); } },
     };
