@@ -7,6 +7,7 @@
 #include "entry.h"
 #include "groups.h"
 #include "host_buffer.h"
+#include "log.h"
 #include "record.h"
 #include "tokens.h"
 #include "weights.h"
