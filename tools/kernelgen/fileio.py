@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from kernelgen.errors import KernelgenError
 
@@ -32,28 +33,42 @@ def check_replaceable(path: str | Path) -> None:
         raise KernelgenError(f"{path} is {kind}: expected the path of a file to write")
 
 
-def read_input(path: str | Path, limit: int) -> bytes:
+@contextlib.contextmanager
+def open_input(path: str | Path) -> Iterator[BinaryIO]:
+    """Yields a file that a user names, open for reading; never waits for the other end of a FIFO.
+
+    Raises:
+        OSError: it can't be read, or is a pipe or a device, which may have no end; `strerror` says so.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            kind = _SPECIAL.get(stat.S_IFMT(mode), "not a file")
+            raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+        with os.fdopen(file, "rb", closefd=False) as stream:
+            yield stream
+    finally:
+        os.close(file)
+
+
+def read_input(path: str | Path, limit: int | None = None) -> bytes:
     """Returns what a file holds.
 
     Args:
         path: a file, not a pipe or a device, which may have no end.
-        limit: bytes.
+        limit: bytes, or None for a file of any size.
 
     Raises:
         OSError: it can't be read, is not a file, or is larger than `limit`; `strerror` says so.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(file, "rb") as stream:
-        status = os.fstat(file)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(
-                errno.EINVAL, f"it is {_SPECIAL.get(stat.S_IFMT(status.st_mode), 'not a file')}, not a file", str(path)
-            )
-        if status.st_size > limit:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {limit}", str(path))
-        return stream.read(limit)
+    with open_input(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if limit is not None and size > limit:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {limit}", str(path))
+        return stream.read(-1 if limit is None else limit)
 
 
 @contextlib.contextmanager

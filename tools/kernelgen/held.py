@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelgen import gguf_reader
+from kernelgen import fileio, gguf_reader
 from kernelgen.bundle import pack, pack_name, tree
 from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import GraphSpec, Spec, spec_from_json
@@ -37,7 +37,7 @@ def is_bundle(path: Path) -> bool:
     if path.is_dir() or path.name == tree.INDEX:
         return True
     try:
-        with path.open("rb") as file:
+        with fileio.open_input(path) as file:
             return file.read(4) == gguf_reader.MAGIC
     except (OSError, ValueError):  # ValueError: a null byte in the name
         return False

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelgen import gguf_reader, model_files, modelled_cost, neff, neff_description
+from kernelgen import fileio, gguf_reader, model_files, modelled_cost, neff, neff_description
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.canonical import canonical_json
@@ -46,15 +46,15 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
             return _tree(path, check)
         if path.name == tree.INDEX:
             return _tree(path.parent, check)
-        with path.open("rb") as file:
+        with fileio.open_input(path) as file:
             head = file.read(16)
         # By content; what is too short or damaged to tell is what its name says, so that the error is about that.
         if head[:4] == gguf_reader.MAGIC or path.name.endswith(".gguf"):
             return _pack(path, check)
         if _looks_like_neff(head) or path.suffix == NEFF:
-            return _neff(path.read_bytes(), str(path))
+            return _neff(fileio.read_input(path), str(path))
         notes = {name: value for name, value in _notes(path).get("notes", {}).items() if name != "costs"}
-        return _hlo(path.read_bytes(), str(path)) | ({"notes": notes} if notes else {})
+        return _hlo(fileio.read_input(path), str(path)) | ({"notes": notes} if notes else {})
     except OSError as error:
         raise KernelgenError(f"{path}: {error.strerror or error}") from None
 
@@ -83,7 +83,7 @@ def _notes(hlo: Path) -> dict[str, Any]:
     """Returns what the emit step noted beside an HLO file, as `notes`; nothing when it noted nothing."""
     file = hlo.with_name(notes_file(kernel_of(hlo)))
     try:
-        notes = json.loads(file.read_bytes())
+        notes = json.loads(fileio.read_input(file))
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -303,7 +303,7 @@ def _tree(path: Path, check: bool) -> dict[str, Any]:
 def _tensors_of(hlo: Path) -> tuple[neff.Tensor, ...] | None:
     """Returns the tensors of a kernel; None when its HLO can't be read, which is said elsewhere."""
     try:
-        return neff.tensors_of(hlo.read_bytes())
+        return neff.tensors_of(fileio.read_input(hlo))
     except (OSError, KernelgenError):
         return None
 
@@ -339,7 +339,7 @@ def _judge(
 
 
 def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with fileio.open_input(path) as file:
         return file.read(HEADER_SIZE)
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kernelgen import fileio
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.identity import flag
 from kernelgen.errors import KernelgenError
@@ -222,7 +223,7 @@ def read_header_of(path: str | Path) -> Header:
         KernelgenError: not a NEFF, or cut off.
         OSError: it cannot be read.
     """
-    with Path(path).open("rb") as file:
+    with fileio.open_input(path) as file:
         data = file.read(HEADER_SIZE)
         return read_header(data, total=file.seek(0, 2), source=str(path))
 

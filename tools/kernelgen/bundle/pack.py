@@ -134,7 +134,7 @@ class Pack:
     def read_neff(self, number: int, limit: int | None = None) -> bytes:
         """Returns the bytes of NEFF `number`, or the first `limit` of them."""
         neff = self.neffs[number]
-        with self.path.open("rb") as file:
+        with fileio.open_input(self.path) as file:
             file.seek(self.data_offset + neff.offset)
             return file.read(neff.size if limit is None else min(limit, neff.size))
 
@@ -147,7 +147,7 @@ def read(path: str | Path) -> Pack:
         OSError: it cannot be read.
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with fileio.open_input(path) as file:
         reader = Reader(file)
         if reader.size == 0:
             raise KernelgenError(f"{path}: not a kernel pack: the file is empty")

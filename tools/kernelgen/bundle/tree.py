@@ -106,7 +106,7 @@ def read_index(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path) / INDEX
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(fileio.read_input(file))
     except FileNotFoundError:
         raise KernelgenError(f"{path}: not a bundle tree: it has no {INDEX}") from None
     except (ValueError, RecursionError) as error:

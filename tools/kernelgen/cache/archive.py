@@ -90,7 +90,7 @@ def read(path: str | Path, folder: Folder) -> Imported:
         OSError: the file can't be read, or the folder can't be written; the entries that were added before are whole.
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with fileio.open_input(path) as file:
         mistakes: list[Diagnostic] = []
         names = dict.fromkeys(name for name, _ in _members(path, file, mistakes))
         if mistakes:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from kernelgen import fileio
 from kernelgen.cli import bundle_forms
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.filenames import NEFF, hlo_file
@@ -76,7 +77,7 @@ def command(
 
 def _plan(path: Path) -> Plan:
     try:
-        return Plan.from_json(path.read_text(encoding="utf-8"))
+        return Plan.from_json(fileio.read_input(path).decode())
     except OSError as error:
         raise KernelgenError(f"{path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernelgen import cache as caches_of
+from kernelgen import fileio
 from kernelgen.cache import CacheSettings, Folder
 from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
@@ -120,7 +121,7 @@ def _of_file(
     from kernelgen.compilers.settings import CompileConfig
 
     try:
-        hlo = file.read_bytes()
+        hlo = fileio.read_input(file)
     except OSError as error:
         raise KernelgenError(f"{file}: {error.strerror}") from None
     if manifests:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernelgen import fileio
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, KernelgenError
@@ -213,7 +214,8 @@ def _load(path: str) -> Array:
     import numpy as np
 
     try:
-        found: Array = np.load(path, allow_pickle=False)
+        with fileio.open_input(path) as file:
+            found: Array = np.load(file, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise KernelgenError(f"--inputs {path}: not a .npy file: {error}") from None
     narrow = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(found.dtype.name)
@@ -315,8 +317,6 @@ def _save(folder: Path, names: Sequence[str], results: Sequence[Array]) -> None:
     import io
 
     import numpy as np
-
-    from kernelgen import fileio
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in zip(names, results, strict=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from kernelgen import fileio
 from kernelgen.emitter import CONTEXT
 from kernelgen.emitters import conditions, signature, type_rows
 from kernelgen.emitters.registration import ParamSpec, Registration
@@ -16,6 +17,9 @@ from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
 from kernelgen.ggml.forms import FORMS
 from kernelgen.languages import DEFAULT, LANGUAGES
 from kernelgen.targets import TARGETS
+
+MAX_SOURCE = 16 * 1024 * 1024
+"""Bytes of a file of Python that holds kernels."""
 
 _KEYWORDS = ("types", "language", "targets", "where", "forms")
 _KEYWORDS_TEXT = "'types', 'language', 'targets', 'where' and 'forms'"
@@ -26,7 +30,12 @@ _KINDS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": 
 
 def scan(file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
     """Returns what a module registers, in order of lines, and what is wrong with it."""
-    return _scan(file.read_bytes(), file)
+    try:
+        source = fileio.read_input(file, MAX_SOURCE)
+    except OSError as error:
+        where = Location(str(file), 1, 1)
+        return (), (Diagnostic(f"can't read the module: {error.strerror or error}", where),)
+    return _scan(source, file)
 
 
 def registration(file: Path, op: str) -> Registration:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from kernelgen import fileio
 from kernelgen.emitters.registration import Registration
-from kernelgen.emitters.scan import parse
+from kernelgen.emitters.scan import MAX_SOURCE, parse
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
 from kernelgen.languages.detect import language_of
 from kernelgen.source_kernel import SourceSpec
@@ -26,7 +27,7 @@ def of_function(file: Path, function: str) -> Registration:
         KernelgenError: the file can't be read, is not Python, or nothing in it has the function's name.
     """
     try:
-        source = file.read_bytes()
+        source = fileio.read_input(file, MAX_SOURCE)
     except OSError as error:
         raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
     lines = _names(source, str(file))

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kernelgen import fileio
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.kernel import KernelSpec, spec_from_ggml
@@ -174,7 +175,7 @@ def read_export(path: str | Path, groups: Groups | None = None) -> Export:
 
 def _read(path: str | Path) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return fileio.read_input(path)
     except OSError as error:
         raise KernelgenError(f"can't read '{path}': {error.strerror or error}") from None
 

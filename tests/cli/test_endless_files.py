@@ -1,0 +1,80 @@
+"""What a user names is a FIFO or a device: each command refuses it at once, and says what it is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kernelgen import fileio, held, neff
+from kernelgen import inspect as inspecting
+from kernelgen.bundle import pack, tree
+from kernelgen.cli.run_kernel import _load
+from kernelgen.emitters.scan import scan
+from kernelgen.emitters.sources import of_function
+from kernelgen.errors import KernelgenError
+from kernelgen.manifest import graph_ops
+
+
+@pytest.fixture(params=["a FIFO", "a device"])
+def endless(request: pytest.FixtureRequest, tmp_path: Path):
+    def make(name: str) -> Path:
+        path = tmp_path / name
+        if request.param == "a FIFO":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero")
+        return path
+
+    make.kind = request.param
+    return make
+
+
+@pytest.mark.parametrize("name", ["k.neff", "k.hlo.pb", "k.kernels.gguf", "index.json"])
+def test_inspect_refuses_it(endless, name):
+    with pytest.raises(KernelgenError, match=f"it is {endless.kind}, not a file"):
+        inspecting.describe(endless(name))
+
+
+def test_a_source_is_not_read(endless):
+    with pytest.raises(KernelgenError, match=f"can't read '.*k.py': it is {endless.kind}, not a file"):
+        of_function(endless("k.py"), "f")
+
+
+def test_a_module_of_a_library_is_not_read(endless):
+    found, mistakes = scan(endless("k.py"))
+    assert not found
+    assert f"it is {endless.kind}, not a file" in mistakes[0].message
+
+
+def test_an_export_is_not_read(endless):
+    with pytest.raises(KernelgenError, match=f"it is {endless.kind}, not a file"):
+        graph_ops.read_graphs(endless("graphs.txt"))
+
+
+def test_an_array_is_not_read(endless):
+    with pytest.raises(KernelgenError, match=f"it is {endless.kind}, not a file"):
+        _load(str(endless("x.npy")))
+
+
+@pytest.mark.parametrize("read", [neff.read_header_of, pack.read, fileio.read_input])
+def test_a_reader_refuses_it(endless, read):
+    with pytest.raises(OSError, match=f"it is {endless.kind}, not a file"):
+        read(endless("k"))
+
+
+def test_a_tree_with_one_is_refused(endless):
+    with pytest.raises(OSError, match=f"it is {endless.kind}, not a file"):
+        tree.read_index(endless("index.json").parent)
+
+
+def test_it_is_not_a_bundle(endless):
+    assert not held.is_bundle(endless("k"))
+
+
+def test_a_source_that_is_too_large_is_refused(tmp_path):
+    path = tmp_path / "k.py"
+    path.touch()
+    os.truncate(path, 2**40)
+
+    with pytest.raises(KernelgenError, match="has 1099511627776 bytes, more than"):
+        of_function(path, "f")
