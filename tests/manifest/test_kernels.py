@@ -254,3 +254,23 @@ kernels:
     assert [x for x, _ in found["exp"]] == ["(256,1,1,1)/f32", "(512,1,1,1)/f32"]
     assert [x for x, _ in found["neg"]] == ["(7,1,1,1)/f32"]
     assert [x for x, _ in found["abs"]] == [f"({k},{n},1,1)/f32" for n in (1, 512) for k in (256, 512)]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        'kernels:\n  - {op: relu, inputs: ["(${a},${b},1,1)/f32"], output: "(${a},${b},1,1)/f32", batch: BATCH}',
+        'kernels:\n  - {source: "k.py:f", name: "f-${a}-${b}", inputs: ["f32[${a},${b}]"], outputs: ["f32[${a},${b}]"], batch: BATCH}',
+        'graphs:\n  - {inputs: {x: "(${a},${b},1,1)/f32"}, outputs: [y], batch: BATCH, nodes: [{name: y, op: relu, inputs: [x], '
+        'output: "(${a},${b},1,1)/f32"}]}',
+    ],
+    ids=["op", "source", "graph"],
+)
+def test_too_many_combinations_are_one_mistake(library: Library, tmp_path: Path, entry: str) -> None:
+    numbers = list(range(1, 402))
+    (tmp_path / "k.py").write_text("def f(x):\n    return x\n")
+    with pytest.raises(KernelgenError) as error:
+        load(tmp_path, entry.replace("BATCH", f"{{a: {numbers}, b: {numbers}}}"), library)
+    assert [d.message for d in error.value.diagnostics] == [
+        "the entry's variables have 160801 combinations, more than 100000"
+    ]

@@ -97,6 +97,7 @@ class KernelEntry:
         self.templates: dict[int, Template] = {}
         self.failed_with = False
         self.all_read = True
+        self.too_many = False
 
     def fail(self, node: Node, message: str, hint: str | None = None) -> None:
         """Notes a mistake; the first at a place counts, since other combinations of a batch would repeat it."""
@@ -314,9 +315,11 @@ class KernelEntry:
         if total > MAX_KERNELS:
             node = self.entry.get("batch") or self.entry
             self.fail(node, f"the entry's variables have {total} combinations, more than {MAX_KERNELS}")
-            self.variables = {}
+            self.too_many = True
 
     def _combinations(self) -> Iterator[Mapping[str, Value]]:
+        if self.too_many:
+            return  # a template has no value without its variables
         if not self.variables:
             yield {}
             return
