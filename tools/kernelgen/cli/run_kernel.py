@@ -15,7 +15,7 @@ import click
 from kernelgen import fileio
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import EXIT_FAILED, KernelgenError
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.languages import LANGUAGES
 from kernelgen.plan import Kernel
@@ -227,6 +227,7 @@ def _arrays(inputs: Sequence[str], parameters: Sequence[tuple[tuple[int, ...], s
         raise KernelgenError(f"{len(inputs)} inputs are given, and the kernel has {len(parameters)}")
     from kernelgen.hlo import judge
 
+    _check_memory(parameters)
     found = []
     for i, (shape, dtype) in enumerate(parameters):
         if not inputs or not inputs[i].endswith(".npy"):
@@ -241,6 +242,24 @@ def _arrays(inputs: Sequence[str], parameters: Sequence[tuple[tuple[int, ...], s
             )
         found.append(array.reshape(shape))
     return found
+
+
+def _check_memory(parameters: Sequence[tuple[tuple[int, ...], str]]) -> None:
+    """Raises when inputs do not fit into this machine's memory.
+
+    Raises:
+        KernelgenError: they do not; says what they need and what there is, in MiB.
+    """
+    from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
+    from kernelgen.hlo import judge
+
+    needed = sum(_size(shape) * judge.dtype_of(dtype).itemsize for shape, dtype in parameters) >> 20
+    there = machine_memory_mb()
+    if needed > there:
+        hint = "give smaller --inputs, or name a smaller kernel"
+        raise KernelgenError(
+            Diagnostic(f"the inputs need {needed} MiB, and there are {there} MiB of memory", hint=hint)
+        )
 
 
 def _size(shape: Sequence[int]) -> int:

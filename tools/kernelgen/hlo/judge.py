@@ -9,6 +9,9 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
+_PIECE = 1 << 20
+"""Elements that are made at a time."""
+
 
 def random(shape: Sequence[int], dtype: str, seed: int) -> Array:
     """Returns random values: floats from the normal distribution, integers 0 or 1.
@@ -18,13 +21,21 @@ def random(shape: Sequence[int], dtype: str, seed: int) -> Array:
         dtype: the dtype's name in NumPy or ml_dtypes.
         seed: equal seeds give equal values.
     """
+    rng = np.random.default_rng(seed)
+    values: Array = np.empty(tuple(shape), dtype_of(dtype))
+    flat = values.reshape(-1)
+    # NumPy makes doubles and 64-bit integers: never more of them than one piece.
+    for begin in range(0, flat.size, _PIECE):
+        piece = flat[begin : begin + _PIECE]
+        piece[:] = rng.integers(0, 2, piece.size) if values.dtype.kind in "iub" else rng.normal(size=piece.size)
+    return values
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Returns the dtype of a name in NumPy or ml_dtypes."""
     import ml_dtypes
 
-    rng = np.random.default_rng(seed)
-    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
-    if kind.kind in "iub":
-        return rng.integers(0, 2, tuple(shape)).astype(kind)
-    return rng.normal(size=tuple(shape)).astype(kind)
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
 def difference(have: Array, want: Array, rtol: float, atol: float) -> str | None:
