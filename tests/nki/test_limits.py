@@ -199,3 +199,70 @@ def test_the_older_generation_multiplies_a_transpose_that_is_in_psum():
 
     x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
     np.testing.assert_allclose(kernel.record(function, [x], {}, older=True)(x)[0], x @ x, rtol=1e-4, atol=1e-4)
+
+
+def _older(function, *inputs):
+    return kernel.record(function, list(inputs), {}, older=True)(*inputs)[0]
+
+
+@pytest.mark.parametrize("columns", [6, 9, 18, 24, 36])
+def test_a_contiguous_tensor_is_reshaped_across_the_borders_of_its_dimensions(columns):
+    def function(x):
+        wide = x.reshape((4, 72 // columns, columns))
+        result = older_nl.ndarray((4, columns), x.dtype, buffer=older_nl.shared_hbm)
+        older_nl.store(result, older_nl.load(wide[:, 1 % (72 // columns)]))
+        return result
+
+    x = np.arange(12 * 24, dtype=np.float32).reshape(12, 24)
+    np.testing.assert_array_equal(_older(function, x), x.reshape(4, 72 // columns, columns)[:, 1])
+
+
+def test_a_view_with_gaps_is_not_reshaped_across_them():
+    with pytest.raises(NkiError, match="err_reshape_not_contiguous"):
+        kernel.record(lambda x: x[:, 0:500].reshape((100, 640)), [X], {}, older=False)
+
+
+def test_a_mask_of_a_product_may_fit_the_moving_operand_alone():
+    def function(x, y):
+        a, b = older_nl.load(x), older_nl.load(y)
+        shown = older_nl.arange(20)[None, :] < 13
+        product = older_nki.isa.nc_matmul(a, b, mask=shown)
+        result = older_nl.zeros((8, 20), x.dtype, buffer=older_nl.shared_hbm)
+        older_nl.store(result, product)
+        return result
+
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    y = np.random.default_rng(1).normal(size=(16, 20)).astype(np.float32)
+    np.testing.assert_allclose(_older(function, x, y)[:, :13], (x.T @ y)[:, :13], rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_that_fits_no_operand_of_a_product_is_refused():
+    def function(x):
+        tile = older_nl.load(x[0:16, 0:16])
+        older_nki.isa.nc_matmul(tile, tile, mask=older_nl.arange(9)[None, :] < 3)
+
+    with pytest.raises(NkiError, match="err_mask_shape"):
+        kernel.record(function, [X], {}, older=True)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["from HBM", "from SBUF"])
+def test_a_dma_of_the_older_generation_does_not_broadcast_a_row_to_partitions(loaded):
+    def function(x):
+        rows, columns = older_nl.mgrid[0:64, 0:512]
+        source = older_nl.load(x) if loaded else x
+        target = older_nl.ndarray((64, 512), x.dtype, buffer=older_nl.sbuf)
+        older_nki.isa.dma_copy(dst=target[rows, columns], src=source[rows * 0, columns])
+
+    with pytest.raises(NkiError, match="err_dma_partition_broadcast"):
+        kernel.record(function, [X], {}, older=True)
+
+
+def test_a_row_that_is_loaded_once_meets_all_partitions():
+    def function(x):
+        tile, row = older_nl.load(x), older_nl.load(x[0:1, :])
+        result = older_nl.ndarray(x.shape, x.dtype, buffer=older_nl.shared_hbm)
+        older_nl.store(result, older_nl.add(tile, row.broadcast_to((128, 512))))
+        return result
+
+    x = np.random.default_rng(0).normal(size=X.shape).astype(np.float32)
+    np.testing.assert_array_equal(_older(function, x), x + x[0:1])

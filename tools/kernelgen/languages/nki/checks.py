@@ -124,6 +124,20 @@ def in_hbm(tensor: Any, what: str) -> Tensor:
     return tensor
 
 
+def dma_source(source: Tensor) -> None:
+    """A DMA of the older generation reads each partition from its own place: AWS's compiler refuses a stride of 0 there."""
+    recorder = current()
+    if not recorder.check or not recorder.older or source.gather is not None or not source.dims:
+        return
+    stride, count = source.dims[0]
+    if stride == 0 and count > 1 and not any(index.shape and index.shape[0] == count for index in source.dynamic):
+        raise NkiValueError(
+            "err_dma_partition_broadcast",
+            f"dma_copy reads one row for {count} partitions, which the compiler refuses (NCC_IBCG901); "
+            "load the row into a tile of one partition and use that as the operand",
+        )
+
+
 def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double: bool = False) -> None:
     """The sizes and dtypes that the tensor engine takes."""
     recorder = current()

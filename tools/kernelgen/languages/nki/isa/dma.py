@@ -47,6 +47,7 @@ def dma_copy(dst: Tensor, src: Tensor, *, mask: Any = None, dst_rmw_op: Any = No
         )
     if current().check and not current().older and "psum" in (dst.buffer.kind, src.buffer.kind):
         raise NkiTypeError("err_unsupported_memory", "dma_copy can't access PSUM; use tensor_copy")
+    checks.dma_source(src)
     if dst_rmw_op is not None:
         emit("rmw", [src, dst], [dst.with_mask(mask)], op_name(dst_rmw_op))
         return dst

@@ -104,7 +104,13 @@ def _rows(mask: Any, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Any:
         if shown.ndim == len(wanted) and all(n in (1, w) for n, w in zip(shown.shape, wanted, strict=True)):
             full = np.broadcast_to(shown, wanted).any(axis=0).reshape(-1)
             return full[:, None] if rows else full[None, :]
-    return np.broadcast_to(shown, shape)
+    try:
+        return np.broadcast_to(shown, shape)
+    except ValueError:
+        raise NkiValueError(
+            "err_mask_shape",
+            f"a mask of shape {shown.shape} fits neither stationary {a.shape}, nor moving {b.shape}, nor the product {shape}",
+        ) from None
 
 
 @lowering("transpose")
