@@ -82,7 +82,8 @@ class _Task:
             sums = psum((p, size))
             for chunk, count in ((c // PARTITIONS, d) for c, d in blocks(channels, PARTITIONS)):
                 moving = keys[0:count, chunk, at : at + size]
-                nisa.nc_matmul(dst=sums, stationary=queries[0:count, chunk], moving=moving)
+                stationary = queries[0:count, chunk]
+                nisa.nc_matmul(dst=sums, stationary=stationary, moving=moving, accumulate=chunk > 0)
             if self.cap:
                 nisa.activation(target[:, at : at + size], nl.tanh, sums, scale=self.scale / self.cap)
             else:
@@ -125,12 +126,19 @@ class _Task:
             nisa.tensor_copy(dst=top, src=self.of_heads(self.sinks, g, start, top.shape[0]))
             nisa.memset(total, 1.0)
 
-    def weighted(self, sums, weights, values):
-        """Adds the product of weights [p, width] and values [128, ⌈width / 128⌉, DV] to `sums`."""
+    def turned_dtype(self):
+        """Returns the dtype in which weights are transposed: into PSUM, gen2 has F32 alone, and later ones the input's dtype.
+
+        F32 on both sides is right on every target. What meets the values is rounded to `weights` in any case.
+        """
+        return self.weights if nisa.get_nc_version() >= nisa.nc_version.gen3 else np.dtype(np.float32)
+
+    def weighted(self, sums, weights, values, more):
+        """Writes the product of weights [p, width] and values [128, ⌈width / 128⌉, DV] to `sums`, or adds it where `more`."""
         p, width = weights.shape
         for first, size in blocks(width, BANK):
             turned = psum((min(size, PARTITIONS), -(-size // PARTITIONS), p), weights.dtype)
-            stationary = sbuf(turned.shape, weights.dtype)
+            stationary = sbuf(turned.shape, self.weights)
             for at, count in blocks(size, PARTITIONS):
                 part = weights[:, first + at : first + at + count]
                 nisa.nc_transpose(dst=turned[0:count, at // PARTITIONS], data=part)
@@ -141,7 +149,8 @@ class _Task:
                 if size % PARTITIONS:
                     nisa.tensor_copy(dst=stationary[0:count, chunk], src=turned[0:count, chunk])
                 moving = values[0:count, (first + at) // PARTITIONS]
-                nisa.nc_matmul(dst=sums, stationary=stationary[0:count, chunk], moving=moving)
+                adds = more or first + at > 0
+                nisa.nc_matmul(dst=sums, stationary=stationary[0:count, chunk], moving=moving, accumulate=adds)
 
     def store(self, y, sums, total, b, g, start):
         """Writes sums [p, DV] over totals [p, 1] to the result, [B, n, H, DV]. A query that sees no key has the total 0."""
@@ -160,7 +169,7 @@ def _whole_rows(task, y, b, g):
     """All queries of a key's head in one tile, their scores in SBUF."""
     p, n_kv = task.q.shape[2], task.n_kv
     queries = task.queries(b, g, 0, p)
-    scores, weights = sbuf((p, n_kv)), sbuf((p, n_kv), task.weights)
+    scores, weights = sbuf((p, n_kv)), sbuf((p, n_kv), task.turned_dtype())
     for first, width in blocks(n_kv, KEYS):
         task.scores(scores[:, first : first + width], queries, task.keys(b, g, first, width), b, g, 0, first)
     top, total, most, added = (sbuf((p, 1)) for _ in range(4))
@@ -173,7 +182,7 @@ def _whole_rows(task, y, b, g):
     nisa.scalar_tensor_tensor(total, total, nl.multiply, top, nl.add, added)
     sums = psum((p, task.v.shape[3]))
     for first, width in blocks(n_kv, KEYS):
-        task.weighted(sums, weights[:, first : first + width], task.values(b, g, first, width))
+        task.weighted(sums, weights[:, first : first + width], task.values(b, g, first, width), first > 0)
     task.store(y, sums, total, b, g, 0)
 
 
@@ -203,7 +212,7 @@ def _added(task, state, scores, values):
     sums, top, total = state
     p, width = scores.shape
     most, added, kept = (sbuf((p, 1)) for _ in range(3))
-    weights = sbuf((p, width), task.weights)
+    weights = sbuf((p, width), task.turned_dtype())
     nisa.tensor_reduce(dst=most, op=nl.maximum, data=scores, axis=1)
     nisa.tensor_tensor(most, most, top, nl.maximum)
     nisa.tensor_scalar(most, most, nl.multiply, -1.0)
@@ -212,7 +221,7 @@ def _added(task, state, scores, values):
     nisa.tensor_scalar(top, most, nl.multiply, -1.0)
     nisa.scalar_tensor_tensor(total, total, nl.multiply, kept, nl.add, added)
     block = psum((p, sums.shape[1]))
-    task.weighted(block, weights, values)
+    task.weighted(block, weights, values, False)
     nisa.scalar_tensor_tensor(sums, sums, nl.multiply, kept, nl.add, block)
 
 

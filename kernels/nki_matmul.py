@@ -97,7 +97,8 @@ def _product(weights, x, target, k):
     for start, p in blocks(k, PARTITIONS):
         moving = weights(start, p)
         for at, count, sums in tiles:
-            nisa.nc_matmul(dst=sums, stationary=x[0:p, start // PARTITIONS, at : at + count], moving=moving)
+            stationary = x[0:p, start // PARTITIONS, at : at + count]
+            nisa.nc_matmul(dst=sums, stationary=stationary, moving=moving, accumulate=start > 0)
     for at, count, sums in tiles:
         done = sbuf((count, width))
         nisa.tensor_copy(dst=done, src=sums)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import LIBRARY, check, emit, spec
 
+from kernelgen import hlo
 from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.loading import load_function
+from kernelgen.hlo import execute
 
 NKI = ("nki",)
 LLAMA = {"n_dims": 64, "mode": 0, "freq_base": 5e5}
@@ -63,6 +68,41 @@ def test_the_hlo_of_a_kernel_in_nki_is_its_own():
     kernel, _ = CASES["rms_norm"]
     assert emit(kernel, NKI) != emit(kernel, ("jax",))
     assert emit(kernel, NKI) == emit.__wrapped__(kernel, NKI)
+
+
+def emitted(kernel, targets):
+    chosen = Catalog([LIBRARY]).choose(kernel, NKI, targets[0])
+    assert chosen is not None
+    return hlo.emit_in("nki", kernel, load_function(*chosen), targets)
+
+
+@pytest.mark.parametrize("targets", [("trn1",), ("trn2",), ("trn1", "trn2")], ids="+".join)
+@pytest.mark.parametrize("name", ["mul_mat f16", "mul_mat q8_0", "prompt", "one token"])
+def test_a_kernel_in_nki_has_one_sum_per_tile_of_psum_on_every_target(name, targets):
+    notes = emitted(CASES[name][0], targets).notes["nki"]
+    assert [note for note in notes if "accumulate" in note] == []
+
+
+def test_every_product_of_a_kernel_in_nki_says_whether_it_adds():
+    calls = [
+        (path.name, node)
+        for path in sorted(LIBRARY.root.glob("nki_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "nc_matmul"
+    ]
+    assert {name for name, _ in calls} == {"nki_attention.py", "nki_matmul.py"}
+    assert [(name, call.lineno) for name, call in calls if "accumulate" not in {k.arg for k in call.keywords}] == []
+
+
+@pytest.mark.parametrize("n", [1, 70])
+def test_attention_of_every_target_has_the_same_values(n):
+    kernel = attention("f16", n, 300)
+    modules = [emitted(kernel, (target,)).hlo for target in ("trn1", "trn2")]
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=shape).astype(dtype) for _, dtype, shape in execute.parameters(modules[0])]
+    first, second = (execute.run(module, inputs)[0] for module in modules)
+    assert np.isfinite(first).all()
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize(

@@ -266,3 +266,91 @@ def test_a_row_that_is_loaded_once_meets_all_partitions():
 
     x = np.random.default_rng(0).normal(size=X.shape).astype(np.float32)
     np.testing.assert_array_equal(_older(function, x), x + x[0:1])
+
+
+def _transpose(transposed, given):
+    def function(x):
+        tile = sbuf(16, 8, dtype=given)
+        turned = psum(8, 16, dtype=transposed)
+        result = nl.ndarray((8, 16), transposed, buffer=nl.shared_hbm)
+        copied = sbuf(8, 16, dtype=transposed)
+        nisa.memset(tile, 1.0)
+        nisa.nc_transpose(dst=turned, data=tile)
+        nisa.tensor_copy(dst=copied, src=turned)
+        nisa.dma_copy(dst=result, src=copied)
+        return result
+
+    return function
+
+
+TRANSPOSES = [
+    (np.float32, np.float16, ("trn1",), True),
+    (np.float32, np.float16, ("inf2",), True),
+    (np.float16, np.float16, ("trn1",), False),
+    (np.float16, np.float16, ("trn2",), True),
+    (np.float32, np.float16, ("trn2",), False),
+    (np.float16, np.float16, ("trn1", "trn2"), False),
+    (np.float32, np.float16, ("trn1", "trn2"), False),
+    (np.float32, np.float32, ("trn1", "trn2", "trn3"), True),
+    (np.float16, np.float16, (), True),
+    (np.float32, np.float16, (), True),
+    (np.int32, np.float16, (), False),
+]
+
+
+@pytest.mark.parametrize(("transposed", "given", "targets", "allowed"), TRANSPOSES)
+def test_a_transpose_goes_to_psum_in_the_dtype_of_the_targets(transposed, given, targets, allowed):
+    function = _transpose(transposed, given)
+    if allowed:
+        kernel.record(function, [X], {}, older=False, targets=targets)
+        return
+    with pytest.raises(NkiError, match="err_transpose_dtype"):
+        kernel.record(function, [X], {}, older=False, targets=targets)
+
+
+def _sums(*steps):
+    """Returns the notes of products into PSUM: (columns of the tensor, accumulate), or None where the tensor is read."""
+
+    def function(x):
+        sums, a = psum(8, 16), sbuf(8, 8)
+        result = nl.ndarray((8, 16), np.float32, buffer=nl.shared_hbm)
+        copied = sbuf(8, 16)
+        nisa.memset(a, 1.0)
+        for step in steps:
+            if step is None:
+                nisa.tensor_copy(dst=copied, src=sums)
+            else:
+                nisa.nc_matmul(dst=sums[:, step[0]], stationary=a, moving=a, accumulate=step[1])
+        nisa.tensor_copy(dst=copied, src=sums)
+        nisa.dma_copy(dst=result, src=copied)
+        return result
+
+    return [note for note in kernel.record(function, [X], {}, older=False).notes if "accumulate" in note]
+
+
+LEFT, RIGHT = slice(0, 8), slice(8, 16)
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ([(LEFT, None), None, (LEFT, None)], "its tile in PSUM was read before"),
+        ([(LEFT, None), (RIGHT, None)], "several sums share one tensor in PSUM"),
+    ],
+)
+def test_a_product_that_leaves_accumulate_out_is_noted_where_a_device_may_add_to_another_sum(steps, why):
+    (note,) = _sums(*steps)
+    assert note.startswith(f"{__file__}:")
+    assert f"nc_matmul leaves accumulate out, and {why}; give accumulate=False" in note
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(LEFT, None), (LEFT, None)],
+        [(LEFT, False), (LEFT, True), None, (LEFT, False), (LEFT, True)],
+        [(LEFT, False), (RIGHT, False)],
+    ],
+)
+def test_products_of_one_sum_or_with_accumulate_are_not_noted(steps):
+    assert _sums(*steps) == []

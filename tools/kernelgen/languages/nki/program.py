@@ -53,6 +53,9 @@ class Buffer:
 MOST_STEPS = 4_000_000
 """Instructions and iterations that a kernel may have; recording so many takes some minutes and some gigabytes."""
 
+PRODUCTS = frozenset(("matmul", "accumulate"))
+"""Instructions that read of PSUM what they add to."""
+
 REGISTERS = Buffer("sbuf")
 """The registers of engines: instructions use them as tiles of SBUF, and they take nothing of it."""
 
@@ -70,6 +73,7 @@ class Storage:
         initial: None for memory that was never written (NaN where `held` is a float), or the values it begins with.
         parameter: the number of the kernel's tensor argument that it is, if it is one.
         written: which elements of PSUM were written: False for none, True for all, else an array; None for other memory.
+        finished: whether what products added up in it, memory in PSUM, was read since.
         first, last: the numbers of the first and last instruction that used it; (-1, -1) before any did.
     """
 
@@ -84,6 +88,7 @@ class Storage:
     written: np.ndarray[Any, Any] | bool | None = None
     mutable: bool = True
     stored: bool = False
+    finished: bool = False
     first: int = -1
     last: int = -1
 
@@ -177,6 +182,7 @@ class Recorder:
         self, *, older: bool = False, targets: tuple[str, ...] = (), grid: tuple[int, ...] = (), check: bool = True
     ) -> None:
         self.older = older
+        self.targets_given = bool(targets)
         self.targets = targets or ("trn1", "inf2", "trn2", "trn3")
         self.grid = grid
         self.check = check
@@ -248,6 +254,9 @@ class Recorder:
 
     def record(self, instruction: Instruction) -> None:
         self.block.items.append(instruction)
+        if instruction.op not in PRODUCTS:
+            for tensor in instruction.reads:
+                tensor.storage.finished = True
         self._used(instruction.reads + instruction.writes)
         self._step()
 

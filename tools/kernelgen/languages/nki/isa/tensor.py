@@ -9,8 +9,9 @@ import numpy as np
 
 from kernelgen.languages.nki import checks
 from kernelgen.languages.nki.dtypes import float32
-from kernelgen.languages.nki.errors import NkiValueError
+from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError, kernel_location
 from kernelgen.languages.nki.isa.common import destination, fitted
+from kernelgen.languages.nki.isa.constants import GENERATIONS, nc_version
 from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, lowering, masked, to_float
 from kernelgen.languages.nki.operators import accumulate, accumulation, emit, result
@@ -83,9 +84,51 @@ def nc_matmul(
     source_a, source_b = a, b
     if mask is not None and dst is None:
         source_a, source_b = _masked_operand(a, mask), _masked_operand(b, mask)
+    if is_transpose:
+        _transposed(b, target)
     mode = accumulation(target, accumulate)
+    _chain(target, accumulate, mode)
     emit("matmul", [source_a, source_b, *([] if mode == "set" else [target])], [target], (mode, double))
     return target
+
+
+def _transposed(data: Tensor, target: Tensor) -> None:
+    """The tensor engine of gen2 transposes into F32, and those of later generations into the input's dtype.
+
+    Where no target is given, what one of them takes is allowed.
+    """
+    recorder = current()
+    if not recorder.check or recorder.older or target.buffer.kind != "psum":
+        return
+    wanted = {t: float32 if GENERATIONS[t] <= nc_version.gen2 else data.dtype for t in recorder.targets}
+    wrong = [t for t, dtype in wanted.items() if dtype != target.dtype]
+    if wrong and (recorder.targets_given or len(wrong) == len(wanted)):
+        raise NkiTypeError(
+            "err_transpose_dtype",
+            f"a transpose of {data.dtype} into PSUM is {wanted[wrong[0]]} on {wrong[0]}, not {target.dtype}; "
+            "float32 on both sides is right on every target",
+        )
+
+
+def _chain(target: Tensor, wanted: bool | None, mode: Any) -> None:
+    """Notes where a product leaves `accumulate` out and a device may add it to another chain's sum."""
+    recorder, storage = current(), target.storage
+    if recorder.check and not recorder.older and wanted is None:
+        if storage.finished:
+            _note_chain("its tile in PSUM was read before")
+        elif isinstance(storage.written, np.ndarray) and mode == "set":
+            _note_chain("several sums share one tensor in PSUM")
+    storage.finished = False
+
+
+def _note_chain(why: str) -> None:
+    file, line = kernel_location()
+    note = (
+        f"{file}:{line}: nc_matmul leaves accumulate out, and {why}; "
+        "give accumulate=False for the first product of a sum and True for the others"
+    )
+    if note not in current().notes:
+        current().notes.append(note)
 
 
 def _masked_operand(operand: Tensor, mask: Any) -> Tensor:
@@ -140,6 +183,8 @@ def nc_transpose(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any 
         if source.mask is not None:
             shown = np.broadcast_to(source.mask, data.shape).reshape(rows, columns).T
     target = destination(dst, (columns, rows), dtype or data.dtype, [], shown, buffer)
+    if name != "vector":
+        _transposed(data, target)
     emit("transpose", [data], [target], None)
     return target
 
