@@ -91,3 +91,33 @@ def test_yamllint_finds(text: str) -> None:
     Path("bad.yaml").write_text(text)
     status, output = run("yamllint")
     assert status != 0 and "bad.yaml" in output
+
+
+@pytest.mark.parametrize(
+    ("target", "leaves"),
+    [("run", False), ("../{folder}/run", False), ("../run", True), ("/run", True), ("absent/../../run", True)],
+)
+def test_a_link_stays_in_the_repository(checkout: Path, target: str, leaves: bool) -> None:
+    to = target.format(folder=checkout.name)
+    Path("link").symlink_to(to)
+    assert list(lint.of_one_machine(["link"])) == leaves * [
+        f"link: it is a link to {to}, which is not in the repository"
+    ]
+
+
+@pytest.mark.parametrize("folder", ["/" + "root", "/home" + "/me", "/Users" + "/me", "{checkout}"])
+@pytest.mark.parametrize("line", ["{}/.cache", "x={}", '"{}",', "-I{}/include", "file://{}/x"])
+def test_a_folder_of_one_machine_is_found(checkout: Path, folder: str, line: str) -> None:
+    folder = folder.format(checkout=checkout)
+    Path("notes.md").write_text(f"good\n{line.format(folder)}\n")
+    assert list(lint.of_one_machine([*GOOD, "notes.md"])) == [
+        f"notes.md:2: {folder} is a folder of one machine: name it relative to the repository"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["$HOME/root", "a/home/me", "/rooted", "/home", "https://host/root/x", "~/Users/me", "${A}/root"]
+)
+def test_other_paths_are_taken(line: str) -> None:
+    Path("notes.md").write_text(line)
+    assert not list(lint.of_one_machine(["notes.md"]))

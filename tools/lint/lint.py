@@ -1,4 +1,5 @@
-"""Runs the linters over the checkout: ruff (format and lint), mypy --strict, buildifier, clang-format, shellcheck, yamllint.
+"""Runs the linters over the checkout: ruff (format and lint), mypy --strict, buildifier, clang-format, shellcheck, yamllint, and
+a look for links and paths that only one machine has.
 
     ./bazelw run //tools/lint             one line per linter, and what it says when it fails; exit status 1 then
     ./bazelw run //tools/lint -- --fix    mends what ruff, buildifier and clang-format can mend
@@ -28,6 +29,10 @@ _SHEBANG = re.compile(r"#!.*\b(?:ba|da)?sh\n")
 _SCRIPT_IN_STARLARK = re.compile(r'"""\\\n(#!/bin/sh\n.*?)"""', re.DOTALL)
 _FIELD = re.compile(r"\{(\{)|\}(\})|\{\w+\}")
 _CMAKE_FIELD = re.compile(r"@\w+@")
+# A folder of one user: not a part of a longer path or of an address.
+_USERS_FOLDER = re.compile(
+    rb"(?:(?<![\w./~$}>-])|(?<=-[IL])|(?<=file://))/(?:root|(?:home|Users)/\w+)(?=/|[\s\"'`:,;)]|$)"
+)
 
 
 def buildifier() -> list[str]:
@@ -89,6 +94,25 @@ def commands(files: Sequence[str], scripts: Sequence[str], fix: bool) -> Mapping
     }
 
 
+def of_one_machine(files: Sequence[str]) -> Iterator[str]:
+    """Yields what is wrong with files that work on one machine only.
+
+    Args:
+        files: tracked files and links, relative to the current folder, which is the checkout's.
+    """
+    checkout = Path.cwd().resolve()
+    for file in files:
+        path = Path(file)
+        if path.is_symlink():
+            to = path.readlink()
+            if to.is_absolute() or not (path.parent / to).resolve().is_relative_to(checkout):
+                yield f"{file}: it is a link to {to}, which is not in the repository"
+            continue
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            if found := _USERS_FOLDER.search(line) or re.search(re.escape(bytes(checkout)) + rb"(?![\w-])", line):
+                yield f"{file}:{number}: {found[0].decode()} is a folder of one machine: name it relative to the repository"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--fix", action="store_true", help="Mend what can be mended.")
@@ -97,6 +121,9 @@ def main() -> int:
     tracked = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.splitlines()
     files = [file for file in tracked if Path(file).is_file()]
     failed = 0
+    wrong = list(of_one_machine([file for file in tracked if Path(file).is_file() or Path(file).is_symlink()]))
+    print("\n".join([f"{'failed' if wrong else 'passed'}: links and paths of one machine", *wrong]), flush=True)
+    failed += bool(wrong)
     with tempfile.TemporaryDirectory() as scratch:
         scripts = []
         for name, text in shell_scripts(files):
