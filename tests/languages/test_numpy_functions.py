@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from traced import run
 
 from kernelgen.languages.numpy import functions
@@ -73,3 +74,37 @@ def test_expressions_are_what_numpy_computes() -> None:
         elif not np.allclose(have, want, rtol=2e-5, atol=1e-5, equal_nan=True):
             wrong.append(f"{text}: {have} not {want}")
     assert not wrong, "\n".join(wrong)
+
+
+def _same(function: Any, *arrays: np.ndarray[Any, Any]) -> None:
+    with np.errstate(all="ignore"):
+        wanted = function(*arrays)
+    for want, have in zip(wanted, run(function, *arrays), strict=True):
+        assert have.dtype == want.dtype
+        np.testing.assert_allclose(have, want, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32])
+def test_integers_are_divided_by_0_as_numpy_does(dtype: Any) -> None:
+    info = np.iinfo(dtype)
+    ends = [info.min, info.min + 1, 1, 7, 0, info.max] + ([-1, -7] if info.min else [2, 8])
+    x, y = (np.ascontiguousarray(v) for v in np.meshgrid(np.array(ends, dtype), np.array(ends, dtype)))
+    _same(lambda a, b: [a // b, a % b, np.floor_divide(a, b), np.remainder(a, b)], x, y)
+
+
+def test_the_variance_of_float16_overflows_where_numpys_does() -> None:
+    rows = [[0] * 100 + [300], [60_000] * 101, list(range(0, 10_100, 100)), [1, -1] * 50 + [0], [100, -100] * 50 + [3]]
+    x = np.array(rows, np.float16)
+
+    def kernel(a: Any) -> list[Any]:
+        return [
+            np.var(a, axis=1),
+            np.std(a, axis=1),
+            np.var(a, axis=1, dtype=np.float32),
+            np.var(a[3:], ddof=1),
+            np.mean(a, axis=1),
+        ]
+
+    with np.errstate(all="ignore"):
+        assert np.isinf(np.var(x, axis=1)[:3]).all() and np.isfinite(np.var(x, axis=1)[3])
+    _same(kernel, x)

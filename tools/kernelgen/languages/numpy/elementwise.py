@@ -46,19 +46,21 @@ def _all_elements(where: Any) -> None:
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    if a.dtype.kind == "u":
-        return lax.rem(a, b)
+    """Integers that are divided by 0 leave 0, as in NumPy; XLA gives the dividend."""
     rest = lax.rem(a, b)
-    return jnp.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+    if a.dtype.kind != "u":
+        rest = jnp.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+    return rest if is_float(a.dtype) else jnp.where(b == 0, jnp.zeros_like(rest), rest)
 
 
 def _floor_divide(a: Any, b: Any) -> Any:
+    """Integers that are divided by 0 give 0, as in NumPy; XLA gives one with all bits set."""
     if is_float(a.dtype):
         return lax.floor(a / b)
     whole = lax.div(a, b)
-    if a.dtype.kind == "u":
-        return whole
-    return jnp.where((lax.rem(a, b) != 0) & ((a < 0) != (b < 0)), whole - 1, whole)
+    if a.dtype.kind != "u":
+        whole = jnp.where((lax.rem(a, b) != 0) & ((a < 0) != (b < 0)), whole - 1, whole)
+    return jnp.where(b == 0, jnp.zeros_like(whole), whole)
 
 
 def _logaddexp(a: Any, b: Any) -> Any:

@@ -130,17 +130,27 @@ def var(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = False, **_: Any
 ) -> Tensor:
     x, average, over, wanted = _moments(a, axis, dtype, ddof)
-    count = np.prod([x.shape[k] for k in over]) - ddof
-    found = jnp.sum(jnp.square(x - average), axis=over) / np.float32(count)
+    count = np.prod([x.shape[k] for k in over])
+    # Of float16 NumPy's steps are float16: what is beyond its range on the way is infinite, even where the variance is not.
+    step = _in_range if dtype is None and tensor(a).dtype == np.float16 else lambda value: value
+    if step is _in_range:
+        average = step(step(jnp.sum(x, axis=over, keepdims=True)) / np.float32(count))
+    squares = step(jnp.square(step(x - average)))
+    found = step(jnp.sum(squares, axis=over)) / np.float32(count - ddof)
     return made(x, _kept(x, found, over, keepdims).astype(wanted))
+
+
+def _in_range(value: Any) -> Any:
+    """Returns float32 values with infinity for those that float16 rounds to it."""
+    return jnp.where(lax.abs(value) < np.float32(65_520), value, value * np.float32(np.inf))
 
 
 @implements(np.std)
 def std(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = False, **_: Any
 ) -> Tensor:
-    found = var(a, axis, FLOAT32, None, ddof, keepdims)
     x = tensor(a)
+    found = var(a, axis, None if dtype is None and x.dtype == np.float16 else FLOAT32, None, ddof, keepdims)
     return made(x, lax.sqrt(found.array).astype(floating(x.dtype) if dtype is None else narrowed(dtype)))
 
 
