@@ -108,6 +108,125 @@ REFUSED = {
         "err_size_of_dimension_exceed_arch_limit",
     ),
     "partition axis": (lambda x: nisa.tensor_reduce(sbuf(8, 1), nl.add, sbuf(8, 8), 0), "err_unsupported_reduce_axis"),
+    "dma_compute unique_indices": (
+        lambda x: nisa.dma_compute(sbuf(128, 512), [x, x], nl.add, unique_indices=False),
+        "err_unique_indices",
+    ),
+    "dma_copy unique_indices": (
+        lambda x: nisa.dma_copy(dst=sbuf(128, 512), src=x, dst_rmw_op=nl.add, unique_indices=False),
+        "err_unique_indices",
+    ),
+    "dma_compute reduce_op": (lambda x: nisa.dma_compute(sbuf(128, 512), [x, x], nl.maximum), "err_unsupported_op"),
+    "dma_compute scales": (
+        lambda x: nisa.dma_compute(sbuf(128, 512), [x, x], nl.add, scales=[1.0, 2.0]),
+        "err_dma_scales",
+    ),
+    "dma_compute sources": (lambda x: nisa.dma_compute(sbuf(128, 512), [x] * 17, nl.add), "err_dma_sources"),
+    "integer stationary": (lambda x: matmul(a=np.int32), "err_matmul_dtype"),
+    "integer moving": (lambda x: matmul(a=np.float16, b=np.int32), "err_matmul_dtype"),
+    "integers both": (lambda x: matmul(a=np.int32, b=np.int32), "err_matmul_dtype"),
+    "activation reduce_op": (
+        lambda x: nisa.activation(sbuf(8, 8), nl.exp, sbuf(8, 8), reduce_op=nl.maximum, reduce_res=sbuf(8, 1)),
+        "err_unsupported_op",
+    ),
+    "activation_reduce reduce_op": (
+        lambda x: nisa.activation_reduce(sbuf(8, 8), nl.exp, sbuf(8, 8), nl.maximum, sbuf(8, 1)),
+        "err_unsupported_op",
+    ),
+    "activate2 relu_param": (
+        lambda x: nisa.activate2(sbuf(8, 8), nl.relu, sbuf(8, 8), 1.0, 0.0, nl.multiply, nl.add, relu_param=0.1),
+        "err_unsupported_op",
+    ),
+    "tensor_tensor from PSUM": (
+        lambda x: nisa.tensor_tensor(sbuf(8, 8), psum(8, 8), psum(8, 8), nl.add),
+        "err_unsupported_memory",
+    ),
+    "scalar_tensor_tensor from PSUM": (
+        lambda x: nisa.scalar_tensor_tensor(sbuf(8, 8), psum(8, 8), nl.add, 1.0, nl.add, psum(8, 8)),
+        "err_unsupported_memory",
+    ),
+    "tensor_tensor_scan from PSUM": (
+        lambda x: nisa.tensor_tensor_scan(sbuf(8, 8), psum(8, 8), psum(8, 8), 0.0, nl.add, nl.add),
+        "err_unsupported_memory",
+    ),
+    "tensor_copy_predicated from PSUM": (
+        lambda x: nisa.tensor_copy_predicated(sbuf(8, 8), psum(8, 8), psum(8, 8, dtype=np.uint8)),
+        "err_unsupported_memory",
+    ),
+    "select_reduce from PSUM": (
+        lambda x: nisa.select_reduce(sbuf(8, 8), psum(8, 8, dtype=np.uint8), psum(8, 8), 0.0),
+        "err_unsupported_memory",
+    ),
+    "power on GpSimd and PSUM": (
+        lambda x: nisa.tensor_tensor(sbuf(8, 8), psum(8, 8), sbuf(8, 8), nl.power),
+        "err_unsupported_memory",
+    ),
+    "tensor_copy on GpSimd": (
+        lambda x: nisa.tensor_copy(sbuf(8, 8), psum(8, 8), engine=nisa.engine.gpsimd),
+        "err_unsupported_memory",
+    ),
+    "memset on GpSimd": (
+        lambda x: nisa.memset(psum(8, 8), 0.0, engine=nisa.engine.gpsimd),
+        "err_unsupported_memory",
+    ),
+    "memset on scalar": (
+        lambda x: nisa.memset(sbuf(8, 8), 0.0, engine=nisa.engine.scalar),
+        "err_unsupported_engine",
+    ),
+    "tensor_tensor on scalar": (
+        lambda x: nisa.tensor_tensor(sbuf(8, 8), sbuf(8, 8), sbuf(8, 8), nl.add, engine=nisa.engine.scalar),
+        "err_unsupported_engine",
+    ),
+    "tensor_scalar on scalar": (
+        lambda x: nisa.tensor_scalar(sbuf(8, 8), sbuf(8, 8), nl.maximum, 0.0, engine=nisa.engine.scalar),
+        "err_unsupported_engine",
+    ),
+    "tensor_scalar on GpSimd": (
+        lambda x: nisa.tensor_scalar(sbuf(8, 8), sbuf(8, 8), nl.add, 0.0, engine=nisa.engine.gpsimd),
+        "err_unsupported_engine",
+    ),
+    "engine of a DMA": (
+        lambda x: nisa.dma_copy(dst=sbuf(128, 512), src=x, engine=nisa.engine.scalar),
+        "err_dma_engine",
+    ),
+    "priority of a DMA": (lambda x: nisa.dma_copy(dst=sbuf(128, 512), src=x, priority=4), "err_dma_priority"),
+    "oob_mode of a transpose": (
+        lambda x: nisa.dma_transpose(sbuf(8, 128), x[:, 0:8], oob_mode=nisa.oob_mode.skip),
+        "err_oob_mode",
+    ),
+    "name": (lambda x: nisa.memset(sbuf(8, 8), 0.0, name=3), "err_instruction_name"),
+    "unknown argument": (lambda x: nisa.memset(sbuf(8, 8), 0.0, evil=3), "err_arguments"),
+    "start partition of data": (
+        lambda x: nisa.tensor_copy(sbuf(64, 8), sbuf(128, 8)[5:69]),
+        "err_start_partition",
+    ),
+    "start partition of a result": (
+        lambda x: nisa.activation(sbuf(128, 8)[16:32], nl.exp, sbuf(16, 8)),
+        "err_start_partition",
+    ),
+    "start partition of an operand": (
+        lambda x: nisa.nc_matmul(psum(8, 8), sbuf(128, 8)[32:96], sbuf(64, 8)),
+        "err_start_partition",
+    ),
+    "start partition of a pattern": (
+        lambda x: nisa.tensor_copy(sbuf(65, 8), sbuf(128, 8).ap([[8, 65], [1, 8]], offset=32 * 8)),
+        "err_start_partition",
+    ),
+    "tile size": (lambda x: matmul(k=64, tile_position=(0, 0), tile_size=(32, 128)), "err_tile_position_and_size"),
+    "bitwise into floats": (
+        lambda x: nisa.tensor_scalar(sbuf(8, 8), sbuf(8, 8, dtype=np.int32), nl.bitwise_and, 1),
+        "err_bitwise_on_float",
+    ),
+    "bitwise with a fraction": (
+        lambda x: nisa.tensor_scalar(sbuf(8, 8, dtype=np.int32), sbuf(8, 8, dtype=np.int32), nl.bitwise_and, 0.5),
+        "err_bitwise_on_float",
+    ),
+    "bitwise with a reduction": (
+        lambda x: nisa.tensor_scalar_reduce(
+            sbuf(8, 8, dtype=np.int32), sbuf(8, 8, dtype=np.int32), nl.bitwise_and, 1, nl.add, sbuf(8, 1)
+        ),
+        "err_unsupported_op",
+    ),
     "index": (lambda x: x[128, 0], "err_index_out_of_bounds"),
     "slice": (lambda x: nisa.dma_copy(dst=sbuf(128, 8), src=x[:, 508:516]), "err_access_out_of_bounds"),
     "pattern": (lambda x: x.ap([[512, 128], [1, 513]]), "err_access_out_of_bounds"),
@@ -328,7 +447,110 @@ def _sums(*steps):
     return [note for note in kernel.record(function, [X], {}, older=False).notes if "accumulate" in note]
 
 
+STARTS = [(1, 96), (16, 64), (32, 32), (33, 64), (64, 64), (65, 0), (128, 0)]
+
+
+@pytest.mark.parametrize(("count", "start"), STARTS)
+def test_an_engine_reads_and_writes_from_these_partitions(count, start):
+    def function(x):
+        a, b = sbuf(128, 8), sbuf(128, 8)
+        result = nl.ndarray((count, 8), np.float32, buffer=nl.shared_hbm)
+        nisa.memset(a, 1.0)
+        nisa.tensor_copy(dst=b[start : start + count], src=a[start : start + count])
+        nisa.dma_copy(dst=result, src=b[start : start + count])
+        return result
+
+    kernel.record(function, [X], {}, older=False)
+
+
+def test_a_dma_reads_from_any_partition_and_the_older_compiler_places_tiles_itself():
+    def newer(x):
+        result = nl.ndarray((64, 512), x.dtype, buffer=nl.shared_hbm)
+        tile = sbuf(128, 512)
+        nisa.dma_copy(dst=tile, src=x)
+        nisa.dma_copy(dst=result, src=tile[5:69])
+        return result
+
+    def older(x):
+        result = older_nl.ndarray((64, 512), x.dtype, buffer=older_nl.shared_hbm)
+        older_nl.store(result, older_nl.exp(older_nl.load(x)[5:69]))
+        return result
+
+    kernel.record(newer, [X], {}, older=False)
+    kernel.record(older, [X], {}, older=True)
+
+
+NEEDS = [
+    (lambda x: nisa.dma_copy(dst=sbuf(128, 512), src=x, dge_mode=nisa.dge_mode.hwdge), "dge_mode hwdge"),
+    (lambda x: nisa.tensor_copy(sbuf(8, 8), sbuf(8, 8), engine=nisa.engine.scalar), "tensor_copy on the scalar engine"),
+    (lambda x: nisa.rng(sbuf(8, 8, dtype=np.int32), engine=nisa.engine.gpsimd), "rng on GpSimd"),
+    (lambda x: matmul(k=32, tile_position=(0, 0), tile_size=(32, 128)), "a tile_size of 32 rows"),
+]
+
+
+@pytest.mark.parametrize(("act", "what"), NEEDS, ids=[what for _, what in NEEDS])
+def test_what_a_target_does_not_have(act, what):
+    def function(x):
+        act(x)
+        result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=result, src=x)
+        return result
+
+    kernel.record(function, [X], {}, older=False, targets=("trn2", "trn3"))
+    with pytest.raises(NkiError, match=f"err_unsupported_on_target: {what} needs NeuronCore-v3 .* trn1 has v2"):
+        kernel.record(function, [X], {}, older=False, targets=("trn2", "trn1"))
+
+
+def _sum_onto(prepare, *accumulate, targets=("trn2",)):
+    def function(x):
+        sums, a = psum(8, 16), sbuf(8, 8)
+        result = nl.ndarray((8, 16), np.float32, buffer=nl.shared_hbm)
+        copied = sbuf(8, 16)
+        nisa.memset(a, 1.0)
+        prepare(sums, a)
+        for each in accumulate:
+            nisa.nc_matmul(dst=sums[:, LEFT], stationary=a, moving=a, accumulate=each)
+        nisa.tensor_copy(dst=copied, src=sums)
+        nisa.dma_copy(dst=result, src=copied)
+        return result
+
+    return kernel.record(function, [X], {}, older=False, targets=targets)
+
+
 LEFT, RIGHT = slice(0, 8), slice(8, 16)
+ONTO = {
+    "other data": (lambda sums, a: nisa.memset(sums, 1.0), (None,), "another instruction wrote there"),
+    "other data, said so": (lambda sums, a: nisa.memset(sums, 1.0), (True,), "another instruction wrote there"),
+    "zeros, said so": (lambda sums, a: nisa.memset(sums, 0.0), (True,), "another instruction wrote there"),
+    "a copy": (lambda sums, a: nisa.tensor_copy(sums[:, LEFT], a), (None,), "another instruction wrote there"),
+    "some other data": (lambda sums, a: nisa.memset(sums[:, 7:9], 1.0), (None,), "another instruction wrote there"),
+    "nothing": (lambda sums, a: None, (True,), "nothing was written there"),
+}
+
+
+@pytest.mark.parametrize("name", ONTO)
+def test_a_product_is_not_added_to_what_is_no_product(name):
+    prepare, accumulate, why = ONTO[name]
+    with pytest.raises(NkiError, match=f"err_psum_accumulate: .*{why}"):
+        _sum_onto(prepare, *accumulate)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "accumulate", "targets"),
+    [
+        (lambda sums, a: nisa.memset(sums, 1.0), (False, True), ("trn2",)),
+        (lambda sums, a: nisa.memset(sums[:, RIGHT], 1.0), (None, None), ("trn2",)),
+        (lambda sums, a: nisa.memset(sums, 1.0), (True,), ("trn3",)),
+        (lambda sums, a: None, (None, True), ("trn2",)),
+    ],
+)
+def test_a_product_is_added_to_products(prepare, accumulate, targets):
+    _sum_onto(prepare, *accumulate, targets=targets)
+
+
+def test_a_product_onto_zeros_that_leaves_accumulate_out_is_noted():
+    notes = _sum_onto(lambda sums, a: nisa.memset(sums, 0.0), None).notes
+    assert any("an instruction that is no product put zeros there; give accumulate=False" in note for note in notes)
 
 
 @pytest.mark.parametrize(

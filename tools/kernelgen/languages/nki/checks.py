@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernelgen import targets
-from kernelgen.languages.nki.dtypes import float32
+from kernelgen.languages.nki.dtypes import float32, is_float
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from kernelgen.languages.nki.program import Recorder, Storage, current
 from kernelgen.languages.nki.tensors import Tensor
@@ -102,10 +102,39 @@ def partitions_agree(operands: Sequence[Tensor], shape: tuple[int, ...]) -> None
 
 
 def operand_on_chip(tensor: Tensor, what: str) -> None:
-    if not tensor.on_chip and tensor.storage.initial is None and current().check:
-        raise NkiTypeError(
-            "err_unsupported_memory",
-            f"an operand of {what} is in {tensor.buffer}; load it into SBUF first",
+    if not tensor.on_chip:
+        if tensor.storage.initial is None and current().check:
+            raise NkiTypeError(
+                "err_unsupported_memory",
+                f"an operand of {what} is in {tensor.buffer}; load it into SBUF first",
+            )
+    elif tensor.offset:
+        start_partition(tensor, what)
+
+
+def start_partition(tensor: Tensor, what: str) -> None:
+    """An engine reads and writes from partition 0, 32, 64 or 96 on: over 32 partitions from 0 or 64, over 64 from 0.
+
+    AWS's guide to the architecture of Trainium and Inferentia2, "Partition-dimension access patterns". The compiler of the older
+    generation places tiles itself, so what is a part of one there is not looked at.
+    """
+    recorder = current()
+    if not recorder.check or recorder.older or tensor.gather is not None or tensor.dynamic or not tensor.dims:
+        return
+    row = tensor.storage.bytes_per_partition
+    stride, count = tensor.dims[0]
+    if not stride:
+        count = 1
+    if count > 1 and stride * tensor.dtype.itemsize != row:
+        return
+    start = tensor.offset * tensor.dtype.itemsize // row
+    step = PARTITIONS if count > 64 else 64 if count > 32 else 32
+    if start % step:
+        starts = " or ".join(map(str, range(0, PARTITIONS, step)))
+        raise NkiValueError(
+            "err_start_partition",
+            f"{what} is on {count} partition{'s'[: count > 1]} from {start} on; an engine reads and writes that many from {starts} "
+            "on; move it there with dma_copy",
         )
 
 
@@ -170,6 +199,12 @@ def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double:
             "err_size_of_dimension_exceed_arch_limit",
             f"the free size {n} of the moving tile exceeds the hardware limit {limit}",
         )
+    for what, operand in (("stationary", stationary), ("moving", moving)):
+        if not is_float(operand.dtype):
+            raise NkiTypeError(
+                "err_matmul_dtype",
+                f"{what} is {operand.dtype}; the tensor engine multiplies floats: copy it to a tile of bfloat16 or float32",
+            )
     if (stationary.dtype == float32) != (moving.dtype == float32):
         raise NkiTypeError(
             "err_matmul_dtype",
@@ -199,12 +234,44 @@ def psum_bank(target: Tensor) -> None:
         )
 
 
-def vector_operands(name: str, engine: str, operands: Sequence[Tensor]) -> None:
+def engine(what: str, given: Any, *allowed: str) -> str:
+    """Returns the name of the engine that an instruction is given to, "unknown" where the compiler takes one.
+
+    Raises:
+        NkiValueError: the instruction does not run there.
+    """
+    name = str(getattr(given, "name", given) or "unknown")
+    if current().check and name not in ("unknown", *allowed):
+        raise NkiValueError("err_unsupported_engine", f"{what} runs on {' or '.join(allowed)}, not on {name}")
+    return name
+
+
+def reachable(what: str, engine: str, tiles: Sequence[Tensor]) -> None:
     """GpSimd can't reach PSUM."""
-    if current().check and engine == "gpsimd":
-        for operand in operands:
-            if operand.buffer.kind == "psum":
-                raise NkiTypeError("err_unsupported_memory", f"{name} on GpSimd can't access PSUM")
+    if current().check and engine == "gpsimd" and any(tile.buffer.kind == "psum" for tile in tiles):
+        raise NkiTypeError("err_unsupported_memory", f"{what} on GpSimd can't access PSUM")
+
+
+def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
+    """The vector engine reads one tile of PSUM at most."""
+    if current().check and all(isinstance(t, Tensor) and t.buffer.kind == "psum" for t in (a, b)):
+        raise NkiTypeError(
+            "err_unsupported_memory",
+            f"{first} and {second} of {what} are both in PSUM, of which the vector engine reads one tile at most; copy one to "
+            "SBUF with tensor_copy",
+        )
+
+
+def name(given: Any) -> None:
+    """An instruction's name is text and has no effect."""
+    if given is not None and not isinstance(given, str):
+        raise NkiTypeError("err_instruction_name", f"an instruction's name is text, not {type(given).__name__}")
+
+
+def priority(given: Any) -> None:
+    """A DMA's priority has no effect on values."""
+    if given not in (None, 0, 1, 2, 3):
+        raise NkiValueError("err_dma_priority", f"the priority of a DMA is 0, 1, 2 or 3, not {given!r}")
 
 
 def per_partition(value: Any, tile: Tensor, what: str) -> None:

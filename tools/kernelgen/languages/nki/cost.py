@@ -4,8 +4,9 @@ This is a model and no measurement.
 
 Cycles (AWS's documentation of nki.isa): the vector and scalar engines take one per element of a partition, 64 at least; an
 activation that reduces as well takes 64 more; GpSimd takes 150 more; the tensor engine takes max(min(64, columns of the stationary
-tile), columns of the moving one), four times that for float32. DMA is counted in bytes. What instructions wait for each other is
-not modelled. The kernel's notes have the figures; `kernelgen inspect --cost` prints them.
+tile), columns of the moving one), four times that for float32 or, where an operand is said to have ones and zeros alone, twice. DMA
+is counted in bytes. What instructions wait for each other is not modelled. The kernel's notes have the figures; `kernelgen inspect
+--cost` prints them.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def _engine(instruction: Instruction) -> str:
         return "tensor"
     if op == "activation":
         return "scalar"
+    if op == "tensor_tensor":
+        return str(instruction.attributes[1])
     return "gpsimd" if op in _GPSIMD else "vector"
 
 
@@ -111,8 +114,9 @@ def _cycles(instruction: Instruction, engine: str) -> int:
     if engine == "tensor":
         stationary, moving = (instruction.reads * 2)[:2]
         double = bool(instruction.op == "matmul" and instruction.attributes[1])
+        onezero = bool(instruction.op == "matmul" and instruction.attributes[2])
         columns, rows = (_per_partition(t) // (2 if double else 1) for t in (stationary, moving))
-        return max(min(LEAST_CYCLES, columns), rows) * (4 if moving.dtype == float32 else 1)
+        return max(min(LEAST_CYCLES, columns), rows) * ((2 if onezero else 4) if moving.dtype == float32 else 1)
     most = max(map(_per_partition, (*instruction.reads, *instruction.writes)))
     taken = max(LEAST_CYCLES, most)
     if engine == "scalar" and len(instruction.writes) > 1:

@@ -24,6 +24,7 @@ from kernelgen.languages.nki.program import (
     SHARED_HBM,
     Buffer,
     LoopIndex,
+    Origin,
     current,
     recording,
 )
@@ -160,6 +161,8 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> 
     if value is not None:
         made.storage.initial = np.full(made.shape, value).astype(made.dtype)
         operators.mark_written(made)
+        if made.storage.origin is not None:
+            made.storage.origin = Origin.ZEROS if value == 0 else Origin.OTHER
     return made
 
 

@@ -56,28 +56,40 @@ def to_float(value: Any) -> Any:
     return value if value.dtype == np.float32 else lax.convert_element_type(value, np.float32)
 
 
-def converted(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns values in another dtype: to integers rounded to nearest even and saturating, to others rounded to nearest even."""
-    if value.dtype == dtype:
+def bits(value: Any, itemsize: int) -> Any:
+    """Returns the bit patterns of integers as unsigned ones of `itemsize` bytes: zeros above, or what is above left out."""
+    own = np.dtype(value.dtype)
+    if own != boolean:
+        value = lax.convert_element_type(value, np.dtype(f"u{own.itemsize}") if is_int(own) else np.uint32)
+    return lax.convert_element_type(value, np.dtype(f"u{itemsize}"))
+
+
+def converted(value: Any, dtype: np.dtype[Any], exact: bool = False) -> Any:
+    """Returns values in another dtype, by way of float32 as engines and DMA convert: rounded to nearest even, integers saturating.
+
+    With `exact` integers keep their bits where they become other integers: results of operations on bits and integers.
+    """
+    own = np.dtype(value.dtype)
+    if own == dtype:
         return value
     if dtype == boolean:
         return value != 0
-    if is_int(dtype) and jnp.issubdtype(value.dtype, jnp.floating):
+    if is_int(dtype) and own != boolean and not (exact and is_int(own)) and not _holds_all(dtype, own):
         info = np.iinfo(dtype)
-        exact = lax.round(to_float(value), lax.RoundingMethod.TO_NEAREST_EVEN)
+        rounded = lax.round(to_float(value), lax.RoundingMethod.TO_NEAREST_EVEN)
         # The greatest float32 below the limit: the limit itself may round up to one beyond it.
         highest = np.nextafter(np.float32(info.max), np.float32(0)) if info.max >= 1 << 24 else np.float32(info.max)
-        clamped = lax.clamp(np.float32(info.min), exact, highest)
+        clamped = lax.clamp(np.float32(info.min), rounded, highest)
         result = lax.convert_element_type(clamped, dtype)
         if info.max >= 1 << 24:
-            result = jnp.where(exact >= np.float32(info.max), np.asarray(info.max, dtype), result)
+            result = jnp.where(rounded >= np.float32(info.max), np.asarray(info.max, dtype), result)
         return result
-    if is_int(dtype) and dtype.itemsize < np.dtype(value.dtype).itemsize and value.dtype != boolean:
-        info = np.iinfo(dtype)
-        own = np.iinfo(value.dtype)
-        low, high = max(info.min, own.min), min(info.max, own.max)
-        return lax.convert_element_type(jnp.clip(value, low, high), dtype)
     return lax.convert_element_type(value, dtype)
+
+
+def _holds_all(dtype: np.dtype[Any], own: np.dtype[Any]) -> bool:
+    """Whether every integer of `own` is one of `dtype` and a float32."""
+    return is_int(own) and own.itemsize < 4 and np.can_cast(own, dtype)
 
 
 class Context:
@@ -181,13 +193,13 @@ class Context:
             return jnp.take(held.reshape(-1), memory.flat_indices(tensor.dims, offset), axis=0, mode="clip"), None
         return memory.read(held, tensor.dims, tensor.offset, starts), None
 
-    def write(self, tensor: Tensor, value: Any, ok: Any = None) -> None:
-        """Writes values to the elements of a view that its mask shows, converted to what the memory holds."""
+    def write(self, tensor: Tensor, value: Any, ok: Any = None, exact: bool = False) -> None:
+        """Writes values to the elements of a view that its mask shows, converted to what the memory holds (see `converted`)."""
         storage = tensor.storage
         held = self.memory(storage)
         if tensor.cast is not None:
             held = memory.bitcast(held, tensor.cast)
-        value = converted(jnp.asarray(value), np.dtype(held.dtype))
+        value = converted(jnp.asarray(value), np.dtype(held.dtype), exact)
         if value.shape != tensor.shape:
             value = jnp.broadcast_to(value, tensor.shape)
         shown = shown_of(tensor)
@@ -342,4 +354,15 @@ def masked(value: Any, tensor: Tensor, neutral: Any) -> Any:
     return value if shown is None else jnp.where(shown, value, jnp.asarray(neutral, value.dtype))
 
 
-__all__ = ["LOWERINGS", "Context", "computes", "converted", "float32", "lowering", "masked", "shown_of", "to_float"]
+__all__ = [
+    "LOWERINGS",
+    "Context",
+    "bits",
+    "computes",
+    "converted",
+    "float32",
+    "lowering",
+    "masked",
+    "shown_of",
+    "to_float",
+]

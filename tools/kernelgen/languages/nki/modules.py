@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kernelgen.languages.nki import kernel, language
-from kernelgen.languages.nki.errors import NkiError
+from kernelgen.languages.nki import checks, kernel, language
+from kernelgen.languages.nki.errors import NkiError, NkiTypeError
 from kernelgen.languages.nki.isa import constants, newer, older
 from kernelgen.languages.nki.program import PSUM, SBUF
 from kernelgen.languages.nki.tensors import Tensor
@@ -109,10 +111,36 @@ def _compiler() -> dict[str, Any]:
     }
 
 
+def _instructions(module: types.ModuleType) -> dict[str, Any]:
+    """Returns the public names of a module, its functions with a parameter more: the instruction's name."""
+    return {
+        key: _named(value) if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ else value
+        for key, value in _public(module).items()
+    }
+
+
+def _named(function: types.FunctionType) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def named(*args: Any, name: Any = None, **kwargs: Any) -> Any:
+        checks.name(name)
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as wrong:
+                raise NkiTypeError("err_arguments", f"{function.__name__}: {wrong}") from None
+            raise
+
+    return named
+
+
 def older_modules() -> dict[str, types.ModuleType]:
     """Returns the modules of `neuronxcc.nki`, by name."""
     root = "neuronxcc.nki"
-    isa = _module(f"{root}.isa", _public(older))
+    isa = _module(f"{root}.isa", _instructions(older))
     isa.constants = _module(f"{root}.isa.constants", {**_public(constants), "dge_mode": constants.older_dge_mode})  # type: ignore[attr-defined]
     nl = _module(f"{root}.language", language.names())
     jit = kernel.decorator(True)
@@ -148,7 +176,7 @@ def _as_dtype(value: Any) -> Any:
 
 def newer_modules() -> dict[str, types.ModuleType]:
     """Returns the modules of `nki`, by name."""
-    isa = _module("nki.isa", {**_public(newer), "dma_engine": constants.dma_engine})
+    isa = _module("nki.isa", {**_instructions(newer), "dma_engine": constants.dma_engine})
     isa.constants = _module("nki.isa.constants", {**_public(constants), "dge_mode": constants.newer_dge_mode})  # type: ignore[attr-defined]
     nl = _module("nki.language", {name: _as_dtype(value) for name, value in language.names().items()})
     nl.dtypes = _module("nki.language.dtypes", {k: v for k, v in vars(nl).items() if isinstance(v, type | np.dtype)})  # type: ignore[attr-defined]

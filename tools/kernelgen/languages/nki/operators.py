@@ -13,8 +13,8 @@ from kernelgen.languages.nki.dtypes import boolean, dtype_of, float32, int32, is
 from kernelgen.languages.nki.elementwise import BINARY, BITWISE, COMPARISONS, REDUCTIONS, UNARY, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError, kernel_location
 from kernelgen.languages.nki.lazy import jnp, lax
-from kernelgen.languages.nki.lower import Context, computes, lowering, masked, to_float
-from kernelgen.languages.nki.program import PSUM, SBUF, Buffer, Instruction, Storage, current
+from kernelgen.languages.nki.lower import Context, bits, computes, lowering, masked, to_float
+from kernelgen.languages.nki.program import PRODUCTS, PSUM, SBUF, Buffer, Instruction, Origin, Storage, current
 from kernelgen.languages.nki.tensors import Tensor
 
 
@@ -30,6 +30,8 @@ def emit(
         if not tensor.storage.mutable:
             checks.writable(tensor)
         mark_written(tensor)
+        if tensor.storage.origin is not None and not current().older:
+            _put(tensor, "origin", _origin(op, attributes))
     for tensor in reads:
         if tensor.valid is not None:
             checks.inside(tensor)
@@ -40,16 +42,22 @@ def emit(
     current().record(Instruction(op, tuple(reads), tuple(writes), attributes, integers, file, line))
 
 
-def flags(tensor: Tensor) -> Any:
-    """Returns what of PSUM was written, in the tensor's shape: where it has the memory's own dtype, a view that may be changed."""
-    written = _written(tensor.storage)
+def _origin(op: str, attributes: Hashable) -> Origin:
+    if op in PRODUCTS or op == "transpose":
+        return Origin.TENSOR_ENGINE
+    return Origin.ZEROS if op == "fill" and attributes == 0 else Origin.OTHER
+
+
+def flags(tensor: Tensor, what: str = "written") -> Any:
+    """Returns what of PSUM was written, or its `origin`, in the tensor's shape: of its own dtype, a view that may be changed."""
+    written = _each(tensor.storage, what)
     if tensor.gather is not None:
         width = tensor.storage.dtype.itemsize // tensor.dtype.itemsize if tensor.cast is not None else 1
         return written[np.clip(tensor.gather // max(width, 1), 0, written.size - 1)]
     if tensor.valid is not None:
-        return np.zeros(tensor.shape, np.bool_)
+        return np.zeros(tensor.shape, written.dtype)
     if tensor.cast is not None:
-        return np.logical_and.reduce([written[part] for part in _parts(tensor)])
+        return np.minimum.reduce([written[part] for part in _parts(tensor)])
     strides = [s * written.itemsize for s in tensor.strides]
     return np.lib.stride_tricks.as_strided(written[tensor.offset :], tensor.shape, strides)
 
@@ -64,35 +72,44 @@ def _parts(tensor: Tensor) -> list[Any]:
     return [grid * size // own + part for part in range(max(1, size // own))]
 
 
-def _written(storage: Storage) -> Any:
-    """Returns which elements of PSUM were written, as an array that may be changed."""
-    if isinstance(storage.written, bool):
-        storage.written = np.full(storage.size, storage.written)
-    return storage.written
+def _each(storage: Storage, what: str) -> Any:
+    """Returns which elements of PSUM were written, or their `origin`, as an array that may be changed."""
+    known = getattr(storage, what)
+    if not isinstance(known, np.ndarray):
+        known = np.full(storage.size, known, np.bool_ if what == "written" else np.uint8)
+        setattr(storage, what, known)
+    return known
 
 
 def mark_written(tensor: Tensor) -> None:
     storage = tensor.storage
     storage.stored = True
-    if storage.written is None or storage.written is True:
+    if storage.written is not None and storage.written is not True:
+        _put(tensor, "written", True)
+
+
+def _put(tensor: Tensor, what: str, value: Any) -> None:
+    storage = tensor.storage
+    known = getattr(storage, what)
+    if not isinstance(known, np.ndarray) and known == value:
         return
     if tensor.gather is not None:
-        written = _written(storage)
-        written[np.clip(tensor.gather, 0, written.size - 1)] = True
+        every = _each(storage, what)
+        every[np.clip(tensor.gather, 0, every.size - 1)] = value
     elif (
         (tensor.mask is None and tensor.size == storage.size and not tensor.dynamic)
         or tensor.dynamic
         or tensor.valid is not None
     ):
-        storage.written = True
+        setattr(storage, what, value)
     elif tensor.cast is not None:
         shown = True if tensor.mask is None else np.broadcast_to(tensor.mask, tensor.shape)
         for part in _parts(tensor):
-            _written(storage)[part[shown] if shown is not True else part] = True
+            _each(storage, what)[part[shown] if shown is not True else part] = value
     elif tensor.mask is not None:
-        flags(tensor)[np.broadcast_to(tensor.mask, tensor.shape)] = True
+        flags(tensor, what)[np.broadcast_to(tensor.mask, tensor.shape)] = value
     else:
-        flags(tensor)[...] = True
+        flags(tensor, what)[...] = value
 
 
 def result(shape: Any, dtype: Any, like: Sequence[Tensor] = (), mask: Any = None, buffer: Buffer = SBUF) -> Tensor:
@@ -151,9 +168,22 @@ def scalar_dtype(value: Any) -> np.dtype[Any]:
 # Element by element
 
 
-def apply_binary(name: str, a: Any, b: Any) -> Any:
-    """Computes an operation as the engines do: bitwise on integers, everything else in float32 (int32 where both are integers)."""
+def apply_vector(name: str, a: Any, b: Any, itemsize: int) -> Any:
+    """Computes an operation as the vector engine does: on bit patterns of `itemsize` bytes, or in float32.
+
+    AWS's documentation of nki.isa: arithmetic operators cast what they read to float32; bitvec ones cast nothing, and right_shift
+    is the logical one.
+    """
     if name in BITWISE:
+        return BINARY[name](bits(a, itemsize), bits(b, itemsize))
+    return BINARY[name](to_float(a), to_float(b))
+
+
+def apply_binary(name: str, a: Any, b: Any) -> Any:
+    """Computes an operation as nki.language and GpSimd do: on integers where both are, else in float32."""
+    if name in BITWISE:
+        if name == "right_shift":
+            a = bits(a, a.dtype.itemsize)
         return BINARY[name](*_same_ints(a, b))
     if not any(jnp.issubdtype(v.dtype, jnp.floating) for v in (a, b)) and name not in (
         "divide",
@@ -176,7 +206,9 @@ def _same_ints(a: Any, b: Any) -> tuple[Any, Any]:
 def apply_unary(name: str, a: Any) -> Any:
     if name == "invert":
         return ~a
-    if name in ("copy", "abs", "negative", "square", "sign", "relu") and not jnp.issubdtype(a.dtype, jnp.floating):
+    if name == "copy":
+        return a
+    if name in ("abs", "negative", "square", "sign", "relu") and not jnp.issubdtype(a.dtype, jnp.floating):
         return UNARY[name](lax.convert_element_type(a, np.int32) if a.dtype.itemsize < 4 else a)
     return UNARY[name](to_float(a))
 
@@ -193,7 +225,7 @@ def _lower_binary(context: Context, instruction: Instruction) -> None:
     values = iter(instruction.reads)
     a = context.read(next(values)) if left is None else immediate(left)
     b = context.read(next(values)) if right is None else immediate(right)
-    context.write(instruction.writes[0], apply_binary(name, a, b))
+    context.write(instruction.writes[0], apply_binary(name, a, b), exact=name in BITWISE)
 
 
 @computes("unary")
@@ -231,7 +263,7 @@ def binary(op: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> A
             dtype = boolean if current().older else tiles[0].dtype
         elif name in ("divide", "power") and not is_float(dtype):
             dtype = float32
-        elif len(tiles) == 1 and is_float(tiles[0].dtype):
+        elif len(tiles) == 1 and (is_float(tiles[0].dtype) or (name in BITWISE and tiles[0].dtype.itemsize == 4)):
             dtype = tiles[0].dtype
     for tile in tiles:
         checks.operand_on_chip(tile, name)
@@ -459,6 +491,8 @@ def neutral_of(name: str, dtype: Any) -> Any:
     """Returns what does not change a reduction, in a dtype."""
     value = REDUCTIONS.get(name, 0)
     dtype = np.dtype(dtype)
+    if name == "bitwise_and" and dtype.kind == "u":
+        return np.iinfo(dtype).max
     if not is_float(dtype) and dtype != boolean and math.isinf(value):
         info = np.iinfo(dtype)
         return info.max if value > 0 else info.min
@@ -467,9 +501,12 @@ def neutral_of(name: str, dtype: Any) -> Any:
 
 @lowering("reduce")
 def _lower_reduce(context: Context, instruction: Instruction) -> None:
-    name, axes, negate, mean = instruction.attributes
+    name, axes, negate, mean, vector = instruction.attributes
     (source,) = instruction.reads
     value = context.read(source)
+    bitwise = name in BITWISE
+    if vector:
+        value = bits(value, value.dtype.itemsize) if bitwise else to_float(value)
     value = masked(value, source, neutral_of(name, value.dtype))
     reduced = reduce_values(name, value, axes)
     if mean:
@@ -477,7 +514,7 @@ def _lower_reduce(context: Context, instruction: Instruction) -> None:
     if negate:
         reduced = -reduced
     target = instruction.writes[0]
-    context.write(target, reduced.reshape(target.shape))
+    context.write(target, reduced.reshape(target.shape), exact=bitwise)
 
 
 def free_axes(tile: Tensor, axis: Any) -> tuple[int, ...]:
@@ -519,5 +556,5 @@ def reduction(
         rows = np.broadcast_to(source.mask, x.shape).any(axis=axes, keepdims=True)
         made = made.with_mask(rows.reshape(shape))
     count = math.prod(x.shape[i] for i in axes) if mean else 0
-    emit("reduce", [source], [made], (name, axes, False, count))
+    emit("reduce", [source], [made], (name, axes, False, count, False))
     return made

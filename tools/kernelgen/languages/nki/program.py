@@ -11,6 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +57,16 @@ MOST_STEPS = 4_000_000
 PRODUCTS = frozenset(("matmul", "accumulate"))
 """Instructions that read of PSUM what they add to."""
 
+
+class Origin(IntEnum):
+    """What put values into PSUM: a product can be added to what the tensor engine put there."""
+
+    NOTHING = 0
+    ZEROS = 1
+    OTHER = 2
+    TENSOR_ENGINE = 3
+
+
 REGISTERS = Buffer("sbuf")
 """The registers of engines: instructions use them as tiles of SBUF, and they take nothing of it."""
 
@@ -73,6 +84,7 @@ class Storage:
         initial: None for memory that was never written (NaN where `held` is a float), or the values it begins with.
         parameter: the number of the kernel's tensor argument that it is, if it is one.
         written: which elements of PSUM were written: False for none, True for all, else an array; None for other memory.
+        origin: where what PSUM holds is from, an `Origin` for all of it or an array of them; None for other memory.
         finished: whether what products added up in it, memory in PSUM, was read since.
         first, last: the numbers of the first and last instruction that used it; (-1, -1) before any did.
     """
@@ -86,6 +98,7 @@ class Storage:
     initial: np.ndarray[Any, Any] | None = None
     parameter: int | None = None
     written: np.ndarray[Any, Any] | bool | None = None
+    origin: np.ndarray[Any, Any] | int | None = None
     mutable: bool = True
     stored: bool = False
     finished: bool = False
@@ -240,6 +253,7 @@ class Recorder:
         )
         if buffer is PSUM:
             made.written = False
+            made.origin = Origin.NOTHING
         self.storages.append(made)
         if buffer is SHARED_HBM and parameter is None:
             self._shared.append(made)

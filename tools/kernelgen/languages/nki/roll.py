@@ -129,7 +129,9 @@ def checks_indices(item: Any) -> bool:
     """Whether indices that are known at run time only are checked in an instruction or a rolled loop."""
     if isinstance(item, Rolled):
         return any(checks_indices(inner) for inner in item.body.items)
-    return item.op in ("assign", "rmw") and any(t.dynamic for t in (*item.reads, *item.writes))
+    return item.op in ("assign", "rmw", "transpose", "dma_compute") and any(
+        t.dynamic for t in (*item.reads, *item.writes)
+    )
 
 
 def _weight(items: list[Any]) -> int:

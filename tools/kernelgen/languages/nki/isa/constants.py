@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
+from kernelgen.languages.nki.errors import NkiValueError
 from kernelgen.languages.nki.isa.common import ReduceCmd
+from kernelgen.languages.nki.program import current
 
 
 class engine(Enum):
@@ -58,3 +60,19 @@ class dma_engine(Enum):
 
 reduce_cmd = ReduceCmd
 GENERATIONS = {"trn1": nc_version.gen2, "inf2": nc_version.gen2, "trn2": nc_version.gen3, "trn3": nc_version.gen4}
+
+
+def needs(version: nc_version, what: str) -> None:
+    """What a generation of the hardware is the first to have; where no target is given, it is allowed.
+
+    Raises:
+        NkiValueError: a target of the kernel is of an earlier one.
+    """
+    recorder = current()
+    if recorder.check and recorder.targets_given:
+        for target in recorder.targets:
+            if GENERATIONS[target] < version:
+                raise NkiValueError(
+                    "err_unsupported_on_target",
+                    f"{what} needs NeuronCore-v{int(version)} or newer, and {target} has v{int(GENERATIONS[target])}",
+                )

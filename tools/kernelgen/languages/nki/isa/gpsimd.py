@@ -13,6 +13,7 @@ from kernelgen.languages.nki.elementwise import op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
 from kernelgen.languages.nki.indices import affine, whole_array
 from kernelgen.languages.nki.isa.common import destination, fitted, flat
+from kernelgen.languages.nki.isa.constants import nc_version, needs
 from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, lowering, to_float
 from kernelgen.languages.nki.operators import apply_binary, emit, number, result
@@ -33,7 +34,8 @@ def counted(shape: tuple[int, ...], steps: tuple[int, ...], offset: Any) -> Any:
 def _lower_iota(context: Context, instruction: Instruction) -> None:
     shape, steps = instruction.attributes
     (target,) = instruction.writes
-    context.write(target, fitted(counted(shape, steps, context.integer(instruction.integers[0])), target))
+    value = counted(shape, steps, context.integer(instruction.integers[0]))
+    context.write(target, fitted(value, target), exact=target.dtype.itemsize == 4)
 
 
 def iota(dst: Tensor, pattern: Any, offset: int = 0, channel_multiplier: int = 0) -> Tensor:
@@ -224,6 +226,7 @@ def _lower_nonzero(context: Context, instruction: Instruction) -> None:
 
 def nonzero_with_count(dst: Tensor, src: Tensor, index_offset: int = 0, padding_val: int = -1) -> Tensor:
     """On partitions 0, 16, 32, …: the places of what is not 0, padding, and how many there are."""
+    needs(nc_version.gen3, "nonzero_with_count")
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     if math.prod(dst.shape[1:]) != math.prod(src.shape[1:]) + 1:
         raise NkiValueError(

@@ -1,12 +1,14 @@
-"""nki.isa of `nki`: instructions write to `dst`."""
+"""nki.isa of `nki`: instructions write to `dst`. Each takes a name as well (`modules`)."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from kernelgen.languages.nki.dtypes import int32
+from kernelgen.languages.nki import checks
+from kernelgen.languages.nki.dtypes import int32, uint32
 from kernelgen.languages.nki.errors import NkiError
 from kernelgen.languages.nki.isa import (
     constants,
@@ -18,7 +20,7 @@ from kernelgen.languages.nki.isa import (
     vector_reductions,
     vector_searches,
 )
-from kernelgen.languages.nki.isa.constants import GENERATIONS, engine, nc_version, oob_mode
+from kernelgen.languages.nki.isa.constants import GENERATIONS, engine, nc_version, needs, oob_mode
 from kernelgen.languages.nki.isa.constants import reduce_cmd as _command
 from kernelgen.languages.nki.operators import assign, number
 from kernelgen.languages.nki.program import REGISTERS, Exchange, current, recording
@@ -68,11 +70,19 @@ def register_move(dst: VirtualRegister, src: Any) -> None:
 
 
 def register_load(dst: VirtualRegister, src: Tensor) -> None:
-    assign(dst.register_tensor(), src)
+    assign(dst.register_tensor(), _bits(src))
 
 
 def register_store(dst: Tensor, src: Any) -> None:
-    assign(dst, src.register_tensor() if isinstance(src, VirtualRegister) else src)
+    if isinstance(src, VirtualRegister):
+        assign(_bits(dst), src.register_tensor())
+    else:
+        assign(dst, src)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """A register holds the bits of an integer of 32."""
+    return tensor.view(int32) if tensor.dtype == uint32 else tensor
 
 
 def dma_copy(
@@ -82,22 +92,30 @@ def dma_copy(
     oob_mode: Any = oob_mode.error,
     dge_mode: Any = None,
     engine: Any = None,
-    name: Any = None,
     dst_rmw_op: Any = None,
-    **_: Any,
+    unique_indices: bool = True,
 ) -> None:
-    dma.dma_copy(dst, src, oob_mode=oob_mode, dst_rmw_op=dst_rmw_op)
+    checks.priority(priority)
+    dma.dma_copy(
+        dst,
+        src,
+        oob_mode=oob_mode,
+        dge_mode=dge_mode,
+        engine=engine,
+        dst_rmw_op=dst_rmw_op,
+        unique_indices=unique_indices,
+    )
 
 
-def tensor_copy(dst: Any, src: Any, engine: Any = None, name: Any = None, **_: Any) -> None:
-    vector.tensor_copy(dst, src)
+def tensor_copy(dst: Any, src: Any, engine: Any = None) -> None:
+    vector.tensor_copy(dst, src, engine=engine)
 
 
-def memset(dst: Any, value: Any, engine: Any = None, name: Any = None) -> None:
-    vector.memset(dst, value)
+def memset(dst: Any, value: Any, engine: Any = None) -> None:
+    vector.memset(dst, value, engine=engine)
 
 
-def tensor_copy_predicated(dst: Any, src: Any, predicate: Any, reverse_pred: bool = False, name: Any = None) -> None:
+def tensor_copy_predicated(dst: Any, src: Any, predicate: Any, reverse_pred: bool = False) -> None:
     vector.tensor_copy_predicated(dst, src, predicate, reverse_pred)
 
 
@@ -112,12 +130,13 @@ def nc_matmul(
     tile_position: Any = (),
     tile_size: Any = (),
     perf_mode: Any = None,
-    name: Any = None,
 ) -> None:
     tensor.nc_matmul(
         dst,
         stationary,
         moving,
+        is_stationary_onezero=is_stationary_onezero,
+        is_moving_onezero=is_moving_onezero,
         is_transpose=is_transpose,
         accumulate=accumulate,
         perf_mode=perf_mode,
@@ -126,7 +145,7 @@ def nc_matmul(
     )
 
 
-def nc_transpose(dst: Any, data: Any, engine: Any = None, name: Any = None) -> None:
+def nc_transpose(dst: Any, data: Any, engine: Any = None) -> None:
     tensor.nc_transpose(dst, data, engine=engine)
 
 
@@ -137,12 +156,12 @@ def dma_transpose(
     priority: Any = None,
     dge_mode: Any = None,
     oob_mode: Any = None,
-    name: Any = None,
 ) -> None:
-    dma.dma_transpose(dst, src, axes)
+    checks.priority(priority)
+    dma.dma_transpose(dst, src, axes, dge_mode=dge_mode, oob_mode=oob_mode)
 
 
-def tensor_tensor(dst: Any, data1: Any, data2: Any, op: Any, engine: Any = None, name: Any = None) -> None:
+def tensor_tensor(dst: Any, data1: Any, data2: Any, op: Any, engine: Any = None) -> None:
     vector.tensor_tensor(dst, data1, data2, op, engine=engine)
 
 
@@ -156,18 +175,15 @@ def tensor_scalar(
     operand1: Any = None,
     reverse1: bool = False,
     engine: Any = None,
-    name: Any = None,
 ) -> None:
-    vector.tensor_scalar(dst, data, op0, operand0, reverse0, op1, operand1, reverse1)
+    vector.tensor_scalar(dst, data, op0, operand0, reverse0, op1, operand1, reverse1, engine=engine)
 
 
-def tensor_reduce(
-    dst: Any, op: Any, data: Any, axis: Any, negate: bool = False, keepdims: bool = False, name: Any = None
-) -> None:
+def tensor_reduce(dst: Any, op: Any, data: Any, axis: Any, negate: bool = False, keepdims: bool = False) -> None:
     vector_reductions.tensor_reduce(dst, op, data, axis, negate, keepdims)
 
 
-def tensor_partition_reduce(dst: Any, op: Any, data: Any, name: Any = None) -> None:
+def tensor_partition_reduce(dst: Any, op: Any, data: Any) -> None:
     vector_reductions.tensor_partition_reduce(dst, op, data)
 
 
@@ -179,7 +195,6 @@ def tensor_scalar_cumulative(
     imm0: Any,
     imm1: Any = None,
     reduce_cmd: Any = _command.reset_reduce,
-    name: Any = None,
 ) -> None:
     vector_reductions.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
 
@@ -193,13 +208,12 @@ def activation(
     reduce_op: Any = None,
     reduce_res: Any = None,
     reduce_cmd: Any = _command.idle,
-    name: Any = None,
 ) -> None:
     scalar.activation(dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
 def activation_reduce(
-    dst: Any, op: Any, data: Any, reduce_op: Any, reduce_res: Any, bias: Any = None, scale: Any = 1.0, name: Any = None
+    dst: Any, op: Any, data: Any, reduce_op: Any, reduce_res: Any, bias: Any = None, scale: Any = 1.0
 ) -> None:
     scalar.activation(dst, op, data, bias, scale, reduce_op, reduce_res, _command.reset_reduce)
 
@@ -218,7 +232,6 @@ def activate2(
     reduce_op: Any = None,
     reduce_res: Any = None,
     reduce_cmd: Any = _command.idle,
-    name: Any = None,
 ) -> None:
     scalar.activate2(
         dst, op, data, imm0, imm1, op0, op1, relu_param, reverse0, reverse1, reduce_op, reduce_res, reduce_cmd
@@ -232,16 +245,15 @@ def exponential(
     reduce_res: Any = None,
     reduce_cmd: Any = _command.idle,
     reduce_init: Any = 0.0,
-    name: Any = None,
 ) -> None:
     scalar.exponential(dst, src, max_value, reduce_res, reduce_cmd, reduce_init)
 
 
-def reciprocal(dst: Any, data: Any, name: Any = None) -> None:
+def reciprocal(dst: Any, data: Any) -> None:
     scalar.activation(dst, "reciprocal", data)
 
 
-def iota(dst: Any, pattern: Any, offset: int = 0, channel_multiplier: int = 0, name: Any = None) -> None:
+def iota(dst: Any, pattern: Any, offset: int = 0, channel_multiplier: int = 0) -> None:
     gpsimd.iota(dst, pattern, offset, channel_multiplier)
 
 
@@ -253,7 +265,6 @@ def affine_select(
     on_false_value: Any,
     cmp_op: Any = "equal",
     offset: int = 0,
-    name: Any = None,
 ) -> None:
     gpsimd.affine_select(dst, pattern, channel_multiplier, on_true_tile, on_false_value, cmp_op, offset)
 
@@ -264,20 +275,19 @@ def local_gather(
     index: Any,
     num_elem_per_idx: int = 1,
     num_valid_indices: int | None = None,
-    name: Any = None,
 ) -> None:
     gpsimd.local_gather(dst, src_buffer, index, num_elem_per_idx, num_valid_indices)
 
 
-def nc_n_gather(dst: Any, data: Any, indices: Any, name: Any = None) -> None:
+def nc_n_gather(dst: Any, data: Any, indices: Any) -> None:
     gpsimd.gather_flattened(dst, data, indices)
 
 
-def bn_stats(dst: Any, data: Any, name: Any = None) -> None:
+def bn_stats(dst: Any, data: Any) -> None:
     vector_reductions.bn_stats(dst, data)
 
 
-def bn_aggr(dst: Any, data: Any, name: Any = None) -> None:
+def bn_aggr(dst: Any, data: Any) -> None:
     vector_reductions.bn_aggr(dst, data)
 
 
@@ -290,40 +300,40 @@ def tensor_tensor_scan(
     op1: Any,
     reverse0: bool = False,
     reverse1: bool = False,
-    name: Any = None,
 ) -> None:
     vector_reductions.tensor_tensor_scan(dst, data0, data1, initial, op0, op1, reverse0, reverse1)
 
 
-def nc_stream_shuffle(dst: Any, src: Any, shuffle_mask: Any, name: Any = None) -> None:
+def nc_stream_shuffle(dst: Any, src: Any, shuffle_mask: Any) -> None:
     gpsimd.nc_stream_shuffle(src, dst, shuffle_mask)
 
 
-def rng(dst: Any, engine: Any = None, name: Any = None) -> None:
-    vector.random(dst)
+def rng(dst: Any, engine: Any = None) -> None:
+    vector.random(checks.on_chip(dst, "dst"), engine=engine)
 
 
-def rand2(dst: Any, min: Any, max: Any, name: Any = None) -> None:
-    vector.random(dst)
+def rand2(dst: Any, min: Any, max: Any) -> None:
+    vector.random(checks.on_chip(dst, "dst"))
     low, high = number(min), number(max)
     if low is None or high is None:
         raise NkiError("err_immediate_expected", "rand2 takes numbers as bounds here")
     vector.tensor_scalar(dst, dst, np.multiply, float(high - low), op1=np.add, operand1=float(low))
 
 
-def set_rng_seed(src_seeds: Any, name: Any = None) -> None:
+def set_rng_seed(src_seeds: Any) -> None:
+    checks.on_chip(src_seeds, "src_seeds")
     current().notes.append("set_rng_seed is ignored: random numbers come from the kernel's own seed")
 
 
-def dropout(dst: Any, data: Any, prob: Any, name: Any = None) -> None:
+def dropout(dst: Any, data: Any, prob: Any) -> None:
     vector.dropout(dst, data, prob)
 
 
-def max8(dst: Any, src: Any, name: Any = None) -> None:
+def max8(dst: Any, src: Any) -> None:
     vector_searches.max8(dst, src)
 
 
-def sequence_bounds(dst: Any, segment_ids: Any, name: Any = None) -> None:
+def sequence_bounds(dst: Any, segment_ids: Any) -> None:
     vector_searches.sequence_bounds(dst, segment_ids)
 
 
@@ -336,7 +346,6 @@ def scalar_tensor_tensor(
     operand1: Any,
     reverse0: bool = False,
     reverse1: bool = False,
-    name: Any = None,
 ) -> None:
     vector.scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0, reverse1)
 
@@ -352,10 +361,9 @@ def tensor_scalar_reduce(
     reduce_cmd: Any = _command.reset_reduce,
     reduce_init: Any = None,
     reduce_res_negate: bool = False,
-    name: Any = None,
 ) -> None:
     vector.tensor_scalar_reduce(dst, data, op0, operand0, reduce_op, reduce_res, reverse0, reduce_cmd, reduce_init)
-    if reduce_res_negate:
+    if reduce_res_negate and reduce_res is not None:
         vector.tensor_scalar(reduce_res, reduce_res, np.multiply, -1.0)
 
 
@@ -366,9 +374,8 @@ def dma_compute(
     scales: Any = None,
     unique_indices: bool = True,
     oob_mode: Any = None,
-    name: Any = None,
 ) -> None:
-    dma.dma_compute(dst, srcs, reduce_op, scales)
+    dma.dma_compute(dst, srcs, reduce_op, scales, unique_indices, oob_mode)
 
 
 def range_select(
@@ -383,7 +390,6 @@ def range_select(
     reduce_op: Any = np.maximum,
     range_start: Any = 0,
     on_false_value: Any = None,
-    name: Any = None,
 ) -> None:
     vector.range_select(
         dst,
@@ -409,29 +415,39 @@ def select_reduce(
     reduce_cmd: Any = _command.idle,
     reduce_op: Any = np.maximum,
     reverse_pred: bool = False,
-    name: Any = None,
 ) -> None:
     vector.select_reduce(dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred)
 
 
-def nc_find_index8(dst: Any, data: Any, vals: Any, name: Any = None) -> None:
+def nc_find_index8(dst: Any, data: Any, vals: Any) -> None:
     vector_searches.nc_find_index8(dst, data, vals)
 
 
-def nc_match_replace8(dst: Any, data: Any, vals: Any, imm: Any, dst_idx: Any = None, name: Any = None) -> None:
+def nc_match_replace8(dst: Any, data: Any, vals: Any, imm: Any, dst_idx: Any = None) -> None:
     vector_searches.nc_match_replace8(dst, data, vals, imm, dst_idx)
 
 
-def nonzero_with_count(dst: Any, src: Any, index_offset: int = 0, padding_val: int = -1, name: Any = None) -> None:
+def nonzero_with_count(dst: Any, src: Any, index_offset: int = 0, padding_val: int = -1) -> None:
     gpsimd.nonzero_with_count(dst, src, index_offset, padding_val)
 
 
-def topk(val_dst: Any, idx_dst: Any, src: Any, n: int, name: Any = None) -> None:
+def topk(val_dst: Any, idx_dst: Any, src: Any, n: int) -> None:
     gpsimd.topk(val_dst, idx_dst, src, n)
 
 
-def core_barrier(data: Any = None, cores: Any = None, engine: Any = None, name: Any = None) -> None:
+def core_barrier(data: Any = None, cores: Any = None, engine: Any = None) -> None:
+    needs(nc_version.gen3, "core_barrier")
+    if data is not None:
+        checks.in_hbm(data, "what a barrier is for")
+    checks.engine("core_barrier", engine, "tensor", "vector", "scalar", "gpsimd", "sync")
+    _every_program(cores)
     current().exchange(Exchange("barrier"))
+
+
+def _every_program(cores: Any) -> None:
+    programs = math.prod(current().grid)
+    if cores is not None and current().check and programs > 1 and sorted(map(int, cores)) != list(range(programs)):
+        raise NkiError("err_barrier_cores", f"the cores of a barrier are all {programs} of the grid, not {cores}")
 
 
 def sendrecv(
@@ -441,7 +457,12 @@ def sendrecv(
     recv_from_rank: int,
     pipe_id: Any = 0,
     dma_engine: Any = None,
-    name: Any = None,
-    **_: Any,
+    use_gpsimd_dma: bool = False,
 ) -> None:
+    needs(nc_version.gen3, "sendrecv")
+    by_gpsimd = use_gpsimd_dma or getattr(dma_engine, "name", "dma") == "gpsimd_dma"
+    if current().check and by_gpsimd and any(t.buffer.kind != "sbuf" for t in (src, dst)):
+        raise NkiError("err_unsupported_memory", "GpSimd's DMA sends from SBUF to SBUF only")
+    if number(pipe_id) is None:
+        raise NkiError("err_immediate_expected", f"pipe_id is a number, not {type(pipe_id).__name__}")
     current().exchange(Exchange("sendrecv", src, dst, int(send_to_rank), int(recv_from_rank)))

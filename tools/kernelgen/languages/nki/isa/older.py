@@ -1,4 +1,4 @@
-"""nki.isa of `neuronxcc.nki`: instructions return tiles and take `mask` and `dtype`. What places or names them has no effect."""
+"""nki.isa of `neuronxcc.nki`: instructions return tiles and take `mask` and `dtype`. Each takes a name as well (`modules`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from kernelgen.languages.nki import checks
+from kernelgen.languages.nki.dtypes import dtype_of
+from kernelgen.languages.nki.errors import NkiTypeError
 from kernelgen.languages.nki.isa import (
     constants,
     dma,
@@ -33,6 +36,12 @@ def get_nc_version() -> nc_version:
     return min(GENERATIONS[t] for t in current().targets) if recording() else nc_version.gen3
 
 
+def _as_destination(dst: Tensor, dtype: Any) -> None:
+    """An instruction that is given where to write has no dtype of its own."""
+    if dtype is not None and dtype_of(dtype) != dst.dtype and current().check:
+        raise NkiTypeError("err_unsupported_dtype", f"dtype is {dtype_of(dtype)}, and the destination {dst.dtype}")
+
+
 def activation(
     op: Any,
     data: Any,
@@ -44,7 +53,6 @@ def activation(
     reduce_cmd: Any = reduce_cmd.idle,
     mask: Any = None,
     dtype: Any = None,
-    **_: Any,
 ) -> Tensor:
     return scalar.activation(None, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd, dtype=dtype, mask=mask)
 
@@ -59,23 +67,20 @@ def activation_reduce(
     scale: Any = 1.0,
     mask: Any = None,
     dtype: Any = None,
-    **_: Any,
 ) -> Tensor:
     command = constants.reduce_cmd.reset_reduce
     return scalar.activation(None, op, data, bias, scale, reduce_op, reduce_res, command, dtype=dtype, mask=mask)
 
 
-def affine_select(
-    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None, **_: Any
-) -> Tensor:
+def affine_select(pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     return gpsimd.affine_select_predicate(pred, on_true_tile, on_false_value, dtype, mask)
 
 
-def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     return vector_reductions.bn_aggr(None, data, dtype=dtype, mask=mask)
 
 
-def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     return vector_reductions.bn_stats(None, data, dtype=dtype, mask=mask)
 
 
@@ -87,20 +92,38 @@ def dma_copy(
     dst_rmw_op: Any = None,
     oob_mode: Any = oob_mode.error,
     dge_mode: Any = None,
-    **_: Any,
+    engine: Any = None,
+    unique_indices: bool = True,
 ) -> None:
-    dma.dma_copy(dst, src, mask=mask, dst_rmw_op=dst_rmw_op, oob_mode=oob_mode)
+    dma.dma_copy(
+        dst,
+        src,
+        mask=mask,
+        dst_rmw_op=dst_rmw_op,
+        oob_mode=oob_mode,
+        dge_mode=dge_mode,
+        engine=engine,
+        unique_indices=unique_indices,
+    )
 
 
-def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
-    return dma.dma_transpose(None, src, axes, dtype=dtype, mask=mask)
+def dma_transpose(
+    src: Any,
+    *,
+    axes: Any = None,
+    mask: Any = None,
+    dtype: Any = None,
+    dge_mode: Any = None,
+    oob_mode: Any = None,
+) -> Tensor:
+    return dma.dma_transpose(None, src, axes, dtype=dtype, mask=mask, dge_mode=dge_mode, oob_mode=oob_mode)
 
 
-def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     return vector.dropout(None, data, prob, dtype=dtype, mask=mask)
 
 
-def iota(expr: Any, dtype: Any, *, mask: Any = None, **_: Any) -> Tensor:
+def iota(expr: Any, dtype: Any, *, mask: Any = None) -> Tensor:
     return gpsimd.iota_expression(expr, dtype, mask)
 
 
@@ -111,25 +134,24 @@ def local_gather(
     num_valid_indices: int | None = None,
     *,
     mask: Any = None,
-    **_: Any,
 ) -> Tensor:
     return gpsimd.local_gather(None, src_buffer, index, num_elem_per_idx, num_valid_indices, mask=mask)
 
 
-def max8(*, src: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
     return vector_searches.max8(None, src, dtype=dtype, mask=mask)
 
 
-def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None, **_: Any) -> Tensor:
-    return vector.memset(None, value, shape=shape, dtype=dtype, mask=mask)
+def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> Tensor:
+    return vector.memset(None, value, shape=shape, dtype=dtype, mask=mask, engine=engine)
 
 
-def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None) -> Tensor:
     return vector_searches.nc_find_index8(None, data, vals, dtype=dtype, mask=mask)
 
 
 def nc_match_replace8(
-    *, data: Any, vals: Any, imm: Any, dst_idx: Any = None, mask: Any = None, dtype: Any = None, **_: Any
+    *, data: Any, vals: Any, imm: Any, dst_idx: Any = None, mask: Any = None, dtype: Any = None
 ) -> Tensor:
     return vector_searches.nc_match_replace8(None, data, vals, imm, dst_idx, dtype=dtype, mask=mask)
 
@@ -145,12 +167,13 @@ def nc_matmul(
     tile_size: Any = (),
     mask: Any = None,
     perf_mode: Any = None,
-    **_: Any,
 ) -> Tensor:
     return tensor.nc_matmul(
         None,
         stationary,
         moving,
+        is_stationary_onezero=is_stationary_onezero,
+        is_moving_onezero=is_moving_onezero,
         is_transpose=is_transpose,
         accumulate=False,
         perf_mode=perf_mode,
@@ -160,11 +183,12 @@ def nc_matmul(
     )
 
 
-def nc_stream_shuffle(src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> None:
+def nc_stream_shuffle(src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None) -> None:
+    _as_destination(dst, dtype)
     gpsimd.nc_stream_shuffle(src, dst, shuffle_mask, mask=mask)
 
 
-def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None, **_: Any) -> Tensor:
+def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
     return tensor.nc_transpose(None, data, dtype=dtype, mask=mask, engine=engine)
 
 
@@ -182,7 +206,6 @@ def range_select(
     on_false_value: Any = _FP32_MIN,
     mask: Any = None,
     dtype: Any = None,
-    **_: Any,
 ) -> Tensor:
     return vector.range_select(
         None,
@@ -201,7 +224,8 @@ def range_select(
     )
 
 
-def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tensor:
+def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
+    checks.engine("reciprocal", engine, "vector", "scalar")
     return scalar.activation(None, "reciprocal", data, dtype=dtype, mask=mask)
 
 
@@ -216,7 +240,6 @@ def scalar_tensor_tensor(
     reverse1: bool = False,
     dtype: Any = None,
     mask: Any = None,
-    **_: Any,
 ) -> Tensor:
     return vector.scalar_tensor_tensor(
         None, data, op0, operand0, op1, operand1, reverse0, reverse1, dtype=dtype, mask=mask
@@ -235,8 +258,8 @@ def select_reduce(
     reverse_pred: bool = False,
     mask: Any = None,
     dtype: Any = None,
-    **_: Any,
 ) -> None:
+    _as_destination(dst, dtype)
     vector.select_reduce(dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred, mask=mask)
 
 
@@ -244,27 +267,28 @@ def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> Tensor:
     return vector_searches.sequence_bounds(None, segment_ids, dtype=dtype)
 
 
-def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None, **_: Any) -> Tensor:
+def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
+    vector.copies(engine, src, src)
     return copied(src, dtype, mask=mask)
 
 
-def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None, **_: Any) -> Tensor:
-    return vector.tensor_copy(None, src, dtype=dtype, mask=mask)
+def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
+    return vector.tensor_copy(None, src, dtype=dtype, mask=mask, engine=engine)
 
 
-def tensor_copy_dynamic_dst(
-    *, dst: Any, src: Any, mask: Any = None, dtype: Any = None, engine: Any = None, **_: Any
-) -> None:
-    vector.tensor_copy(dst, src, mask=mask)
+def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, dtype: Any = None, engine: Any = None) -> None:
+    _as_destination(dst, dtype)
+    vector.tensor_copy(dst, src, mask=mask, engine=engine)
 
 
 def tensor_copy_predicated(
-    *, src: Any, dst: Any, predicate: Any, reverse_pred: bool = False, mask: Any = None, dtype: Any = None, **_: Any
+    *, src: Any, dst: Any, predicate: Any, reverse_pred: bool = False, mask: Any = None, dtype: Any = None
 ) -> None:
+    _as_destination(dst, dtype)
     vector.tensor_copy_predicated(dst, src, predicate, reverse_pred, mask=mask)
 
 
-def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     return vector_reductions.tensor_partition_reduce(None, op, data, dtype=dtype, mask=mask)
 
 
@@ -277,7 +301,6 @@ def tensor_reduce(
     dtype: Any = None,
     negate: bool = False,
     keepdims: bool = False,
-    **_: Any,
 ) -> Tensor:
     return vector_reductions.tensor_reduce(None, op, data, axis, negate, keepdims, dtype=dtype, mask=mask)
 
@@ -294,9 +317,10 @@ def tensor_scalar(
     dtype: Any = None,
     mask: Any = None,
     engine: Any = None,
-    **_: Any,
 ) -> Tensor:
-    return vector.tensor_scalar(None, data, op0, operand0, reverse0, op1, operand1, reverse1, dtype=dtype, mask=mask)
+    return vector.tensor_scalar(
+        None, data, op0, operand0, reverse0, op1, operand1, reverse1, dtype=dtype, mask=mask, engine=engine
+    )
 
 
 def tensor_scalar_cumulative(
@@ -308,7 +332,6 @@ def tensor_scalar_cumulative(
     imm0: Any,
     imm1: Any = None,
     reduce_cmd: Any = reduce_cmd.reset_reduce,
-    **_: Any,
 ) -> None:
     vector_reductions.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
 
@@ -323,7 +346,6 @@ def tensor_scalar_reduce(
     reverse0: bool = False,
     dtype: Any = None,
     mask: Any = None,
-    **_: Any,
 ) -> Tensor:
     return vector.tensor_scalar_reduce(
         None, data, op0, operand0, reduce_op, reduce_res, reverse0, dtype=dtype, mask=mask
@@ -331,7 +353,7 @@ def tensor_scalar_reduce(
 
 
 def tensor_tensor(
-    data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None, **_: Any
+    data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> Tensor:
     return vector.tensor_tensor(None, data1, data2, op, dtype=dtype, mask=mask, engine=engine)
 
@@ -347,7 +369,6 @@ def tensor_tensor_scan(
     *,
     dtype: Any = None,
     mask: Any = None,
-    **_: Any,
 ) -> Tensor:
     return vector_reductions.tensor_tensor_scan(
         None, data0, data1, initial, op0, op1, reverse0, reverse1, dtype=dtype, mask=mask

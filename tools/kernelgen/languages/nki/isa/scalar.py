@@ -9,7 +9,7 @@ import numpy as np
 from kernelgen.languages.nki import checks
 from kernelgen.languages.nki.dtypes import bfloat16, float32, is_float
 from kernelgen.languages.nki.elementwise import UNARY, check_op, op_name
-from kernelgen.languages.nki.errors import NkiTypeError
+from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
 from kernelgen.languages.nki.isa.common import (
     ReduceCmd,
     Reduction,
@@ -22,7 +22,7 @@ from kernelgen.languages.nki.isa.common import (
 )
 from kernelgen.languages.nki.lazy import jnp
 from kernelgen.languages.nki.lower import Context, lowering, to_float
-from kernelgen.languages.nki.operators import apply_binary, emit, immediate
+from kernelgen.languages.nki.operators import apply_binary, emit, immediate, number
 from kernelgen.languages.nki.program import Instruction, current
 from kernelgen.languages.nki.tensors import Tensor
 
@@ -57,10 +57,18 @@ def activation(
     dtype: Any = None,
     mask: Any = None,
 ) -> Tensor:
-    """`op(data · scale + bias)`; scale a number or one float32 per partition, bias one number per partition."""
+    """`op(data · scale + bias)`; scale a number or one float32 per partition, bias one number per partition.
+
+    The reduction is a sum: AWS's documentation has no other `reduce_op` for it.
+    """
     data = checks.on_chip(data, "data")
     name = check_op(op_name(op), UNARY, "activation")
     check = current().check
+    if check and reduce_op is not None and op_name(reduce_op) != "add":
+        raise NkiValueError(
+            "err_unsupported_op",
+            f"activation takes nl.add as reduce_op only, not '{op_name(reduce_op)}'; reduce with tensor_reduce afterwards",
+        )
     if check and isinstance(bias, Tensor) and bias.dtype not in (float32, *_BIAS):
         raise NkiTypeError(
             "err_activation_bias_invalid_type", f"bias is float32, float16 or bfloat16, not {bias.dtype}"
@@ -119,6 +127,10 @@ def activate2(
     reduce_cmd: Any = ReduceCmd.idle,
 ) -> Tensor:
     """`op((data op0 imm0) op1 imm1)`."""
+    if number(relu_param) != 0:
+        raise NkiValueError(
+            "err_unsupported_op", "activate2 takes 0 as relu_param here: it has no parameterized function"
+        )
     data = checks.on_chip(data, "data")
     steps, reads = [], []
     for step, value, swapped in ((op0, imm0, reverse0), (op1, imm1, reverse1)):

@@ -11,11 +11,11 @@ from kernelgen.languages.nki import checks
 from kernelgen.languages.nki.dtypes import float32
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError, kernel_location
 from kernelgen.languages.nki.isa.common import destination, fitted
-from kernelgen.languages.nki.isa.constants import GENERATIONS, nc_version
+from kernelgen.languages.nki.isa.constants import GENERATIONS, nc_version, needs
 from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, lowering, masked, to_float
-from kernelgen.languages.nki.operators import accumulate, accumulation, emit, result
-from kernelgen.languages.nki.program import PSUM, SBUF, Buffer, Instruction, current
+from kernelgen.languages.nki.operators import accumulate, accumulation, emit, flags, result
+from kernelgen.languages.nki.program import PSUM, SBUF, Buffer, Instruction, Origin, current
 from kernelgen.languages.nki.tensors import Tensor
 
 
@@ -35,7 +35,7 @@ def _widened(value: Any) -> Any:
 
 @lowering("matmul")
 def _lower_matmul(context: Context, instruction: Instruction) -> None:
-    mode, double = instruction.attributes
+    mode, double, _ = instruction.attributes
     a, b = (masked(context.read(t), t, 0) for t in instruction.reads[:2])
     if double:
         a = jnp.moveaxis(a, 1, 0).reshape((-1, math.prod(a.shape[2:])))
@@ -53,6 +53,8 @@ def nc_matmul(
     stationary: Any,
     moving: Any,
     *,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
     is_transpose: bool = False,
     accumulate: bool | None = None,
     perf_mode: Any = None,
@@ -63,14 +65,15 @@ def nc_matmul(
     """`stationary.T @ moving`, contracted over at most 128 partitions, into PSUM.
 
     `accumulate` None adds to what was written before and overwrites what was not. In the mode double_row the operands are
-    [K, 2, …] and both rows are contracted.
+    [K, 2, …] and both rows are contracted. That an operand has ones and zeros alone makes float32 faster, and changes no value.
     """
     a, b = checks.on_chip(stationary, "stationary"), checks.on_chip(moving, "moving")
     double = getattr(perf_mode, "value", perf_mode) in ("double_row", "double_row_gen3", "double_row_swinterleave")
-    if double and (a.shape[1] != 2 or b.shape[1] != 2):
-        raise NkiValueError("err_double_row", f"double_row takes [K, 2, …], not {a.shape} and {b.shape}")
-    if bool(tile_position) != bool(tile_size):
-        raise NkiValueError("err_tile_position_and_size", "tile_position and tile_size are given both or not at all")
+    if double:
+        needs(nc_version.gen3, "perf_mode double_row")
+        if a.shape[1] != 2 or b.shape[1] != 2:
+            raise NkiValueError("err_double_row", f"double_row takes [K, 2, …], not {a.shape} and {b.shape}")
+    _array_tile(a, tile_position, tile_size, double)
     checks.matmul(a, b, dst, double=double)
     extra = 2 if double else 1
     shape = (math.prod(a.shape[1:]) // extra, math.prod(b.shape[1:]) // extra)
@@ -87,9 +90,41 @@ def nc_matmul(
     if is_transpose:
         _transposed(b, target)
     mode = accumulation(target, accumulate)
+    if mode != "set":
+        _sum(target, accumulate)
     _chain(target, accumulate, mode)
-    emit("matmul", [source_a, source_b, *([] if mode == "set" else [target])], [target], (mode, double))
+    hint = bool(is_stationary_onezero or is_moving_onezero)
+    emit("matmul", [source_a, source_b, *([] if mode == "set" else [target])], [target], (mode, double, hint))
     return target
+
+
+def _array_tile(a: Tensor, position: Any, size: Any, double: bool) -> None:
+    """A part of the 128×128 array: rows and columns that are 32, 64 or 128 and start at a multiple of that.
+
+    Raises:
+        NkiValueError: the part is none, or the operands don't fit.
+    """
+    if bool(position) != bool(size):
+        raise NkiValueError("err_tile_position_and_size", "tile_position and tile_size are given both or not at all")
+    if not position or not current().check:
+        return
+    starts, sizes = (tuple(int(n) for n in given) for given in (position, size))
+    needed = (a.shape[0], math.prod(a.shape[1:]) // (2 if double else 1))
+    if (
+        len(starts) != 2
+        or len(sizes) != 2
+        or any(
+            n not in (32, 64, 128) or at % n or not 0 <= at < checks.PARTITIONS or wants > n
+            for at, n, wants in zip(starts, sizes, needed, strict=True)
+        )
+    ):
+        raise NkiValueError(
+            "err_tile_position_and_size",
+            f"tile_size {sizes} at tile_position {starts} is no part of the array for a stationary tile of {needed[0]} rows and "
+            f"{needed[1]} columns: both are 32, 64 or 128, start at a multiple of that, and hold the tile",
+        )
+    if sizes[0] == 32:
+        needs(nc_version.gen3, "a tile_size of 32 rows")
 
 
 def _transposed(data: Tensor, target: Tensor) -> None:
@@ -107,6 +142,36 @@ def _transposed(data: Tensor, target: Tensor) -> None:
             "err_transpose_dtype",
             f"a transpose of {data.dtype} into PSUM is {wanted[wrong[0]]} on {wrong[0]}, not {target.dtype}; "
             "float32 on both sides is right on every target",
+        )
+
+
+def _sum(target: Tensor, wanted: bool | None) -> None:
+    """A product is added to what products put into PSUM.
+
+    AWS's documentation of nc_matmul: what was never written can't be added to, and before NeuronCore-v4 nothing that another
+    instruction wrote. Where `accumulate` is left out, zeros are noted alone: AWS's own kernels do it, and to overwrite them and to
+    add to them gives the same.
+
+    Raises:
+        NkiValueError: it would be added to something else.
+    """
+    recorder = current()
+    if not recorder.check or recorder.older:
+        return
+    origin = flags(target, "origin")
+    found = {Origin(number) for number in np.unique(origin).tolist()} - {Origin.TENSOR_ENGINE}
+    if wanted is None:
+        found.discard(Origin.NOTHING)  # is overwritten
+    if all(GENERATIONS[t] >= nc_version.gen4 for t in recorder.targets):
+        found &= {Origin.NOTHING}
+    if found == {Origin.ZEROS} and wanted is None:
+        _note_chain("an instruction that is no product put zeros there")
+    elif found:
+        what = "nothing was written there" if Origin.NOTHING in found else "another instruction wrote there"
+        raise NkiValueError(
+            "err_psum_accumulate",
+            f"the product is added to a tile in PSUM, and {what}; the device's result is undefined. Give accumulate=False for the "
+            "first product of a sum, and add other data afterwards with tensor_tensor",
         )
 
 
@@ -158,18 +223,25 @@ def _rows(mask: Any, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Any:
 
 @lowering("transpose")
 def _lower_transpose(context: Context, instruction: Instruction) -> None:
-    value = context.read(instruction.reads[0])
-    order = instruction.attributes
-    target = instruction.writes[0]
-    value = lax.transpose(value.reshape((value.shape[0], -1)), (1, 0)) if order is None else lax.transpose(value, order)
-    context.write(target, fitted(value, target))
+    order, checked = instruction.attributes
+    (source,), (target,) = instruction.reads, instruction.writes
+    if checked:
+        context.check_indices(source, f"{instruction.file}:{instruction.line}")
+
+    def turned(value: Any) -> Any:
+        if order is None:
+            return fitted(lax.transpose(value.reshape((value.shape[0], -1)), (1, 0)), target)
+        return fitted(lax.transpose(value, order), target)
+
+    value, inside = context.read_checked(source)
+    context.write(target, turned(value), None if inside is None else turned(inside))
 
 
 def nc_transpose(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
     """Partitions and flattened free dimensions swapped: at most 128×128 on the tensor engine, 32×32 on the vector engine."""
     data = checks.on_chip(data, "data")
     rows, columns = data.shape[0], math.prod(data.shape[1:])
-    name = getattr(engine, "name", "unknown")
+    name = checks.engine("nc_transpose", engine, "tensor", "vector")
     limit = 32 if name == "vector" else checks.PARTITIONS
     if current().check and (rows > limit or columns > limit):
         raise NkiValueError(
@@ -185,11 +257,13 @@ def nc_transpose(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any 
     target = destination(dst, (columns, rows), dtype or data.dtype, [], shown, buffer)
     if name != "vector":
         _transposed(data, target)
-    emit("transpose", [data], [target], None)
+    emit("transpose", [data], [target], (None, False))
     return target
 
 
-def transpose_axes(dst: Tensor | None, src: Tensor, axes: tuple[int, ...], dtype: Any, mask: Any) -> Tensor:
+def transpose_axes(
+    dst: Tensor | None, src: Tensor, axes: tuple[int, ...], dtype: Any, mask: Any, *, checked: bool
+) -> Tensor:
     shape = tuple(src.shape[i] for i in axes)
     if dst is None:
         target = result(shape, dtype or src.dtype, [], mask)
@@ -197,5 +271,5 @@ def transpose_axes(dst: Tensor | None, src: Tensor, axes: tuple[int, ...], dtype
         raise NkiValueError("err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {shape}")
     else:
         target = dst.with_mask(mask)
-    emit("transpose", [src], [target], tuple(axes))
+    emit("transpose", [src], [target], (tuple(axes), checked))
     return target

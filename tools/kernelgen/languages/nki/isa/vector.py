@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from kernelgen.languages.nki import checks
-from kernelgen.languages.nki.dtypes import boolean, float32, is_float, promoted
+from kernelgen.languages.nki.dtypes import boolean, float32, int32, is_float, promoted, uint32
 from kernelgen.languages.nki.elementwise import BINARY, BITWISE, COMPARISONS, check_op, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
 from kernelgen.languages.nki.isa.common import (
@@ -22,10 +23,12 @@ from kernelgen.languages.nki.isa.common import (
     reduced,
     write_reduced,
 )
+from kernelgen.languages.nki.isa.constants import nc_version, needs
 from kernelgen.languages.nki.lazy import jnp, lax
-from kernelgen.languages.nki.lower import Context, lowering, to_float
+from kernelgen.languages.nki.lower import Context, converted, lowering, to_float
 from kernelgen.languages.nki.operators import (
     apply_binary,
+    apply_vector,
     assign,
     emit,
     immediate,
@@ -45,30 +48,60 @@ def _result_dtype(name: str, *operands: Tensor) -> Any:
 # With tiles
 
 
+_WIDE = (int32, uint32)
+
+
 @lowering("tensor_tensor")
 def _lower_tensor_tensor(context: Context, instruction: Instruction) -> None:
+    name, engine = instruction.attributes
     a, b = (context.read(t) for t in instruction.reads)
     target = instruction.writes[0]
     if a.shape != b.shape:
         b = b.reshape(a.shape) if b.size == a.size else b
-    context.write(target, fitted(apply_binary(str(instruction.attributes), a, b), target))
+    tiles = (*instruction.reads, target)
+    if engine == "gpsimd" and name not in BITWISE and all(t.dtype in _WIDE for t in tiles):
+        value = apply_binary(name, a, b)
+    else:
+        value = apply_vector(name, a, b, _width(tiles))
+    context.write(target, fitted(value, target), exact=True)
+
+
+def _width(tiles: Sequence[Tensor]) -> int:
+    """Returns the bytes of the widest integers: bit patterns are that long while an instruction works on them."""
+    return max(t.dtype.itemsize for t in tiles)
+
+
+def _bitwise(name: str, operands: Sequence[Tensor], target: Tensor) -> None:
+    """Operations on bit patterns read and write integers."""
+    floats = [t.dtype for t in (*operands, target) if is_float(t.dtype)]
+    if name in BITWISE and floats and current().check:
+        raise NkiTypeError("err_bitwise_on_float", f"'{name}' reads and writes integers, not {floats[0]}")
 
 
 def tensor_tensor(
     dst: Tensor | None, data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> Tensor:
-    """`data1 op data2`; equal shapes."""
+    """`data1 op data2`; equal shapes.
+
+    The vector engine computes in float32; GpSimd computes with 32-bit integers where all tiles hold such, and is what the newer
+    generation takes for them if they are in SBUF and no engine is named.
+    """
     name = check_op(op_name(op), BINARY, "tensor_tensor")
+    engine = checks.engine("tensor_tensor", engine, "vector", "gpsimd")
     a, b = checks.on_chip(data1, "data1"), checks.on_chip(data2, "data2")
     if a.size != b.size or a.shape[0] != b.shape[0]:
         raise NkiValueError(
             "err_shape_mismatch", f"data1 has shape {a.shape} and data2 {b.shape}; they have to be equal"
         )
-    if name in BITWISE and (is_float(a.dtype) or is_float(b.dtype)):
-        raise NkiTypeError("err_bitwise_on_float", f"'{name}' takes integers, not {a.dtype} and {b.dtype}")
-    checks.vector_operands("tensor_tensor", getattr(engine, "name", ""), [a, b])
+    checks.one_in_psum("tensor_tensor", a, b, "data1", "data2")
     target = destination(dst, a.shape, dtype or _result_dtype(name, a, b), [a, b], mask)
-    emit("tensor_tensor", [a, b], [target], name)
+    _bitwise(name, [a, b], target)
+    tiles = (a, b, target)
+    if engine == "unknown":
+        exact = not current().older and all(t.dtype in _WIDE and t.buffer.kind == "sbuf" for t in tiles)
+        engine = "gpsimd" if name == "power" or (exact and name not in BITWISE) else "vector"
+    checks.reachable("tensor_tensor", engine, tiles)
+    emit("tensor_tensor", [a, b], [target], (name, engine))
     return target
 
 
@@ -80,18 +113,19 @@ def _lower_tensor_scalar(context: Context, instruction: Instruction) -> None:
     steps, reduction = instruction.attributes
     reads = list(instruction.reads)
     source = reads.pop(0)
+    target, *rest = instruction.writes
     value = context.read(source)
     shape = value.shape
+    width = _width((source, target, *reads))
     for name, fixed, swapped, tile in steps:
         other = immediate(fixed) if fixed is not None else context.read(reads.pop(0))
         if fixed is None:
             other = other.reshape(shape) if tile else full(other, None, value)
-        value = apply_binary(name, *((other, value) if swapped else (value, other)))
+        value = apply_vector(name, *((other, value) if swapped else (value, other)), width)
         value = jnp.broadcast_to(value, shape)
         if value.dtype == np.bool_:
             value = value.astype(np.float32)
-    target, *rest = instruction.writes
-    context.write(target, fitted(value, target))
+    context.write(target, fitted(value, target), exact=True)
     if reduction is not None:
         values = [context.read(t) for t in reads]
         write_reduced(context, rest, reduced(reduction, values, value, source))
@@ -114,8 +148,12 @@ def _steps(data: Tensor, steps: list[tuple[Any, Any, bool, bool]]) -> tuple[list
             reads.append(other)
             continue
         fixed, tensors = operand(0 if value is None else value, data, f"operand{number_}")
-        if name in BITWISE and is_float(data.dtype):
-            raise NkiTypeError("err_bitwise_on_float", f"'{name}' takes integers, not {data.dtype}")
+        if fixed is not None and name not in BITWISE:
+            fixed = float(fixed)
+        elif fixed is not None and fixed != int(fixed):
+            raise NkiTypeError("err_bitwise_on_float", f"operand{number_} of '{name}' is an integer, not {fixed}")
+        elif fixed is not None:
+            fixed = int(fixed)
         described.append((name, fixed, bool(swapped), False))
         reads += tensors
     if len(described) == 2 and len({name in BITWISE for name, *_ in described}) == 2:
@@ -136,6 +174,8 @@ def _chain(
     if dtype is None and described:
         dtype = boolean if described[-1][0] in COMPARISONS and current().older else data.dtype
     target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
+    for name, *_ in described:
+        _bitwise(name, [data, *reads], target)
     source = data.with_mask(mask)
     attributes: Any = (tuple(described), None)
     writes = [target]
@@ -159,9 +199,32 @@ def tensor_scalar(
     *,
     dtype: Any = None,
     mask: Any = None,
+    engine: Any = None,
 ) -> Tensor:
     """`(data op0 operand0) op1 operand1`, operands numbers or one element per partition; `reverse` swaps a step's sides."""
+    engine = checks.engine("tensor_scalar", engine, "vector", "scalar", "gpsimd")
+    names = tuple(op_name(op) for op in (op0, op1) if op is not None)
+    if current().check and engine in _CHAINS and not _CHAINS[engine](names):
+        raise NkiValueError(
+            "err_unsupported_engine",
+            f"tensor_scalar with {' and '.join(names)} does not run on {engine}; use the vector engine",
+        )
+    checks.reachable("tensor_scalar", engine, [t for t in (dst, data, operand0, operand1) if isinstance(t, Tensor)])
     return _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, False)], dtype, mask)
+
+
+_CHAINS: dict[str, Callable[[tuple[str, ...]], bool]] = {
+    "scalar": lambda names: names in (("multiply", "add"), ("multiply",), ("add",)),
+    "gpsimd": lambda names: current().older or names[:1] == ("rsqrt",),
+}
+"""Which operations of tensor_scalar an engine other than the vector engine has, by AWS's documentation of it."""
+
+
+def _arithmetic(what: str, *ops: Any) -> None:
+    """Instructions that have no operations on bit patterns."""
+    bitwise = [op_name(op) for op in ops if op is not None and op_name(op) in BITWISE]
+    if current().check and bitwise:
+        raise NkiTypeError("err_unsupported_op", f"{what} takes arithmetic operations, not '{bitwise[0]}'")
 
 
 def scalar_tensor_tensor(
@@ -178,6 +241,8 @@ def scalar_tensor_tensor(
     mask: Any = None,
 ) -> Tensor:
     """`(data op0 operand0) op1 operand1` with a tile as operand1."""
+    _arithmetic("scalar_tensor_tensor", op0, op1)
+    checks.one_in_psum("scalar_tensor_tensor", data, operand1, "data", "operand1")
     return _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, True)], dtype, mask)
 
 
@@ -196,6 +261,7 @@ def tensor_scalar_reduce(
     mask: Any = None,
 ) -> Tensor:
     """`data op0 operand0`, and that reduced over the free dimensions into `reduce_res`."""
+    _arithmetic("tensor_scalar_reduce", op0)
     data = checks.on_chip(data, "data")
     reduction = Reduction("vector", data, reduce_cmd, reduce_op, reduce_res, reduce_init)
     return _chain(dst, data, [(op0, operand0, reverse0, False)], dtype, mask, reduction)
@@ -204,11 +270,21 @@ def tensor_scalar_reduce(
 # Copies
 
 
-def tensor_copy(dst: Tensor | None, src: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def tensor_copy(dst: Tensor | None, src: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
+    """Copies bits where the dtypes are equal; others become float32 on the way."""
     src = checks.on_chip(src, "src")
     target = destination(dst, src.shape, dtype or src.dtype, [src], mask)
+    copies(engine, src, target)
     assign(target, src, mask=None)
     return target
+
+
+def copies(engine: Any, src: Tensor, target: Tensor) -> None:
+    """What an engine that copies can do: GpSimd can't reach PSUM, the scalar engine of NeuronCore-v2 does not copy."""
+    engine = checks.engine("tensor_copy", engine, "vector", "scalar", "gpsimd")
+    checks.reachable("tensor_copy", engine, (src, target))
+    if engine == "scalar" and not current().older:
+        needs(nc_version.gen3, "tensor_copy on the scalar engine")
 
 
 @lowering("select")
@@ -228,11 +304,12 @@ def _lower_select(context: Context, instruction: Instruction) -> None:
         sources.append(value.reshape(shape) if value.size == math.prod(shape) else full(value, None, condition))
     if swapped:
         condition = ~condition
-    a, b = sources
-    if a.dtype != b.dtype:
-        a, b = to_float(a), to_float(b)
-    value = jnp.where(condition, a, b)
-    if reduction is not None:
+    if reduction is None:
+        # What is selected is converted alone: elements that stay keep their bits.
+        held = target.storage.held if target.cast is None else target.cast
+        value = jnp.where(condition, *(converted(source, held) for source in sources))
+    else:
+        value = jnp.where(condition, *map(to_float, sources))
         values = [context.read(t) for t in reads]
         write_reduced(context, rest, reduced(reduction, values, value, target.replaced(mask=predicate.mask)))
     context.write(target, fitted(jnp.broadcast_to(value, shape), target))
@@ -261,7 +338,8 @@ def tensor_copy_predicated(
 ) -> Tensor:
     """Copies `src` to `dst` where `predicate` is not 0; `dst` keeps the rest."""
     predicate = checks.on_chip(predicate, "predicate")
-    target = dst.with_mask(mask)
+    checks.one_in_psum("tensor_copy_predicated", src, predicate, "src", "predicate")
+    target = checks.on_chip(dst, "dst").with_mask(mask)
     _select(target, predicate, src, dst, reverse_pred)
     return dst
 
@@ -280,6 +358,8 @@ def select_reduce(
 ) -> Tensor:
     """Selects by a predicate and reduces what was selected over the free dimensions."""
     predicate = checks.on_chip(predicate, "predicate")
+    checks.on_chip(dst, "dst")
+    checks.one_in_psum("select_reduce", on_true, predicate, "on_true", "predicate")
     active = int(reduce_cmd) != ReduceCmd.idle
     reduction = Reduction("vector", predicate, reduce_cmd, reduce_op, reduce_res if active else None)
     _select(dst.with_mask(mask), predicate.with_mask(mask), on_true, on_false, reverse_pred, reduction)
@@ -318,6 +398,7 @@ def range_select(
     mask: Any = None,
 ) -> Tensor:
     """Keeps the elements whose place plus `range_start` compares true with both bounds (one per partition)."""
+    needs(nc_version.gen3, "range_select")
     data = checks.on_chip(on_true_tile, "on_true_tile")
     names = tuple(op_name(op) for op in (comp_op0, comp_op1))
     for bound in (bound0, bound1):
@@ -345,11 +426,12 @@ def _lower_fill_tile(context: Context, instruction: Instruction) -> None:
     context.write(target, jnp.broadcast_to(value.reshape((1,) * len(target.shape)), target.shape))
 
 
-def memset(dst: Tensor | None, value: Any, *, shape: Any = None, dtype: Any = None, mask: Any = None) -> Tensor:
-    if dst is None:
-        dst = destination(None, tuple(shape), dtype, [], mask)
-    elif mask is not None:
-        dst = dst.with_mask(mask)
+def memset(
+    dst: Tensor | None, value: Any, *, shape: Any = None, dtype: Any = None, mask: Any = None, engine: Any = None
+) -> Tensor:
+    given = destination(None, tuple(shape), dtype, [], None) if dst is None else checks.on_chip(dst, "dst")
+    dst = given.with_mask(mask)
+    checks.reachable("memset", checks.engine("memset", engine, "vector", "gpsimd"), [dst])
     if number(value) is None:
         emit("fill_tile", [scalar_tensor(value)], [dst])
     else:
@@ -373,7 +455,11 @@ def _lower_random(context: Context, instruction: Instruction) -> None:
         context.write(target, values)
 
 
-def random(target: Tensor) -> Tensor:
+def random(target: Tensor, *, engine: Any = None) -> Tensor:
+    engine = checks.engine("rng", engine, "vector", "gpsimd")
+    checks.reachable("rng", engine, [target])
+    if engine == "gpsimd":
+        needs(nc_version.gen3, "rng on GpSimd")
     recorder = current()
     recorder.seed += 1
     emit("random", [], [target], (recorder.seed,))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kernelgen.languages.nki import checks
-from kernelgen.languages.nki.dtypes import promoted
-from kernelgen.languages.nki.elementwise import BINARY, check_op, op_name
-from kernelgen.languages.nki.errors import NkiValueError
+from kernelgen.languages.nki.dtypes import is_float, promoted
+from kernelgen.languages.nki.elementwise import BINARY, BITWISE, check_op, op_name
+from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
 from kernelgen.languages.nki.isa.common import (
     ReduceCmd,
     destination,
@@ -73,7 +73,13 @@ def tensor_reduce(
     if source.mask is not None:
         rows = np.broadcast_to(source.mask, data.shape).any(axis=axes, keepdims=True)
         target = target.with_mask(rows.reshape(target.shape))
-    emit("reduce", [source], [target], (op_name(op), axes, bool(negate), 0))
+    name = op_name(op)
+    if name in BITWISE and (negate or is_float(data.dtype) or is_float(target.dtype)) and current().check:
+        raise NkiTypeError(
+            "err_bitwise_on_float",
+            f"'{name}' reduces integers to integers and does not negate: {data.dtype} to {target.dtype}",
+        )
+    emit("reduce", [source], [target], (name, axes, bool(negate), 0, True))
     return target
 
 
@@ -136,6 +142,7 @@ def tensor_tensor_scan(
 ) -> Tensor:
     """`r = (data0 op0 r) op1 data1` along the flattened free dimensions, from `initial`."""
     a, b = checks.on_chip(data0, "data0"), checks.on_chip(data1, "data1")
+    checks.one_in_psum("tensor_tensor_scan", a, b, "data0", "data1")
     if a.size != b.size:
         raise NkiValueError("err_shape_mismatch", f"data0 has shape {a.shape} and data1 {b.shape}")
     fixed, tensors = operand(initial, a, "initial")
@@ -177,7 +184,7 @@ def tensor_scalar_cumulative(
     reverse0: bool = False,
 ) -> Tensor:
     """`r = (src op0 imm0) op1 r` along the flattened free dimensions; r is the engine's register."""
-    src = checks.on_chip(src, "src")
+    src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     command = ReduceCmd(int(reduce_cmd))
     fixed, reads = operand(imm0, src, "imm0")
     registers = register("vector", src.shape[0])

@@ -1,0 +1,59 @@
+"""No parameter of an instruction is unread, in either generation: what a kernel gives is used, checked or refused."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+from kernelgen.languages.nki import isa, modules
+from kernelgen.languages.nki.errors import NkiError
+from kernelgen.languages.nki.isa import newer, older
+
+FILES = sorted(Path(isa.__file__).parent.glob("*.py"))
+
+
+def unread(function: ast.FunctionDef) -> list[str]:
+    """Returns the parameters whose value a function's body never reads."""
+    given = function.args
+    names = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg) if a}
+    read = {
+        node.id
+        for statement in function.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return sorted(names - read - {"self"})
+
+
+def test_what_is_unread_is_found():
+    (function,) = ast.parse("def f(a, b=1, *, c, d, **_):\n    a = 2\n    return g(b, d=d)").body
+    assert isinstance(function, ast.FunctionDef)
+    assert unread(function) == ["_", "a", "c"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_parameter_is_read(file):
+    functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+    assert {f.name: unread(f) for f in functions if unread(f)} == {}
+
+
+@pytest.mark.parametrize("module", [newer, older], ids=["newer", "older"])
+def test_every_instruction_takes_a_name_and_nothing_that_it_does_not_know(module):
+    own = {
+        n: f
+        for n, f in vars(module).items()
+        if inspect.isfunction(f) and f.__module__ == module.__name__ and n[0] != "_"
+    }
+    assert len(own) > 30
+    for name, instruction in modules._instructions(module).items():
+        if name not in own:
+            continue
+        needed = [p for p in inspect.signature(own[name]).parameters.values() if p.default is p.empty]
+        given = {p.name: None for p in needed}
+        with pytest.raises(NkiError, match=f"err_arguments: {name}: got an unexpected keyword argument 'evil'"):
+            instruction(**given, evil=1, name="n")
+        with pytest.raises(NkiError, match="err_instruction_name: an instruction's name is text, not int"):
+            instruction(**given, name=1)
