@@ -576,3 +576,66 @@ def test_a_product_that_leaves_accumulate_out_is_noted_where_a_device_may_add_to
 )
 def test_products_of_one_sum_or_with_accumulate_are_not_noted(steps):
     assert _sums(*steps) == []
+
+
+def _turns(body, older=True, loop="affine_range"):
+    """Returns the notes of turns that depend on each other, where `body(i, x, out, total)` is a turn."""
+
+    def function(x):
+        rows = older_nl.ndarray((4, 8, 16), np.float32, buffer=older_nl.shared_hbm)
+        total = older_nl.zeros((8, 16), np.float32, buffer=older_nl.sbuf)
+        for i in getattr(older_nl if older else nl, loop)(4):
+            body(i, older_nl.load(x[0:8, 0:16]), rows, total)
+        older_nl.store(rows[0], total)
+        return rows
+
+    return [n for n in kernel.record(function, [X], {}, older=older, check=True).notes if "affine_range" in n]
+
+
+def _carries(i, x, rows, total):
+    total[...] = older_nl.maximum(total, x)
+
+
+def _shifts(i, x, rows, total):
+    older_nl.store(rows[i], x)
+    older_nl.load(rows[max(i - 1, 0)])
+
+
+def _carries_in_a_loop(i, x, rows, total):
+    for j in older_nl.sequential_range(2):
+        total[:, 8 * j : 8 * j + 8] = older_nl.multiply(total[:, 8 * j : 8 * j + 8], 2.0)
+
+
+@pytest.mark.parametrize("body", [_carries, _shifts, _carries_in_a_loop])
+@pytest.mark.parametrize("older", [True, False])
+def test_a_value_that_turns_of_affine_range_hand_on_is_noted(body, older):
+    (note,) = _turns(body, older)
+    assert note.startswith(f"{__file__}:")
+    assert "this reads what the turn before wrote in a loop of affine_range" in note and "use sequential_range" in note
+    assert _turns(body, older, "sequential_range") == []
+
+
+def _adds(i, x, rows, total):
+    total[...] += x
+
+
+def _adds_products(i, x, rows, total):
+    global sums
+    if i == 0:
+        sums = older_nl.zeros((16, 16), np.float32, buffer=older_nl.psum)
+    sums += older_nl.matmul(x, x, transpose_x=True)
+
+
+def _writes_first(i, x, rows, total):
+    total[...] = x
+    older_nl.store(rows[i], older_nl.exp(total))
+
+
+def _writes_its_own(i, x, rows, total):
+    older_nl.store(rows[i], x)
+    older_nl.store(rows[i], older_nl.load(rows[i]))
+
+
+@pytest.mark.parametrize("body", [_adds, _adds_products, _writes_first, _writes_its_own])
+def test_turns_that_hand_on_sums_alone_are_not_noted(body):
+    assert _turns(body) == []

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kernelgen.languages.nki import checks, operators, tensors
+from kernelgen.languages.nki import checks, operators, tensors, turns
 from kernelgen.languages.nki.dtypes import boolean, dtype_of, float32, is_float, promoted
 from kernelgen.languages.nki.elementwise import BINARY, UNARY, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
@@ -230,7 +230,14 @@ def _loop(kind: str, args: tuple[Any, ...]) -> Iterator[int]:
 
 
 def affine_range(*args: Any, **_: Any) -> Iterator[int]:
-    return _loop("affine", args)
+    if not recording():
+        return _loop("affine", args)
+    return _independent(_loop("affine", args))
+
+
+def _independent(loop: Iterator[int]) -> Iterator[int]:
+    yield from loop
+    turns.note_carried(current().block.items[-1])
 
 
 def sequential_range(*args: Any, **_: Any) -> Iterator[int]:
@@ -454,7 +461,7 @@ def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: 
     if first or known is None:
         made = x if dtype is None else operators.copied(x, dtype)
     else:
-        made = operators.binary(op_name(op), known, x, dtype=dtype)
+        made = operators.summed(op_name(op), known, x, dtype=dtype)
     recorder.reduced[key] = made
     return made
 
@@ -527,6 +534,7 @@ _HIDDEN = {
     "checks",
     "operators",
     "tensors",
+    "turns",
     "dma",
     "gpsimd",
     "vector",

@@ -13,7 +13,7 @@ from kernelgen.languages.nki.dtypes import boolean, dtype_of, float32, int32, is
 from kernelgen.languages.nki.elementwise import BINARY, BITWISE, COMPARISONS, REDUCTIONS, UNARY, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError, kernel_location
 from kernelgen.languages.nki.lazy import jnp, lax
-from kernelgen.languages.nki.lower import Context, bits, computes, lowering, masked, to_float
+from kernelgen.languages.nki.lower import Context, bits, computes, lowering, masked, shown_of, to_float
 from kernelgen.languages.nki.program import PRODUCTS, PSUM, SBUF, Buffer, Instruction, Origin, Storage, current
 from kernelgen.languages.nki.tensors import Tensor
 
@@ -70,6 +70,16 @@ def _parts(tensor: Tensor) -> list[Any]:
         grid += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
     size, own = tensor.dtype.itemsize, tensor.storage.dtype.itemsize
     return [grid * size // own + part for part in range(max(1, size // own))]
+
+
+def elements(tensor: Tensor) -> Any:
+    """Returns the numbers of the memory's elements that a view shows; its indices are known."""
+    parts = _parts(tensor)
+    if tensor.gather is not None:
+        parts = [tensor.gather * tensor.dtype.itemsize // tensor.storage.dtype.itemsize]
+    shown = shown_of(tensor)
+    taken = [part if shown is None else part[np.broadcast_to(shown, tensor.shape)] for part in parts]
+    return np.concatenate([part.reshape(-1) for part in taken])
 
 
 def _each(storage: Storage, what: str) -> Any:
@@ -447,10 +457,19 @@ def accumulation(target: Tensor, wanted: bool | None = None) -> Any:
     return (target.shape, np.packbits(written).tobytes())
 
 
+def summed(op: str, total: Any, value: Any, *, dtype: Any = None) -> Any:
+    """Returns `total op value` as a new tile; the turns of a loop may hand such a total on."""
+    made = binary(op, total, value, dtype=dtype)
+    recorder = current()
+    if isinstance(total, Tensor):
+        recorder.sums.add(recorder.block.items[-1])
+    return made
+
+
 def accumulated(target: Tensor, value: Any) -> Any:
     """`target += value`: in PSUM in place, elsewhere a new tile."""
     if target.buffer is not PSUM or not isinstance(value, Tensor) or target.shape != value.shape:
-        return binary("add", target, value)
+        return summed("add", target, value)
     mode = accumulation(target)
     emit("accumulate", [value, *([] if mode == "set" else [target])], [_fits(target, value)], mode)
     return target

@@ -219,6 +219,10 @@ class Recorder:
         """Whether a program waits for another, so that what is before is not what ran before."""
         self._count = 0
         self.reduced: dict[tuple[Any, ...], Any] = {}
+        self.sums: set[Instruction] = set()
+        """Instructions that add to a sum outside of PSUM, which is the first that they read."""
+        self.loops: set[tuple[str, int]] = set()
+        """The lines of the loops whose turns were looked at."""
         self.indices: list[LoopIndex] = []
         """Those of the loops around what is recorded, outer ones first."""
 
