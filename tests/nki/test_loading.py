@@ -101,7 +101,7 @@ def test_nothing_is_left_after_loading(tmp_path):
 def test_the_language_sets_the_environment_while_a_file_is_imported(tmp_path):
     import os
 
-    with NKI.loading(tmp_path / "kernels.py", {"NKI_TEST_SWITCH": "1"}):
+    with NKI.loading(tmp_path / "kernels.py", {"NKI_TEST_SWITCH": "1"}, "interpreted"):
         assert os.environ["NKI_TEST_SWITCH"] == "1"
         assert __import__("nki.language").language.tile_size.pmax == 128
     assert "NKI_TEST_SWITCH" not in os.environ

@@ -56,12 +56,13 @@ class Language(Protocol):
     def name(self) -> str:
         """One of `kernelgen.languages.LANGUAGES`."""
 
-    def loading(self, file: Path, env: Mapping[str, str]) -> AbstractContextManager[None]:
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> AbstractContextManager[None]:
         """Prepares Python for the import of a kernel's file, and undoes it.
 
         Args:
             file: the file.
             env: the environment variables that the file sees.
+            lowering: as of `Call`.
         """
 
     def call(self, function: Callable[..., Any], call: Call) -> Returned:

@@ -22,14 +22,14 @@ class _Nki:
     name = "nki"
 
     @contextlib.contextmanager
-    def loading(self, file: Path, env: Mapping[str, str]) -> Iterator[None]:
-        """Lets imports of NKI resolve to the interpreter where the real packages are absent, and sets `env`."""
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
+        """Lets imports of NKI resolve to the interpreter, and sets `env`; NKI's own compiler gets what is installed of NKI."""
         from kernelgen.languages.nki.loading import interpreter
 
         before = dict(os.environ)
         os.environ.update(env)
         try:
-            with interpreter():
+            with interpreter(replaced=lowering != "native"):
                 yield
         finally:
             os.environ.clear()

@@ -102,13 +102,15 @@ def record(
     Raises:
         NkiError: the kernel breaks a rule.
     """
+    from kernelgen.languages.nki.loading import interpreter
+
     recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
     parameters: list[Storage] = []
     names: list[str] = []
     given: list[Any] = []
     if values:
         recorder.run = functools.partial(_after, given)
-    with recorded_by(recorder):
+    with recorded_by(recorder), interpreter():  # a kernel may import while it runs
         bound_args = _bound(function, args, kwargs)
         mutable = _mutable(function)
         outputs_given = older and not _returns(function)

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.languages.nki.kernel import Kernel
 
 PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
-"""The packages that the interpreter stands for where they are absent."""
+"""The packages that the interpreter stands for."""
+
+_ACTIVE: set[str] = set()
+"""Those that it stands for now."""
 
 
 def absent(package: str) -> bool:
@@ -30,22 +33,33 @@ def absent(package: str) -> bool:
 
 
 @contextlib.contextmanager
-def interpreter(packages: tuple[str, ...] = PACKAGES) -> Iterator[None]:
-    """While it is active, imports of the packages that are absent resolve to the interpreter; afterwards none of them is left."""
+def interpreter(*, replaced: bool = True) -> Iterator[None]:
+    """While it is active, imports of NKI's packages resolve to the interpreter; afterwards they are what they were before.
+
+    Args:
+        replaced: whether that holds for packages that are installed or imported, too, of which nothing is seen then.
+    """
     from kernelgen.languages.nki.modules import newer_modules, older_modules
 
-    wanted = {package for package in packages if absent(package)}
-    modules = {
-        name: module for name, module in {**older_modules(), **newer_modules()}.items() if name.split(".")[0] in wanted
-    }
-    before = {name: sys.modules[name] for name in modules if name in sys.modules}
-    sys.modules.update(modules)
+    wanted = {p for p in PACKAGES if p not in _ACTIVE and (replaced or absent(p))}
+    before = _taken(wanted)
+    _ACTIVE.update(wanted)
+    sys.modules.update(
+        (name, module)
+        for name, module in {**older_modules(), **newer_modules()}.items()
+        if name.partition(".")[0] in wanted
+    )
     try:
         yield
     finally:
-        for name in [n for n in sys.modules if n.split(".")[0] in wanted]:
-            del sys.modules[name]
+        _taken(wanted)
+        _ACTIVE.difference_update(wanted)
         sys.modules.update(before)
+
+
+def _taken(packages: Collection[str]) -> dict[str, types.ModuleType]:
+    """Removes what is imported of packages, and returns it."""
+    return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in packages}
 
 
 def load_file(path: Path) -> types.ModuleType:

@@ -18,7 +18,7 @@ class _NumPy:
     name = "numpy"
 
     @contextlib.contextmanager
-    def loading(self, file: Path, env: Mapping[str, str]) -> Iterator[None]:
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
         from kernelgen.languages.environment import environment
 
         with environment(env):
