@@ -85,7 +85,7 @@ def inline(
 def _notes(recorded: Recorded) -> dict[str, Any]:
     from kernelgen.languages.nki.cost import cost
 
-    return {"nki": list(recorded.notes), "costs": [cost(recorded.block, recorded.storages).to_json()]}
+    return {"nki": list(recorded.notes), "costs": [cost(recorded.block, recorded.storages, recorded.older).to_json()]}
 
 
 def _recorded(

@@ -48,6 +48,7 @@ class Recorded:
         structure: what the kernel returns, with numbers of results for tensors.
         notes: what is to be known about the lowering ("a loop of 32 iterations is rolled").
         storages: all memory that the kernel uses.
+        older: whether it is of the older NKI.
     """
 
     block: Block
@@ -58,6 +59,7 @@ class Recorded:
     structure: Any
     notes: tuple[str, ...]
     storages: tuple[Storage, ...]
+    older: bool
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """Returns the results for arrays, which may be traced by JAX."""
@@ -147,6 +149,8 @@ def record(
             flat += [tensors.whole(s) for s in parameters if s.stored and all(t.storage is not s for t in flat)]
         if not flat:
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
+        checks.memory(recorder)
+        checks.written(recorder, flat)
         block = _scheduled(recorder.before)
     roller = Roller(bound)
     keep = frozenset(s.number for s in (*parameters, *(t.storage for t in flat)))
@@ -160,6 +164,7 @@ def record(
         structure,
         tuple(dict.fromkeys([*recorder.notes, *roller.notes])),
         tuple(recorder.storages),
+        older,
     )
 
 

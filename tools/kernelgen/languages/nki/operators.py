@@ -41,33 +41,32 @@ def emit(
 
 
 def flags(tensor: Tensor) -> Any:
-    """Returns what of PSUM was written, in the tensor's shape: where it has the memory's own dtype, a view that may be changed."""
+    """Returns what of a tensor's memory was written, in its shape: of a strided view of the memory's own dtype what may be changed."""
     written = _written(tensor.storage)
-    if tensor.gather is not None:
-        width = tensor.storage.dtype.itemsize // tensor.dtype.itemsize if tensor.cast is not None else 1
-        return written[np.clip(tensor.gather // max(width, 1), 0, written.size - 1)]
-    if tensor.valid is not None:
-        return np.zeros(tensor.shape, np.bool_)
-    if tensor.cast is not None:
-        return np.logical_and.reduce([written[part] for part in _parts(tensor)])
+    if tensor.gather is not None or tensor.valid is not None or tensor.cast is not None:
+        return np.logical_and.reduce([written[np.clip(part, 0, written.size - 1)] for part in _parts(tensor)])
     strides = [s * written.itemsize for s in tensor.strides]
     return np.lib.stride_tricks.as_strided(written[tensor.offset :], tensor.shape, strides)
 
 
 def _parts(tensor: Tensor) -> list[Any]:
-    """Returns the elements of the memory that a view of another dtype has: arrays in its shape, several where its own are wider."""
-    grid = np.full(tensor.shape, tensor.offset)
-    for axis, stride in enumerate(tensor.strides):
-        steps = np.arange(tensor.shape[axis]) * stride
-        grid += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
+    """Returns the elements of the memory that a view has: arrays in its shape, several where it has another, wider dtype."""
+    grid = tensor.gather
+    if grid is None:
+        grid = np.full(tensor.shape, tensor.offset)
+        for axis, stride in enumerate(tensor.strides):
+            steps = np.arange(tensor.shape[axis]) * stride
+            grid += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
     size, own = tensor.dtype.itemsize, tensor.storage.dtype.itemsize
     return [grid * size // own + part for part in range(max(1, size // own))]
 
 
 def _written(storage: Storage) -> Any:
-    """Returns which elements of PSUM were written, as an array that may be changed."""
-    if isinstance(storage.written, bool):
-        storage.written = np.full(storage.size, storage.written)
+    """Returns which elements of memory were written, as an array that may be changed."""
+    if storage.written is False:
+        storage.written = np.zeros(storage.size, np.bool_)  # takes no memory before it is changed
+    elif storage.written is True:
+        storage.written = np.ones(storage.size, np.bool_)
     return storage.written
 
 
@@ -76,23 +75,17 @@ def mark_written(tensor: Tensor) -> None:
     storage.stored = True
     if storage.written is None or storage.written is True:
         return
-    if tensor.gather is not None:
-        written = _written(storage)
-        written[np.clip(tensor.gather, 0, written.size - 1)] = True
-    elif (
-        (tensor.mask is None and tensor.size == storage.size and not tensor.dynamic)
-        or tensor.dynamic
-        or tensor.valid is not None
-    ):
+    if tensor.dynamic or (tensor.is_plain and tensor.size == storage.size):  # at run time it may be any element
         storage.written = True
-    elif tensor.cast is not None:
-        shown = True if tensor.mask is None else np.broadcast_to(tensor.mask, tensor.shape)
-        for part in _parts(tensor):
-            _written(storage)[part[shown] if shown is not True else part] = True
-    elif tensor.mask is not None:
-        flags(tensor)[np.broadcast_to(tensor.mask, tensor.shape)] = True
-    else:
+    elif tensor.is_plain:
         flags(tensor)[...] = True
+    else:
+        shown = np.ones((), np.bool_)
+        for some in (tensor.mask, tensor.valid):
+            shown = shown if some is None else shown & some
+        shown = np.broadcast_to(shown, tensor.shape)
+        for part in _parts(tensor):
+            _written(storage)[part[shown]] = True
 
 
 def result(shape: Any, dtype: Any, like: Sequence[Tensor] = (), mask: Any = None, buffer: Buffer = SBUF) -> Tensor:
