@@ -119,6 +119,23 @@ def test_a_kernel_of_the_first_generation_writes_its_parameters(tmp_path):
     assert not updated
 
 
+@pytest.mark.parametrize("package", ["neuronxcc.nki", "nki"])
+def test_a_tensor_is_an_annotation_of_both_generations(tmp_path, package):
+    text = f"""
+import {package} as nki
+import {package}.language as nl
+import {package}.tensor
+
+@nki.jit
+def twice(x: nki.tensor, y: nki.tensor[[8, 8], nl.float32] = None, z: "nki.tensor" = None) -> nki.tensor:
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.store(result, nl.multiply(nl.load(x), 2))
+    return result
+"""
+    (result,), _ = call(load(tmp_path, text, "twice"), X)
+    np.testing.assert_array_equal(result, X * 2)
+
+
 def test_a_constant_may_be_a_file(tmp_path):
     with loading.interpreter():
         import nki.isa as nisa

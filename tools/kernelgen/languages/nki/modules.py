@@ -32,6 +32,13 @@ class _TensorType:
         return self._name
 
 
+class _TensorModule(types.ModuleType):
+    """`nki.tensor`: a module, and in published kernels an annotation, with or without a shape."""
+
+    def __getitem__(self, shape: Any) -> _TensorModule:
+        return self
+
+
 class _Described:
     """`tensor[[shape], dtype]`: a description in place of an array."""
 
@@ -44,8 +51,8 @@ class _Described:
         return "tensor"
 
 
-def _module(name: str, names: dict[str, Any]) -> types.ModuleType:
-    module = types.ModuleType(name)
+def _module(name: str, names: dict[str, Any], kind: type[types.ModuleType] = types.ModuleType) -> types.ModuleType:
+    module = kind(name)
     module.__path__ = []
     module.__dict__.update(names)
     return module
@@ -95,6 +102,10 @@ def _typing() -> dict[str, Any]:
     return {"tensor": _Described(), "mutable_tensor": _TensorType("mutable_tensor"), "scalar": _TensorType("scalar")}
 
 
+def _tensor(name: str) -> types.ModuleType:
+    return _module(name, {"NkiTensor": Tensor, "Tensor": Tensor}, _TensorModule)
+
+
 _DECORATORS = """
     skip_middle_end_transformations enable_stack_allocator force_auto_alloc no_reorder multi_buffer allocate
     psum_stack_allocator sbuf_stack_allocator
@@ -127,6 +138,7 @@ def older_modules() -> dict[str, types.ModuleType]:
         "isa": isa,
         "typing": _module(f"{root}.typing", _typing()),
         "compiler": _module(f"{root}.compiler", _compiler()),
+        "tensor": _tensor(f"{root}.tensor"),
     }
     nki = _module(root, names)
     return {
@@ -137,6 +149,7 @@ def older_modules() -> dict[str, types.ModuleType]:
         f"{root}.isa.constants": isa.constants,
         f"{root}.typing": names["typing"],
         f"{root}.compiler": names["compiler"],
+        f"{root}.tensor": names["tensor"],
         "torch_neuronx": _module("torch_neuronx", {"nki_jit": jit, "nki_call": _simulate_kernel}),
     }
 
@@ -160,7 +173,7 @@ def newer_modules() -> dict[str, types.ModuleType]:
         "isa": isa,
         "typing": _module("nki.typing", _typing()),
         "compiler": _module("nki.compiler", _compiler()),
-        "tensor": _module("nki.tensor", {"NkiTensor": Tensor, "Tensor": Tensor}),
+        "tensor": _tensor("nki.tensor"),
         "dtype": nl.dtypes,
         "contextlib": contextlib,
     }
