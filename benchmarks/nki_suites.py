@@ -21,7 +21,8 @@ import pytest
 import suites.nki_library
 import suites.nkipy
 from kernelgen.languages.nki.loading import absent, interpreter
-from suites.modules import installed, made
+from kernelgen.languages.standing_in import made
+from suites.modules import installed
 
 
 class _XdistHooks:

@@ -7,12 +7,13 @@ import hashlib
 import importlib.util
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.languages.nki.kernel import Kernel
+from kernelgen.languages.standing_in import standing_in
 
 PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
 """The packages that the interpreter stands for."""
@@ -42,24 +43,12 @@ def interpreter(*, replaced: bool = True) -> Iterator[None]:
     from kernelgen.languages.nki.modules import newer_modules, older_modules
 
     wanted = {p for p in PACKAGES if p not in _ACTIVE and (replaced or absent(p))}
-    before = _taken(wanted)
     _ACTIVE.update(wanted)
-    sys.modules.update(
-        (name, module)
-        for name, module in {**older_modules(), **newer_modules()}.items()
-        if name.partition(".")[0] in wanted
-    )
     try:
-        yield
+        with standing_in(wanted, {**older_modules(), **newer_modules()}):
+            yield
     finally:
-        _taken(wanted)
         _ACTIVE.difference_update(wanted)
-        sys.modules.update(before)
-
-
-def _taken(packages: Collection[str]) -> dict[str, types.ModuleType]:
-    """Removes what is imported of packages, and returns it."""
-    return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in packages}
 
 
 def load_file(path: Path) -> types.ModuleType:
