@@ -17,7 +17,8 @@ class _Jax:
         return contextlib.nullcontext()
 
     def call(self, function: Callable[..., Any], call: Call) -> Returned:
-        returned = function(*call.arguments, **call.keywords)
+        ordered, named = call.bound(call.arguments)
+        returned = function(*ordered, **named)
         return Returned(tuple(returned) if isinstance(returned, tuple) else (returned,))
 
 

@@ -220,7 +220,9 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     try:
         found = inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise NkiTypeError("err_arguments", f"{getattr(function, '__name__', 'the kernel')}: {error}") from None
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        place = (code.co_filename, code.co_firstlineno) if code else None
+        raise NkiTypeError("err_arguments", f"{getattr(function, '__name__', 'the kernel')}: {error}", place) from None
     found.apply_defaults()
     return dict(found.arguments)
 
