@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
         for names in (suites.nkipy.names(), suites.nki_library.names()):
             kept = {name: module for name, module in made(names).items() if _is_absent(name)}
             stack.enter_context(installed(kept))
-        own = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors", "-o", "addopts=", "-q", "--tb=short"]
+        own = "-p no:cacheprovider -p no:xdist --continue-on-collection-errors -o addopts= -q --tb=short".split()
         return int(pytest.main([*own, *arguments], plugins=[_Plugin()]))
 
 

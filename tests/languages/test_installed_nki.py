@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import importlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -52,10 +52,10 @@ def folder(tmp_path: Path) -> Path:
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The doubles of both generations of NKI are installed, and imported."""
     monkeypatch.syspath_prepend(DATA / "fake_nki")
-    import neuronxcc.nki.language
-    import nki.isa
+    for name in ("neuronxcc.nki.language", "nki.isa"):
+        importlib.import_module(name)
 
-    before = {name: module for name, module in sys.modules.items() if name.startswith(("nki", "neuronxcc"))}
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("nki", "neuronxcc")}
     assert str(DATA) in str(before["nki.isa"].__file__)
     yield
     # They are what is imported afterwards, as before.

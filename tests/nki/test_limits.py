@@ -452,7 +452,7 @@ def test_a_product_is_in_one_bank_wherever_it_begins(transposed, first, targets,
     if allowed:
         record(product, targets=targets)
     else:
-        with pytest.raises(NkiError, match="err_psum_bank: a product of .* from byte .* exceeds a bank of 2,048"):
+        with pytest.raises(NkiError, match=r"err_psum_bank: a product of .* from byte .* exceeds a bank of 2,048"):
             record(product, targets=targets)
 
 

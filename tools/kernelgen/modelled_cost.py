@@ -45,7 +45,11 @@ def total(made: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 for name in ("cycles", "instructions")
             },
             "dma_bytes": sum(one["dma_bytes"] for one in each),
-            **{name: max(one[name] for one in each if name in one) for name in _MEMORY if any(name in one for one in each)},
+            **{
+                name: max(one[name] for one in each if name in one)
+                for name in _MEMORY
+                if any(name in one for one in each)
+            },
         }
     )
 

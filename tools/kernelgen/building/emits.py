@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from kernelgen import fileio
 from kernelgen.canonical import canonical_json
@@ -87,7 +88,7 @@ class Emits:
                 emitters.append({"library": library.name, "module": module.stem, "sources": sources})
         except (KernelgenError, OSError):
             return None
-        own = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
+        own: dict[str, Any] = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
         own |= {"prebuilt": _prebuilt_arguments(kernel, self.libraries)}
         own |= {"kernelgen": {str(p): d for p, d in self._own.items() if _language(p) in ("", *languages)}}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()

@@ -80,9 +80,7 @@ def jax_function(
 
 
 def _call(arrays: tuple[Any, ...], launch: Launch) -> Call:
-    return Call(
-        arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering, launch.names
-    )
+    return Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering, launch.names)
 
 
 def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...]) -> Lowered:

@@ -123,7 +123,9 @@ class SourceEntry(KernelEntry):
             return None
         source = PurePosixPath(node.text).as_posix()
         inputs = (*spec.inputs, *spec.outputs)
-        made = replace(spec, name=f"{spec.name}.vjp", source=source, inputs=inputs, outputs=gradients, alias=(), arguments=())
+        made = replace(
+            spec, name=f"{spec.name}.vjp", source=source, inputs=inputs, outputs=gradients, alias=(), arguments=()
+        )
         return self._for_targets(made, found)
 
     def _registration(self, key: str = "source") -> Registration | None:

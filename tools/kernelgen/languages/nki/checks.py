@@ -270,10 +270,17 @@ def written(recorder: Recorder, returned: Sequence[Tensor]) -> None:
 
 
 def at_once(storages: Iterable[Storage], buffer: Buffer) -> tuple[int, list[Storage]]:
-    """Returns the most of SBUF or PSUM that is in use at once, in bytes per partition, and the memory that is then, by its first use.
+    """Returns the most of SBUF or PSUM that is in use at once, in bytes per partition, and the memory that is then.
 
-    Memory is in use from the first instruction that uses it to the last. A tile of PSUM takes whole banks. Of memory that the kernel
-    places itself nothing is counted: its tiles may share places.
+    Memory is in use from the first instruction that uses it to the last. A tile of PSUM takes whole banks. Of memory that the
+    kernel places itself nothing is counted: its tiles may share places.
+
+    Args:
+        storages: all of the kernel's.
+        buffer: which memory.
+
+    Returns:
+        what is in use at once is ordered by its first use.
     """
     used = sorted(
         (s for s in storages if s.buffer is buffer and s.first >= 0 and s.address is None), key=lambda s: s.first

@@ -41,8 +41,8 @@ class Cost:
         instructions: of each engine, and of DMA.
         cycles: of each engine.
         dma_bytes: what DMA moves between memories.
-        sbuf_bytes, psum_bytes: the most of SBUF and PSUM that is in use at once, per partition (`checks.at_once`); None for a kernel
-            of the older NKI, whose compiler chooses.
+        sbuf_bytes, psum_bytes: the most of SBUF and PSUM that is in use at once, per partition (`checks.at_once`); None for a
+            kernel of the older NKI, whose compiler chooses.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)

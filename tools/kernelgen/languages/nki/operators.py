@@ -41,7 +41,7 @@ def emit(
 
 
 def flags(tensor: Tensor) -> Any:
-    """Returns what of a tensor's memory was written, in its shape: of a strided view of the memory's own dtype what may be changed."""
+    """Returns which of a tensor's elements were written; of a strided view of the memory's own dtype, what may be changed."""
     written = _written(tensor.storage)
     if tensor.gather is not None or tensor.valid is not None or tensor.cast is not None:
         return np.logical_and.reduce([written[np.clip(part, 0, written.size - 1)] for part in _parts(tensor)])
