@@ -10,10 +10,6 @@ from kernelgen.languages.standing_in import made
 
 PACKAGES = ("nkipy", "nkigen")
 
-_APIS = """
-    all_gather all_reduce all_to_all constant conv2d conv3d full reduce_scatter rms_norm softmax topk zeros
-""".split()
-
 
 class NKIPyKernel:
     """`NKIPyKernel.trace` marks a kernel; what runs one on a device is not here."""
@@ -26,7 +22,7 @@ def names() -> dict[str, dict[str, Any]]:
     return {
         "nkipy": {"knob": kernels.knob},
         "nkipy.core.knob": {"knob": kernels.knob},
-        "nkipy.core.tensor_apis": {name: getattr(kernels, name) for name in _APIS},
+        "nkipy.core.tensor_apis": {name: getattr(kernels, name) for name in kernels.__all__},
         "nkipy.core.trace": {"NKIPyKernel": NKIPyKernel},
         "nkigen": {"trace": kernels.trace, "knob": kernels.knob, "fori_loop": kernels.fori_loop},
         "nkigen.apis": {"fori_loop": kernels.fori_loop, "knob": kernels.knob},
