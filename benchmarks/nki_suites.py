@@ -2,9 +2,10 @@
 
 PYTHONPATH=tools python benchmarks/nki_suites.py CHECKOUT/nki/test [--each N] [--seconds S] [pytest's options]
 
-In the tests' process, imports of `neuronxcc.nki`, `nki` and `torch_neuronx` resolve to the interpreter wherever those packages are
-absent, and what else the suites import to `suites`. `--each 2` takes the first two cases of each test function, and `--seconds 60`
-fails a test that takes more CPU seconds. docs/kernels-in-nki.md has the commands and what they print.
+In the tests' process, imports of `neuronxcc.nki`, `nki` and `torch_neuronx` resolve to the interpreter, and what else the suites
+import to `suites`. `--each 2` takes the first two cases of each test function, and `--seconds 60` fails a test that takes more CPU
+seconds. All run in one process: pytest-xdist is not loaded where it is installed. docs/kernels-in-nki.md has the commands and what
+they print.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import pytest
 
 import suites.nki_library
 import suites.nkipy
-from kernelgen.languages.nki.loading import PACKAGES, absent, interpreter
-from suites.modules import installed, made
+from kernelgen.languages.nki.loading import absent, interpreter
+from kernelgen.languages.standing_in import made
+from suites.modules import installed
 
 
 class _XdistHooks:
-    """The hooks that suites implement for pytest-xdist, which is not needed."""
+    """The hooks that suites implement for pytest-xdist, whose processes would not have the interpreter: it is not loaded."""
 
     @pytest.hookspec(firstresult=True)
     def pytest_xdist_auto_num_workers(self, config: pytest.Config) -> int | None:
@@ -70,8 +72,7 @@ class _Plugin:
             signal.signal(signal.SIGPROF, before)
 
     def pytest_addhooks(self, pluginmanager: pytest.PytestPluginManager) -> None:
-        if not pluginmanager.hasplugin("xdist"):
-            pluginmanager.add_hookspecs(_XdistHooks)
+        pluginmanager.add_hookspecs(_XdistHooks)
 
     def pytest_collection_finish(self) -> None:
         suites.nki_library.mend()
@@ -87,18 +88,11 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print(__doc__, file=sys.stderr)
         return 2
-    present = [package for package in PACKAGES if not absent(package)]
-    if present:
-        print(f"installed, so not replaced: {', '.join(present)}", file=sys.stderr)
     with interpreter(), contextlib.ExitStack() as stack:
-        parts = [suites.nkipy.names()]
-        if "nki" not in present:
-            parts.append(suites.nki_library.names())
-        for names in parts:
-            # What is inside of the interpreter's `nki` is absent from a package that is installed under that name.
+        for names in (suites.nkipy.names(), suites.nki_library.names()):
             kept = {name: module for name, module in made(names).items() if _is_absent(name)}
             stack.enter_context(installed(kept))
-        own = ["-p", "no:cacheprovider", "--continue-on-collection-errors", "-o", "addopts=", "-q", "--tb=short"]
+        own = "-p no:cacheprovider -p no:xdist --continue-on-collection-errors -o addopts= -q --tb=short".split()
         return int(pytest.main([*own, *arguments], plugins=[_Plugin()]))
 
 

@@ -17,6 +17,9 @@ ROWS = 4 * PARTITIONS
 COLUMNS = 512
 """Rows of `a` whose products with 128 rows of `b` fill a bank of PSUM."""
 
+ROOM = 152 * 1024
+"""Bytes of each partition of SBUF that rows take; the other 24 KiB of trn1's are for tiles that pass by."""
+
 Q8_BLOCK, Q8_BYTES = 32, 34
 """Elements of a block of ggml's Q8_0, and its bytes: a scale in F16 and 32 numbers of 8 bits."""
 
@@ -31,16 +34,26 @@ def _products(a, b, each):
     outer, groups, m, _ = a.shape
     n, k = b.shape[2:]
     weights = _packed if a.dtype == nl.uint8 else _plain
+    most, columns = _sizes(k, 4 if b.dtype == nl.float32 else 2, a.dtype == nl.uint8)
     y = hbm((outer * each, groups, n, m), nl.float32)
     for i in nl.affine_range(outer):
         for r in nl.affine_range(each):
             for g in nl.affine_range(groups):
-                for start, rows in blocks(n, ROWS):
+                for start, rows in blocks(n, most):
                     x = _transposed(b[i * each + r, g, start : start + rows], k)
-                    for column, width in blocks(m, COLUMNS):
+                    for column, width in blocks(m, columns):
                         part = y[i * each + r, g, start : start + rows, column : column + width]
                         _product(weights(a[i, g], column, width, k), x, part, k)
     return y
+
+
+def _sizes(k, itemsize, packed):
+    """Returns how many rows of `b` and of `a` fit into SBUF, transposed, beside what unpacks 128 rows of Q8_0."""
+    line = itemsize * -(-k // PARTITIONS)  # of a partition
+    if not packed:
+        return min(ROWS, ROOM // line // 64 * 64), COLUMNS
+    most = (ROOM - k * 21 // 4) // (2 * line) // 64 * 64
+    return min(ROWS, most), min(COLUMNS, most)
 
 
 def _transposed(rows, k):

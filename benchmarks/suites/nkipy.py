@@ -24,6 +24,7 @@ from kernelgen.hlo.function import Launch, lower_function
 from kernelgen.languages import nki
 from kernelgen.languages.nki import language
 from kernelgen.languages.nki.isa import newer
+from kernelgen.languages.numpy import modules
 from kernelgen.languages.numpy.dtypes import INT32, narrowed, promoted
 from kernelgen.languages.numpy.tensor import Tensor
 
@@ -470,7 +471,6 @@ def kernel_builder() -> dict[str, Any]:
 
 def names() -> dict[str, dict[str, Any]]:
     """Returns what each of the modules has, by its name."""
-    apis = {n: getattr(kernels, n) for n in "constant conv2d conv3d full rms_norm softmax topk zeros".split()}
     runtime = {
         "DeviceKernel": DeviceKernel,
         "DeviceTensor": DeviceTensor,
@@ -478,7 +478,7 @@ def names() -> dict[str, dict[str, Any]]:
         "is_neuron_compatible": lambda: True,
     }
     return {
-        "nkipy": {"knob": kernels.knob},
+        **modules.names(),
         "nkipy.core.backend.hlo": {
             "find_common_type_hlo": common_type,
             "scalar_dtype_hlo": scalar_dtype,
@@ -489,15 +489,10 @@ def names() -> dict[str, dict[str, Any]]:
             "_TYPE_PROMOTION_TABLE": {},
         },
         "nkipy.core.compile": {"compile_to_neff": _compile, "nkipy_compiler_args": "", "trace": Kernel.trace},
-        "nkipy.core.knob": {"knob": kernels.knob},
-        "nkipy.core.tensor_apis": apis,
         "nkipy.core.trace": {"NKIPyKernel": Kernel, "_sanitize_array_dtype": narrow},
         "nkipy.runtime": runtime,
         "nkipy.runtime.execute": runtime,
-        "nkigen": {"trace": kernels.trace, "knob": kernels.knob},
-        "nkigen.apis": {"fori_loop": kernels.fori_loop, "knob": kernels.knob},
         "nkigen.custom_op": {"CustomOp": CustomOp},
-        "nkigen.trace": {"trace": kernels.trace},
         "nki.compiler.kernel_builder": kernel_builder(),
         # The tests' own module of that name, beside them.
         "harness": {"run_kernel_test": run_kernel_test, "nkigen_test": _nkigen_test, "Mode": Mode, "TRACE": "trace"},

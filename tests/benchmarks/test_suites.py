@@ -105,9 +105,19 @@ def test_traced_otherwise():
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the runner; what is installed of AWS's packages or of suites for developers is not seen by it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+XDIST = """
+class Hooks:
+    def pytest_configure_node(self, node):
+        pass
+
+def pytest_addhooks(pluginmanager):
+    pluginmanager.add_hookspecs(Hooks)
+"""
+
+
+def run(folder: Path, *arguments: str, installed: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Runs the runner; `installed` are folders of further packages."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, installed), *filter(None, sys.path)])}
     command = [sys.executable, str(RUNNER), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
 
@@ -153,6 +163,21 @@ def test_a_suite_that_simulates_cores_goes_on_without_a_compiled_kernel(found: d
 def test_a_suite_of_kernels_in_numpy_is_judged(found: dict[str, str]) -> None:
     names = ("test_changed_parameter", "test_error_of_numpy", "test_traced", "test_traced_otherwise")
     assert [found[n] for n in names] == ["PASSED", "PASSED", "PASSED", "FAILED"]
+
+
+def test_what_is_installed_of_nki_and_of_pytest_xdist_changes_nothing(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    (packages / "xdist-3.0.dist-info").mkdir(parents=True)
+    (packages / "xdist-3.0.dist-info" / "entry_points.txt").write_text("[pytest11]\nxdist = plugin_of_xdist\n")
+    (packages / "xdist-3.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: xdist\nVersion: 3.0\n")
+    (packages / "plugin_of_xdist.py").write_text(XDIST)
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    (suite / "conftest.py").write_text("def pytest_configure_node(node):\n    pass\n")
+    (suite / "test_doubled.py").write_text(OLDER)
+    nki = Path(__file__).resolve().parents[1] / "data" / "fake_nki"
+    result = run(suite, "test_doubled.py", "-rA", installed=(packages, nki))
+    assert outcomes(result.stdout) == {"test_right": "PASSED", "test_wrong": "FAILED"}, result.stdout + result.stderr
 
 
 def test_no_folder_is_a_mistake(tmp_path: Path) -> None:

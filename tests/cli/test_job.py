@@ -326,6 +326,48 @@ def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: 
     assert [module for module, inputs in known.items() if inputs is None] == []
 
 
+def test_what_one_language_alone_is_made_of_is_none_of_kernels_in_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, library = tmp_path / "kernelgen", Library("mine", tmp_path / "mine")
+    files = ["hlo/lower.py", "languages/jax.py", "languages/nki/language.py", "languages/numpy/tensor.py"]
+    for file in files:
+        (own / file).parent.mkdir(parents=True, exist_ok=True)
+        (own / file).write_text("")
+    library.root.mkdir()
+    sources = {
+        "plain": ("jax", "import jax.numpy\n"),
+        "around": ("jax", "from kernelgen.languages.nki import inline\n"),
+        "any": ("jax", "from kernelgen import languages\n"),
+        "nki": ("nki", "import nki.language\n"),
+        "numpy": ("numpy", "from nkipy.core import tensor_apis\n"),
+    }
+    for name, (_, text) in sources.items():
+        (library.root / f"{name}.py").write_text(text)
+    monkeypatch.setattr(emits, "_KERNELGEN", own)
+    spec = plan(1).kernels[0].spec
+
+    def inputs() -> dict[str, str]:
+        made = emits.Emits(tmp_path, [library])
+        found = {n: made.inputs(Kernel(spec, n, "mine", language=of)) for n, (of, _) in sources.items()}
+        return {name: digest for name, digest in found.items() if digest}
+
+    changes = {}
+    before = inputs()
+    assert len(before) == len(sources)
+    for file in files:
+        (own / file).write_text("# edited")
+        after = inputs()
+        changes[file] = {name for name in sources if after[name] != before[name]}
+        before = after
+    assert changes == {
+        "hlo/lower.py": {*sources},
+        "languages/jax.py": {*sources},
+        "languages/nki/language.py": {"around", "any", "nki"},
+        "languages/numpy/tensor.py": {"any", "numpy"},
+    }
+
+
 @pytest.mark.parametrize("name", ["hlo", "neff", "logs", "tmp", "lock"])
 def test_a_link_in_the_place_of_our_own_files_is_refused(tmp_path: Path, name: str) -> None:
     other = tmp_path / "other"

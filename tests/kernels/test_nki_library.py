@@ -43,6 +43,9 @@ CASES = {
     "mul_mat f16": (product("f16", 600, 160, 3, shared=2, matrices=2), 1e-6),
     "mul_mat bf16": (product("bf16", 40, 520, 1), 1e-6),
     "mul_mat q8_0": (product("q8_0", 130, 160, 2), 1e-6),
+    # The longest rows: fewer of them fit into SBUF at once.
+    "mul_mat f32, long": (product("f32", 3, 16384, 400), 1e-6),
+    "mul_mat q8_0, long": (product("q8_0", 70, 16384, 70), 1e-6),
     "prompt": (attention("f16", 70, 300, max_bias=4.0), 1e-5),
     "one token": (attention("f16", 1, 600, logit_softcap=5.0), 1e-5),
     "rope": (spec("rope", ["(64,4,5,1)/f32", "(5,1,1,1)/i32"], "(64,4,5,1)/f32", **LLAMA), 1e-7),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from traced import run
 
+from kernelgen.emitters.loading import load_file
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.function import Launch, lower_function
@@ -492,3 +495,42 @@ def test_a_kernel_computes_without_kernelgen() -> None:
         return fori_loop(0, 3, lambda i, v: v + i, knob(x, mem_space="Sbuf"))
 
     np.testing.assert_array_equal(kernel(X), X + 3)
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+PUBLISHED = """
+import numpy as np
+from nkigen import trace
+from nkigen.apis import fori_loop, knob
+from nkipy.core import tensor_apis
+from nkipy.core.trace import NKIPyKernel
+
+
+@trace(input_specs=[((4, 6), "f32")])
+def halves(x):
+    return fori_loop(0, 3, lambda i, y: y * 0.5, knob(np.abs(x), partition_dim=0))
+
+
+@NKIPyKernel.trace
+def probabilities(x):
+    return tensor_apis.softmax(x)
+"""
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_published_kernels_import_nkipy_and_nkigen_installed_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    if installed:
+        monkeypatch.syspath_prepend(tmp_path)
+        for name in ("nkipy", "nkigen"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text("raise RuntimeError('what is installed is not for tracing')")
+    (tmp_path / "kernels.py").write_text(PUBLISHED)
+    for name, expected in (("halves", np.abs(X) / 8), ("probabilities", np.exp(X) / np.exp(X).sum(-1, keepdims=True))):
+        language, function = load_file(tmp_path / "kernels.py", name)
+        assert language == "numpy"
+        (found,) = run(function, X)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert not {"nkipy", "nkigen"} & {name.partition(".")[0] for name in sys.modules}

@@ -338,3 +338,73 @@ def test_check_says_which_kernels_differ_and_where(folder: Path, capsys: pytest.
         f"format: 1\nname: m\ntargets: [trn1]\nkernels:\n  - {{source: k/plain.py:swapped, {arrays}}}\n"
     )
     assert run(["check", str(folder / "m.yaml")]) == 2
+
+
+NAMED = {
+    "jax": """\
+def apply(factor, y, *, x, shift=0.0):
+    return x * factor - y + shift
+""",
+    "numpy": """\
+import numpy as np
+
+def apply(factor, y, *, x, shift=0.0):
+    return np.subtract(x * factor, y) + shift
+""",
+    "nki": """\
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+@nki.jit
+def apply(factor, y, *, x, shift=0.0):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    a, b = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf) for _ in range(2))
+    nisa.dma_copy(dst=a, src=x)
+    nisa.dma_copy(dst=b, src=y)
+    nisa.tensor_scalar(dst=a, data=a, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=shift)
+    nisa.tensor_tensor(dst=a, data1=a, data2=b, op=nl.subtract)
+    nisa.dma_copy(dst=out, src=a)
+    return out
+""",
+    "older": """\
+import neuronxcc.nki.language as nl
+
+def apply(factor, y, x, out, shift=0.0):
+    nl.store(out, nl.subtract(nl.add(nl.multiply(nl.load(x), factor), shift), nl.load(y)))
+""",
+}
+ENTRY = """\
+  - source: k/apply.py:apply
+    inputs: ["f32[8,4]", "f32[8,4]"]
+    outputs: ["f32[8,4]"]
+    params: {factor: 3.0, shift: 0.5}
+    arguments: [x, y]
+"""
+
+
+@pytest.mark.parametrize("language", sorted(NAMED))
+def test_inputs_may_be_told_by_their_names(folder: Path, language: str) -> None:
+    (folder / "k" / "apply.py").write_text(NAMED[language])
+    spec, hlo = emitted(folder, ENTRY)
+    x, y = (np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32) for i in range(2))
+    (found,) = execute.run(hlo, [x, y])
+    np.testing.assert_allclose(found, x * 3 - y + 0.5, rtol=1e-5, atol=1e-5)
+    other, hlo = emitted(folder, ENTRY.replace("[x, y]", "[y, x]"))
+    assert other.id != spec.id
+    (found,) = execute.run(hlo, [x, y])
+    np.testing.assert_allclose(found, y * 3 - x + 0.5, rtol=1e-5, atol=1e-5)
+
+
+def test_names_of_inputs_that_say_nothing_clear_are_refused(folder: Path) -> None:
+    (folder / "k" / "apply.py").write_text(NAMED["nki"])
+    for old, new, said in (
+        ("[x, y]", "[x]", "arguments: 1 names, and there are 2 inputs: each has one"),
+        ("[x, y]", "[x, factor]", "'factor' is an input and one of the params"),
+        ("[x, y]", "[x, 'a b']", "an argument's name: letters, digits and '_'"),
+        ("[x, y]\n", "[x, y]\n    lowering: native\n", "'native' is given its inputs by their order"),
+    ):
+        with pytest.raises(KernelgenError, match=re.escape(said)):
+            plan(folder, ENTRY.replace(old, new))
+    with pytest.raises(KernelgenError, match=r"apply\.py:5:1: error: err_arguments: apply: missing a required .* 'y'"):
+        emitted(folder, ENTRY.replace("[x, y]", "[x, z]"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelgen import inspect
+from kernelgen import inspect, modelled_cost
 from kernelgen.errors import KernelgenError
 from kernelgen.filenames import notes_file
 from kernelgen.hlo import emit
@@ -17,6 +17,7 @@ from kernelgen.languages.nki import kernel, loading
 from kernelgen.languages.nki.cost import cost
 
 with loading.interpreter():
+    import neuronxcc.nki.language as older_nl
     import nki.isa as nisa
     import nki.language as nl
 
@@ -56,6 +57,23 @@ def test_a_kernel_takes_what_the_formulas_say_rolled_or_not(dtype, factor, bound
     assert found.psum_bytes == 2048
     # The tiles of one step of the loop, or the result and its sum.
     assert found.sbuf_bytes == max((64 + 256) * a.itemsize, 256 * 4 + 4)
+
+
+def test_the_memory_of_a_kernel_of_the_older_generation_is_its_compilers_choice():
+    def blocks(x):
+        tiles = older_nl.ndarray((64, older_nl.par_dim(128), 2048), x.dtype, buffer=older_nl.sbuf)
+        result = older_nl.ndarray(x.shape, x.dtype, buffer=older_nl.shared_hbm)
+        for i in older_nl.affine_range(64):
+            tiles[i] = older_nl.load(x[nl.ds(128 * i, 128)])
+        for i in older_nl.affine_range(64):
+            older_nl.store(result[nl.ds(128 * i, 128)], tiles[i])
+        return result
+
+    recorded = kernel.record(blocks, [np.zeros((8192, 2048), np.float32)], {}, older=True)
+    noted = cost(recorded.block, recorded.storages, recorded.older).to_json()
+    assert not [name for name in noted if "per_partition" in name]
+    text = "\n".join(modelled_cost.lines(modelled_cost.total([modelled_cost.of_noted(noted)])))
+    assert "SBUF and PSUM are not modelled" in text and "at once" not in text
 
 
 def test_inspect_prints_the_cost_that_is_noted_beside_the_hlo(tmp_path: Path):

@@ -47,7 +47,7 @@ BODIES = {
     "nothing": "pass",
 }
 REFUSED = {
-    "misses": "ModuleNotFoundError: No module named 'nki'",
+    "misses": "ModuleNotFoundError: No module named 'nki.no_such_module'",
     "imports": r"ModuleNotFoundError: No module named 'neuronxcc_of_nobody'",
     "redefines": "ValueError: done",
     "writes": "FileNotFoundError: ",

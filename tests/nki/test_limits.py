@@ -639,3 +639,178 @@ def _writes_its_own(i, x, rows, total):
 @pytest.mark.parametrize("body", [_adds, _adds_products, _writes_first, _writes_its_own])
 def test_turns_that_hand_on_sums_alone_are_not_noted(body):
     assert _turns(body) == []
+
+
+def filled(x, count, columns, *, dtype=np.float32, buffer=None, **options):
+    """Writes `count` tiles of 128 partitions, then reads all of them: they are in use at once."""
+    tiles = [nl.ndarray((128, columns), dtype, buffer=buffer or nl.sbuf, **options) for _ in range(count)]
+    for tile in tiles:
+        nisa.memset(dst=tile, value=1.0)
+    return added(x, tiles)
+
+
+def added(x, tiles):
+    total = nl.ndarray((128, 1), np.float32, buffer=nl.sbuf)
+    nisa.memset(dst=total, value=0.0)
+    for tile in tiles:
+        nisa.tensor_tensor(dst=total, data1=total, data2=tile[:, 0:1], op=nl.add)
+    result = nl.ndarray((128, 1), np.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=result, src=total)
+    return result
+
+
+def record(function, *, older=False, targets=("trn1", "trn2"), x=X):
+    return kernel.record(function, [x], {}, older=older, targets=targets)
+
+
+@pytest.mark.parametrize(
+    ("made", "refused"),
+    [
+        (lambda x: filled(x, 8, 8192), "err_sbuf_exceed_arch_limit: 9 tiles in sbuf .* 262,148 bytes per partition"),
+        (lambda x: filled(x, 5, 8192), None),  # 160 KiB
+        (lambda x: filled(x, 12, 512, buffer=nl.psum), "err_psum_exceed_arch_limit: 12 tiles in psum .* 24,576 bytes"),
+        (lambda x: filled(x, 8, 512, buffer=nl.psum), None),
+        # What the kernel places itself may share its place.
+        (lambda x: filled(x, 12, 512, buffer=nl.psum, address=(0, 2048)), None),
+        (lambda x: filled(x, 1, 512, buffer=nl.psum, address=(0, 8 * 2048)), "err_psum_exceed_arch_limit"),
+        (lambda x: filled(x, 1, 8, address=(0, 180_224)), "err_sbuf_exceed_arch_limit"),
+    ],
+)
+def test_what_is_in_memory_at_once_fits(made, refused):
+    if refused is None:
+        record(made)
+        return
+    with pytest.raises(NkiError, match=refused) as caught:
+        record(made)
+    assert caught.value.file == __file__
+
+
+def test_tiles_that_are_used_one_after_another_share_memory():
+    def steps(x):
+        result = nl.ndarray((128, 512), np.float32, buffer=nl.shared_hbm)
+        for _ in range(40):
+            tile = nl.ndarray((128, 16384), np.float32, buffer=nl.sbuf)
+            nisa.memset(dst=tile, value=1.0)
+            nisa.dma_copy(dst=result, src=tile[:, 0:512])
+        return result
+
+    record(steps)
+
+
+def test_block_dimensions_of_the_older_generation_are_no_limit():
+    def blocks(x):
+        tiles = older_nl.ndarray((64, older_nl.par_dim(128), 2048), x.dtype, buffer=older_nl.sbuf)
+        result = older_nl.ndarray((128, 512), x.dtype, buffer=older_nl.shared_hbm)
+        for i in older_nl.affine_range(64):
+            tiles[i, :, 0:512] = older_nl.load(x)
+        for i in older_nl.affine_range(64):
+            older_nl.store(result, tiles[i, :, 0:512])
+        return result
+
+    record(blocks, older=True)
+
+
+@pytest.mark.parametrize(
+    ("transposed", "first", "targets", "allowed"),
+    [
+        (False, 0, ("trn1",), True),
+        (False, 256, ("trn1",), False),
+        (False, 512, ("trn1",), True),
+        (False, 768, ("trn1", "trn3"), False),
+        (False, 256, ("trn3",), True),
+        (True, 384, ("trn1",), True),
+        (True, 448, ("trn1",), False),
+    ],
+)
+def test_a_product_is_in_one_bank_wherever_it_begins(transposed, first, targets, allowed):
+    def product(x):
+        sums = psum(128, 2048)
+        left, right = sbuf(128, 128), sbuf(128, 512)
+        for tile in (sums, left, right):
+            nisa.memset(dst=tile, value=0.0)
+        if transposed:
+            nisa.nc_transpose(dst=sums[:, nl.ds(first, 128)], data=left)
+        else:
+            nisa.nc_matmul(dst=sums[:, nl.ds(first, 512)], stationary=left, moving=right, accumulate=False)
+        return added(x, [sums])
+
+    if allowed:
+        record(product, targets=targets)
+    else:
+        with pytest.raises(NkiError, match=r"err_psum_bank: a product of .* from byte .* exceeds a bank of 2,048"):
+            record(product, targets=targets)
+
+
+def stored(x, *, rows=range(4), name="", stop=None):
+    """Copies blocks of 32 rows; a `stop` ends the kernel inside of its loop."""
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name=name)
+    for i in nl.affine_range(4):
+        tile = nl.ndarray((32, 512), x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[nl.ds(32 * i, 32)])
+        if i in rows:
+            nisa.dma_copy(dst=result[nl.ds(32 * i, 32)], src=tile)
+        if stop == i:
+            return result
+    return result
+
+
+def test_every_element_of_a_result_is_written():
+    record(stored)
+    for made, left, first, last in (
+        (lambda x: stored(x, stop=0), "49,152 of the 65,536", [32, 0], [127, 511]),
+        (lambda x: stored(x, rows=(0, 1, 3)), "16,384 of the 65,536", [64, 0], [95, 511]),
+        (lambda x: stored(x, rows=()), "65,536 of the 65,536", [0, 0], [127, 511]),
+    ):
+        with pytest.raises(NkiError) as caught:
+            record(made)
+        said = str(caught.value)
+        assert f"err_result_not_written: nothing writes {left} elements of result 0" in said
+        assert f"the first is {first}, the last {last}" in said
+        assert 'name="partly_written"' in said
+        assert caught.value.file == __file__
+    record(lambda x: stored(x, stop=0, name="partly_written_rows"))
+
+
+def test_masks_views_and_outputs_as_arguments_are_told_apart_by_what_they_write():
+    x = np.zeros((100, 512), np.float32)
+
+    def masked(x, bound=100, name=""):
+        result = older_nl.ndarray((100, 512), x.dtype, buffer=older_nl.shared_hbm, name=name)
+        rows, columns = older_nl.mgrid[0:128, 0:512]
+        tile = older_nl.load(x[rows, columns], mask=rows < 100)
+        older_nl.store(result[rows, columns], tile, mask=rows < bound)
+        return result
+
+    record(masked, older=True, x=x)
+    with pytest.raises(NkiError, match=r"nothing writes 5,120 of the 51,200 .* \[90, 0\], the last \[99, 511\]"):
+        record(lambda x: masked(x, 90), older=True, x=x)
+
+    def bytes_of_it(x):
+        result = nl.ndarray((128, 512), np.float32, buffer=nl.shared_hbm)
+        tile = sbuf(128, 512)
+        nisa.dma_copy(dst=tile, src=x)
+        nisa.dma_copy(dst=result.view(nl.uint8)[:, 0:1024], src=tile.view(nl.uint8)[:, 0:1024])
+        return result
+
+    with pytest.raises(NkiError, match=r"nothing writes 32,768 of the 65,536 .* \[0, 256\], the last"):
+        record(bytes_of_it)
+
+    def takes_its_output(x, out):
+        older_nl.store(out[0:64], older_nl.load(x[0:64]))
+
+    blank = kernel.Blank((128, 512), np.dtype(np.float32))
+    with pytest.raises(NkiError, match="nothing writes 32,768 of the 65,536"):
+        kernel.record(takes_its_output, [X, blank], {}, older=True)
+    kernel.record(takes_its_output, [X, X], {}, older=True)  # what it is given has values
+
+
+def test_a_result_whose_places_are_known_at_run_time_only_counts_as_written():
+    def scattered(x, places):
+        rows, index = sbuf(128, 512), sbuf(128, 1, dtype=np.int32)
+        nisa.dma_copy(dst=rows, src=x)
+        nisa.dma_copy(dst=index, src=places)
+        result = nl.ndarray((256, 512), np.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=result.ap([[512, 128], [1, 512]], vector_offset=index), src=rows)
+        return result
+
+    kernel.record(scattered, [X, np.zeros((128, 1), np.int32)], {}, older=False)

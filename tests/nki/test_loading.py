@@ -101,7 +101,7 @@ def test_nothing_is_left_after_loading(tmp_path):
 def test_the_language_sets_the_environment_while_a_file_is_imported(tmp_path):
     import os
 
-    with NKI.loading(tmp_path / "kernels.py", {"NKI_TEST_SWITCH": "1"}):
+    with NKI.loading(tmp_path / "kernels.py", {"NKI_TEST_SWITCH": "1"}, "interpreted"):
         assert os.environ["NKI_TEST_SWITCH"] == "1"
         assert __import__("nki.language").language.tile_size.pmax == 128
     assert "NKI_TEST_SWITCH" not in os.environ
@@ -117,6 +117,23 @@ def test_a_kernel_of_the_first_generation_writes_its_parameters(tmp_path):
     results, updated = call(double, X, results=(((8, 8), "float32"),))
     np.testing.assert_array_equal(results[0], X * 2)
     assert not updated
+
+
+@pytest.mark.parametrize("package", ["neuronxcc.nki", "nki"])
+def test_a_tensor_is_an_annotation_of_both_generations(tmp_path, package):
+    text = f"""
+import {package} as nki
+import {package}.language as nl
+import {package}.tensor
+
+@nki.jit
+def twice(x: nki.tensor, y: nki.tensor[[8, 8], nl.float32] = None, z: "nki.tensor" = None) -> nki.tensor:
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.store(result, nl.multiply(nl.load(x), 2))
+    return result
+"""
+    (result,), _ = call(load(tmp_path, text, "twice"), X)
+    np.testing.assert_array_equal(result, X * 2)
 
 
 def test_a_constant_may_be_a_file(tmp_path):

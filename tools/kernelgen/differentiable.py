@@ -52,7 +52,7 @@ def as_jax(kernel: Kernel, catalog: Catalog) -> Callable[..., tuple[Any, ...]]:
     spec = kernel.spec
     assert isinstance(spec, SourceSpec)
     import_jax()
-    emitters = catalog.emitters(kernel)
+    emitters = catalog.emitters(kernel.interpreted)
     (function,) = load_functions(emitters)
     called = jax_function(kernel.language, function, launch_of(spec.interpreted, kernel.targets), spec.id)
 

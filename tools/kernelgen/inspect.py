@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def _spec_text(spec: dict[str, Any]) -> str:
 def _source_text(spec: dict[str, Any]) -> str:
     made = SourceSpec.from_json(spec)
     memory = dict(made.alias)
-    inputs = ", ".join(map(str, made.inputs))
+    inputs = ", ".join(f"{n}={a}" if n else str(a) for n, a in zip_longest(made.arguments, made.inputs))
     more = [f"{name}={canonical_json(value)}" for name, value in made.params]
     more += [f"grid={list(made.grid)}"] if made.grid else []
     more += [f"{name}={value}" for name, value in made.env]

@@ -32,7 +32,7 @@ def _made(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def total(made: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what several take one after another: sums, and the most that any has of SBUF and PSUM.
+    """Returns what several take one after another: sums, and the most that any has of SBUF and PSUM, as far as that is modelled.
 
     Args:
         made: at least one, from `of_noted`.
@@ -45,7 +45,11 @@ def total(made: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 for name in ("cycles", "instructions")
             },
             "dma_bytes": sum(one["dma_bytes"] for one in each),
-            **{name: max(one[name] for one in each) for name in _MEMORY},
+            **{
+                name: max(one[name] for one in each if name in one)
+                for name in _MEMORY
+                if any(name in one for one in each)
+            },
         }
     )
 
@@ -80,6 +84,9 @@ def lines(made: Mapping[str, Any]) -> list[str]:
         found.append(
             f"  {'':{WIDTH}} {engine:7} {made['instructions'][engine]:>9,} instructions {cycles:>12,} cycles{moved}"
         )
-    sbuf, psum = (made[name] for name in _MEMORY)
-    found.append(f"  {'':{WIDTH}} at most {sbuf:,} bytes of SBUF and {psum:,} of PSUM per partition at once")
+    if {*_MEMORY} <= made.keys():
+        sbuf, psum = (made[name] for name in _MEMORY)
+        found.append(f"  {'':{WIDTH}} at most {sbuf:,} bytes of SBUF and {psum:,} of PSUM per partition at once")
+    else:  # of the older NKI
+        found.append(f"  {'':{WIDTH}} SBUF and PSUM are not modelled: the compiler orders the kernel anew")
     return found

@@ -17,7 +17,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import Spec, spec_from_json
 from kernelgen.kernel import spec_json
 from kernelgen.languages import DEFAULT, built_id
-from kernelgen.source_kernel import own_target
+from kernelgen.source_kernel import SourceSpec, own_target
 from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
 
 FORMAT = 1
@@ -57,6 +57,11 @@ class Kernel:
     def emitters(self) -> tuple[tuple[str, str], ...]:
         """(library, module) of every emitter."""
         return ((self.library, self.emitter), *self.more)
+
+    @property
+    def interpreted(self) -> Kernel:
+        """The same kernel as a CPU can run it (`SourceSpec.interpreted`)."""
+        return replace(self, spec=self.spec.interpreted) if isinstance(self.spec, SourceSpec) else self
 
 
 @dataclass(frozen=True, slots=True)

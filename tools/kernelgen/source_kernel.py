@@ -110,6 +110,7 @@ class SourceSpec:
         env: (name, value) of the environment variables that the file sees, sorted.
         alias: (output, input) of results that are written to an input's memory, sorted.
         lowering: `interpreted`, or `native` for the artifact of the language's own compiler.
+        arguments: the names of the arguments that the inputs are; empty where they are the function's first ones.
     """
 
     name: str
@@ -121,6 +122,7 @@ class SourceSpec:
     env: tuple[tuple[str, str], ...] = ()
     alias: tuple[tuple[int, int], ...] = ()
     lowering: str = "interpreted"
+    arguments: tuple[str, ...] = ()
     id: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -159,6 +161,7 @@ class SourceSpec:
             "params": dict(self.params),
         }
         more = {"grid": self.grid, "env": dict(self.env), "alias": {str(k): i for k, i in self.alias}}
+        more |= {"arguments": list(self.arguments)}
         made |= {name: value for name, value in more.items() if value}
         return made if self.lowering == "interpreted" else made | {"lowering": self.lowering}
 
@@ -179,6 +182,7 @@ class SourceSpec:
             tuple(sorted(value.get("env", {}).items())),
             tuple(sorted((int(k), i) for k, i in value.get("alias", {}).items())),
             value.get("lowering", "interpreted"),
+            tuple(value.get("arguments", ())),
         )
 
 

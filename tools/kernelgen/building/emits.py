@@ -1,9 +1,10 @@
 """Which HLO files of a build folder are what an emit would write now, so that only the others are emitted.
 
 Beside a kernel's HLO lies `<kernel>.inputs`, with digests: of all that is known beforehand to go into the HLO (the kernel, its
-emitter and the modules that this imports, kernelgen, Python, the packages that emitting uses and the environment variables that
-they read), of each file that the emitter read while it ran, and of the HLO. All must be as they are now; times of files say
-nothing. What imports anything else, runs a program or reads what is not a file is emitted by every build.
+emitter and the modules that this imports, kernelgen without the languages that none of these is in, Python, the packages that
+emitting uses and the environment variables that they read), of each file that the emitter read while it ran, and of the HLO. All
+must be as they are now; times of files say nothing. What imports anything else, runs a program or reads what is not a file is
+emitted by every build.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from kernelgen import fileio
 from kernelgen.canonical import canonical_json
@@ -27,10 +29,11 @@ from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.filenames import hlo_file, native_file, notes_file
 from kernelgen.kernel import spec_json
+from kernelgen.languages import LANGUAGES
 from kernelgen.plan import Kernel
 
 _PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "neuronx-cc", "nki", "numpy", "protobuf")
-_KNOWN = frozenset({*sys.stdlib_module_names, *_PACKAGES, "kernelgen", "neuronxcc"})
+_KNOWN = frozenset({*sys.stdlib_module_names, *_PACKAGES, "kernelgen", "neuronxcc", "nkigen", "nkipy", "torch_neuronx"})
 """What may be imported: the digest covers it."""
 
 _VARIABLES = ("JAX_", "XLA_")
@@ -49,9 +52,9 @@ class Emits:
         self._folder = folder
         self.libraries = {library.name: library for library in libraries}
         self._data: dict[str, str | None] = {}
+        self._own = {p.relative_to(_KERNELGEN): _digest(p) for p in sorted(_KERNELGEN.rglob("*.py"))}
         self._common = {
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
-            "kernelgen": {str(p.relative_to(_KERNELGEN)): _digest(p) for p in sorted(_KERNELGEN.rglob("*.py"))},
             "packages": {name: _version(name) for name in _PACKAGES},
             "python": platform.python_version(),
         }
@@ -74,17 +77,20 @@ class Emits:
         None when that is not known: a source imports what is none of the library's own, or it is broken, which the emit will say.
         """
         emitters = []
+        languages = {kernel.language}
         try:
             for library, module in self.modules(kernel):
                 files = dependencies(library, module.stem)
                 if any(_imports_others(file.read_bytes(), file.parent) for file in files):
                     return None
+                languages = languages.union(*(_languages_imported(file.read_bytes()) for file in files))
                 sources = [[file.parent == library.root, file.name, _digest(file)] for file in files]
                 emitters.append({"library": library.name, "module": module.stem, "sources": sources})
         except (KernelgenError, OSError):
             return None
-        own = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
+        own: dict[str, Any] = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
         own |= {"prebuilt": _prebuilt_arguments(kernel, self.libraries)}
+        own |= {"kernelgen": {str(p): d for p, d in self._own.items() if _language(p) in ("", *languages)}}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
@@ -164,6 +170,28 @@ def _prebuilt_arguments(kernel: Kernel, libraries: Mapping[str, Library]) -> lis
 
 def _module_arguments(library: Library, file: Path) -> tuple[str, str]:
     return f"--library={library.name}", f"--emitter={file.absolute()}"
+
+
+def _language(file: Path) -> str:
+    """Returns which language alone a file of kernelgen is of, if it is of one."""
+    return file.parts[1] if file.parts[0] == "languages" and file.parts[1] in LANGUAGES else ""
+
+
+@lru_cache(maxsize=1024)
+def _languages_imported(source: bytes) -> frozenset[str]:
+    """Returns the languages of which a module imports something itself; all of them where that can't be told."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "kernelgen" and parts[1:2] in ([], ["*"], ["languages"]):
+                found |= {*parts[2:3]} & {*LANGUAGES} or {*LANGUAGES}
+            elif parts[:2] == ["kernelgen", "numpy"]:
+                found.add("numpy")
+    return frozenset(found)
 
 
 @lru_cache(maxsize=1024)

@@ -65,7 +65,7 @@ def _compare(kernel: Kernel, check: Check, kernels: dict[str, Kernel], catalog: 
     assert isinstance(spec, SourceSpec)
     arrays = [judge.random(*a.numpy, check.seed + i) for i, a in enumerate(spec.inputs)]
     try:
-        hlo = emission.emit(catalog.emitters(kernel), spec.interpreted, targets=kernel.targets).hlo
+        hlo = emission.emit(catalog.emitters(kernel.interpreted), spec.interpreted, targets=kernel.targets).hlo
         results = execute.run(hlo, arrays)
         wanted = _wanted(check, spec, arrays, kernels, catalog)
     except (KernelgenError, ValueError) as error:

@@ -166,7 +166,7 @@ def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
     spec = kernel.spec
     assert isinstance(spec, SourceSpec)
     # A native call runs on no CPU: what the interpreter makes of the kernel stands in for it.
-    hlo = emit(catalog.emitters(kernel), spec.interpreted, targets=kernel.targets).hlo
+    hlo = emit(catalog.emitters(kernel.interpreted), spec.interpreted, targets=kernel.targets).hlo
     results = tuple(tensor.name for tensor in tensors_of(hlo) if tensor.usage == "out")
     return _Made(hlo, tuple(a.numpy for a in spec.inputs), results)
 

@@ -52,7 +52,7 @@ def load_functions(
     # By name, not by path: a worker sees the same library under another path from one action to the next.
     digests = {}
     for library, registration in emitters:
-        package = _package_name(library, registration.env)
+        package = _package_name(library, registration)
         _FINDER.roots[package] = library.root
         for file in dependencies(library, registration.module):
             key = (package if file.parent == library.root else BUILTIN_PACKAGE, file.name)
@@ -73,9 +73,11 @@ def load_functions(
             with (
                 foreign.running(reads(library)),
                 environment(registration),
-                languages.get(registration.language).loading(registration.file, dict(registration.env or ())),
+                languages.get(registration.language).loading(
+                    registration.file, dict(registration.env or ()), registration.lowering
+                ),
             ):
-                module = importlib.import_module(f"{_package_name(library, registration.env)}.{registration.module}")
+                module = importlib.import_module(f"{_package_name(library, registration)}.{registration.module}")
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, too: the code is anybody's
@@ -168,11 +170,13 @@ def environment(registration: Registration) -> contextlib.AbstractContextManager
     return only(dict(registration.env))
 
 
-def _package_name(library: Library, env: tuple[tuple[str, str], ...] | None = None) -> str:
+def _package_name(library: Library, registration: Registration | None = None) -> str:
     if library.name == BUILTIN:
         return BUILTIN_PACKAGE
-    # What a module is may depend on the environment that it is imported in.
-    what = str(library.root.resolve()) + (f"\0{env}" if env is not None else "")
+    # What a module is may depend on the environment that it is imported in, and on whose NKI it imports.
+    what = str(library.root.resolve())
+    if registration is not None and registration.env is not None:
+        what += f"\0{registration.env}\0{registration.lowering}"
     return f"_kernelgen_library_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 
 

@@ -49,6 +49,7 @@ class Registration:
         forms: the forms that the op's weights may have besides ggml's own (`kernelgen.ggml.forms`).
         where: what the kernel's sizes and parameters must fulfil, else it is for another emitter.
         env: (name, value) of the environment variables that its file sees, which are all; None for those of this process.
+        lowering: as of `SourceSpec`.
     """
 
     op: str
@@ -65,6 +66,7 @@ class Registration:
     targets: tuple[str, ...] = ()
     where: tuple[Condition, ...] = ()
     env: tuple[tuple[str, str], ...] | None = None
+    lowering: str = "interpreted"
     forms: tuple[str, ...] = ()
 
     @property

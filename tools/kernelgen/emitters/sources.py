@@ -17,7 +17,7 @@ from kernelgen.source_kernel import SourceSpec
 
 def of_source(spec: SourceSpec, file: Path) -> Registration:
     """Returns the registration that stands for a kernel's function, as `of_function`."""
-    return replace(of_function(file, spec.function), op=spec.op, env=spec.env)
+    return replace(of_function(file, spec.function), op=spec.op, env=spec.env, lowering=spec.lowering)
 
 
 def of_function(file: Path, function: str) -> Registration:

@@ -31,6 +31,7 @@ class Launch:
         grid: how many programs there are in each dimension; empty for none.
         targets: the targets whose limits must hold.
         lowering: `interpreted` or `native`.
+        names: the names of the arguments that the inputs are; empty where they are the function's first ones.
     """
 
     inputs: tuple[Array, ...]
@@ -39,6 +40,7 @@ class Launch:
     grid: tuple[int, ...] = ()
     targets: tuple[str, ...] = ()
     lowering: str = "interpreted"
+    names: tuple[str, ...] = ()
 
 
 def launch_of(spec: SourceSpec, targets: tuple[str, ...]) -> Launch:
@@ -50,6 +52,7 @@ def launch_of(spec: SourceSpec, targets: tuple[str, ...]) -> Launch:
         spec.grid,
         targets,
         spec.lowering,
+        spec.arguments,
     )
 
 
@@ -67,13 +70,17 @@ def jax_function(
 
     def called(*arrays: Any) -> tuple[Any, ...]:
         with emitting(launch.targets):
-            call = Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering)
+            call = _call(arrays, launch)
             results = list(languages.get(language).call(function, call).results)
         if launch.outputs is not None:
             _check(results, launch.outputs, lambda message: KernelgenError(f"kernel {name}: {message}"))
         return tuple(results)
 
     return called
+
+
+def _call(arrays: tuple[Any, ...], launch: Launch) -> Call:
+    return Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering, launch.names)
 
 
 def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...]) -> Lowered:
@@ -128,7 +135,7 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
         return KernelgenError(Diagnostic(f"kernel {name}: {message}", place(function, error)), exit_code=EXIT_FAILED)
 
     def kernel(*arrays: Any) -> Any:
-        call = Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering)
+        call = _call(arrays, launch)
         returned = languages.get(language).call(function, call)
         add_notes(returned.notes)
         results = list(returned.results)

@@ -13,11 +13,12 @@ from kernelgen.languages.protocol import Call, Language, Returned
 class _Jax:
     name = "jax"
 
-    def loading(self, file: Path, env: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def call(self, function: Callable[..., Any], call: Call) -> Returned:
-        returned = function(*call.arguments, **call.keywords)
+        ordered, named = call.bound(call.arguments)
+        returned = function(*ordered, **named)
         return Returned(tuple(returned) if isinstance(returned, tuple) else (returned,))
 
 

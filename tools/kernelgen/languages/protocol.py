@@ -5,7 +5,7 @@ Values here hold JAX arrays and are typed `Any`: planning reads this module, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ class Call:
         targets: the targets that the kernel is built for, whose limits must all hold; none when they are not known.
         results: shape and NumPy dtype name of each declared result, or None when none are declared.
         lowering: `interpreted`, or `native` for a call of the language's own compiler's artifact.
+        names: the names of the parameters that the arguments are for; empty where they are the function's first ones.
     """
 
     arguments: tuple[Any, ...]
@@ -31,6 +32,13 @@ class Call:
     targets: tuple[str, ...] = ()
     results: tuple[tuple[tuple[int, ...], str], ...] | None = None
     lowering: str = "interpreted"
+    names: tuple[str, ...] = ()
+
+    def bound(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns how a function is called with what stands for the arguments: by their order, and by name."""
+        if not self.names:
+            return tuple(arguments), dict(self.keywords)
+        return (), {**self.keywords, **dict(zip(self.names, arguments, strict=True))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +64,13 @@ class Language(Protocol):
     def name(self) -> str:
         """One of `kernelgen.languages.LANGUAGES`."""
 
-    def loading(self, file: Path, env: Mapping[str, str]) -> AbstractContextManager[None]:
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> AbstractContextManager[None]:
         """Prepares Python for the import of a kernel's file, and undoes it.
 
         Args:
             file: the file.
             env: the environment variables that the file sees.
+            lowering: as of `Call`.
         """
 
     def call(self, function: Callable[..., Any], call: Call) -> Returned:

@@ -123,7 +123,9 @@ class SourceEntry(KernelEntry):
             return None
         source = PurePosixPath(node.text).as_posix()
         inputs = (*spec.inputs, *spec.outputs)
-        made = replace(spec, name=f"{spec.name}.vjp", source=source, inputs=inputs, outputs=gradients, alias=())
+        made = replace(
+            spec, name=f"{spec.name}.vjp", source=source, inputs=inputs, outputs=gradients, alias=(), arguments=()
+        )
         return self._for_targets(made, found)
 
     def _registration(self, key: str = "source") -> Registration | None:
@@ -196,6 +198,7 @@ class SourceEntry(KernelEntry):
         grid = self._grid(values)
         name = self._name(values)
         alias = self._aliases(inputs, outputs)
+        arguments = self._names(inputs, params)
         lowering = self.entry.get("lowering")
         if not self.good or name is None or not outputs:
             return None
@@ -209,6 +212,7 @@ class SourceEntry(KernelEntry):
             tuple(sorted(env.items())),
             alias,
             "interpreted" if lowering is None else lowering.text,
+            arguments,
         )
 
     def _items(self, key: str) -> Iterator[tuple[str, Node]]:
@@ -263,6 +267,26 @@ class SourceEntry(KernelEntry):
                 continue
             found.append(value)
         return tuple(found)
+
+    def _names(self, inputs: list[ArrayDesc], params: Mapping[str, Any]) -> tuple[str, ...]:
+        """Returns the names of the arguments that the inputs are; none where their order says it."""
+        node = self.entry.get("arguments")
+        if node is None or not self.usable(node):
+            return ()
+        found = tuple(item.text for item in node.value)
+        lowering = self.entry.get("lowering")
+        if self.good and len(found) != len(inputs):
+            self.fail(node, f"arguments: {len(found)} names, and there are {len(inputs)} inputs: each has one")
+        for item in node.value:
+            if item.text in params:
+                self.fail(item, f"'{item.text}' is an input and one of the params")
+        if lowering is not None and lowering.text == "native":
+            self.fail(
+                self.entry.value["arguments"].key,
+                "a kernel with the lowering 'native' is given its inputs by their order",
+                "remove 'arguments', and have the inputs be the function's first arguments",
+            )
+        return found
 
     def _name(self, values: Mapping[str, Value]) -> str | None:
         node = self.entry.get("name")

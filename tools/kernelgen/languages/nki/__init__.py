@@ -8,6 +8,7 @@ hardware, `isa` the instructions by engine, `language` the rest of what kernels 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,14 +23,14 @@ class _Nki:
     name = "nki"
 
     @contextlib.contextmanager
-    def loading(self, file: Path, env: Mapping[str, str]) -> Iterator[None]:
-        """Lets imports of NKI resolve to the interpreter where the real packages are absent, and sets `env`."""
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
+        """Lets imports of NKI resolve to the interpreter, and sets `env`; NKI's own compiler gets what is installed of NKI."""
         from kernelgen.languages.nki.loading import interpreter
 
         before = dict(os.environ)
         os.environ.update(env)
         try:
-            with interpreter():
+            with interpreter(replaced=lowering != "native"):
                 yield
         finally:
             os.environ.clear()
@@ -47,9 +48,12 @@ class _Nki:
             from kernelgen.languages.nki.native import called
 
             return called(function, call)
-        recorded = _recorded(function, call.arguments, call.keywords, call.grid, call.targets, call.results)
-        values = _lowered(recorded, [a for a in call.arguments if a is not None])
+        ordered, named = call.bound(call.arguments)
+        recorded = _recorded(function, ordered, named, call.grid, call.targets, call.results)
         place = [i for i, a in enumerate(call.arguments) if a is not None]
+        if call.names:  # a record has them in the function's order
+            place = [call.names.index(name) for name in recorded.names]
+        values = _lowered(recorded, [call.arguments[i] for i in place])
         results = []
         updated = {}
         for value, alias in zip(values, recorded.aliases, strict=True):
@@ -85,7 +89,7 @@ def inline(
 def _notes(recorded: Recorded) -> dict[str, Any]:
     from kernelgen.languages.nki.cost import cost
 
-    return {"nki": list(recorded.notes), "costs": [cost(recorded.block, recorded.storages).to_json()]}
+    return {"nki": list(recorded.notes), "costs": [cost(recorded.block, recorded.storages, recorded.older).to_json()]}
 
 
 def _recorded(
@@ -106,9 +110,15 @@ def _recorded(
         else kernel.Kernel(function, older=kernel.imports_older(function))
     )
     try:
-        args = [*arguments, *kernel.blank_outputs(made, results)]
+        args, named = [*arguments], dict(keywords)
+        blank = kernel.blank_outputs(made, results)
+        if arguments:
+            args += blank
+        else:  # all are given by name
+            free = [name for name in inspect.signature(made.function).parameters if name not in named]
+            named |= zip(free, blank, strict=False)
         return kernel.record(
-            made.function, args, keywords, older=made.older, grid=tuple(grid) or made.grid, targets=targets
+            made.function, args, named, older=made.older, grid=tuple(grid) or made.grid, targets=targets
         )
     except NkiError as error:
         where = Location(error.file, error.line, 1) if error.file else None

@@ -5,14 +5,17 @@ Sources: AWS's documentation of NKI's errors and of the sizes of SBUF and PSUM.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from kernelgen import targets
 from kernelgen.languages.nki.dtypes import float32, is_float
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
-from kernelgen.languages.nki.program import Recorder, Storage, current
+from kernelgen.languages.nki.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, Recorder, Storage, current
 from kernelgen.languages.nki.tensors import Tensor
 
 PARTITIONS = targets.PARTITIONS
@@ -28,7 +31,11 @@ TRN3_MOVING_FREE = 4096
 
 def sbuf_bytes() -> int:
     """Returns the usable bytes of SBUF per partition that all targets of the kernel have."""
-    return min(SBUF_BYTES.get(target, min(SBUF_BYTES.values())) for target in current().targets)
+    return SBUF_BYTES[_smallest()]
+
+
+def _smallest() -> str:
+    return min((t for t in current().targets if t in SBUF_BYTES), key=SBUF_BYTES.__getitem__, default="trn1")
 
 
 def _only_trn3() -> bool:
@@ -40,7 +47,7 @@ def tile(tensor: Tensor) -> None:
     recorder = current()
     if not recorder.check or tensor.buffer.is_hbm:
         return
-    known = (tensor.dims, tensor.partition, tensor.dtype, tensor.buffer)
+    known = (tensor.dims, tensor.partition, tensor.dtype, tensor.buffer, tensor.storage.address)
     if known in recorder.allowed:
         return
     shape = tensor.shape
@@ -54,11 +61,12 @@ def tile(tensor: Tensor) -> None:
             f"number of partitions {shape[tensor.partition]} exceeds the hardware limit {PARTITIONS}",
         )
     width = math.prod(shape[tensor.partition + 1 :]) * tensor.dtype.itemsize
-    smallest = min(recorder.targets, key=lambda t: SBUF_BYTES.get(t, 0))
+    if tensor.storage.address is not None:  # where it ends
+        width = max(width, tensor.storage.address + tensor.storage.bytes_per_partition)
     if tensor.buffer.kind == "sbuf" and width > sbuf_bytes():
         raise NkiValueError(
             "err_sbuf_exceed_arch_limit",
-            f"a tile of {width} bytes per partition exceeds the {sbuf_bytes()} of {smallest}'s SBUF",
+            f"a tile of {width} bytes per partition exceeds the {sbuf_bytes()} of {_smallest()}'s SBUF",
         )
     if tensor.buffer.kind == "psum" and width > PSUM_BANKS * PSUM_BANK_BYTES:
         raise NkiValueError(
@@ -216,21 +224,22 @@ def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double:
             raise NkiTypeError("err_unsupported_memory", "the operands of a product have to be in SBUF, not in PSUM")
     if target is not None and target.buffer.kind != "psum":
         raise NkiTypeError("err_unsupported_memory", f"a product goes to PSUM, not to {target.buffer}")
-    if target is not None:
-        psum_bank(target)
     recorder.allowed.add(known)
 
 
 def psum_bank(target: Tensor) -> None:
-    """What an instruction writes to PSUM is in one bank."""
-    if not current().check or target.gather is not None:
+    """What an instruction of the tensor engine writes to PSUM is in one bank; memory that takes several begins with one."""
+    if not current().check or target.buffer is not PSUM or target.gather is not None:
         return
-    width = sum(abs(s) * (n - 1) for s, n in target.dims[1:]) + 1
-    limit = PSUM_BANK_BYTES * (8 if _only_trn3() else 1)
-    if width * target.dtype.itemsize > limit:
+    size, storage = target.dtype.itemsize, target.storage
+    width = (sum(abs(s) * (n - 1) for s, n in target.dims[1:]) + 1) * size
+    first = 0 if target.dynamic else target.offset + sum(s * (n - 1) for s, n in target.dims[1:] if s < 0)
+    first = first * size % max(1, storage.bytes_per_partition) + (storage.address or 0)
+    limit = PSUM_BANK_BYTES * (PSUM_BANKS if _only_trn3() else 1)
+    if first % limit + width > limit:
+        where = f" from byte {first:,} on" if width <= limit else ""
         raise NkiValueError(
-            "err_psum_bank",
-            f"a product of {width * target.dtype.itemsize} bytes per partition exceeds a bank of {limit}",
+            "err_psum_bank", f"a product of {width:,} bytes per partition{where} exceeds a bank of {limit:,}"
         )
 
 
@@ -298,6 +307,87 @@ def results(recorder: Recorder, returned: Sequence[Tensor]) -> None:
             raise NkiError("err_nki_return_not_shared_hbm", f"a kernel returns tensors in shared_hbm, not in {kind}")
 
 
-def sbuf_high_water(storages: Sequence[Storage]) -> int:
-    """Returns the largest tile of SBUF, in bytes per partition."""
-    return max((s.bytes_per_partition for s in storages if s.buffer.kind == "sbuf"), default=0)
+UNWRITTEN = "partly_written"
+"""How the name of a result begins of which a kernel leaves elements as they are in memory that was never written."""
+
+
+def written(recorder: Recorder, returned: Sequence[Tensor]) -> None:
+    """A kernel writes all elements of what it returns, unless it names the memory `UNWRITTEN…`."""
+    from kernelgen.languages.nki.operators import flags
+
+    for number, tensor in enumerate(returned):
+        storage = tensor.storage
+        if not recorder.check or storage.name.startswith(UNWRITTEN) or storage.written is True:
+            continue
+        if storage.written is None:
+            if storage.size > MOST_FOLLOWED and storage.parameter is None:
+                recorder.notes.append(f"result {number} is too large to tell whether all of its elements are written")
+            continue
+        left = ~flags(tensor)
+        if left.any():
+            ends = (int(left.argmax()), left.size - 1 - int(left.reshape(-1)[::-1].argmax()))
+            first, last = ([int(i) for i in np.unravel_index(end, left.shape)] for end in ends)
+            raise NkiError(
+                "err_result_not_written",
+                f"nothing writes {np.count_nonzero(left):,} of the {left.size:,} elements of result {number}, which is made "
+                f"here: the first is {first}, the last {last}. A return inside of a loop and a store under a condition "
+                f'leave elements out; where that is meant, name the memory: name="{UNWRITTEN}"',
+                storage.place,
+            )
+
+
+def at_once(storages: Iterable[Storage], buffer: Buffer) -> tuple[int, list[Storage]]:
+    """Returns the most of SBUF or PSUM that is in use at once, in bytes per partition, and the memory that is then.
+
+    Memory is in use from the first instruction that uses it to the last. A tile of PSUM takes whole banks. Of memory that the
+    kernel places itself nothing is counted: its tiles may share places.
+
+    Args:
+        storages: all of the kernel's.
+        buffer: which memory.
+
+    Returns:
+        what is in use at once is ordered by its first use.
+    """
+    used = sorted(
+        (s for s in storages if s.buffer is buffer and s.first >= 0 and s.address is None), key=lambda s: s.first
+    )
+    ends: list[tuple[int, int]] = []
+    most = now = when = 0
+    for number, storage in enumerate(used):
+        heapq.heappush(ends, (storage.last, number))
+        now += _taken(storage)
+        while ends[0][0] < storage.first:
+            now -= _taken(used[heapq.heappop(ends)[1]])
+        if now > most:
+            most, when = now, storage.first
+    return most, [s for s in used if s.first <= when <= s.last]
+
+
+def _taken(storage: Storage) -> int:
+    size = storage.bytes_per_partition
+    return -(-size // PSUM_BANK_BYTES) * PSUM_BANK_BYTES if storage.buffer is PSUM else size
+
+
+def memory(recorder: Recorder) -> None:
+    """What a kernel has in SBUF and PSUM at once fits.
+
+    The compiler of the older generation orders a kernel anew and spills what does not fit, so of that only each tile is checked.
+    """
+    if not recorder.check or recorder.older:
+        return
+    for buffer, code, limit in (
+        (SBUF, "err_sbuf_exceed_arch_limit", sbuf_bytes()),
+        (PSUM, "err_psum_exceed_arch_limit", PSUM_BANKS * PSUM_BANK_BYTES),
+    ):
+        most, there = at_once(recorder.storages, buffer)
+        if most > limit:
+            largest = sorted(there, key=_taken, reverse=True)[:3]
+            where = f" on {_smallest()}" if buffer is SBUF else ""
+            shown = ", ".join(f"{list(s.shape)} {s.dtype} of line {s.place[1]} ({_taken(s):,})" for s in largest)
+            raise NkiValueError(
+                code,
+                f"{len(there)} tiles in {buffer} are in use at once, this one the last of them: {most:,} bytes per partition, "
+                f"and there are {limit:,}{where}. The largest are {shown}",
+                there[-1].place,
+            )

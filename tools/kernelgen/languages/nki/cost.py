@@ -12,11 +12,11 @@ is counted in bytes. What instructions wait for each other is not modelled. The 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelgen.languages.nki.checks import PSUM_BANK_BYTES
+from kernelgen.languages.nki.checks import at_once
 from kernelgen.languages.nki.dtypes import float32
 from kernelgen.languages.nki.program import PSUM, SBUF, Block, Instruction, Loop, Storage
 from kernelgen.languages.nki.roll import Rolled
@@ -42,32 +42,33 @@ class Cost:
         instructions: of each engine, and of DMA.
         cycles: of each engine.
         dma_bytes: what DMA moves between memories.
-        sbuf_bytes: the most of SBUF that is in use at once, per partition; memory is in use from its first instruction to its last.
-        psum_bytes: likewise of PSUM, in whole banks per tile.
+        sbuf_bytes, psum_bytes: the most of SBUF and PSUM that is in use at once, per partition (`checks.at_once`); None for a
+            kernel of the older NKI, whose compiler chooses.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)
     cycles: dict[str, int] = field(default_factory=dict)
     dma_bytes: int = 0
-    sbuf_bytes: int = 0
-    psum_bytes: int = 0
+    sbuf_bytes: int | None = None
+    psum_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
+        memory = {"sbuf": self.sbuf_bytes, "psum": self.psum_bytes}
         return {
             "cycles": self.cycles,
             "instructions": self.instructions,
             "dma_bytes": self.dma_bytes,
-            "sbuf_bytes_per_partition": self.sbuf_bytes,
-            "psum_bytes_per_partition": self.psum_bytes,
+            **{f"{kind}_bytes_per_partition": n for kind, n in memory.items() if n is not None},
         }
 
 
-def cost(block: Block, storages: Iterable[Storage]) -> Cost:
+def cost(block: Block, storages: Sequence[Storage], older: bool = False) -> Cost:
     """Returns what a kernel takes.
 
     Args:
         block: what was recorded; loops may be rolled.
         storages: all memory that it uses.
+        older: whether it is of the older NKI.
     """
     found = Cost(dict.fromkeys((*ENGINES, "dma"), 0), dict.fromkeys(ENGINES, 0))
     for instruction, times in _instructions(block.items, 1):
@@ -77,11 +78,8 @@ def cost(block: Block, storages: Iterable[Storage]) -> Cost:
             found.dma_bytes += times * _moved(instruction)
         else:
             found.cycles[engine] += times * _cycles(instruction, engine)
-    used = list(storages)
-    found.sbuf_bytes = _most_at_once((s, s.bytes_per_partition) for s in used if s.buffer is SBUF)
-    found.psum_bytes = _most_at_once(
-        (s, -(-s.bytes_per_partition // PSUM_BANK_BYTES) * PSUM_BANK_BYTES) for s in used if s.buffer is PSUM
-    )
+    if not older:
+        found.sbuf_bytes, found.psum_bytes = (at_once(storages, buffer)[0] for buffer in (SBUF, PSUM))
     return found
 
 
@@ -132,16 +130,3 @@ def _moved(instruction: Instruction) -> int:
     """Returns the bytes that a DMA writes, or reads where that is more."""
     read = sum(t.size * t.dtype.itemsize for t in instruction.reads)
     return max(read, sum(t.size * t.dtype.itemsize for t in instruction.writes))
-
-
-def _most_at_once(sizes: Iterable[tuple[Storage, int]]) -> int:
-    changes: dict[int, int] = {}
-    for storage, size in sizes:
-        if storage.first >= 0:
-            changes[storage.first] = changes.get(storage.first, 0) + size
-            changes[storage.last + 1] = changes.get(storage.last + 1, 0) - size
-    now = most = 0
-    for _, change in sorted(changes.items()):
-        now += change
-        most = max(most, now)
-    return most

@@ -16,11 +16,12 @@ class NkiError(Exception):
     Args:
         code: AWS's name for the mistake ("err_num_partition_exceed_arch_limit"), or a name in its manner.
         message: what is wrong and how to mend it.
+        place: the kernel's file and line; by default where it is now.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, place: tuple[str, int] | None = None) -> None:
         self.code = code
-        self.file, self.line = kernel_location()
+        self.file, self.line = place or kernel_location()
         self.message = message
         where = f"{self.file}:{self.line}: " if self.file else ""
         super().__init__(f"{where}{code}: {message}")

@@ -48,6 +48,7 @@ class Recorded:
         structure: what the kernel returns, with numbers of results for tensors.
         notes: what is to be known about the lowering ("a loop of 32 iterations is rolled").
         storages: all memory that the kernel uses.
+        older: whether it is of the older NKI.
     """
 
     block: Block
@@ -58,6 +59,7 @@ class Recorded:
     structure: Any
     notes: tuple[str, ...]
     storages: tuple[Storage, ...]
+    older: bool
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """Returns the results for arrays, which may be traced by JAX."""
@@ -102,13 +104,15 @@ def record(
     Raises:
         NkiError: the kernel breaks a rule.
     """
+    from kernelgen.languages.nki.loading import interpreter
+
     recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
     parameters: list[Storage] = []
     names: list[str] = []
     given: list[Any] = []
     if values:
         recorder.run = functools.partial(_after, given)
-    with recorded_by(recorder):
+    with recorded_by(recorder), interpreter():  # a kernel may import while it runs
         bound_args = _bound(function, args, kwargs)
         mutable = _mutable(function)
         outputs_given = older and not _returns(function)
@@ -145,6 +149,8 @@ def record(
             flat += [tensors.whole(s) for s in parameters if s.stored and all(t.storage is not s for t in flat)]
         if not flat:
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
+        checks.memory(recorder)
+        checks.written(recorder, flat)
         block = _scheduled(recorder.before)
     roller = Roller(bound)
     keep = frozenset(s.number for s in (*parameters, *(t.storage for t in flat)))
@@ -158,6 +164,7 @@ def record(
         structure,
         tuple(dict.fromkeys([*recorder.notes, *roller.notes])),
         tuple(recorder.storages),
+        older,
     )
 
 
@@ -213,7 +220,9 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     try:
         found = inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise NkiTypeError("err_arguments", f"{getattr(function, '__name__', 'the kernel')}: {error}") from None
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        place = (code.co_filename, code.co_firstlineno) if code else None
+        raise NkiTypeError("err_arguments", f"{getattr(function, '__name__', 'the kernel')}: {error}", place) from None
     found.apply_defaults()
     return dict(found.arguments)
 

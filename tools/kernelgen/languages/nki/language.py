@@ -148,7 +148,7 @@ def _buffer(given: Any) -> Buffer:
     raise NkiTypeError("err_unsupported_memory", f"{given!r} is not a buffer; there are {', '.join(known)}")
 
 
-def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> Tensor:
+def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None, address: Any = None) -> Tensor:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     where = buffer if isinstance(buffer, Buffer) else _buffer(buffer)
     partition = (
@@ -156,7 +156,7 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> 
         if PartitionDim in map(type, sizes)
         else 0
     )
-    made = tensors.new(sizes, dtype_of(dtype), where, name=name, partition=partition)
+    made = tensors.new(sizes, dtype_of(dtype), where, name=name, partition=partition, address=address)
     checks.tile(made)
     if value is not None:
         made.storage.initial = np.full(made.shape, value).astype(made.dtype)
@@ -168,7 +168,7 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None) -> 
 
 def ndarray(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", address: Any = None, **_: Any) -> Tensor:
     """Returns memory that was never written: NaN where it is read as a float."""
-    return _made(shape, dtype, buffer, name)
+    return _made(shape, dtype, buffer, name, address=address)
 
 
 def zeros(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:

@@ -13,9 +13,13 @@ from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.languages.nki.kernel import Kernel
+from kernelgen.languages.standing_in import standing_in
 
 PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
-"""The packages that the interpreter stands for where they are absent."""
+"""The packages that the interpreter stands for."""
+
+_ACTIVE: set[str] = set()
+"""Those that it stands for now."""
 
 
 def absent(package: str) -> bool:
@@ -30,22 +34,21 @@ def absent(package: str) -> bool:
 
 
 @contextlib.contextmanager
-def interpreter(packages: tuple[str, ...] = PACKAGES) -> Iterator[None]:
-    """While it is active, imports of the packages that are absent resolve to the interpreter; afterwards none of them is left."""
+def interpreter(*, replaced: bool = True) -> Iterator[None]:
+    """While it is active, imports of NKI's packages resolve to the interpreter; afterwards they are what they were before.
+
+    Args:
+        replaced: whether that holds for packages that are installed or imported, too, of which nothing is seen then.
+    """
     from kernelgen.languages.nki.modules import newer_modules, older_modules
 
-    wanted = {package for package in packages if absent(package)}
-    modules = {
-        name: module for name, module in {**older_modules(), **newer_modules()}.items() if name.split(".")[0] in wanted
-    }
-    before = {name: sys.modules[name] for name in modules if name in sys.modules}
-    sys.modules.update(modules)
+    wanted = {p for p in PACKAGES if p not in _ACTIVE and (replaced or absent(p))}
+    _ACTIVE.update(wanted)
     try:
-        yield
+        with standing_in(wanted, {**older_modules(), **newer_modules()}):
+            yield
     finally:
-        for name in [n for n in sys.modules if n.split(".")[0] in wanted]:
-            del sys.modules[name]
-        sys.modules.update(before)
+        _ACTIVE.difference_update(wanted)
 
 
 def load_file(path: Path) -> types.ModuleType:

@@ -34,6 +34,13 @@ class _TensorType:
         return self._name
 
 
+class _TensorModule(types.ModuleType):
+    """`nki.tensor`: a module, and in published kernels an annotation, with or without a shape."""
+
+    def __getitem__(self, shape: Any) -> _TensorModule:
+        return self
+
+
 class _Described:
     """`tensor[[shape], dtype]`: a description in place of an array."""
 
@@ -46,8 +53,8 @@ class _Described:
         return "tensor"
 
 
-def _module(name: str, names: dict[str, Any]) -> types.ModuleType:
-    module = types.ModuleType(name)
+def _module(name: str, names: dict[str, Any], kind: type[types.ModuleType] = types.ModuleType) -> types.ModuleType:
+    module = kind(name)
     module.__path__ = []
     module.__dict__.update(names)
     return module
@@ -95,6 +102,10 @@ def _simulate(function: Any) -> Callable[..., Any]:
 
 def _typing() -> dict[str, Any]:
     return {"tensor": _Described(), "mutable_tensor": _TensorType("mutable_tensor"), "scalar": _TensorType("scalar")}
+
+
+def _tensor(name: str) -> types.ModuleType:
+    return _module(name, {"NkiTensor": Tensor, "Tensor": Tensor}, _TensorModule)
 
 
 _DECORATORS = """
@@ -155,6 +166,7 @@ def older_modules() -> dict[str, types.ModuleType]:
         "isa": isa,
         "typing": _module(f"{root}.typing", _typing()),
         "compiler": _module(f"{root}.compiler", _compiler()),
+        "tensor": _tensor(f"{root}.tensor"),
     }
     nki = _module(root, names)
     return {
@@ -165,6 +177,7 @@ def older_modules() -> dict[str, types.ModuleType]:
         f"{root}.isa.constants": isa.constants,
         f"{root}.typing": names["typing"],
         f"{root}.compiler": names["compiler"],
+        f"{root}.tensor": names["tensor"],
         "torch_neuronx": _module("torch_neuronx", {"nki_jit": jit, "nki_call": _simulate_kernel}),
     }
 
@@ -188,7 +201,7 @@ def newer_modules() -> dict[str, types.ModuleType]:
         "isa": isa,
         "typing": _module("nki.typing", _typing()),
         "compiler": _module("nki.compiler", _compiler()),
-        "tensor": _module("nki.tensor", {"NkiTensor": Tensor, "Tensor": Tensor}),
+        "tensor": _tensor("nki.tensor"),
         "dtype": nl.dtypes,
         "contextlib": contextlib,
     }

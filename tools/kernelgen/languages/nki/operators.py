@@ -49,44 +49,43 @@ def _origin(op: str, attributes: Hashable) -> Origin:
 
 
 def flags(tensor: Tensor, what: str = "written") -> Any:
-    """Returns what of PSUM was written, or its `origin`, in the tensor's shape: of its own dtype, a view that may be changed."""
+    """Returns which of a tensor's elements were written, or their `origin`, in its shape.
+
+    Of a strided view of the memory's own dtype, it is a view that may be changed.
+    """
     written = _each(tensor.storage, what)
-    if tensor.gather is not None:
-        width = tensor.storage.dtype.itemsize // tensor.dtype.itemsize if tensor.cast is not None else 1
-        return written[np.clip(tensor.gather // max(width, 1), 0, written.size - 1)]
-    if tensor.valid is not None:
-        return np.zeros(tensor.shape, written.dtype)
-    if tensor.cast is not None:
-        return np.minimum.reduce([written[part] for part in _parts(tensor)])
+    if tensor.gather is not None or tensor.valid is not None or tensor.cast is not None:
+        return np.minimum.reduce([written[np.clip(part, 0, written.size - 1)] for part in _parts(tensor)])
     strides = [s * written.itemsize for s in tensor.strides]
     return np.lib.stride_tricks.as_strided(written[tensor.offset :], tensor.shape, strides)
 
 
 def _parts(tensor: Tensor) -> list[Any]:
-    """Returns the elements of the memory that a view of another dtype has: arrays in its shape, several where its own are wider."""
-    grid = np.full(tensor.shape, tensor.offset)
-    for axis, stride in enumerate(tensor.strides):
-        steps = np.arange(tensor.shape[axis]) * stride
-        grid += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
+    """Returns the elements of the memory that a view has: arrays in its shape, several where it has another, wider dtype."""
+    grid = tensor.gather
+    if grid is None:
+        grid = np.full(tensor.shape, tensor.offset)
+        for axis, stride in enumerate(tensor.strides):
+            steps = np.arange(tensor.shape[axis]) * stride
+            grid += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
     size, own = tensor.dtype.itemsize, tensor.storage.dtype.itemsize
     return [grid * size // own + part for part in range(max(1, size // own))]
 
 
 def elements(tensor: Tensor) -> Any:
     """Returns the numbers of the memory's elements that a view shows; its indices are known."""
-    parts = _parts(tensor)
-    if tensor.gather is not None:
-        parts = [tensor.gather * tensor.dtype.itemsize // tensor.storage.dtype.itemsize]
     shown = shown_of(tensor)
-    taken = [part if shown is None else part[np.broadcast_to(shown, tensor.shape)] for part in parts]
+    taken = [part if shown is None else part[np.broadcast_to(shown, tensor.shape)] for part in _parts(tensor)]
     return np.concatenate([part.reshape(-1) for part in taken])
 
 
 def _each(storage: Storage, what: str) -> Any:
-    """Returns which elements of PSUM were written, or their `origin`, as an array that may be changed."""
+    """Returns which elements of memory were written, or their `origin`, as an array that may be changed."""
     known = getattr(storage, what)
     if not isinstance(known, np.ndarray):
-        known = np.full(storage.size, known, np.bool_ if what == "written" else np.uint8)
+        dtype = np.bool_ if what == "written" else np.uint8
+        # Zeros take no memory before they are changed.
+        known = np.full(storage.size, known, dtype) if known else np.zeros(storage.size, dtype)
         setattr(storage, what, known)
     return known
 
@@ -103,23 +102,18 @@ def _put(tensor: Tensor, what: str, value: Any) -> None:
     known = getattr(storage, what)
     if not isinstance(known, np.ndarray) and known == value:
         return
-    if tensor.gather is not None:
-        every = _each(storage, what)
-        every[np.clip(tensor.gather, 0, every.size - 1)] = value
-    elif (
-        (tensor.mask is None and tensor.size == storage.size and not tensor.dynamic)
-        or tensor.dynamic
-        or tensor.valid is not None
-    ):
+    if tensor.dynamic or (tensor.is_plain and tensor.size == storage.size):  # at run time it may be any element
         setattr(storage, what, value)
-    elif tensor.cast is not None:
-        shown = True if tensor.mask is None else np.broadcast_to(tensor.mask, tensor.shape)
-        for part in _parts(tensor):
-            _each(storage, what)[part[shown] if shown is not True else part] = value
-    elif tensor.mask is not None:
-        flags(tensor, what)[np.broadcast_to(tensor.mask, tensor.shape)] = value
-    else:
+    elif tensor.is_plain:
         flags(tensor, what)[...] = value
+    else:
+        shown = np.ones((), np.bool_)
+        for some in (tensor.mask, tensor.valid):
+            shown = shown if some is None else shown & some
+        shown = np.broadcast_to(shown, tensor.shape)
+        every = _each(storage, what)
+        for part in _parts(tensor):
+            every[part[shown]] = value
 
 
 def result(shape: Any, dtype: Any, like: Sequence[Tensor] = (), mask: Any = None, buffer: Buffer = SBUF) -> Tensor:

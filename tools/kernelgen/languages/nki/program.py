@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelgen.languages.nki.errors import NkiError
+from kernelgen.languages.nki.errors import NkiError, kernel_location
 
 if TYPE_CHECKING:
     from kernelgen.languages.nki.tensors import Tensor
@@ -54,6 +54,9 @@ class Buffer:
 MOST_STEPS = 4_000_000
 """Instructions and iterations that a kernel may have; recording so many takes some minutes and some gigabytes."""
 
+MOST_FOLLOWED = 1 << 28
+"""Elements of memory in HBM of which it is followed which are written."""
+
 PRODUCTS = frozenset(("matmul", "accumulate"))
 """Instructions that read of PSUM what they add to."""
 
@@ -83,9 +86,13 @@ class Storage:
         held: what the values are held in: float32 for results that the older generation leaves unrounded, else `dtype`.
         initial: None for memory that was never written (NaN where `held` is a float), or the values it begins with.
         parameter: the number of the kernel's tensor argument that it is, if it is one.
-        written: which elements of PSUM were written: False for none, True for all, else an array; None for other memory.
+        written: which elements were written: False for none, True for all, else an array; None where it is not followed, which
+            it is in PSUM and in new memory in HBM.
         origin: where what PSUM holds is from, an `Origin` for all of it or an array of them; None for other memory.
         finished: whether what products added up in it, memory in PSUM, was read since.
+        place: the kernel's file and line that made it.
+        partition: which axis is the partitions'; those before it are block dimensions.
+        address: where a partition's bytes begin that the kernel placed itself; None where it leaves that to the compiler.
         first, last: the numbers of the first and last instruction that used it; (-1, -1) before any did.
     """
 
@@ -102,6 +109,9 @@ class Storage:
     mutable: bool = True
     stored: bool = False
     finished: bool = False
+    place: tuple[str, int] = ("", 0)
+    partition: int = 0
+    address: int | None = None
     first: int = -1
     last: int = -1
 
@@ -111,8 +121,8 @@ class Storage:
 
     @property
     def bytes_per_partition(self) -> int:
-        """What it takes of each of its partitions, in bytes; its first axis is the partitions'."""
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
+        """What a tile of it takes of each of its partitions, in bytes; with block dimensions it is several tiles."""
+        return math.prod(self.shape[self.partition + 1 :]) * self.dtype.itemsize
 
 
 @dataclass(eq=False, slots=True)
@@ -256,8 +266,11 @@ class Recorder:
             len(self.storages), shape, dtype, held or dtype, buffer, name, initial, parameter, mutable=mutable
         )
         if buffer is PSUM:
-            made.written = False
             made.origin = Origin.NOTHING
+        if parameter is None and initial is None:
+            made.place = kernel_location()
+            if buffer is PSUM or (buffer.is_hbm and made.size <= MOST_FOLLOWED):
+                made.written = False
         self.storages.append(made)
         if buffer is SHARED_HBM and parameter is None:
             self._shared.append(made)
@@ -298,7 +311,7 @@ class Recorder:
             storage = tensor.storage
             if storage.first < 0:
                 storage.first = number
-            storage.last = number
+            storage.last = max(storage.last, number)
             if tensor.dynamic:
                 self._used([d.index for d in tensor.dynamic])
 

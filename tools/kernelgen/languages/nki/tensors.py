@@ -501,7 +501,11 @@ def new(
     name: str = "",
     partition: int = 0,
     initial: Array | None = None,
+    address: Any = None,
 ) -> Tensor:
-    """Returns new memory as a tensor."""
+    """Returns new memory as a tensor; `address` is where its partitions and their bytes begin, if the kernel says so."""
     storage = current().storage(shape, dtype_of(dtype), buffer, held=held, name=name, initial=initial)
+    storage.partition = partition
+    if address is not None:
+        storage.address = int(address[1])
     return whole(storage, partition)

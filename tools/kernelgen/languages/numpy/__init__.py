@@ -18,10 +18,13 @@ class _NumPy:
     name = "numpy"
 
     @contextlib.contextmanager
-    def loading(self, file: Path, env: Mapping[str, str]) -> Iterator[None]:
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
+        """Lets imports of nkipy and nkigen find what `kernelgen.numpy` has, and sets `env`."""
         from kernelgen.languages.environment import environment
+        from kernelgen.languages.numpy.modules import PACKAGES, modules
+        from kernelgen.languages.standing_in import standing_in
 
-        with environment(env):
+        with environment(env), standing_in(PACKAGES, modules()):
             yield
 
     def call(self, function: Callable[..., Any], call: Call) -> Returned:

@@ -54,7 +54,8 @@ def traced(function: Callable[..., Any], call: Call) -> Returned:
     token = _TRACE.set(made)
     try:
         with _constructors():
-            returned = function(*parameters, **call.keywords)
+            ordered, named = call.bound(parameters)
+            returned = function(*ordered, **named)
     finally:
         _TRACE.reset(token)
     results = [] if returned is None else list(returned) if isinstance(returned, tuple | list) else [returned]

@@ -89,6 +89,7 @@ def nc_matmul(
         source_a, source_b = _masked_operand(a, mask), _masked_operand(b, mask)
     if is_transpose:
         _transposed(b, target)
+    checks.psum_bank(target)
     mode = accumulation(target, accumulate)
     if mode != "set":
         _sum(target, accumulate)
@@ -256,6 +257,7 @@ def nc_transpose(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any 
             shown = np.broadcast_to(source.mask, data.shape).reshape(rows, columns).T
     target = destination(dst, (columns, rows), dtype or data.dtype, [], shown, buffer)
     if name != "vector":
+        checks.psum_bank(target)
         _transposed(data, target)
     emit("transpose", [data], [target], (None, False))
     return target

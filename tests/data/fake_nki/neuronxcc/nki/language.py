@@ -1,0 +1,1 @@
+"""Names of the language, which kernels use when they are compiled."""

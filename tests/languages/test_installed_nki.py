@@ -1,0 +1,93 @@
+"""NKI is installed where kernels are built: which lowering a kernel has is its manifest's choice all the same."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import page
+import pytest
+
+from kernelgen.cli.frame import run
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+MANIFEST = """\
+format: 1
+name: m
+targets: [trn2]
+kernels:
+  - source: in_nki.py:exp_masked
+    inputs: ["f32[250,512]"]
+    outputs: ["f32[250,512]"]
+    check: {reference: in_numpy.py:exp}
+  - source: in_newer_nki.py:matmul
+    inputs: ["bf16[128,128]", "bf16[128,512]"]
+    outputs: ["f32[128,512]"]
+    check: {reference: in_numpy.py:transposed_matmul, rtol: 0.01, atol: 0.1}
+  - source: add.py:add
+    inputs: ["f32[128,8]", "f32[128,8]"]
+    outputs: ["f32[128,8]"]
+    lowering: native
+    check: {reference: in_numpy.py:add}
+  - source: add.py:add
+    name: add_interpreted
+    inputs: ["f32[128,8]", "f32[128,8]"]
+    outputs: ["f32[128,8]"]
+    check: {reference: in_numpy.py:add}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for file in [*(DATA / "source_kernels" / "kernels").iterdir(), DATA / "native_kernels" / "kernels" / "add.py"]:
+        shutil.copy(file, tmp_path)
+    (tmp_path / "m.yaml").write_text(MANIFEST)
+    return tmp_path
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The doubles of both generations of NKI are installed, and imported."""
+    monkeypatch.syspath_prepend(DATA / "fake_nki")
+    for name in ("neuronxcc.nki.language", "nki.isa"):
+        importlib.import_module(name)
+
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("nki", "neuronxcc")}
+    assert str(DATA) in str(before["nki.isa"].__file__)
+    yield
+    # They are what is imported afterwards, as before.
+    assert {name: sys.modules.pop(name) for name in before} == before
+    for name in [name for name in sys.modules if name.startswith("nki.")]:
+        del sys.modules[name]  # of its compiler
+
+
+def test_kernels_are_checked_and_run_by_the_interpreter(
+    folder: Path, installed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = str(folder / "m.yaml")
+    assert run(["check", manifest]) == 0
+    assert "4 ok, 0 different" in capsys.readouterr().out
+    for name in ("add", "add_interpreted", "matmul"):
+        assert run(["run", name, "--manifest", manifest, "--target", "trn2"]) == 0
+
+
+def test_a_build_interprets_what_its_manifest_does_not_say_is_native(folder: Path) -> None:
+    page.program(folder)
+
+    def hlo(output: str) -> dict[str, bytes]:
+        for kernel in ("exp_masked", "matmul", "add_interpreted"):
+            page.run(f"kernelgen emit m.yaml -o {output} --only {kernel}", folder)
+        return {file.name: file.read_bytes() for file in (folder / output).glob("*.hlo.pb")}
+
+    absent = hlo("absent")
+    (folder / "bin" / "kernelgen").write_text(
+        (folder / "bin" / "kernelgen").read_text().replace("exec", f'PYTHONPATH="$PYTHONPATH:{DATA / "fake_nki"}" exec')
+    )
+    assert len(absent) == 3 and hlo("present") == absent
+    # The native one is what NKI's compiler makes, of which there is a double.
+    page.run("kernelgen emit m.yaml -o native --only add", folder)
+    (native,) = (folder / "native").glob("add-*.hlo.pb")
+    assert b"AwsNeuronCustomNativeKernel" in native.read_bytes()
