@@ -134,11 +134,10 @@ def test_a_bundle_names_the_neffs_of_kernels_with_settings_of_their_own(plan: Pl
     assert Plan.from_json(special.to_json()) == special and len(special.neffs) == len(plan.neffs)
     assert {bundle.config for bundle in special.bundles} == {bundle.config for bundle in plan.bundles}
     files = bazel.generate(special, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
-    configs = {config.key: config.flags() for config in special.configs}
     rules = [a for rule, a in calls(files["bundles/BUILD.bazel"]) if rule == "neuron_kernel_bundle"]
     text = cmake.generate(special, [builtin_library()], BUILD)["kernels.cmake"]
     for bundle, attributes in zip(special.bundles, rules, strict=True):
-        assert ast.literal_eval(attributes["flags"]) == configs[bundle.config]
+        assert ast.literal_eval(attributes["entries"]) == f"{bundle.id}.entries.json"
         neffs = [
             label.removeprefix("//kernels:").removesuffix(".neff") for label in ast.literal_eval(attributes["neffs"])
         ]

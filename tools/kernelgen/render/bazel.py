@@ -15,11 +15,11 @@ from kernelgen.canonical import canonical_json
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.filenames import native_file
+from kernelgen.filenames import entries_file, native_file
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, param_text, spec_json
 from kernelgen.languages import DEFAULT
-from kernelgen.plan import Bundle, Kernel, Plan
+from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 from kernelgen.source_kernel import SourceSpec, own_target
 
@@ -75,25 +75,18 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "sources": [_source_kernel(k, k.spec, by_name) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
         "native": any(own_target(k.spec, k.targets) and not k.prebuilt for k in plan.kernels),
         "neffs": plan.neffs,
-        "bundles": [_bundle(plan, bundle) for bundle in plan.bundles],
+        "bundles": [
+            {"id": b.id, "entries": entries_file(b.id), "neffs": list(b.neffs().values())} for b in plan.bundles
+        ],
         "manifests": _targets_by_manifest(plan),
     }
     return {
         "BUILD.bazel": render("bazel/root.BUILD.j2", values),
         "defs.bzl": render("bazel/defs.bzl.j2", values),
         "bundles/BUILD.bazel": render("bazel/bundles.BUILD.j2", values),
+        **{f"bundles/{entries_file(b.id)}": plan.entries(b).to_json() for b in plan.bundles},
         "kernels/BUILD.bazel": render("bazel/kernels.BUILD.j2", values),
         "plan.json": plan.to_json(),
-    }
-
-
-def _bundle(plan: Plan, bundle: Bundle) -> dict[str, Any]:
-    flags = {c.key: c.flags() for c in plan.configs}
-    return {
-        "id": bundle.id,
-        "name": bundle.name,
-        "flags": flags[bundle.config] if bundle.special else None,
-        "neffs": list(bundle.neffs().values()),
     }
 
 
