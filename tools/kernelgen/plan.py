@@ -317,9 +317,7 @@ class Plan:
         return BundleEntries(
             bundle.name,
             configs[bundle.config],
-            tuple(
-                Entry(id, kernels[id].spec, configs[key], kernels[id].noted) for id, key in bundle.configs().items()
-            ),
+            tuple(Entry(id, kernels[id].spec, configs[key], kernels[id].noted) for id, key in bundle.configs().items()),
         )
 
     def to_json(self) -> str:

@@ -80,4 +80,3 @@ def write(
         yield from filter(None, (pack, tree))
     if mistakes:
         raise KernelgenError(mistakes)
-
