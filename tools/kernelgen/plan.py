@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.canonical import canonical_json
@@ -209,6 +209,7 @@ class Request:
         memory_mb, cpus: what one compile needs; None for the target's own figure.
         checks: what `kernelgen check` compares kernels with (`kernelgen.manifest.sources.Check`).
         special: (`Kernel.id`, its settings, one per target) of kernels that are compiled with settings of their own.
+        file: the manifest's file, as it was named.
     """
 
     name: str
@@ -218,6 +219,7 @@ class Request:
     cpus: int | None = None
     checks: tuple[Any, ...] = ()
     special: tuple[tuple[str, tuple[CompileConfig, ...]], ...] = ()
+    file: str = field(default="", compare=False)
 
     def special_for(self, target: str) -> dict[str, CompileConfig]:
         """Returns the settings of a target's kernels that are not compiled as the others, by `Kernel.id`."""

@@ -2,6 +2,7 @@
 
 load("//rules/private:providers.bzl", "NeuronBundleInfo", "NeuronNeffInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
+load(":compiler_flag.bzl", "CHOICES")
 
 def _flags(ctx, neffs):
     """Returns the flags of a bundle without a plan; fails when a NEFF was compiled with others and the bundle's are not named."""
@@ -99,14 +100,32 @@ def _neuron_kernel_bundle_impl(ctx):
         NeuronBundleInfo(name = name, pack = pack, tree = tree),
     ]
 
+_FLAGS = ["//rules:compiler", "//rules:emit_timeout"]
+
+def _own_settings_impl(settings, attr):
+    return {
+        "//rules:compiler": attr.compiler or settings["//rules:compiler"],
+        "//rules:emit_timeout": settings["//rules:emit_timeout"] if attr.emit_timeout < 0 else attr.emit_timeout,
+    }
+
+_own_settings = transition(
+    implementation = _own_settings_impl,
+    inputs = _FLAGS,
+    outputs = _FLAGS,
+)
+
 neuron_kernel_bundle_rule = rule(
     doc = "A bundle. Building it makes the pack, for which no C++ compiler is needed.",
     implementation = _neuron_kernel_bundle_impl,
+    cfg = _own_settings,
     attrs = {
+        "compiler": attr.string(values = [""] + CHOICES, doc = "As the flag //rules:compiler, for this bundle alone."),
+        "emit_timeout": attr.int(default = -1, doc = "As the flag //rules:emit_timeout, for this bundle alone."),
         "entries": attr.label(allow_single_file = [".json"], doc = "What a plan has of the bundle, with a kernel for each of `neffs`. Without it, the other attributes say it."),
         "flags": attr.string_list(doc = "The flags that the bundle records; needed where some of its kernels are compiled with others."),
         "manifest": attr.string(doc = "The manifest's name; needed without `entries`."),
         "neffs": attr.label_list(allow_empty = False, mandatory = True, providers = [NeuronNeffInfo], doc = "Its kernels, compiled for one target."),
+        "_allowlist_function_transition": attr.label(default = "@bazel_tools//tools/allowlists/function_transition_allowlist"),
         "_lint": attr.label(default = "//tools/kernelgen:lint", providers = [KernelgenToolInfo]),
         "_tool": attr.label(default = "//tools/kernelgen:bundle", providers = [KernelgenToolInfo]),
     },

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kernelgen.canonical import canonical_json
@@ -44,13 +45,19 @@ class BazelLibrary:
         return f"{self.package}:{self.prefix}{file.relative_to(self.library.root).as_posix()}"
 
 
-def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping[str, str]:
+def generate(
+    plan: Plan,
+    sources: Sequence[BazelLibrary],
+    rules: str,
+    settings: Mapping[str, Mapping[str, str | int]] = MappingProxyType({}),
+) -> Mapping[str, str]:
     """Returns the repository's files by path.
 
     Args:
         plan: what to build.
         sources: every kernel library that the plan names, with its package.
         rules: the repository of the rules, as labels begin: `@@neuron_kernelgen~`.
+        settings: attributes of the bundles of a manifest, by its name: `compiler` and `emit_timeout`.
     """
     by_name = {s.library.name: s for s in sources}
     emitters: dict[str, dict[str, Any]] = {}
@@ -76,7 +83,13 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "native": any(own_target(k.spec, k.targets) and not k.prebuilt for k in plan.kernels),
         "neffs": plan.neffs,
         "bundles": [
-            {"id": b.id, "entries": entries_file(b.id), "neffs": list(b.neffs().values())} for b in plan.bundles
+            {
+                "id": b.id,
+                "settings": dict(sorted(settings.get(b.name, {}).items())),
+                "entries": entries_file(b.id),
+                "neffs": list(b.neffs().values()),
+            }
+            for b in plan.bundles
         ],
         "manifests": _targets_by_manifest(plan),
     }
