@@ -20,6 +20,7 @@ from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
+from kernelgen.source_kernel import SourceSpec
 
 MANIFEST = """
 format: 1
@@ -311,11 +312,13 @@ def test_files_that_kernels_are_named_by_have_the_labels_of_their_packages(folde
     assert sorted(emitters.values()) == ["@@//k:one.py", "@@//own:sub/two.py"]
     assert sorted(map(str, helpers.values())) == ["['@@//k:helper.py']", "[]"]
     rules = [
-        {key: ast.literal_eval(value) for key, value in a.items() if key in ("name", "language", "spec")}
+        {key: ast.literal_eval(value) for key, value in a.items() if key in ("name", "language", "kernel", "source")}
         for name, a in calls(text)
         if name == "neuron_source_hlo"
     ]
     languages = {"one": "numpy", "two": None}
-    assert [(r["name"], r["spec"], r.get("language")) for r in rules] == [
-        (f"{k.id}.hlo", spec_json(k.spec), languages[k.spec.op]) for k in plan.kernels
+    assert [(r["name"], r["kernel"], r["source"], r.get("language")) for r in rules] == [
+        (f"{k.id}.hlo", k.spec.name, k.spec.source, languages[k.spec.op])
+        for k in plan.kernels
+        if isinstance(k.spec, SourceSpec)
     ]

@@ -139,8 +139,22 @@ def _source_kernel(kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, Bazel
         "library": kernel.library,
         "language": None if kernel.language == DEFAULT else kernel.language,
         "targets": list(kernel.targets),
-        "spec": spec_json(spec),
-        "native": native_call(spec) if now else None,
+        "function": spec.function,
+        # Attributes of the rule; what is empty is left out.
+        "call": {
+            "alias": {str(output): str(input) for output, input in spec.alias},
+            "env": dict(spec.env),
+            "grid": list(spec.grid),
+            "inputs": [str(array) for array in spec.inputs],
+            "kernel": spec.name,
+            "lowering": spec.lowering if spec.lowering != "interpreted" else "",
+            "outputs": [str(array) for array in spec.outputs],
+            "params": {name: canonical_json(value) for name, value in spec.params},
+            "source": spec.source,
+        },
+        "native": [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)]
+        if now
+        else None,
         "prebuilt": by_name[kernel.prebuilt].label(prebuilt_file(kernel, by_name)) if kernel.prebuilt else None,
         "missing": _missing(kernel, by_name) if kernel.prebuilt else None,
     }
@@ -160,19 +174,6 @@ def _missing(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> str:
 def prebuilt_file(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> Path:
     """Returns where what NKI's own compiler made of a kernel is, or would be."""
     return by_name[kernel.prebuilt].library.root / native_file(kernel.id)
-
-
-def native_call(spec: SourceSpec) -> str:
-    """Returns how `hlo.native_driver` is to call a kernel."""
-    return canonical_json(
-        {
-            "function": spec.function,
-            "arrays": [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)],
-            "keywords": dict(spec.params),
-            "grid": list(spec.grid),
-            "env": dict(spec.env),
-        }
-    )
 
 
 def absolute(path: Path) -> Path:
