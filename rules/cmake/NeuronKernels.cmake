@@ -27,6 +27,7 @@
 #   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 is no limit. As Bazel's --//rules:emit_timeout.
 #                         -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> decides for all calls that do not say.
 #   KERNELS <folder>...   emitters of your own (docs/adding-a-kernel.md); they win over kernelgen's.
+#   DATA <file>...        files that the emitters of KERNELS open, and targets that make such files: they are made first.
 #   EXCLUDE_FROM_ALL      built only when something that is built needs it, or by name.
 #
 # Targets: <name>; <name>.kernels builds every form. Properties of <name>, for install(FILES) and tests:
@@ -57,7 +58,7 @@ cmake_policy(VERSION 3.20...3.25)
 function(add_neuron_kernels name)
     set(flags EXCLUDE_FROM_ALL)
     set(single COMPILER EMIT_TIMEOUT MEMORY_PER_COMPILE)
-    set(several FORM KERNELS MANIFEST TARGETS)
+    set(several DATA FORM KERNELS MANIFEST TARGETS)
     cmake_parse_arguments(PARSE_ARGV 1 ARG "${flags}" "${single}" "${several}")
     set(call "add_neuron_kernels(${name})")
 
@@ -78,7 +79,7 @@ function(add_neuron_kernels name)
         message(FATAL_ERROR "${call}: ${keyword} is given no value")
     endforeach()
     # A misspelt keyword is taken for one more value of the argument before it.
-    foreach(keyword MANIFEST TARGETS KERNELS)
+    foreach(keyword MANIFEST TARGETS KERNELS DATA)
         foreach(value IN LISTS ARG_${keyword})
             if(value MATCHES "^[A-Z_]+$" AND NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${value}")
                 _neuron_kernels_nearest(near "${value}" ${flags} ${single} ${several})
@@ -100,6 +101,17 @@ function(add_neuron_kernels name)
             list(APPEND paths "${full}")
         endforeach()
         set(${keyword} "${paths}")
+    endforeach()
+
+    # What an emitter reads is noted when it runs: a file needs no more than to be there.
+    set(data)
+    foreach(file IN LISTS ARG_DATA)
+        get_filename_component(full "${file}" ABSOLUTE)
+        if(TARGET "${file}")
+            list(APPEND data "${file}")
+        elseif(NOT EXISTS "${full}")
+            message(FATAL_ERROR "${call}: DATA ${file}: there is neither a target of that name nor ${full}")
+        endif()
     endforeach()
 
     set(compiler auto)
