@@ -24,14 +24,18 @@ def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
     mode: list[str], checkouts: scratch.Checkouts, tmp_path: Path
 ) -> None:
     manifest = shutil.copytree(DATA, tmp_path / "data") / "every.yaml"
-    assert run(["build", str(manifest), "--compiler", "simulator", "--target", "trn1", "-o", str(tmp_path / "out")]) == 0
+    assert (
+        run(["build", str(manifest), "--compiler", "simulator", "--target", "trn1", "-o", str(tmp_path / "out")]) == 0
+    )
     with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
         smoke = checkout.path / "e2e" / "smoke"
         shutil.copytree(DATA, smoke, dirs_exist_ok=True)
         (smoke / "kernels" / "BUILD.bazel").write_text(
             'exports_files(\n    glob(["*.py"]),\n    visibility = ["//visibility:public"],\n)\n'
         )
-        arguments = 'compiler = "simulator",\n    emit_timeout = 500,\n    memory_per_compile = "2G",\n    targets = ["trn1"],'
+        arguments = (
+            'compiler = "simulator",\n    emit_timeout = 500,\n    memory_per_compile = "2G",\n    targets = ["trn1"],'
+        )
         for file in ("MODULE.bazel", "WORKSPACE"):
             checkout.edit(
                 f"e2e/smoke/{file}", 'manifest = ["//:tiny.yaml"],', f'manifest = ["//:every.yaml"],\n    {arguments}'

@@ -13,6 +13,7 @@ from kernelgen.cli.frame import run
 
 from .conftest import ROOT, cmake_project
 
+
 @pytest.mark.long
 def test_an_edit_builds_what_it_changes_and_a_comment_compiles_nothing(
     project: Callable[..., cmake_project.Project],
@@ -46,7 +47,10 @@ def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
     made.configure()
     made.make()
     out = tmp_path / "out"
-    assert run(["build", str(made.source / "every.yaml"), "--compiler", "simulator", "--target", "trn1", "-o", str(out)]) == 0
+    assert (
+        run(["build", str(made.source / "every.yaml"), "--compiler", "simulator", "--target", "trn1", "-o", str(out)])
+        == 0
+    )
     (pack,) = made.build.rglob("*.kernels.gguf")
     assert pack.read_bytes() == (out / pack.name).read_bytes()
 

@@ -254,9 +254,9 @@ def bundle(arguments: Arguments) -> None:
     `kernelgen.plan.BundleEntries`), and for each of them, in this order, an `--hlo` and a `--neff`. What is noted about a kernel is
     beside its HLO. `--compiler` is what the bundle says made it; the NEFFs tell when it is not given.
 
-    Of a bundle that is kept by hand, for which there is no plan, `--name` is its name, a `--flag` one of the arguments that neuronx-cc
-    was given; for each kernel `--spec` is what it computes and `--flags` a JSON list of its own arguments; `--noted` is the id of
-    one about which something is noted.
+    A bundle that is kept by hand has no plan: `--name` is its name, a `--flag` one of the arguments that neuronx-cc was given; for
+    each kernel `--spec` is what it computes and `--flags` a JSON list of its own arguments; `--noted` is the id of one about which
+    something is noted.
 
     With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there; compile
     steps print the warnings.
