@@ -129,7 +129,7 @@ def _second_manifest(checkout: scratch.Checkout) -> int:
     # YAML reads JSON.
     manifest = {"format": 1, "name": "second", "targets": ["trn1"], "kernels": shared + own}
     (checkout.path / "manifests/second.yaml").write_text(json.dumps(manifest, indent=1))
-    line = 'neuron.manifest(file = "//manifests:llama3.yaml")'
+    line = 'neuron.kernels(manifest = ["//manifests:llama3.yaml"])'
     checkout.edit("MODULE.bazel", line, f"{line}\n{line.replace('llama3', 'second')}")
     checkout.append("manifests/BUILD.bazel", '\nneuron_manifest(name = "second")\n')
     return len(shared)

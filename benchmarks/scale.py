@@ -123,7 +123,7 @@ def with_bazel(count: int, sample: made_up.Sample) -> Iterator[Cost]:
     with scratch.checkout() as checkout:
         made_up.stand_in(checkout.path, sample, checkout.path.parent)
         (checkout.path / "manifests/big.yaml").write_text(text(count))
-        line = 'neuron.manifest(file = "//manifests:llama3.yaml")'
+        line = 'neuron.kernels(manifest = ["//manifests:llama3.yaml"])'
         checkout.edit("MODULE.bazel", line, f"{line}\n{line.replace('llama3', 'big')}")
         # The kernels repository is fetched first: planning is counted by itself.
         checkout.bazel("query", "@neuron_kernels//:plan.json")

@@ -206,7 +206,7 @@ class Bazel:
         self._flags = [f"--disk_cache={folder / 'disk-cache'}", f"--//rules:compiler={compiler}", *scratch.ONE_WORKER]
         self._checkout = self._lent.enter_context(checkouts.lend("project", source=tree.path, flags=self._flags))
         tree.path = self._checkout.path
-        tree.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:llama3.yaml")\n', "")
+        tree.edit("MODULE.bazel", 'neuron.kernels(manifest = ["//manifests:llama3.yaml"])\n', "")
         tree.edit("manifests/BUILD.bazel", 'neuron_manifest(name = "llama3")\n', "")
         tree.variables |= {"NEURON_KERNELGEN_NEFF_CACHE": str(folder / "neffs")}
         scratch.provide_bazel(tree.environments.folder)

@@ -1,6 +1,6 @@
 """The rules, for BUILD files: `load("@neuron_kernelgen//rules:defs.bzl", …)`.
 
-Most users write none of these by hand: `neuron.manifest(...)` in MODULE.bazel makes them from a manifest. Users who keep kernels by
+Most users write none of these by hand: `neuron.kernels(...)` in MODULE.bazel makes them from a manifest. Users who keep kernels by
 hand write the three steps as targets:
 
     neuron_hlo(
@@ -32,6 +32,7 @@ load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_kernel_bundle_rul
 load("//rules/private/rules:neuron_native_kernel.bzl", _neuron_native_kernel = "neuron_native_kernel")
 load("//rules/private/rules:neuron_neff.bzl", _neuron_neff = "neuron_neff")
 load("//rules/private/rules:neuron_toolchain.bzl", _neuron_toolchain = "neuron_toolchain")
+load("//rules/private/rules:renamed.bzl", "renamed")
 
 NeuronBundleInfo = _NeuronBundleInfo
 NeuronHloInfo = _NeuronHloInfo
@@ -45,21 +46,22 @@ neuron_neff = _neuron_neff
 neuron_source_hlo = _neuron_source_hlo
 neuron_toolchain = _neuron_toolchain
 
-# What a bundle's name is followed by to name one of its forms.
-BUNDLE_FORMS = ["", ".cc", ".pack", ".tree"]
+# What a bundle's name is followed by to name one of its forms: those of CMake's FORM.
+BUNDLE_FORMS = ["", ".embed", ".pack", ".tree"]
 
 def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
     """A bundle and its forms.
 
     Args:
-        name: the bundle; building it makes the pack. `<name>.cc` is a C++ library with the kernels embedded, `<name>.pack` the pack
+        name: the bundle; building it makes the pack. `<name>.embed` is a C++ library with the kernels embedded, `<name>.pack` the pack
             alone, `<name>.tree` the folder that GGML_NEURON_KERNEL_DIR takes.
         visibility: of all of them.
         tags: of all of them.
         **kwargs: as of the rule.
     """
     neuron_kernel_bundle_rule(name = name, tags = tags, visibility = visibility, **kwargs)
-    neuron_bundle_cc(name = name + ".cc", bundle = name, tags = tags, visibility = visibility)
+    neuron_bundle_cc(name = name + ".embed", bundle = name, tags = tags, visibility = visibility)
+    renamed(name = name + ".cc", actual = name + ".embed", tags = tags + ["manual"], visibility = visibility)
     for form in ["pack", "tree"]:
         native.filegroup(name = "{}.{}".format(name, form), srcs = [name], output_group = form, tags = tags, visibility = visibility)
 
@@ -75,3 +77,4 @@ def neuron_bundle_aliases(name, bundles, visibility = None, tags = []):
     for target, label in bundles.items():
         for form in BUNDLE_FORMS:
             native.alias(name = "{}_{}{}".format(name, target, form), actual = label + form, tags = tags, visibility = visibility)
+        native.alias(name = "{}_{}.cc".format(name, target), actual = label + ".cc", tags = tags + ["manual"], visibility = visibility)

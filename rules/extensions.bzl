@@ -1,38 +1,52 @@
 """Module extensions: name manifests and kernel libraries in MODULE.bazel.
 
     neuron = use_extension("@neuron_kernelgen//rules:extensions.bzl", "neuron")
-    neuron.manifest(file = "//models:mine.yaml")
-    neuron.kernels(build_file = "//my_kernels:BUILD.bazel")
+    neuron.kernels(
+        kernels = ["//my_kernels"],
+        manifest = ["//models:mine.yaml"],
+        targets = ["trn1"],
+    )
     use_repo(neuron, "neuron_kernels")
 
-`@neuron_kernels` then holds a target for every kernel of every manifest; `neuron_manifest` in `@neuron_kernels//:defs.bzl` gives a
-manifest's bundles names in a package of yours. Manifests that are built now and then go into a repository of their own, which is planned
-when something of it is built:
+The arguments are those of CMake's `add_neuron_kernels()`. `@neuron_kernels` then holds a target for every kernel of every manifest;
+`neuron_manifest` in `@neuron_kernels//:defs.bzl` gives a manifest's bundles names in a package of yours. Manifests that are built now
+and then go into a repository of their own, which is planned when something of it is built:
 
-    neuron.manifest(file = "//models:other.yaml", repository = "neuron_others")
+    neuron.kernels(
+        name = "neuron_others",
+        manifest = ["//models:other.yaml"],
+    )
     use_repo(neuron, "neuron_kernels", "neuron_others")
 """
 
-load("//rules/private/repositories:kernels.bzl", "kernels_repository")
+load("//rules/private/repositories:kernels.bzl", "kernels_repository", "manifest_options")
 load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
 load("//rules/private/repositories:python_env.bzl", "python_env")
 load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
+load("//rules/private/rules:compiler_flag.bzl", "CHOICES")
 
 _REPOSITORY = "neuron_kernels"
 
-_manifest = tag_class(
-    doc = "Names a manifest whose kernels are to be built.",
+_kernels = tag_class(
+    doc = "Asks for the kernels of manifests. The arguments are those of CMake's add_neuron_kernels().",
     attrs = {
-        "file": attr.label(mandatory = True, doc = "The YAML file."),
-        "repository": attr.string(default = _REPOSITORY, doc = "The repository with its kernels; manifests of one share them."),
+        "build_file": attr.label(doc = "The earlier name of `kernels`, for one folder, whose emitters all repositories have."),
+        "compiler": attr.string(values = [""] + CHOICES, doc = "As the flag //rules:compiler, for these manifests alone."),
+        "data": attr.label_list(allow_files = True, doc = "Files that the emitters of `kernels` open, and targets that make such files; each visible everywhere."),
+        "emit_timeout": attr.int(default = -1, doc = "As the flag //rules:emit_timeout, for these manifests alone."),
+        "kernels": attr.label_list(doc = "Folders of emitters of your own, which are packages that export their .py files; they win over kernelgen's."),
+        "manifest": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The YAML files."),
+        "memory_per_compile": attr.string(doc = "What one compile is counted for: 8G, 6144M. By default what the manifest or the table of targets says."),
+        "name": attr.string(default = _REPOSITORY, doc = "The repository with the kernels; manifests of one share them, and its `kernels`."),
+        "targets": attr.string_list(doc = "Only these targets of the manifests; all by default."),
     },
 )
 
-_kernels = tag_class(
-    doc = "Names a folder of emitters; it wins over this project's own kernels.",
+_manifest = tag_class(
+    doc = "The earlier name of `kernels`, for one manifest.",
     attrs = {
-        "build_file": attr.label(mandatory = True, doc = "BUILD file of the folder; it exports the .py files."),
-        "data": attr.label_list(allow_files = True, doc = "Files that its emitters open, and targets that make such files; each visible everywhere."),
+        "file": attr.label(mandatory = True, doc = "`manifest`."),
+        "repository": attr.string(default = _REPOSITORY, doc = "`name`."),
     },
 )
 
@@ -40,33 +54,67 @@ def _reproducible(mctx):
     # The repositories follow from the tags alone, so a MODULE.bazel.lock has nothing to hold of them, nor of what they read.
     return mctx.extension_metadata(reproducible = True)
 
+def _repositories(module):
+    """Returns what one module asks for, as structs that have the attributes of `_kernels`, and warns of earlier names."""
+    asked = list(module.tags.kernels)
+    for tag in module.tags.manifest:
+        # buildifier: disable=print
+        print('neuron.manifest(file = "{0}") is deprecated: neuron.kernels(manifest = ["{0}"]), with `name` in place of `repository`'.format(tag.file))
+        asked.append(struct(
+            name = tag.repository,
+            manifest = [tag.file],
+            targets = [],
+            memory_per_compile = "",
+            compiler = "",
+            emit_timeout = -1,
+            kernels = [],
+            build_file = None,
+            data = [],
+        ))
+    return asked
+
 def _neuron_impl(mctx):
     manifests = {_REPOSITORY: []}
-    libraries = []
+    options = {}
+    libraries = {}
+    everywhere = []
     data = {}
     for module in mctx.modules:
-        for tag in module.tags.manifest:
-            files = manifests.setdefault(tag.repository, [])
-            if tag.file not in files:
-                files.append(tag.file)
-        for tag in module.tags.kernels:
-            if tag.build_file not in libraries:
-                libraries.append(tag.build_file)
-            for label in tag.data:
-                data.setdefault(label, []).append(str(libraries.index(tag.build_file)))
+        for tag in _repositories(module):
+            of_tag = manifest_options(tag.targets, tag.memory_per_compile, tag.compiler, tag.emit_timeout)
+            for file in tag.manifest:
+                key = (tag.name, str(file))
+                if options.setdefault(key, of_tag) != of_tag:
+                    fail("manifest {} is named twice for the repository {}, with other arguments".format(file, tag.name))
+                files = manifests.setdefault(tag.name, [])
+                if file not in files:
+                    files.append(file)
+            folders = tag.kernels
+            if tag.build_file:
+                # buildifier: disable=print
+                print('neuron.kernels(build_file = "{0}") is deprecated: neuron.kernels(kernels = ["{0}"]), beside the `manifest` that it is for'.format(tag.build_file))
+                folders = folders + [tag.build_file]
+                everywhere.append(tag.build_file)
+            libraries.setdefault(tag.name, []).extend(tag.kernels)
+            for folder in folders:
+                data.setdefault(str(folder), []).extend([str(label) for label in tag.data])
     for name, files in manifests.items():
         kernels_repository(
             name = name,
-            data = {label: " ".join(numbers) for label, numbers in data.items()},
-            libraries = libraries + [Label("//kernels:BUILD.bazel")],
+            data = data,
+            libraries = _once(libraries.get(name, []) + everywhere) + [Label("//kernels:BUILD.bazel")],
             manifests = files,
+            options = {str(file): options[(name, str(file))] for file in files},
         )
     return _reproducible(mctx)
+
+def _once(labels):
+    return {label: None for label in labels}.keys()
 
 neuron = module_extension(
     doc = "Plans the kernels of all named manifests into one repository, so that manifests share them, or into several.",
     implementation = _neuron_impl,
-    tag_classes = {"manifest": _manifest, "kernels": _kernels},
+    tag_classes = {"kernels": _kernels, "manifest": _manifest},
 )
 
 def _toolchains_impl(mctx):

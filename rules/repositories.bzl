@@ -1,6 +1,6 @@
 """The same as `extensions.bzl`, for WORKSPACE."""
 
-load("//rules/private/repositories:kernels.bzl", "kernels_repository")
+load("//rules/private/repositories:kernels.bzl", "kernels_repository", "manifest_options")
 load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
 load("//rules/private/repositories:python_env.bzl", "python_env")
 load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
@@ -18,28 +18,53 @@ def neuron_kernelgen_register_toolchains():
         "@neuron_kernelgen//rules/toolchain:all",
     )
 
-def neuron_kernels(name = "neuron_kernels", manifests = [], kernels = [], data = {}):
-    """Declares the repository of kernel targets.
+def neuron_kernels(
+        name = "neuron_kernels",
+        manifest = [],
+        targets = [],
+        compiler = "",
+        memory_per_compile = "",
+        emit_timeout = -1,
+        kernels = [],
+        data = [],
+        manifests = []):
+    """Declares the repository of kernel targets. The arguments are those of CMake's `add_neuron_kernels()`.
 
     Args:
         name: the repository's name.
-        manifests: labels of the YAML files.
-        kernels: labels of the BUILD files of your own kernel libraries.
-        data: labels of files that emitters open, by the label of their library's BUILD file.
+        manifest: labels of the YAML files.
+        targets: only these targets of the manifests; all by default.
+        compiler: as the flag //rules:compiler, for these manifests alone.
+        memory_per_compile: what one compile is counted for: 8G, 6144M.
+        emit_timeout: as the flag //rules:emit_timeout, for these manifests alone.
+        kernels: labels of your own folders of emitters, which are packages.
+        data: labels of files that the emitters of `kernels` open.
+        manifests: the earlier name of `manifest`.
     """
-    numbers = {}
-    for number, library in enumerate(kernels):
-        for label in data.get(library, []):
-            numbers.setdefault(label, []).append(str(number))
-    unknown = [library for library in data if library not in kernels]
-    if unknown:
-        fail("neuron_kernels: data names {}, and kernels does not".format(", ".join(unknown)))
+    if manifests:
+        # buildifier: disable=print
+        print("neuron_kernels(manifests = …) is deprecated: manifest = …")
+    folders = {library: data for library in kernels}
+    if type(data) == "dict":
+        # buildifier: disable=print
+        print("neuron_kernels(data = {…}) is deprecated: it is a list, of files that the emitters of `kernels` open")
+        unknown = [library for library in data if library not in kernels]
+        if unknown:
+            fail("neuron_kernels: data names {}, and kernels does not".format(", ".join(unknown)))
+        folders = data
+    files = manifest + manifests
+    options = manifest_options(targets, memory_per_compile, compiler, emit_timeout)
     kernels_repository(
         name = name,
-        data = {label: " ".join(of) for label, of in numbers.items()},
+        data = {_canonical(library): [_canonical(label) for label in labels] for library, labels in folders.items()},
         libraries = kernels + [Label("//kernels:BUILD.bazel")],
-        manifests = manifests,
+        manifests = files,
+        options = {_canonical(file): options for file in files},
     )
+
+def _canonical(label):
+    # A label without a repository is of the WORKSPACE that it stands in, not of this file's.
+    return str(Label("@" + label if label.startswith("//") else label))
 
 def neuron_kernelgen_development_dependencies():
     """Declares what this project's own tests and linters need."""

@@ -27,6 +27,7 @@
 #   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 is no limit. As Bazel's --//rules:emit_timeout.
 #                         -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> decides for all calls that do not say.
 #   KERNELS <folder>...   emitters of your own (docs/adding-a-kernel.md); they win over kernelgen's.
+#   DATA <file>...        files that the emitters of KERNELS open, and targets that make such files: they are made first.
 #   EXCLUDE_FROM_ALL      built only when something that is built needs it, or by name.
 #
 # Targets: <name>; <name>.kernels builds every form. Properties of <name>, for install(FILES) and tests:
@@ -57,7 +58,7 @@ cmake_policy(VERSION 3.20...3.25)
 function(add_neuron_kernels name)
     set(flags EXCLUDE_FROM_ALL)
     set(single COMPILER EMIT_TIMEOUT MEMORY_PER_COMPILE)
-    set(several FORM KERNELS MANIFEST TARGETS)
+    set(several DATA FORM KERNELS MANIFEST TARGETS)
     cmake_parse_arguments(PARSE_ARGV 1 ARG "${flags}" "${single}" "${several}")
     set(call "add_neuron_kernels(${name})")
 
@@ -78,7 +79,7 @@ function(add_neuron_kernels name)
         message(FATAL_ERROR "${call}: ${keyword} is given no value")
     endforeach()
     # A misspelt keyword is taken for one more value of the argument before it.
-    foreach(keyword MANIFEST TARGETS KERNELS)
+    foreach(keyword MANIFEST TARGETS KERNELS DATA)
         foreach(value IN LISTS ARG_${keyword})
             if(value MATCHES "^[A-Z_]+$" AND NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${value}")
                 _neuron_kernels_nearest(near "${value}" ${flags} ${single} ${several})
@@ -100,6 +101,17 @@ function(add_neuron_kernels name)
             list(APPEND paths "${full}")
         endforeach()
         set(${keyword} "${paths}")
+    endforeach()
+
+    # What an emitter reads is noted when it runs: a file needs no more than to be there.
+    set(data)
+    foreach(file IN LISTS ARG_DATA)
+        get_filename_component(full "${file}" ABSOLUTE)
+        if(TARGET "${file}")
+            list(APPEND data "${file}")
+        elseif(NOT EXISTS "${full}")
+            message(FATAL_ERROR "${call}: DATA ${file}: there is neither a target of that name nor ${full}")
+        endif()
     endforeach()
 
     set(compiler auto)
@@ -201,62 +213,20 @@ endfunction()
 
 # Sets `out` to ": did you mean 'X'?" for the word among the others that is nearest to `word`, or to nothing.
 function(_neuron_kernels_nearest out word)
-    string(TOUPPER "${word}" folded)
-    string(LENGTH "${folded}" length)
-    set(text)
-    # More than two fifths of the letters wrong is another word.
-    math(EXPR best "${length} * 2 / 5 + 1")
-    foreach(candidate IN LISTS ARGN)
-        string(TOUPPER "${candidate}" other)
-        _neuron_kernels_distance(distance "${folded}" "${other}")
-        if(distance LESS best)
-            set(best ${distance})
-            set(text ": did you mean '${candidate}'?")
-        endif()
-    endforeach()
-    set(${out} "${text}" PARENT_SCOPE)
-endfunction()
-
-# Sets `out` to the number of letters to insert, delete or change between two words (Levenshtein's distance).
-function(_neuron_kernels_distance out a b)
-    string(LENGTH "${a}" rows)
-    string(LENGTH "${b}" columns)
-    set(previous)
-    foreach(j RANGE ${columns})
-        list(APPEND previous ${j})
-    endforeach()
-    foreach(i RANGE 1 ${rows})
-        if(i GREATER rows)
-            break() # RANGE counts down when it is empty
-        endif()
-        math(EXPR at "${i} - 1")
-        string(SUBSTRING "${a}" ${at} 1 letter)
-        set(current ${i})
-        set(left ${i})
-        set(j 0)
-        while(j LESS columns)
-            string(SUBSTRING "${b}" ${j} 1 other)
-            list(GET previous ${j} best)
-            if(NOT letter STREQUAL other)
-                math(EXPR best "${best} + 1")
-            endif()
-            math(EXPR j "${j} + 1")
-            list(GET previous ${j} above)
-            math(EXPR above "${above} + 1")
-            math(EXPR left "${left} + 1")
-            if(above LESS best)
-                set(best ${above})
-            endif()
-            if(left LESS best)
-                set(best ${left})
-            endif()
-            list(APPEND current ${best})
-            set(left ${best})
-        endwhile()
-        set(previous "${current}")
-    endforeach()
-    list(GET previous -1 distance)
-    set(${out} ${distance} PARENT_SCOPE)
+    set(near)
+    _neuron_kernels_root(root)
+    _neuron_kernels_any_python(python)
+    if(python)
+        execute_process(
+            COMMAND "${CMAKE_COMMAND}" -E env "PYTHONPATH=${root}/tools" PYTHONDONTWRITEBYTECODE=1 --unset=PYTHONHOME "${python}" -P -c
+                    "import sys; from kernelgen.errors import did_you_mean; print(did_you_mean(sys.argv[1], sys.argv[2:]))"
+                    "${word}" ${ARGN}
+            OUTPUT_VARIABLE near
+            ERROR_QUIET # the error that is on its way is another
+            OUTPUT_STRIP_TRAILING_WHITESPACE
+        )
+    endif()
+    set(${out} "${near}" PARENT_SCOPE)
 endfunction()
 
 # --- What is needed --------------------------------------------------------------------------------------------------------
@@ -295,29 +265,18 @@ function(_neuron_kernels_python out call)
     _neuron_kernels_root(root)
     set(check "${root}/rules/cmake/check_packages.py")
 
-    _neuron_kernels_remember(NEURON_KERNELGEN_PYTHON "Python 3.11 or later that runs kernelgen, or makes its environment")
-    set(named "${NEURON_KERNELGEN_PYTHON}")
-    if(named)
-        _neuron_kernels_interpreter(python "${named}")
-        if(NOT python)
-            message(FATAL_ERROR "${call}: NEURON_KERNELGEN_PYTHON is ${named}, which is no Python 3.11 or later that runs")
-        endif()
+    _neuron_kernels_any_python(python)
+    if(NOT python AND NEURON_KERNELGEN_PYTHON)
+        message(FATAL_ERROR "${call}: NEURON_KERNELGEN_PYTHON is ${NEURON_KERNELGEN_PYTHON}, which is no Python 3.11 or later that runs")
+    elseif(NOT python)
+        message(FATAL_ERROR "${call}: there is no Python 3.11 or later on PATH. One of these mends it:\n"
+            "  apt-get install python3-venv                 on Debian 12 and Ubuntu 24.04 or later\n"
+            "  cmake -DNEURON_KERNELGEN_PYTHON=<interpreter>    when it is elsewhere")
+    endif()
+    # Who was not named must have what the environment would have, so that everyone builds the same.
+    set(wanted requirements.txt)
+    if(NEURON_KERNELGEN_PYTHON)
         set(wanted requirements.in)
-    else()
-        # The system's own comes first when it is new enough.
-        foreach(name "${Python3_EXECUTABLE}" python3 python3.14 python3.13 python3.12 python3.11)
-            _neuron_kernels_interpreter(python "${name}")
-            if(python)
-                break()
-            endif()
-        endforeach()
-        if(NOT python)
-            message(FATAL_ERROR "${call}: there is no Python 3.11 or later on PATH. One of these mends it:\n"
-                "  apt-get install python3-venv                 on Debian 12 and Ubuntu 24.04 or later\n"
-                "  cmake -DNEURON_KERNELGEN_PYTHON=<interpreter>    when it is elsewhere")
-        endif()
-        # Who was not named must have what the environment would have, so that everyone builds the same.
-        set(wanted requirements.txt)
     endif()
 
     execute_process(COMMAND "${python}" -I "${check}" "${root}/${wanted}" RESULT_VARIABLE status OUTPUT_VARIABLE missing ERROR_VARIABLE missing)
@@ -357,6 +316,23 @@ function(_neuron_kernels_python out call)
         set(python "${path}/bin/python")
     endif()
     set_property(GLOBAL PROPERTY _NEURON_KERNELS_PYTHON "${python}")
+    set(${out} "${python}" PARENT_SCOPE)
+endfunction()
+
+# Sets `out` to the Python that runs kernelgen or makes its environment, the one that is named if one is, or to nothing.
+function(_neuron_kernels_any_python out)
+    _neuron_kernels_remember(NEURON_KERNELGEN_PYTHON "Python 3.11 or later that runs kernelgen, or makes its environment")
+    set(names "${NEURON_KERNELGEN_PYTHON}")
+    if(NOT names)
+        # The system's own comes first when it is new enough.
+        set(names "${Python3_EXECUTABLE}" python3 python3.14 python3.13 python3.12 python3.11)
+    endif()
+    foreach(name IN LISTS names)
+        _neuron_kernels_interpreter(python "${name}")
+        if(python)
+            break()
+        endif()
+    endforeach()
     set(${out} "${python}" PARENT_SCOPE)
 endfunction()
 

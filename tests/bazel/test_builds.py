@@ -29,7 +29,7 @@ FAKE = Path(__file__).resolve().parents[1] / "compilers" / "fake_neuronx_cc"
 def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
     with checkouts.lend("project") as made:
         # Only the basic manifest: what is tested here does not depend on how many kernels there are.
-        made.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:llama3.yaml")\n', "")
+        made.edit("MODULE.bazel", 'neuron.kernels(manifest = ["//manifests:llama3.yaml"])\n', "")
         made.edit("WORKSPACE", '        "//manifests:llama3.yaml",\n', "")
         made.edit("manifests/BUILD.bazel", 'neuron_manifest(name = "llama3")\n', "")
         yield made

@@ -31,14 +31,9 @@ def test_data_is_declared(mode: list[str], checkouts: scratch.Checkouts) -> None
             assert "declare it: `data` of neuron.kernels, in MODULE.bazel, or of the neuron_hlo" in failed
 
         checkout.edit(f"{kernels}/BUILD.bazel", '["*.py"]', '["*.py", "*.txt"]')
-        build_file = "//my_kernels:BUILD.bazel"
-        checkout.edit(
-            "e2e/smoke/MODULE.bazel", f'"{build_file}")', f'"{build_file}", data = ["//my_kernels:factor.txt"])'
-        )
-        given = f'kernels = ["{build_file}"],'
-        checkout.edit(
-            "e2e/smoke/WORKSPACE", given, f'data = {{"{build_file}": ["//my_kernels:factor.txt"]}},\n    {given}'
-        )
+        given = 'kernels = ["//my_kernels"],'
+        for file in ("MODULE.bazel", "WORKSPACE"):
+            checkout.edit(f"e2e/smoke/{file}", given, f'data = ["//my_kernels:factor.txt"],\n    {given}')
         # The other kernels may have been compiled beside the one that failed.
         assert checkout.bazel("build", "//:tiny_trn1.pack").compiles in (1, 2, 3)
         (checkout.path / kernels / "factor.txt").write_text("3\n")

@@ -69,8 +69,8 @@ def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
         (folder / "BUILD.bazel").write_text(
             'exports_files(\n    ["kernels.py", "native.yaml"],\n    visibility = ["//visibility:public"],\n)\n'
         )
-        named = 'neuron.manifest(file = "//manifests:basic.yaml")'
-        made.edit("MODULE.bazel", named, f'{named}\nneuron.manifest(file = "//manifests/native:native.yaml")')
+        named = 'neuron.kernels(manifest = ["//manifests:basic.yaml"])'
+        made.edit("MODULE.bazel", named, f'{named}\nneuron.kernels(manifest = ["//manifests/native:native.yaml"])')
         yield made
 
 

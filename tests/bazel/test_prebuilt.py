@@ -45,12 +45,8 @@ def test_kernels_of_nkis_own_compiler_are_built_and_built_again_where_they_chang
             'exports_files(\n    glob(["*.py", "native/*.json"]),\n    visibility = ["//visibility:public"],\n)\n'
         )
         (smoke / "kernels" / "BUILD.bazel").write_text(build_file)
-        checkout.edit(
-            "e2e/smoke/MODULE.bazel",
-            'neuron.manifest(file = "//:tiny.yaml")',
-            'neuron.manifest(file = "//:native.yaml")',
-        )
-        checkout.edit("e2e/smoke/WORKSPACE", '"//:tiny.yaml"', '"//:native.yaml"')
+        for file in ("MODULE.bazel", "WORKSPACE"):
+            checkout.edit(f"e2e/smoke/{file}", '"//:tiny.yaml"', '"//:native.yaml"')
         checkout.edit("e2e/smoke/BUILD.bazel", 'neuron_manifest(name = "tiny")', "")
         checkout.env = {"NEURON_SDK": str(sdk.parent)}
         check(checkout, smoke, tmp_path)

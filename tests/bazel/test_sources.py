@@ -19,8 +19,7 @@ def test_an_edit_builds_what_it_changes_and_a_comment_compiles_nothing(checkouts
     with checkouts.lend("smoke", folder="e2e/smoke") as checkout:
         smoke = checkout.path / "e2e" / "smoke"
         shutil.copytree(DATA, smoke, dirs_exist_ok=True)
-        named = 'neuron.manifest(file = "//:tiny.yaml")'
-        checkout.edit("e2e/smoke/MODULE.bazel", named, f'{named}\nneuron.manifest(file = "//:sources.yaml")')
+        checkout.edit("e2e/smoke/MODULE.bazel", '"//:tiny.yaml"', '"//:tiny.yaml", "//:sources.yaml"')
         failed = checkout.bazel("build", *BUNDLES, expect=None).output
         assert "package" in failed and "kernels" in failed  # the root package does not export them
         (smoke / "kernels" / "BUILD.bazel").write_text(

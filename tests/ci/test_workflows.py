@@ -111,7 +111,7 @@ def rows(text: str) -> list[list[str]]:
 @pytest.mark.long
 def test_a_repository_with_bazel(tmp_path: Path) -> None:
     with scratch.checkout() as checkout:
-        checkout.edit("MODULE.bazel", 'neuron.manifest(file = "//manifests:basic.yaml")\n', "")
+        checkout.edit("MODULE.bazel", 'neuron.kernels(manifest = ["//manifests:basic.yaml"])\n', "")
         checkout.edit("manifests/BUILD.bazel", 'neuron_manifest(name = "basic")\n', "")
         (checkout.path / "manifests/llama3.yaml").write_text(MANIFEST)
         first, second = (Runner(tmp_path / name, checkout.path) for name in ("first", "second"))

@@ -28,6 +28,11 @@ def said(output: str) -> str:
         ("MANIFEST small.yaml FORM", "FORM is given no value"),
         ("MANIFEST smal.yaml", "MANIFEST smal.yaml: there is no "),
         ("MANIFEST small.yaml FORM PACKS", "FORM: unknown value 'PACKS': did you mean 'PACK'?"),
+        (
+            "MANIFEST small.yaml FORM pack",
+            "FORM: unknown value 'pack': did you mean 'PACK'? (known: EMBED, PACK, TREE)",
+        ),
+        ("MANIFEST small.yaml DATA none.txt", "DATA none.txt: there is neither a target of that name nor "),
         ("MANIFEST small.yaml COMPILER neuronxcc", "COMPILER: unknown value 'neuronxcc': did you mean 'neuronx-cc'?"),
         ("MANIFEST small.yaml COMPILER gcc", "COMPILER: unknown value 'gcc' (known: auto, neuronx-cc, simulator)"),
         (
@@ -90,6 +95,12 @@ def test_an_interpreter_that_can_not_be_used_is_named(project: Make, tmp_path: P
     made = project("add_neuron_kernels(k MANIFEST small.yaml FORM PACK)")
     output = made.configure(python=str(old), expect=1)
     assert f"NEURON_KERNELGEN_PYTHON is {old}, which is no Python 3.11 or later that runs" in said(output)
+
+
+def test_without_a_python_an_unknown_argument_is_named_and_no_other_is_proposed(project: Make, tmp_path: Path) -> None:
+    made = project("add_neuron_kernels(k MANIFESTS small.yaml)")
+    output = said(made.configure(python=str(tmp_path / "none"), expect=1))
+    assert "unknown argument 'MANIFESTS'" in output and "did you mean" not in output
 
 
 def test_the_environment_that_is_made_by_default_is_the_one_that_bazel_makes(project: Make) -> None:

@@ -22,7 +22,6 @@ from kernelgen.emitters.library import builtin_library
 from kernelgen.hlo import native_driver
 from kernelgen.kernel import spec_json
 from kernelgen.plan import Plan
-from kernelgen.render.bazel import native_call
 from kernelgen.source_kernel import SourceSpec
 from kernelgen.targets import TARGETS
 
@@ -82,6 +81,13 @@ def compiler(tmp_path: Path) -> Path:
     made.write_text("\n".join([f"#!{sys.executable}", *FAKE_NEURONX_CC.read_text().splitlines()[1:], ""]))
     made.chmod(0o755)
     return made
+
+
+def native_call(spec: SourceSpec) -> str:
+    """Returns how the driver is to call a kernel, as Bazel's rule says it."""
+    arrays = [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)]
+    call = {"function": spec.function, "arrays": arrays, "keywords": dict(spec.params)}
+    return json.dumps(call | {"grid": spec.grid, "env": dict(spec.env)})
 
 
 def neff_members(neff: bytes) -> Iterator[tuple[str, bytes]]:

@@ -20,6 +20,7 @@ from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
+from kernelgen.source_kernel import SourceSpec
 
 MANIFEST = """
 format: 1
@@ -134,11 +135,10 @@ def test_a_bundle_names_the_neffs_of_kernels_with_settings_of_their_own(plan: Pl
     assert Plan.from_json(special.to_json()) == special and len(special.neffs) == len(plan.neffs)
     assert {bundle.config for bundle in special.bundles} == {bundle.config for bundle in plan.bundles}
     files = bazel.generate(special, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
-    configs = {config.key: config.flags() for config in special.configs}
     rules = [a for rule, a in calls(files["bundles/BUILD.bazel"]) if rule == "neuron_kernel_bundle"]
     text = cmake.generate(special, [builtin_library()], BUILD)["kernels.cmake"]
     for bundle, attributes in zip(special.bundles, rules, strict=True):
-        assert ast.literal_eval(attributes["flags"]) == configs[bundle.config]
+        assert ast.literal_eval(attributes["entries"]) == f"{bundle.id}.entries.json"
         neffs = [
             label.removeprefix("//kernels:").removesuffix(".neff") for label in ast.literal_eval(attributes["neffs"])
         ]
@@ -312,11 +312,13 @@ def test_files_that_kernels_are_named_by_have_the_labels_of_their_packages(folde
     assert sorted(emitters.values()) == ["@@//k:one.py", "@@//own:sub/two.py"]
     assert sorted(map(str, helpers.values())) == ["['@@//k:helper.py']", "[]"]
     rules = [
-        {key: ast.literal_eval(value) for key, value in a.items() if key in ("name", "language", "spec")}
+        {key: ast.literal_eval(value) for key, value in a.items() if key in ("name", "language", "kernel", "source")}
         for name, a in calls(text)
         if name == "neuron_source_hlo"
     ]
     languages = {"one": "numpy", "two": None}
-    assert [(r["name"], r["spec"], r.get("language")) for r in rules] == [
-        (f"{k.id}.hlo", spec_json(k.spec), languages[k.spec.op]) for k in plan.kernels
+    assert [(r["name"], r["kernel"], r["source"], r.get("language")) for r in rules] == [
+        (f"{k.id}.hlo", k.spec.name, k.spec.source, languages[k.spec.op])
+        for k in plan.kernels
+        if isinstance(k.spec, SourceSpec)
     ]

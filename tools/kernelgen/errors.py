@@ -126,14 +126,16 @@ def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None =
         known: the valid names.
         aliases: names other tools use for the same thing ("softmax" for "soft_max"); they win over spelling distance.
     """
-    folded = name.strip().lower().replace("-", "_")[:100]
+    folded = _folded(name)[:100]
     if aliases and folded in aliases:
         return aliases[folded]
-    names = list(known)
-    if folded in names:
-        return folded
+    names = {_folded(one): one for one in known}
     near = difflib.get_close_matches(folded, names, n=1, cutoff=0.6)
-    return near[0] if near else None
+    return names[near[0]] if near else None
+
+
+def _folded(name: str) -> str:
+    return name.strip().lower().replace("-", "_")
 
 
 def did_you_mean(name: str, known: Sequence[str] | Iterable[str], aliases: Mapping[str, str] | None = None) -> str:

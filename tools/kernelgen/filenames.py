@@ -20,6 +20,11 @@ def notes_file(kernel: str) -> str:
     return f"{kernel}.notes.json"
 
 
+def entries_file(bundle: str) -> str:
+    """Returns the name of what a plan says of a bundle's kernels (`kernelgen.plan.BundleEntries`), given the bundle's id."""
+    return f"{bundle}.entries.json"
+
+
 def native_file(kernel: str) -> str:
     """Returns the name of what NKI's own compiler made of a kernel, given the kernel's id."""
     return f"{kernel}.json"
@@ -28,11 +33,6 @@ def native_file(kernel: str) -> str:
 def neff_file(kernel: str, config: str) -> str:
     """Returns the name of a kernel's NEFF for one compile, given the kernel's id and the settings' key."""
     return f"{kernel}.{config}{NEFF}"
-
-
-def origin_file(kernel: str, config: str) -> str:
-    """Returns the name of what a compile step says of its NEFF (`kernelgen.building.origins`)."""
-    return f"{kernel}.{config}.origin"
 
 
 def kernel_of(hlo: Path) -> str:

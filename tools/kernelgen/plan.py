@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.canonical import canonical_json
@@ -62,6 +62,11 @@ class Kernel:
     def interpreted(self) -> Kernel:
         """The same kernel as a CPU can run it (`SourceSpec.interpreted`)."""
         return replace(self, spec=self.spec.interpreted) if isinstance(self.spec, SourceSpec) else self
+
+    @property
+    def noted(self) -> bool:
+        """Whether its emit step leaves notes about it (`filenames.notes_file`) beside the HLO."""
+        return self.language != DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,82 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """What a bundle says of one kernel, but for the files that a build makes of it.
+
+    Attributes:
+        kernel: `Kernel.id`, which the HLO and the notes are named after.
+        spec: what it computes.
+        config: the settings that it is compiled with.
+        noted: `Kernel.noted`.
+    """
+
+    kernel: str
+    spec: Spec
+    config: CompileConfig
+    noted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BundleEntries:
+    """All of a bundle that a plan decides: what the step that writes it is given, whatever builds it.
+
+    Bazel, CMake and `kernelgen build` add the paths of each entry's HLO and NEFF, and nothing else.
+
+    Attributes:
+        name: the manifest's name.
+        config: the settings that the bundle records.
+        entries: its kernels, sorted by `Entry.kernel`.
+    """
+
+    name: str
+    config: CompileConfig
+    entries: tuple[Entry, ...]
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}_{self.config.target}"
+
+    def to_json(self) -> str:
+        """Returns the entries as JSON, one a line, ending in a newline; settings are named where they are not the bundle's."""
+        entries = [
+            canonical_json(
+                {"kernel": e.kernel, "spec": e.spec.to_json()}
+                | ({"flags": e.config.flags()} if e.config != self.config else {})
+                | ({"noted": True} if e.noted else {})
+            )
+            for e in self.entries
+        ]
+        head = canonical_json({"flags": self.config.flags(), "format": FORMAT, "name": self.name})
+        return head[:-1] + ',"entries":[\n' + ",\n".join(entries) + "\n]}\n"
+
+    @staticmethod
+    def from_json(text: str) -> BundleEntries:
+        """Returns the entries that `to_json` wrote.
+
+        Raises:
+            ValueError, KeyError: `text` is not such entries.
+        """
+        value = json.loads(text)
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise ValueError(f"not the entries of a bundle of format {FORMAT}")
+        config = CompileConfig.from_flags(value["flags"])
+        return BundleEntries(
+            value["name"],
+            config,
+            tuple(
+                Entry(
+                    e["kernel"],
+                    spec_from_json(e["spec"]),
+                    CompileConfig.from_flags(e["flags"]) if "flags" in e else config,
+                    e.get("noted", False),
+                )
+                for e in value["entries"]
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What one manifest asks for, before manifests are merged.
 
@@ -133,6 +214,7 @@ class Request:
         memory_mb, cpus: what one compile needs; None for the target's own figure.
         checks: what `kernelgen check` compares kernels with (`kernelgen.manifest.sources.Check`).
         special: (`Kernel.id`, its settings, one per target) of kernels that are compiled with settings of their own.
+        file: the manifest's file, as it was named.
     """
 
     name: str
@@ -142,6 +224,7 @@ class Request:
     cpus: int | None = None
     checks: tuple[Any, ...] = ()
     special: tuple[tuple[str, tuple[CompileConfig, ...]], ...] = ()
+    file: str = field(default="", compare=False)
 
     def special_for(self, target: str) -> dict[str, CompileConfig]:
         """Returns the settings of a target's kernels that are not compiled as the others, by `Kernel.id`."""
@@ -232,6 +315,16 @@ class Plan:
             tuple(configs[k] for k in sorted(configs)),
             tuple(neffs[k] for k in sorted(neffs)),
             tuple(bundles[k] for k in sorted(bundles)),
+        )
+
+    def entries(self, bundle: Bundle) -> BundleEntries:
+        """Returns what the step that writes one of the plan's bundles is given."""
+        kernels = {k.id: k for k in self.kernels}
+        configs = {c.key: c for c in self.configs}
+        return BundleEntries(
+            bundle.name,
+            configs[bundle.config],
+            tuple(Entry(id, kernels[id].spec, configs[key], kernels[id].noted) for id, key in bundle.configs().items()),
         )
 
     def to_json(self) -> str:

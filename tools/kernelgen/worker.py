@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kernelgen.cache import Cache
     from kernelgen.compilers.settings import CompileConfig
     from kernelgen.emitters.library import Library
+    from kernelgen.plan import BundleEntries
 
 
 def emit(arguments: Arguments) -> None:
@@ -249,58 +250,77 @@ def _cache(arguments: Arguments) -> Cache | None:
 
 
 def bundle(arguments: Arguments) -> None:
-    """Writes a bundle: `--pack` or `--tree` (a path), `--name` (the manifest's), a `--flag` for each argument that neuronx-cc
-    was given, and an `--entry` a kernel: JSON with its `spec`, the paths `hlo` and `neff`, `flags` where they are others, and the
-    path of what was noted about it, `notes`. `--compiler` is what the bundle says made it; the NEFFs tell when it is not given.
+    """Writes a bundle: `--pack` or `--tree` (a path), the `--entries` that a plan has of it (the file of a
+    `kernelgen.plan.BundleEntries`), and for each of them, in this order, an `--hlo` and a `--neff`. What is noted about a kernel is
+    beside its HLO. `--compiler` is what the bundle says made it; the NEFFs tell when it is not given.
+
+    A bundle that is kept by hand has no plan: `--name` is its name, a `--flag` one of the arguments that neuronx-cc was given; for
+    each kernel `--spec` is what it computes and `--flags` a JSON list of its own arguments; `--noted` is the id of one about which
+    something is noted.
 
     With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there; compile
     steps print the warnings.
 
-    An entry's `origin` is what its compile step wrote about the NEFF: one of an earlier HLO is refused. With `--counted` (a path,
-    of this step's own) it says how many NEFFs were compiled since it ran last, and how many came from a cache.
+    With `--origins=yes` there is beside each NEFF what its compile step wrote about it: one of an earlier HLO is refused. With
+    `--counted` (a path, of this step's own) it then says how many NEFFs were compiled since it ran last, and how many came from a
+    cache.
     """
     from importlib.metadata import version
 
     from kernelgen import bundle as bundles
-    from kernelgen.compilers.settings import CompileConfig
-    from kernelgen.graph_kernel import spec_from_json
-    from kernelgen.plan import Bundle
 
     check_jax(arguments)
-    config = _config(arguments)
-    specs, hlos, neffs, origin_files, own_configs, notes = {}, {}, {}, {}, {}, {}
-    for text in arguments["entry"]:
-        entry = json.loads(text)
-        spec = spec_from_json(json.loads(entry["spec"]))
-        specs[spec.id], hlos[spec.id], neffs[spec.id] = spec, Path(entry["hlo"]), Path(entry["neff"])
-        if "notes" in entry:
-            notes[spec.id] = Path(entry["notes"])
-        if "flags" in entry:
-            own_configs[spec.id] = CompileConfig.from_flags(entry["flags"])
-        if "origin" in entry:
-            origin_files[spec.id] = Path(entry["origin"])
-    if origin_files:
+    hlos, neffs = ([Path(path) for path in arguments[what]] for what in ("hlo", "neff"))
+    planned = _entries(arguments, hlos)
+    if not len(planned.entries) == len(hlos) == len(neffs):
+        raise KernelgenError(
+            f"bundle {planned.id}: {len(planned.entries)} entries, {len(hlos)} HLO and {len(neffs)} NEFFs"
+        )
+    if maybe(arguments, "origins"):
         from kernelgen.building import origins
 
-        known = origins.check(origin_files, hlos, neffs)
+        ids = [entry.spec.id for entry in planned.entries]
+        files = [dict(zip(ids, paths, strict=True)) for paths in (map(origins.beside, neffs), hlos, neffs)]
+        known = origins.check(*files)
     if maybe(arguments, "lint"):
-        _refuse_unsupported(hlos.values(), config.target)
-    bundles.build(
-        Bundle(one(arguments, "name"), config.target, config.key, tuple(sorted(specs))),
-        specs,
+        _refuse_unsupported(hlos, planned.config.target)
+    bundles.build_planned(
+        planned,
         hlos,
         neffs,
-        config,
-        own_configs=own_configs,
         compiler=maybe(arguments, "compiler"),
         jax_version=version("jax"),
-        notes=notes,
         pack_path=maybe(arguments, "pack"),
         tree_path=maybe(arguments, "tree"),
     )
-    if origin_files and (path := maybe(arguments, "counted")):
-        print(f"{one(arguments, 'name')}_{config.target}: {origins.count(path, known)}")
+    if maybe(arguments, "origins") and (path := maybe(arguments, "counted")):
+        print(f"{planned.id}: {origins.count(path, known)}")
     write_depfile(arguments, maybe(arguments, "pack") or f"{one(arguments, 'tree')}/index.json")
+
+
+def _entries(arguments: Arguments, hlos: Sequence[Path]) -> BundleEntries:
+    from kernelgen.compilers.settings import CompileConfig
+    from kernelgen.filenames import kernel_of
+    from kernelgen.graph_kernel import spec_from_json
+    from kernelgen.plan import BundleEntries, Entry
+
+    kernels = [kernel_of(path) for path in hlos]
+    if path := maybe(arguments, "entries"):
+        planned = BundleEntries.from_json(Path(path).read_text())
+        for entry, kernel in zip(planned.entries, kernels, strict=False):
+            if entry.kernel != kernel:
+                raise KernelgenError(f"{path}: it has {entry.kernel} where the HLO is that of {kernel}")
+        return planned
+    entries = [
+        Entry(
+            kernel,
+            spec_from_json(json.loads(spec)),
+            CompileConfig.from_flags(json.loads(flags)),
+            kernel in arguments["noted"],
+        )
+        for kernel, spec, flags in zip(kernels, arguments["spec"], arguments["flags"], strict=True)
+    ]
+    return BundleEntries(one(arguments, "name"), _config(arguments), tuple(entries))
 
 
 def embed(arguments: Arguments) -> None:

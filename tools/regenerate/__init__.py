@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from regenerate import costs, graph_keys, manifest_schema, op_table, targets, token_table
+from regenerate import costs, graph_keys, manifest_schema, op_table, resources, targets, token_table
 
 FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/costs.inc": lambda _: costs.render(),
     "backend/ggml-neuron/op_table.inc": lambda _: op_table.render(),
     "backend/ggml-neuron/token_table.inc": lambda _: token_table.render(),
     "backend/nrt/targets.inc": lambda _: targets.inc(),
+    "rules/private/actions/resources.bzl": lambda _: resources.bzl(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),
     "tests/data/bundle-graph-keys.json": lambda _: graph_keys.render(),
     "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,

@@ -34,7 +34,7 @@ def _kernels_impl(rctx):
     rctx.watch_tree(tools)
     command = [python, "-P", "-m", "kernelgen", "generate", "bazel", "--output", str(rctx.path("."))]
     command += ["--rules", _repository(rctx.attr._tool)]
-    for number, library in enumerate(rctx.attr.libraries):
+    for library in rctx.attr.libraries:
         folder = rctx.path(library).dirname
         for file in _python_files(folder):
             rctx.watch(file)
@@ -44,9 +44,8 @@ def _kernels_impl(rctx):
             continue
         command += ["--kernels", str(folder)]
         command += ["--package", "{}={}//{}".format(folder.basename, _repository(library), library.package)]
-        for label, libraries in rctx.attr.data.items():
-            if str(number) in libraries.split(" "):
-                command += ["--data", "{}={}".format(folder.basename, label)]
+        for label in rctx.attr.data.get(str(library), []):
+            command += ["--data", "{}={}".format(folder.basename, label)]
     for manifest in rctx.attr.manifests:
         path = rctx.path(manifest)
         if not path.exists:
@@ -56,7 +55,10 @@ def _kernels_impl(rctx):
         # The files that a manifest names kernels by are of its repository.
         root = str(path).removesuffix("/".join(["", manifest.package, manifest.name] if manifest.package else ["", manifest.name]))
         command += ["--workspace", "{}={}".format(root, _repository(manifest))]
-        command.append(_shown(path, rctx.workspace_root))
+        shown = _shown(path, rctx.workspace_root)
+        for option in rctx.attr.options.get(str(manifest), []):
+            command += ["--of", shown, option]
+        command.append(shown)
     rctx.report_progress("planning kernels")
     done = rctx.execute(
         command,
@@ -71,13 +73,35 @@ def _kernels_impl(rctx):
 def _repository(label):
     return str(label).partition("//")[0]
 
+def manifest_options(targets, memory_per_compile, compiler, emit_timeout):
+    """Returns how a manifest is built, as `kernelgen generate bazel --of` takes it.
+
+    Args:
+        targets: only these targets of it; all where none is named.
+        memory_per_compile: what one compile is counted for, or nothing.
+        compiler: `auto`, `neuronx-cc` or `simulator`; nothing for the build's.
+        emit_timeout: seconds that one kernel's emitter may run; negative for the build's.
+
+    Returns:
+        a list of `NAME=VALUE`.
+    """
+    options = ["target=" + target for target in targets]
+    if memory_per_compile:
+        options.append("memory_per_compile=" + memory_per_compile)
+    if compiler:
+        options.append("compiler=" + compiler)
+    if emit_timeout >= 0:
+        options.append("emit_timeout={}".format(emit_timeout))
+    return options
+
 kernels_repository = repository_rule(
     doc = "One package of kernels shared by all manifests, and one of bundles.",
     implementation = _kernels_impl,
     attrs = {
-        "data": attr.label_keyed_string_dict(doc = "Files that emitters open, and the numbers of the libraries that they are of."),
+        "data": attr.string_list_dict(doc = "Labels of the files that a library's emitters open, by the library's label."),
         "manifests": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The manifests."),
-        "libraries": attr.label_list(doc = "BUILD file of each folder of emitters; searched in this order."),
+        "libraries": attr.label_list(doc = "A label in the package of each folder of emitters; searched in this order."),
+        "options": attr.string_list_dict(doc = "What `manifest_options` returns, by the manifest's label."),
         "_python": attr.label(default = "@neuron_python//:python"),
         "_tool": attr.label(default = "//tools/kernelgen:__init__.py"),
     },

@@ -87,7 +87,18 @@ def _neuron_graph_hlo_impl(ctx):
 def _neuron_source_hlo_impl(ctx):
     attr = ctx.attr
     emitters = [(attr.library, ctx.file.emitter)]
-    return _emit(ctx, attr.spec, emitters, attr.language, attr.targets, ctx.file.native, ctx.file.prebuilt, attr.missing)
+    spec = {
+        "alias": {output: int(of) for output, of in attr.alias.items()},
+        "env": attr.env,
+        "grid": attr.grid,
+        "inputs": attr.inputs,
+        "lowering": attr.lowering,
+        "name": attr.kernel,
+        "outputs": attr.outputs,
+        "params": {name: json.decode(value) for name, value in attr.params.items()},
+        "source": attr.source,
+    }
+    return _emit(ctx, json.encode(spec), emitters, attr.language, attr.targets, ctx.file.native, ctx.file.prebuilt, attr.missing)
 
 _COMMON = {
     "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
@@ -121,13 +132,21 @@ neuron_source_hlo = rule(
 The file, what it imports from its folder and the data it reads are the action's only sources. Reading another file is an error.""",
     implementation = _neuron_source_hlo_impl,
     attrs = _COMMON | {
+        "alias": attr.string_dict(doc = "The number of the input whose memory a result is written to, by the result's number."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The file."),
+        "env": attr.string_dict(doc = "The environment variables that the file sees."),
+        "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),
+        "inputs": attr.string_list(doc = "The array arguments: `f32[128,512]`."),
+        "kernel": attr.string(mandatory = True, doc = "What a program finds it by."),
         "language": attr.string(default = "jax", values = ["jax", "nki", "numpy"], doc = "What the function is written in."),
         "library": attr.string(mandatory = True, doc = "A name for the file's folder."),
+        "lowering": attr.string(default = "interpreted", values = ["interpreted", "native"], doc = "How the function becomes HLO."),
         "missing": attr.string(doc = "Why there is no `prebuilt`: building the kernel fails with it."),
         "native": attr.label(allow_single_file = [".json"], doc = "What NKI's own compiler made of the kernel: a `neuron_native_kernel`."),
+        "outputs": attr.string_list(mandatory = True, doc = "The results, in the same form."),
+        "params": attr.string_dict(doc = "The static arguments by name, each as JSON: `1`, `0.5`, `true`, `[1,2]`, `\"text\"`."),
         "prebuilt": attr.label(allow_single_file = [".json"], doc = "What `kernelgen prebuild` wrote, in place of `native`."),
-        "spec": attr.string(mandatory = True, doc = "The kernel as `kernelgen plan --format json` has it."),
+        "source": attr.string(mandatory = True, doc = "The function, `FILE.py:FUNCTION`, from the manifest's folder."),
         "targets": attr.string_list(doc = "The targets that the kernel is for, where its language asks."),
     },
     provides = [NeuronHloInfo],

@@ -2,9 +2,12 @@
 
 load("//rules/private:providers.bzl", "NeuronBundleInfo", "NeuronNeffInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
+load(":compiler_flag.bzl", "CHOICES")
 
 def _flags(ctx, neffs):
-    """Returns the flags of a bundle; fails when a NEFF was compiled with others and the bundle's are not named."""
+    """Returns the flags of a bundle without a plan; fails when a NEFF was compiled with others and the bundle's are not named."""
+    if not ctx.attr.manifest:
+        fail("{}: `entries` or `manifest` is needed".format(ctx.label))
     if ctx.attr.flags:
         for neff in neffs:
             if ("--target", neff.target) not in zip(ctx.attr.flags, ctx.attr.flags[1:]):
@@ -23,32 +26,32 @@ def _flags(ctx, neffs):
 
     return first.flags
 
-def _entry(neff):
-    entry = {"hlo": neff.kernel.hlo.path, "neff": neff.neff.path, "spec": neff.kernel.spec}
-    if neff.kernel.notes:
-        entry["notes"] = neff.kernel.notes.path
-    return json.encode(entry)
+def _own_flags(neff):
+    return json.encode(neff.flags)
 
-def _special_entry(neff):
-    return json.encode({"flags": neff.flags, "hlo": neff.kernel.hlo.path, "neff": neff.neff.path, "spec": neff.kernel.spec})
-
-def _bundle(ctx, neffs, flags, output, form, what):
+def _bundle(ctx, neffs, output, form, what):
     """Registers the action that writes one form of the bundle."""
     args = ctx.actions.args()
     args.add("bundle")
-    args.add(ctx.attr.manifest, format = "--name=%s")
-    args.add_all(flags, format_each = "--flag=%s")
+    if ctx.file.entries:
+        args.add(ctx.file.entries, format = "--entries=%s")
+    else:
+        args.add(ctx.attr.manifest, format = "--name=%s")
+        args.add_all(_flags(ctx, neffs), format_each = "--flag=%s")
+        args.add_all([n.kernel.spec for n in neffs], format_each = "--spec=%s")
+        args.add_all(neffs, map_each = _own_flags, format_each = "--flags=%s")
+        args.add_all([n.kernel.id for n in neffs if n.kernel.notes], format_each = "--noted=%s")
+    args.add_all([n.kernel.hlo for n in neffs], format_each = "--hlo=%s")
+    args.add_all([n.neff for n in neffs], format_each = "--neff=%s")
     if neffs[0].identity:
         args.add(neffs[0].identity, format = "--compiler=%s")
-    args.add_all([n for n in neffs if n.flags == flags], map_each = _entry, format_each = "--entry=%s")
-    args.add_all([n for n in neffs if n.flags != flags], map_each = _special_entry, format_each = "--entry=%s")
     args.add_all([output], expand_directories = False, format_each = "--" + form + "=%s")
     run_kernelgen(
         ctx,
         ctx.attr._tool[KernelgenToolInfo],
         args,
         worker = True,
-        inputs = [n.neff for n in neffs] + [n.kernel.hlo for n in neffs] + [n.kernel.notes for n in neffs if n.kernel.notes],
+        inputs = ctx.files.entries + [n.neff for n in neffs] + [n.kernel.hlo for n in neffs] + [n.kernel.notes for n in neffs if n.kernel.notes],
         mnemonic = "NeuronBundle",
         outputs = [output],
         progress_message = "{} {}".format(what, ctx.label.name),
@@ -79,11 +82,10 @@ def _lint(ctx, neffs, stamp):
 def _neuron_kernel_bundle_impl(ctx):
     name = ctx.label.name
     neffs = [target[NeuronNeffInfo] for target in ctx.attr.neffs]
-    flags = _flags(ctx, neffs)
     pack = ctx.actions.declare_file(name + ".kernels.gguf")
-    _bundle(ctx, neffs, flags, pack, "pack", "Packing")
+    _bundle(ctx, neffs, pack, "pack", "Packing")
     tree = ctx.actions.declare_directory(name + ".tree")
-    _bundle(ctx, neffs, flags, tree, "tree", "Laying out")
+    _bundle(ctx, neffs, tree, "tree", "Laying out")
     linted = ctx.actions.declare_file(name + ".linted")
     _lint(ctx, neffs, linted)
     return [
@@ -98,13 +100,32 @@ def _neuron_kernel_bundle_impl(ctx):
         NeuronBundleInfo(name = name, pack = pack, tree = tree),
     ]
 
+_FLAGS = ["//rules:compiler", "//rules:emit_timeout"]
+
+def _own_settings_impl(settings, attr):
+    return {
+        "//rules:compiler": attr.compiler or settings["//rules:compiler"],
+        "//rules:emit_timeout": settings["//rules:emit_timeout"] if attr.emit_timeout < 0 else attr.emit_timeout,
+    }
+
+_own_settings = transition(
+    implementation = _own_settings_impl,
+    inputs = _FLAGS,
+    outputs = _FLAGS,
+)
+
 neuron_kernel_bundle_rule = rule(
     doc = "A bundle. Building it makes the pack, for which no C++ compiler is needed.",
     implementation = _neuron_kernel_bundle_impl,
+    cfg = _own_settings,
     attrs = {
+        "compiler": attr.string(values = [""] + CHOICES, doc = "As the flag //rules:compiler, for this bundle alone."),
+        "emit_timeout": attr.int(default = -1, doc = "As the flag //rules:emit_timeout, for this bundle alone."),
+        "entries": attr.label(allow_single_file = [".json"], doc = "What a plan has of the bundle, with a kernel for each of `neffs`. Without it, the other attributes say it."),
         "flags": attr.string_list(doc = "The flags that the bundle records; needed where some of its kernels are compiled with others."),
-        "manifest": attr.string(mandatory = True, doc = "The manifest's name."),
+        "manifest": attr.string(doc = "The manifest's name; needed without `entries`."),
         "neffs": attr.label_list(allow_empty = False, mandatory = True, providers = [NeuronNeffInfo], doc = "Its kernels, compiled for one target."),
+        "_allowlist_function_transition": attr.label(default = "@bazel_tools//tools/allowlists/function_transition_allowlist"),
         "_lint": attr.label(default = "//tools/kernelgen:lint", providers = [KernelgenToolInfo]),
         "_tool": attr.label(default = "//tools/kernelgen:bundle", providers = [KernelgenToolInfo]),
     },

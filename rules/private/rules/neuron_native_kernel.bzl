@@ -16,11 +16,18 @@ def _neuron_native_kernel_impl(ctx):
             outputs = [made],
         )
     else:
+        call = {
+            "arrays": ctx.attr.arrays,
+            "env": ctx.attr.env,
+            "function": ctx.attr.function,
+            "grid": ctx.attr.grid,
+            "keywords": {name: json.decode(value) for name, value in ctx.attr.params.items()},
+        }
         args = ctx.actions.args()
         args.add(toolchain.nki_driver)
         args.add(toolchain.nki_identity, format = "--identity=%s")
         args.add(ctx.file.emitter, format = "--emitter=%s")
-        args.add(ctx.attr.call, format = "--call=%s")
+        args.add(json.encode(call), format = "--call=%s")
         args.add(ctx.attr.target, format = "--target=%s")
         args.add(made, format = "--output=%s")
         ctx.actions.run(
@@ -43,10 +50,14 @@ _neuron_native_kernel = rule(
 The kernel's file, what it imports from its folder and that compiler's name and version are all that the action depends on.""",
     implementation = _neuron_native_kernel_impl,
     attrs = {
-        "call": attr.string(mandatory = True, doc = "JSON: the function, its arrays, static arguments, grid, and the environment that the file sees."),
+        "arrays": attr.string_list(doc = "The array arguments by NumPy's names: `float32[128,512]`."),
         "data": attr.label_list(allow_files = True, doc = "Files that the kernel's file opens."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The kernel's file."),
+        "env": attr.string_dict(doc = "The environment variables that the file sees."),
+        "function": attr.string(mandatory = True, doc = "The function's name."),
+        "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),
         "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own folder."),
+        "params": attr.string_dict(doc = "The static arguments by name, each as JSON."),
         "target": attr.string(mandatory = True, doc = "neuronx-cc's `--target`."),
     },
     toolchains = [_TOOLCHAIN],

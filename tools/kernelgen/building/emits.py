@@ -102,6 +102,7 @@ class Emits:
             return (
                 note["inputs"] == inputs
                 and note["hlo"] == _digest(self.hlo(kernel))
+                and (not kernel.noted or self.notes(kernel).is_file())
                 and all(self._digest_of_data(path) == digest for path, digest in note["data"].items())
             )
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -37,7 +37,6 @@ from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import NEFF
 from kernelgen.hlo.compare import first_difference
-from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel, Neff, Plan
 
 STATE = ".kernelgen"
@@ -364,7 +363,7 @@ class _Run:
         return [
             *emit_arguments(kernel, self.made.libraries, self.made.hlo(kernel).absolute()),
             f"--reads={self._reads(kernel).absolute()}",
-            *([f"--notes={self.made.notes(kernel).absolute()}"] if kernel.language != DEFAULT else []),
+            *([f"--notes={self.made.notes(kernel).absolute()}"] if kernel.noted else []),
         ]
 
     def _compile_arguments(self, compile_: _Compile) -> list[str]:
@@ -377,7 +376,7 @@ class _Run:
             f"--hlo={self.result.hlos[compile_.neff.kernel].absolute()}",
             f"--output={compile_.path.absolute()}",
             f"--log-dir={(s.state / 'logs').absolute()}",
-            f"--origin={_origin_file(compile_.path).absolute()}",
+            f"--origin={origins.beside(compile_.path).absolute()}",
             *s.cache.arguments(),
             f"--notices={(s.state / 'tmp' / 'notices').absolute()}",
         ]
@@ -452,7 +451,7 @@ class _Run:
         elif not compile_.path.is_file():
             failure = f"error: the compile left no {compile_.path}\n{answer.output}".rstrip()
         self.ended[compile_.path] = failure
-        origin = origins.read(_origin_file(compile_.path))
+        origin = origins.read(origins.beside(compile_.path))
         cached = failure is None and origin is not None and origin.source != cache.COMPILED
         if failure is None:
             for line in answer.output.splitlines():
@@ -492,10 +491,6 @@ def _neff_file(settings: BuildSettings, hlo: bytes, config: CompileConfig) -> Pa
     return settings.state / "neff" / f"{key.name[:40]}{NEFF}"
 
 
-def _origin_file(neff: Path) -> Path:
-    return neff.with_suffix(".origin")
-
-
 def _whole(path: Path) -> bool:
     """Returns whether a NEFF is there as it was made; another one is made again."""
-    return origins.is_as_made(path, origins.read(_origin_file(path)))
+    return origins.is_as_made(path, origins.read(origins.beside(path)))

@@ -37,6 +37,11 @@ class NeffOrigin:
     neff_sha256: str = ""
 
 
+def beside(neff: Path) -> Path:
+    """Returns where the origin of a NEFF is, or will be."""
+    return neff.with_suffix(".origin")
+
+
 def write(path: str | Path, hlo: str | Path, source: str, neff_sha256: str) -> None:
     """Writes the origin of a NEFF that was just made.
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import kernelgen
 from kernelgen import neff as neff_format
@@ -20,15 +21,44 @@ from kernelgen.bundle.index import Index
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.filenames import kernel_of, notes_file
 from kernelgen.graph_kernel import Spec
-from kernelgen.plan import Bundle
+from kernelgen.plan import Bundle, BundleEntries
 
-__all__ = ["FORMATS", "BundleOrigin", "Contents", "StoredFile", "build", "gather", "pack_name"]
+__all__ = ["FORMATS", "BundleOrigin", "Contents", "StoredFile", "build", "build_planned", "gather", "pack_name"]
 
 
 def pack_name(bundle_id: str) -> str:
     """Returns the file name of a bundle's pack: `llama3_trn1.kernels.gguf`."""
     return f"{bundle_id}.kernels.gguf"
+
+
+def build_planned(
+    planned: BundleEntries, hlos: Sequence[Path | None], neffs: Sequence[Path | None], **options: Any
+) -> Contents:
+    """Writes the asked-for forms of a bundle as a plan has it, from the files that a build made of its entries.
+
+    Args:
+        planned: the bundle.
+        hlos: the HLO of each entry; what is noted about the kernel is beside it. None for one that is not there.
+        neffs: the NEFF of each entry, or None.
+        **options: as of `build`: `compiler`, `jax_version`, and what to write.
+
+    Raises:
+        KernelgenError: as of `build`.
+    """
+    files = list(zip(planned.entries, hlos, neffs, strict=True))
+    # A bundle knows a kernel by what it computes, a plan also by the language that it is written in.
+    return build(
+        Bundle(planned.name, planned.config.target, planned.config.key, tuple(e.spec.id for e in planned.entries)),
+        {entry.spec.id: entry.spec for entry in planned.entries},
+        {entry.spec.id: hlo for entry, hlo, _ in files if hlo},
+        {entry.spec.id: neff for entry, _, neff in files if neff},
+        planned.config,
+        own_configs={entry.spec.id: entry.config for entry in planned.entries},
+        notes={e.spec.id: hlo.with_name(notes_file(kernel_of(hlo))) for e, hlo, _ in files if hlo and e.noted},
+        **options,
+    )
 
 
 def build(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.filenames import notes_file
 from kernelgen.plan import Bundle, Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,29 +58,18 @@ def write(
     """
     from kernelgen import bundle as writer
 
-    specs = {k.id: k.spec for k in plan.kernels}
-    configs = {c.key: c for c in plan.configs}
     mistakes: list[Diagnostic] = []
     for bundle in bundles:
         pack = folder / writer.pack_name(bundle.id) if {"pack", "embed"} & set(forms) else None
         tree = folder / bundle.id if "tree" in forms else None
-        # A bundle knows a kernel by what it computes, a plan also by the language that it is written in.
-        ids = {specs[kernel].id: kernel for kernel in bundle.kernels}
-        all_neffs, own = bundle.neffs(), dict(bundle.special)
-        neff_ids = {id: all_neffs[kernel] for id, kernel in ids.items()}
-        found = {id: _notes(hlos.get(kernel), kernel) for id, kernel in ids.items()}
-        notes = {id: file for id, file in found.items() if file is not None}
+        planned = plan.entries(bundle)
         try:
-            writer.build(
-                replace(bundle, kernels=tuple(sorted(ids)), special=()),
-                {id: specs[kernel] for id, kernel in ids.items()},
-                {id: hlos[kernel] for id, kernel in ids.items() if kernel in hlos},
-                {id: neffs[neff] for id, neff in neff_ids.items() if neff in neffs},
-                configs[bundle.config],
+            writer.build_planned(
+                planned,
+                [hlos.get(entry.kernel) for entry in planned.entries],
+                [neffs.get(neff) for neff in bundle.neffs().values()],
                 compiler=compiler,
-                own_configs={id: configs[own[kernel]] for id, kernel in ids.items() if kernel in own},
                 jax_version=jax_version,
-                notes=notes,
                 tree_path=tree,
                 pack_path=pack,
                 embed_folder=folder if "embed" in forms else None,
@@ -93,9 +80,3 @@ def write(
         yield from filter(None, (pack, tree))
     if mistakes:
         raise KernelgenError(mistakes)
-
-
-def _notes(hlo: Path | None, kernel: str) -> Path | None:
-    """Returns where what is noted about a kernel is, beside its HLO; None when nothing is."""
-    file = None if hlo is None else hlo.with_name(notes_file(kernel))
-    return file if file is not None and file.is_file() else None

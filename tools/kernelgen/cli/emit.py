@@ -153,6 +153,6 @@ def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
             prebuilt=catalog.prebuilt_of(kernel),
         )
     fileio.write_bytes(path, made.hlo)
-    if made.notes:
+    if kernel.noted:
         fileio.write_bytes(path.with_name(notes_file(kernel.id)), canonical_json(made.notes).encode())
     return output / hlo_file(kernel.id)

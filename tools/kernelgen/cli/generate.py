@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -22,7 +23,8 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import BUILTIN
 from kernelgen.errors import KernelgenError, did_you_mean
-from kernelgen.plan import Plan
+from kernelgen.manifest.settings import megabytes
+from kernelgen.plan import Plan, Request
 from kernelgen.targets import TARGETS
 
 _manifests = manifests_argument
@@ -69,6 +71,14 @@ def command() -> None:
     metavar="NAME=LABEL",
     help="Bazel target of files that the emitters of a kernel library open. May be given several times.",
 )
+@click.option(
+    "--of",
+    "options",
+    multiple=True,
+    nargs=2,
+    metavar="MANIFEST NAME=VALUE",
+    help="How one of the manifests is built: target, memory_per_compile, compiler or emit_timeout. May be given several times.",
+)
 def bazel(
     manifests: tuple[Path, ...],
     used: bool,
@@ -78,6 +88,7 @@ def bazel(
     packages: tuple[str, ...],
     data: tuple[str, ...],
     workspaces: tuple[str, ...],
+    options: tuple[tuple[str, str], ...],
 ) -> None:
     """Write the packages of a repository of kernel targets; print on which files of kernels they depend."""
     from kernelgen.render import bazel as renderer
@@ -91,7 +102,8 @@ def bazel(
             raise KernelgenError(
                 f"--kernels {library.name}: --package {library.name}=LABEL must name its Bazel package"
             )
-    plan = Plan.merge(manifest.load(manifests, catalog, used))
+    requests, settings = _settings_of(options, manifest.load(manifests, catalog, used))
+    plan = Plan.merge(requests)
     sources = [
         renderer.BazelLibrary(library, labels[library.name], tuple(sorted(data_of.get(library.name, []))))
         for library in catalog.libraries
@@ -105,7 +117,7 @@ def bazel(
         renderer.package_of(library, roots, prebuilt=library.name in before - sourced)
         for library in catalog.sources.values()
     ]
-    _write(output, renderer.generate(plan, [*sources, *named], rules))
+    _write(output, renderer.generate(plan, [*sources, *named], rules, settings))
     for file in (file for source in named for file in renderer.build_files(source)):
         click.echo(str(file))
     by_name = {source.library.name: source for source in named}
@@ -116,6 +128,46 @@ def bazel(
         if kernel.library in catalog.sources:
             for file in dependencies(catalog.sources[kernel.library], kernel.emitter):
                 click.echo(str(renderer.absolute(file)))
+
+
+def _settings_of(
+    options: Sequence[tuple[str, str]], requests: Sequence[Request]
+) -> tuple[list[Request], dict[str, dict[str, str | int]]]:
+    """Returns what manifests ask for with the options of `--of`, and the settings of their bundles' rules, by manifest."""
+    given: dict[str, dict[str, list[str]]] = {}
+    for file, option in options:
+        name, _, value = option.partition("=")
+        if file not in {request.file for request in requests}:
+            raise KernelgenError(f"--of {file} {option}: there is no such manifest")
+        if name not in ("target", "memory_per_compile", "compiler", "emit_timeout"):
+            raise KernelgenError(f"--of {file} {option}: unknown option '{name}'")
+        given.setdefault(file, {}).setdefault(name, []).append(value)
+    narrowed: list[Request] = []
+    settings: dict[str, dict[str, str | int]] = {}
+    for request in requests:
+        own = dict(given.get(request.file, {}))
+        memory = own.pop("memory_per_compile", [None])[-1]
+        narrowed += _narrowed([request], own.pop("target", ()), memory)
+        settings[request.name] = {name: values[-1] for name, values in own.items()}
+        if "emit_timeout" in own:
+            settings[request.name]["emit_timeout"] = int(own["emit_timeout"][-1])
+    return narrowed, settings
+
+
+def _narrowed(requests: Sequence[Request], targets: Sequence[str], memory_per_compile: str | None) -> list[Request]:
+    """Returns what manifests ask for on these targets, all when none is named, with another figure of memory if one is given."""
+    for target in targets:
+        if target not in TARGETS:
+            raise KernelgenError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}")
+    narrowed = only_targets(requests, targets)
+    if memory_per_compile is None:
+        return narrowed
+    try:
+        return [replace(r, memory_mb=megabytes(memory_per_compile)) for r in narrowed]
+    except ValueError:
+        raise KernelgenError(
+            f"memory per compile is a number with a unit, such as 8G or 6144M, not '{memory_per_compile}'"
+        ) from None
 
 
 def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tuple[str, str]]:
@@ -151,25 +203,12 @@ def cmake(
     """Write what add_neuron_kernels() builds from."""
     import importlib.metadata
     import os
-    from dataclasses import replace
 
     from kernelgen.compilers import choice
     from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
-    from kernelgen.manifest.settings import megabytes
     from kernelgen.render import cmake as renderer
 
-    for target in targets:
-        if target not in TARGETS:
-            raise KernelgenError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}")
-    requests = only_targets(manifest.load(manifests, catalog, used), targets)
-    if memory_per_compile is not None:
-        try:
-            requests = [replace(r, memory_mb=megabytes(memory_per_compile)) for r in requests]
-        except ValueError:
-            raise KernelgenError(
-                f"memory per compile is a number with a unit, such as 8G or 6144M, not '{memory_per_compile}'"
-            ) from None
-    plan = Plan.merge(requests)
+    plan = Plan.merge(_narrowed(manifest.load(manifests, catalog, used), targets, memory_per_compile))
     chosen = choice.resolve(compiler)
     build = renderer.Build(
         folder=output.resolve(),

@@ -98,6 +98,7 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
         config.cpus,
         checks=tuple(checks),
         special=special,
+        file=root.file,
     )
 
 

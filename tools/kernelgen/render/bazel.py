@@ -9,17 +9,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kernelgen.canonical import canonical_json
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.filenames import native_file
+from kernelgen.filenames import entries_file, native_file
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec, param_text, spec_json
 from kernelgen.languages import DEFAULT
-from kernelgen.plan import Bundle, Kernel, Plan
+from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 from kernelgen.source_kernel import SourceSpec, own_target
 
@@ -44,13 +45,19 @@ class BazelLibrary:
         return f"{self.package}:{self.prefix}{file.relative_to(self.library.root).as_posix()}"
 
 
-def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping[str, str]:
+def generate(
+    plan: Plan,
+    sources: Sequence[BazelLibrary],
+    rules: str,
+    settings: Mapping[str, Mapping[str, str | int]] = MappingProxyType({}),
+) -> Mapping[str, str]:
     """Returns the repository's files by path.
 
     Args:
         plan: what to build.
         sources: every kernel library that the plan names, with its package.
         rules: the repository of the rules, as labels begin: `@@neuron_kernelgen~`.
+        settings: attributes of the bundles of a manifest, by its name: `compiler` and `emit_timeout`.
     """
     by_name = {s.library.name: s for s in sources}
     emitters: dict[str, dict[str, Any]] = {}
@@ -75,25 +82,24 @@ def generate(plan: Plan, sources: Sequence[BazelLibrary], rules: str) -> Mapping
         "sources": [_source_kernel(k, k.spec, by_name) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
         "native": any(own_target(k.spec, k.targets) and not k.prebuilt for k in plan.kernels),
         "neffs": plan.neffs,
-        "bundles": [_bundle(plan, bundle) for bundle in plan.bundles],
+        "bundles": [
+            {
+                "id": b.id,
+                "settings": dict(sorted(settings.get(b.name, {}).items())),
+                "entries": entries_file(b.id),
+                "neffs": list(b.neffs().values()),
+            }
+            for b in plan.bundles
+        ],
         "manifests": _targets_by_manifest(plan),
     }
     return {
         "BUILD.bazel": render("bazel/root.BUILD.j2", values),
         "defs.bzl": render("bazel/defs.bzl.j2", values),
         "bundles/BUILD.bazel": render("bazel/bundles.BUILD.j2", values),
+        **{f"bundles/{entries_file(b.id)}": plan.entries(b).to_json() for b in plan.bundles},
         "kernels/BUILD.bazel": render("bazel/kernels.BUILD.j2", values),
         "plan.json": plan.to_json(),
-    }
-
-
-def _bundle(plan: Plan, bundle: Bundle) -> dict[str, Any]:
-    flags = {c.key: c.flags() for c in plan.configs}
-    return {
-        "id": bundle.id,
-        "name": bundle.name,
-        "flags": flags[bundle.config] if bundle.special else None,
-        "neffs": list(bundle.neffs().values()),
     }
 
 
@@ -133,8 +139,22 @@ def _source_kernel(kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, Bazel
         "library": kernel.library,
         "language": None if kernel.language == DEFAULT else kernel.language,
         "targets": list(kernel.targets),
-        "spec": spec_json(spec),
-        "native": native_call(spec) if now else None,
+        "function": spec.function,
+        # Attributes of the rule; what is empty is left out.
+        "call": {
+            "alias": {str(output): str(input) for output, input in spec.alias},
+            "env": dict(spec.env),
+            "grid": list(spec.grid),
+            "inputs": [str(array) for array in spec.inputs],
+            "kernel": spec.name,
+            "lowering": spec.lowering if spec.lowering != "interpreted" else "",
+            "outputs": [str(array) for array in spec.outputs],
+            "params": {name: canonical_json(value) for name, value in spec.params},
+            "source": spec.source,
+        },
+        "native": [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)]
+        if now
+        else None,
         "prebuilt": by_name[kernel.prebuilt].label(prebuilt_file(kernel, by_name)) if kernel.prebuilt else None,
         "missing": _missing(kernel, by_name) if kernel.prebuilt else None,
     }
@@ -154,19 +174,6 @@ def _missing(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> str:
 def prebuilt_file(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> Path:
     """Returns where what NKI's own compiler made of a kernel is, or would be."""
     return by_name[kernel.prebuilt].library.root / native_file(kernel.id)
-
-
-def native_call(spec: SourceSpec) -> str:
-    """Returns how `hlo.native_driver` is to call a kernel."""
-    return canonical_json(
-        {
-            "function": spec.function,
-            "arrays": [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)],
-            "keywords": dict(spec.params),
-            "grid": list(spec.grid),
-            "env": dict(spec.env),
-        }
-    )
 
 
 def absolute(path: Path) -> Path:

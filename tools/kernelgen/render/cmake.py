@@ -15,10 +15,9 @@ from kernelgen.cache import CacheSettings
 from kernelgen.canonical import canonical_json
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import EMIT_TIMEOUT
-from kernelgen.filenames import hlo_file, neff_file, notes_file, origin_file
+from kernelgen.filenames import NEFF, entries_file, hlo_file
 from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import spec_json
-from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 
@@ -69,7 +68,6 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
     """
     by_name = {s.name: s for s in sources}
     specs = {k.id: spec_json(k.spec) for k in plan.kernels}
-    noted = {k.id for k in plan.kernels if k.language != DEFAULT}
     flags = {c.key: [f"--flag={word}" for word in c.flags()] for c in plan.configs}
     jax = f"--jax={build.jax_version}"
     # A simulated NEFF says itself what made it.
@@ -103,30 +101,22 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         *build.cache.arguments(),
         f"--notices={build.folder / 'workers' / 'notices'}",
     )
-    settings = {c.key: c.flags() for c in plan.configs}
     for bundle in plan.bundles:
-        entries = [
-            {
-                "hlo": str(build.folder / "hlo" / hlo_file(kernel)),
-                "neff": str(build.folder / "neff" / neff_file(kernel, config)),
-                "origin": str(build.folder / "neff" / origin_file(kernel, config)),
-                "spec": specs[kernel],
-                **({"notes": str(build.folder / "hlo" / notes_file(kernel))} if kernel in noted else {}),
-            }
-            | ({"flags": settings[config]} if config != bundle.config else {})
-            for kernel, config in bundle.configs().items()
-        ]
+        entries = f"steps/{entries_file(bundle.id)}"
+        files[entries] = plan.entries(bundle).to_json()
         files[f"steps/{bundle.id}.bundle"] = _lines(
             jax,
-            f"--name={bundle.name}",
             "--lint=yes",
+            "--origins=yes",
             *made_by,
-            *flags[bundle.config],
-            *(f"--entry={canonical_json(entry)}" for entry in entries),
+            f"--entries={build.folder / entries}",
+            *(f"--hlo={build.folder / 'hlo' / hlo_file(kernel)}" for kernel in bundle.kernels),
+            *(f"--neff={build.folder / 'neff' / f'{neff}{NEFF}'}" for neff in bundle.neffs().values()),
         )
     values = {
         "batches": {batch: [k.id for k in kernels] for batch, kernels in batches.items()},
         "bundles": plan.bundles,
+        "noted": {k.id for k in plan.kernels if k.noted},
         "compiler": build.compiler,
         "identity": build.identity,
         "neffs": plan.neffs,

@@ -1,0 +1,91 @@
+"""The arguments of neuron.kernels(), those of CMake's add_neuron_kernels(), in both modes; and the names that they had before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import scratch
+from kernelgen.cli.frame import run
+
+pytestmark = pytest.mark.together("smoke")
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "source_kernels"
+MODES = pytest.mark.parametrize(
+    "mode",
+    [pytest.param([], id="bzlmod"), pytest.param(["--config=workspace"], id="workspace", marks=pytest.mark.long)],
+)
+
+
+@MODES
+def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
+    mode: list[str], checkouts: scratch.Checkouts, tmp_path: Path
+) -> None:
+    manifest = shutil.copytree(DATA, tmp_path / "data") / "every.yaml"
+    assert (
+        run(["build", str(manifest), "--compiler", "simulator", "--target", "trn1", "-o", str(tmp_path / "out")]) == 0
+    )
+    with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
+        smoke = checkout.path / "e2e" / "smoke"
+        shutil.copytree(DATA, smoke, dirs_exist_ok=True)
+        (smoke / "kernels" / "BUILD.bazel").write_text(
+            'exports_files(\n    glob(["*.py"]),\n    visibility = ["//visibility:public"],\n)\n'
+        )
+        arguments = (
+            'compiler = "simulator",\n    emit_timeout = 500,\n    memory_per_compile = "2G",\n    targets = ["trn1"],'
+        )
+        for file in ("MODULE.bazel", "WORKSPACE"):
+            checkout.edit(
+                f"e2e/smoke/{file}", 'manifest = ["//:tiny.yaml"],', f'manifest = ["//:every.yaml"],\n    {arguments}'
+            )
+        # The arguments win over the flags.
+        flags = ["--@neuron_kernelgen//rules:compiler=neuronx-cc"]
+        checkout.bazel("build", "@neuron_kernels//bundles:every_trn1", flags=flags)
+        repository = "neuron_kernels" if mode else "*[~+]neuron_kernels"
+        built = [
+            *checkout.output_root.glob(
+                f"*/execroot/*/bazel-out/*/bin/external/{repository}/bundles/every_trn1.kernels.gguf"
+            )
+        ]
+        assert {path.read_bytes() for path in built} == {(tmp_path / "out" / "every_trn1.kernels.gguf").read_bytes()}
+        said = checkout.bazel("build", "@neuron_kernels//bundles:every_trn2", expect=1).output
+        assert "every_trn2" in said
+        aquery = ["--include_param_files", 'mnemonic(NeuronEmit, deps("@neuron_kernels//bundles:every_trn1"))']
+        assert "--timeout=500" in checkout.bazel("aquery", *aquery).output
+        (plan,) = checkout.output_root.glob(f"*/external/{repository}/plan.json")
+        assert '"memory_mb":2048' in plan.read_text() and '"memory_mb":4096' not in plan.read_text()
+
+
+@MODES
+def test_earlier_names_work_and_say_what_they_are_called_now(mode: list[str], checkouts: scratch.Checkouts) -> None:
+    with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
+        smoke = checkout.path / "e2e" / "smoke"
+        module, workspace = (smoke / name for name in ("MODULE.bazel", "WORKSPACE"))
+        module.write_text(
+            module.read_text().partition("neuron.kernels(")[0]
+            + 'neuron.manifest(file = "//:tiny.yaml")\n'
+            + 'neuron.kernels(build_file = "//my_kernels:BUILD.bazel", data = ["//my_kernels:BUILD.bazel"])\n'
+            + 'use_repo(neuron, "neuron_kernels")\n'
+        )
+        workspace.write_text(
+            workspace.read_text().partition("neuron_kernels(\n")[0]
+            + 'neuron_kernels(\n    data = {"//my_kernels:BUILD.bazel": ["//my_kernels:BUILD.bazel"]},\n'
+            + '    kernels = ["//my_kernels:BUILD.bazel"],\n    manifests = ["//:tiny.yaml"],\n)\n'
+        )
+        checkout.edit("e2e/smoke/my_kernels/BUILD.bazel", '["*.py"]', '["*.py", "BUILD.bazel"]')
+        checkout.edit("e2e/smoke/BUILD.bazel", ":tiny_trn1.embed", ":tiny_trn1.cc")
+        said = checkout.bazel("build", "--nobuild", "//:linked_test").output
+        assert "tiny_trn1.cc is deprecated: its name is " in said and "tiny_trn1.embed" in said
+        if mode:
+            assert "neuron_kernels(manifests = …) is deprecated: manifest = …" in said
+            assert "neuron_kernels(data = {…}) is deprecated" in said
+        else:
+            assert 'tiny.yaml") is deprecated: neuron.kernels(manifest = ["' in said
+            assert 'my_kernels:BUILD.bazel") is deprecated: neuron.kernels(kernels = ["' in said
+        aquery = ["aquery", 'mnemonic(NeuronEmit, deps("//:tiny_trn1"))', "--include_param_files"]
+        assert "my_kernels/BUILD.bazel" in checkout.bazel(*aquery).output
+        # A pattern does not ask for them, and is not told.
+        checkout.edit("e2e/smoke/BUILD.bazel", ":tiny_trn1.cc", ":tiny_trn1.embed")
+        assert "tiny_trn1.cc" not in checkout.bazel("build", "--nobuild", "//...").output

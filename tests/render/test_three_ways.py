@@ -1,0 +1,236 @@
+"""Bazel, CMake and `kernelgen build` write the same bytes, of every kind of kernel that a manifest may have.
+
+No build tool runs: Bazel's rules are run by a double (`starlark`), CMake's steps as the files that are generated for it say. A NEFF is
+made of its HLO and flags alone, without a compile. tests/bazel and tests/cmake build such a manifest by the real ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from nki_double import Double
+from starlark import ROOT, Failed, Packages
+
+from kernelgen import manifest, neff, worker
+from kernelgen.building import origins
+from kernelgen.bundle import pack, pack_name
+from kernelgen.cache import OFF
+from kernelgen.cli import bundle_forms
+from kernelgen.cli.frame import run as cli
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.emission import emit
+from kernelgen.emitters.library import builtin_library
+from kernelgen.filenames import hlo_file, notes_file
+from kernelgen.languages.nki import native
+from kernelgen.plan import BundleEntries, Plan
+from kernelgen.render import bazel, cmake
+from kernelgen.source_kernel import SourceSpec
+
+IDENTITY = "simulator 1 (jaxlib 1.2.3)"
+
+NATIVE = """\
+  # By NKI's own compiler, now and before.
+  - {source: "kernels/add.py:add", name: now, inputs: ["f32[128,8]", "f32[128,8]"], outputs: ["f32[128,8]"], lowering: native}
+  - source: kernels/add.py:add
+    name: before
+    inputs: ["f32[128,16]", "f32[128,16]"]
+    outputs: ["f32[128,16]"]
+    lowering: native
+    prebuilt: kernels/native
+    compiler: {optlevel: 1}
+"""
+"""Kernels of NKI's own compiler, now and before, in addition to `every.yaml`."""
+
+
+class Ways:
+    """The manifest, and the three ways of building it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(ROOT / "tests" / "data" / "source_kernels", folder, dirs_exist_ok=True)
+        shutil.copy(ROOT / "tests" / "data" / "native_kernels" / "kernels" / "add.py", folder / "kernels")
+        (folder / "kernels" / "BUILD.bazel").write_text("")
+        self.manifest = folder / "every.yaml"
+        self.manifest.write_text(self.manifest.read_text() + NATIVE)
+        assert cli(["prebuild", str(self.manifest)]) == 0
+        self.catalog = Catalog([builtin_library()])
+        self.plan = Plan.merge(manifest.load([self.manifest], self.catalog))
+
+    @cached_property
+    def direct(self) -> dict[str, bytes]:
+        """As `kernelgen build` puts bundles together from what it emitted and compiled."""
+        folder = self.folder / "direct"
+        assert cli(["emit", str(self.manifest), "-o", str(folder / "hlo")]) == 0
+        hlos = {k.id: folder / "hlo" / hlo_file(k.id) for k in self.plan.kernels}
+        configs = {c.key: c for c in self.plan.configs}
+        neffs = {}
+        for n in self.plan.neffs:
+            neffs[n.id] = folder / f"{n.id}.neff"
+            compiled(hlos[n.kernel], configs[n.config].flags(), neffs[n.id])
+        options = {"compiler": IDENTITY, "jax_version": version("jax")}
+        written = bundle_forms.write(self.plan, self.plan.bundles, folder, ["pack"], hlos, neffs, **options)
+        return {path.name: path.read_bytes() for path in written}
+
+    def by_cmake(self) -> dict[str, bytes]:
+        """As CMake's commands run the steps."""
+        folder = self.folder / "cmake"
+        build = cmake.Build(folder, "simulator", IDENTITY, None, version("jax"), OFF, 2, 4096)
+        files = cmake.generate(self.plan, self.catalog.folders, build)
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        for batch in sorted((folder / "steps").glob("*.emit")):
+            step("emit-batch", f"@{batch}", f"--stamp={folder / 'stamp'}")
+        configs = {c.key: c for c in self.plan.configs}
+        (folder / "neff").mkdir()
+        for n in self.plan.neffs:
+            hlo, path = folder / "hlo" / hlo_file(n.kernel), folder / "neff" / f"{n.id}.neff"
+            compiled(hlo, configs[n.config].flags(), path)
+            origins.write(origins.beside(path), hlo, "compiled", hashlib.sha256(path.read_bytes()).hexdigest())
+        for bundle in self.plan.bundles:
+            step("bundle", f"@{folder / 'steps' / f'{bundle.id}.bundle'}", f"--pack={folder / pack_name(bundle.id)}")
+        return {path.name: path.read_bytes() for path in folder.glob("*.gguf")}
+
+    def by_bazel(self, changed: Callable[[str], str] = str) -> dict[str, bytes]:
+        """As Bazel's rules run the steps, of bundles that are declared in another way."""
+        folder = self.folder / "bazel"
+        shutil.rmtree(folder, ignore_errors=True)
+        own = bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")
+        named = [bazel.package_of(library, {self.folder: "@@"}) for library in self.catalog.sources.values()]
+        files = bazel.generate(self.plan, [own, *named], "@@rules~")
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+        def run(mnemonic: str, words: list[str]) -> None:
+            given = {name: value for name, _, value in (word.partition("=") for word in words)}
+            if mnemonic == "NeuronCompile":
+                compiled(
+                    Path(given["--hlo"]), [w[7:] for w in words if w.startswith("--flag=")], Path(given["--output"])
+                )
+            elif mnemonic == "NeuronNative":
+                self.native(given)
+            elif mnemonic == "NeuronEmit" or "--pack" in given:
+                step(*words)
+
+        folders = {own.package: ROOT / "kernels"} | {source.package: self.folder / "kernels" for source in named}
+        packages = Packages(folder, folders, run)
+        packages.build("kernels", files["kernels/BUILD.bazel"])
+        packages.build("bundles", changed(files["bundles/BUILD.bazel"]))
+        return {path.name: path.read_bytes() for path in (folder / "bundles").glob("*.gguf")}
+
+    def native(self, given: dict[str, str]) -> None:
+        """Writes what `hlo.native_driver` would, of the kernel that it is told to call."""
+        (kernel,) = (k for k in self.plan.kernels if f"{k.id}.native.json" == Path(given["--output"]).name)
+        spec = kernel.spec
+        assert isinstance(spec, SourceSpec)
+        assert json.loads(given["--call"]) == {
+            "arrays": [f"float32[{','.join(map(str, array.shape))}]" for array in spec.inputs],
+            "env": dict(spec.env),
+            "function": spec.function,
+            "grid": list(spec.grid),
+            "keywords": dict(spec.params),
+        }
+        with native.keeping() as records:
+            emit(self.catalog.emitters(kernel), kernel.spec, targets=(given["--target"],))
+        Path(given["--output"]).write_text(json.dumps(records[0]))
+
+
+def compiled(hlo: Path, flags: list[str], output: Path) -> None:
+    output.write_bytes(neff.write_simulated(hlo.read_bytes(), flags, IDENTITY))
+
+
+def step(*words: str) -> None:
+    code, said = worker.run(words)
+    assert code == 0, said
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+    with native.using(Double(False)):
+        yield Ways(tmp_path_factory.mktemp("ways"))
+
+
+def test_all_ways_write_the_same_bytes(ways: Ways) -> None:
+    direct = ways.direct
+    assert sorted(direct) == ["every_trn1.kernels.gguf", "every_trn2.kernels.gguf"]
+    assert ways.by_cmake() == direct
+    assert ways.by_bazel() == direct
+
+
+def test_a_bundle_has_every_kind_of_entry(ways: Ways) -> None:
+    """What the other tests compare is there to be compared."""
+    for bundle in ways.plan.bundles:
+        planned = ways.plan.entries(bundle)
+        assert BundleEntries.from_json(planned.to_json()) == planned
+        kinds = {type(entry.spec).__name__ for entry in planned.entries}
+        assert kinds == {"KernelSpec", "GraphSpec", "SourceSpec"}
+        languages = {kernel.language for kernel in ways.plan.kernels}
+        assert languages == {"jax", "numpy", "nki"}
+        own = {(entry.noted, entry.config == planned.config) for entry in planned.entries}
+        assert own == {(noted, same) for noted in (False, True) for same in (False, True)}
+        made = pack.read(next(ways.folder.glob(f"*/{pack_name(bundle.id)}")))
+        noted = {made.index.ids[i] for i, notes in enumerate(made.notes) if notes}
+        assert noted >= {e.spec.id for e in planned.entries if e.noted and e.spec.op == "now"}
+    assert any(kernel.prebuilt for kernel in ways.plan.kernels)
+
+
+def test_a_bundle_that_is_kept_by_hand_has_the_same_bytes(ways: Ways) -> None:
+    """`neuron_kernel_bundle` without a plan, of the same NEFFs."""
+    direct = ways.direct
+
+    def by_hand(text: str) -> str:
+        for bundle in ways.plan.bundles:
+            flags = ways.plan.entries(bundle).config.flags()
+            entries = f'    entries = "{bundle.id}.entries.json",\n'
+            assert entries in text
+            text = text.replace(entries, f'    manifest = "{bundle.name}",\n    flags = {json.dumps(flags)},\n')
+        return text
+
+    assert ways.by_bazel(by_hand) == direct
+    with pytest.raises(
+        Failed, match="a bundle's kernels are compiled with the same flags, or `flags` names those of most"
+    ):
+        ways.by_bazel(lambda text: re.sub("    flags = .*\n", "", by_hand(text)))
+    with pytest.raises(Failed, match="`entries` or `manifest` is needed"):
+        ways.by_bazel(lambda text: re.sub("    entries = .*\n", "", text))
+
+
+def test_files_that_are_not_those_of_the_entries_are_refused(ways: Ways) -> None:
+    folder = ways.folder / "cmake"
+    (bundle, *_) = ways.plan.bundles
+    if not folder.exists():
+        ways.by_cmake()
+    lines = (folder / "steps" / f"{bundle.id}.bundle").read_text().splitlines()
+    first, second, *_ = (i for i, line in enumerate(lines) if line.startswith("--hlo="))
+    output = folder / "refused.gguf"
+
+    def said(words: list[str]) -> str:
+        code, text = worker.run(["bundle", *words, f"--pack={output}"])
+        assert code == 2 and not output.exists()
+        return text
+
+    kernels = bundle.kernels
+    assert f"it has {kernels[0]} where the HLO is that of {kernels[1]}" in said(
+        [*lines[:first], lines[second], lines[first], *lines[second + 1 :]]
+    )
+    n = len(kernels)
+    assert f"bundle every_trn1: {n} entries, {n - 1} HLO and {n} NEFFs" in said(
+        [line for line in lines if not line.startswith(f"--hlo={folder}/hlo/{kernels[-1]}.")]
+    )
+    notes = folder / "hlo" / notes_file(next(e.kernel for e in ways.plan.entries(bundle).entries if e.noted))
+    content = notes.read_bytes()
+    notes.unlink()
+    try:
+        code, text = worker.run(["bundle", *lines, f"--pack={output}"])
+        assert code and f"{notes}: No such file" in text and not output.exists()
+    finally:
+        notes.write_bytes(content)
