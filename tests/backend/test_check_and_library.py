@@ -18,8 +18,8 @@ import tiny_bundles
 
 from kernelgen import inspect
 from kernelgen.bundle import index, pack
+from kernelgen.bundle.json_text import MAX_DEPTH
 from kernelgen.bundle.key import key
-from kernelgen.canonical import MAX_DEPTH
 from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import spec_from_json
 from kernelgen.kernel import MAX_INPUTS

@@ -16,7 +16,8 @@ from kernelgen import neff_description
 from kernelgen.bundle import embed, pack, tree
 from kernelgen.bundle.contents import FORMATS, SPEC_DEPTH, BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.index import Index
-from kernelgen.canonical import canonical_json, read_json
+from kernelgen.bundle.json_text import read_json
+from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.graph_kernel import Spec

@@ -16,8 +16,8 @@ from typing import Any
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, format_of
 from kernelgen.bundle.index import make_slots
+from kernelgen.bundle.json_text import read_json
 from kernelgen.bundle.key import key
-from kernelgen.canonical import read_json
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.graph_kernel import Spec, spec_from_json
 from kernelgen.targets import TARGETS

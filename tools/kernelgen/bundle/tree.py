@@ -13,7 +13,8 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, file_name, is_kernel_id, is_sha256, readable
-from kernelgen.canonical import canonical_json, read_json
+from kernelgen.bundle.json_text import read_json
+from kernelgen.canonical import canonical_json
 from kernelgen.errors import KernelgenError
 from kernelgen.filenames import NEFF, hlo_file
 from kernelgen.kernel import spec_json
