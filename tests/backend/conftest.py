@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# For what writes the tables that the programs look kernels up with.
+# For what writes the tables that the programs look kernels up with, and bundles for them.
 sys.path.insert(0, str(ROOT / "backend" / "bundle" / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "data"))
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -29,7 +30,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         subprocess.run(["cmake", "--build", folder, "--parallel"], check=True, stdout=subprocess.DEVNULL)
         folder /= "tests"
 
-    def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([folder / program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    def run(program: str, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        command = [folder / program, *map(str, arguments)]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
 
     return run

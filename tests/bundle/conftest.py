@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,30 +12,16 @@ import pytest
 from kernelgen import neff
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo import proto
 from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Bundle
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+
+from tiny_bundles import make_hlo
+
+__all__ = ["COMPILER", "Kernels", "make_hlo", "make_kernels", "unary"]
+
 COMPILER = "simulator 1 (jaxlib 1.2.3)"
-
-
-def make_hlo(length: int) -> bytes:
-    """Returns a module that copies f32[length]."""
-    module = proto.parse(b"\x1a\x02\x28\x01\x30\x01")  # one computation with id 1, which is the entry
-    (computation,) = module.computations
-    for number, (name, opcode) in enumerate((("input0", "parameter"), ("copy.2", "copy")), start=1):
-        instruction = computation.instructions.add(id=number, name=name, opcode=opcode)
-        instruction.shape.element_type = 11
-        instruction.shape.dimensions.append(length)
-        instruction.operand_ids.extend(range(1, number))
-    computation.root_id = 2
-    shape = computation.program_shape
-    shape.parameters.append(computation.instructions[0].shape)
-    shape.result.CopyFrom(computation.instructions[0].shape)
-    shape.parameter_names.append("input0")
-    module.name = module.entry_computation_name = computation.name = "kernel"
-    module.host_program_shape.CopyFrom(shape)
-    return proto.serialize(module)
 
 
 @dataclass

@@ -251,12 +251,12 @@ def test_a_tree_stays_in_its_folder(make: Callable[..., Kernels], tmp_path: Path
         kernels.specs[spec.id] = spec
         kernels.hlos[spec.id], kernels.neffs[spec.id] = kernels.hlos[good.id], kernels.neffs[good.id]
         before = set(tmp_path.rglob("*"))
-        with pytest.raises(KernelgenError, match="cannot be the name of a file"):
+        with pytest.raises(KernelgenError, match=r"cannot be the name of a file|holds a NUL"):
             bundle.build(*kernels.arguments, tree_path=tmp_path / "out" / "tree")
         assert set(tmp_path.rglob("*")) - before == {tmp_path / "out"} - before
 
 
-@pytest.mark.parametrize("path", ["../x.neff", "/etc/passwd", "trn1/../../x", "a\0b"])
+@pytest.mark.parametrize("path", ["../x.neff", "/etc/passwd", "trn1/../../x"])
 def test_an_index_names_nothing_outside_the_tree(kernels: Kernels, tmp_path: Path, path: str) -> None:
     bundle.build(*kernels.arguments, tree_path=tmp_path / "tree")
     index = json.loads((tmp_path / "tree/index.json").read_text())

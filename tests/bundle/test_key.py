@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from kernelgen.bundle import index
 from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.errors import KernelgenError
@@ -112,3 +113,11 @@ def test_groups_with_weights_in_other_forms_are_other_kernels() -> None:
     assert plain.id != formed.id
     assert GraphSpec.from_json(formed.to_json()) == formed
     assert Index.build([plain]).find(key(formed)) is None
+
+
+def test_so_many_keys_of_one_hash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches would take longer with each kernel; the library refuses such a bundle."""
+    monkeypatch.setattr(index, "key_hash", lambda words: 7)
+    assert set(index.make_slots(range(40), range(41))) == set(range(41))
+    with pytest.raises(KernelgenError, match="more equal hashes"):
+        index.make_slots(range(400), range(401))

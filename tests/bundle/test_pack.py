@@ -114,13 +114,13 @@ def put(name: str, value: int, code: str = "<I", element: int = 0) -> Callable[[
         (put("kernelgen.kernel.neff", 6), "names a NEFF that is not there"),
         (put("kernelgen.key.offsets", 1), "does not divide kernelgen.key.words"),
         (put("kernelgen.key.offsets", 0, element=3), "does not divide kernelgen.key.words"),
-        (put("kernelgen.key.slots", 13), "does not hold every kernel once"),
+        (put("kernelgen.key.slots", 13), "kernelgen.key.slots is not the table of the keys"),
         (lambda data, made: data.__setitem__(slice(0, 4), b"GGML"), "does not begin with GGUF"),
         (lambda data, made: struct.pack_into("<I", data, 4, 2), "GGUF version 2, expected 3"),
         (lambda data, made: struct.pack_into("<Q", data, 8, 2**63), "damaged kernel pack at byte"),
         (lambda data, made: struct.pack_into("<Q", data, 16, 2**63), "damaged kernel pack at byte"),
         (put("general.architecture", ord("x"), "<B", 8), "a GGUF file, but no kernel pack"),
-        (put("kernelgen.kernel.ids", ord("z"), "<B", 8), "not ascending"),
+        (put("kernelgen.kernel.ids", ord("z"), "<B", 8), "is not ascending"),
         # The files of an embedded bundle are named after these.
         (put("kernelgen.name", ord("/"), "<B", 8), "'/iny' cannot be the name of a file"),
         (put("kernelgen.name", ord("\n"), "<B", 9), "cannot be the name of a file"),
@@ -137,7 +137,7 @@ def test_a_full_table_would_never_end(packed: Path) -> None:
         for n in range(len(slots.value)):
             struct.pack_into("<I", data, slots.offset + 4 * n, 1)
 
-    assert "does not hold every kernel once" in corrupt(packed, fill)
+    assert "kernelgen.key.slots is not the table of the keys" in corrupt(packed, fill)
 
 
 def test_other_gguf_files_are_not_packs(tmp_path: Path) -> None:

@@ -107,18 +107,11 @@ class Reader:
             at = self.at
             if kind == STRING:
                 return Value(kind, self.text(what), at, False)
-            return Value(kind, self.number(self._scalar(kind, what), what), at, False)
+            return Value(kind, self._numbers(kind, self._scalar(kind, what), 1, what)[0], at, False)
         kind, count, at = self._array(what)
         if kind == STRING:
             return Value(kind, [self.text(what) for _ in range(count)], at, True)
-        code = _SCALARS[kind]
-        raw = self.take(count * struct.calcsize("<" + code), what)
-        if kind in (U32, U64):
-            numbers = array("I" if kind == U32 else "Q", raw)
-            if sys.byteorder == "big":
-                numbers.byteswap()
-            return Value(kind, numbers.tolist(), at, True)
-        return Value(kind, [v[0] for v in struct.iter_unpack("<" + code, raw)], at, True)
+        return Value(kind, self._numbers(kind, _SCALARS[kind], count, what), at, True)
 
     def skip_value(self, kind: int, what: str, most: int) -> int:
         """Passes what follows the type of a metadata value.
@@ -146,6 +139,17 @@ class Reader:
         for _ in range(count):
             self.skip(self.number("Q", what), what)
         return int(count)
+
+    def _numbers(self, kind: int, code: str, count: int, what: str) -> list[Any]:
+        raw = self.take(count * struct.calcsize("<" + code), what)
+        if kind in (U32, U64):
+            numbers = array("I" if kind == U32 else "Q", raw)
+            if sys.byteorder == "big":
+                numbers.byteswap()
+            return numbers.tolist()
+        if kind == BOOL and not set(raw) <= {0, 1}:
+            self.fail(f"{what} is a bool that is neither 0 nor 1")
+        return [v[0] for v in struct.iter_unpack("<" + code, raw)]
 
     def _check(self, count: int, what: str) -> None:
         if count > self.size - self.at:

@@ -19,7 +19,7 @@ from typing import Any
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import MAX_ID, KernelSpec, param_from_json, params_to_json, spec_json
+from kernelgen.kernel import MAX_ID, MAX_INPUTS, KernelSpec, param_from_json, params_to_json, spec_json
 from kernelgen.source_kernel import SourceSpec
 
 OP = "graph"
@@ -230,6 +230,8 @@ class GraphSpec:
             written, offset, output = parse_reference(node["output"], nameless=True)
             if output is None:
                 raise ValueError(f"'{node['output']}' lacks its tensor")
+            if not isinstance(node["escapes"], bool):
+                raise ValueError(f"escapes is true or false, not {node['escapes']!r}")
             nodes.append(
                 LooseNode(
                     node["op"],
@@ -353,6 +355,8 @@ class _Maker:
         inputs = [None if t is None else Operand(self._place(t), t.tensor) for t in node.inputs]
         while inputs and inputs[-1] is None:
             inputs.pop()
+        if len(inputs) > MAX_INPUTS:
+            raise ValueError(f"{what}: {len(inputs)} inputs, more than {MAX_INPUTS}")
         place = None if node.into is None else self._place(node.into)
         made = GraphNode(
             node.op,
@@ -380,7 +384,10 @@ class _Maker:
 
     def spec(self) -> GraphSpec:
         nodes = tuple(self._node(i, node) for i, node in enumerate(self.nodes))
-        spec = GraphSpec(nodes, tuple(self.high[root] - self.low[root] for root in self.numbers))
+        slots = tuple(self.high[root] - self.low[root] for root in self.numbers)
+        if len(slots) > MAX_NODES or any(extent >= 2**63 for extent in slots):
+            raise ValueError(f"a graph kernel has at most {MAX_NODES} slots, of less than 2^63 bytes each")
+        spec = GraphSpec(nodes, slots)
         if not spec.escaping and not spec.written:
             raise ValueError("no result is read outside of the group")
         return spec

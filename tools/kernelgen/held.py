@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kernelgen import fileio, gguf_reader
-from kernelgen.bundle import pack, pack_name, tree
+from kernelgen.bundle import pack_name, stored, tree
 from kernelgen.errors import KernelgenError
-from kernelgen.graph_kernel import GraphSpec, Spec, spec_from_json
+from kernelgen.graph_kernel import GraphSpec
 from kernelgen.kernel import KernelSpec
 
 
@@ -51,15 +48,16 @@ def read(path: Path) -> list[Bundle]:
     """
     try:
         if path.name == tree.INDEX and path.is_file():
-            return [_tree(path.parent)]
+            return [_bundle(stored.of_tree(path.parent))]
         if not path.is_dir():
-            return [_pack(path)]
+            return [_bundle(stored.of_pack(path))]
         if (path / tree.INDEX).is_file():
-            return [_tree(path)]
+            return [_bundle(stored.of_tree(path))]
         packs = sorted(path.glob(pack_name("*")))
         trees = sorted(index.parent for index in path.glob(f"*/{tree.INDEX}"))
         there = {file.name for file in packs}
-        found = [*map(_pack, packs), *(_tree(folder) for folder in trees if pack_name(folder.name) not in there)]
+        found = [_bundle(stored.of_pack(file)) for file in packs]
+        found += [_bundle(stored.of_tree(folder)) for folder in trees if pack_name(folder.name) not in there]
     except OSError as error:
         raise KernelgenError(f"can't read '{path}': {error.strerror or error}") from None
     if not found:
@@ -67,23 +65,8 @@ def read(path: Path) -> list[Bundle]:
     return found
 
 
-def _pack(path: Path) -> Bundle:
-    made = pack.read(path)
-    return _bundle(path, made.origin.target, _specs(path, made.specs))
-
-
-def _tree(path: Path) -> Bundle:
-    index = tree.read_index(path)
-    return _bundle(path, str(index["target"]), _specs(path, [kernel["spec"] for kernel in index["kernels"]]))
-
-
-def _bundle(path: Path, target: str, specs: Sequence[Spec]) -> Bundle:
+def _bundle(made: stored.Stored) -> Bundle:
+    specs = made.specs()
     kernels = tuple(spec for spec in specs if isinstance(spec, KernelSpec))
-    return Bundle(path, target, kernels, tuple(spec for spec in specs if isinstance(spec, GraphSpec)))
-
-
-def _specs(path: Path, values: Sequence[str | dict[str, Any]]) -> list[Spec]:
-    try:
-        return [spec_from_json(json.loads(v) if isinstance(v, str) else v) for v in values]
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise KernelgenError(f"{path}: damaged bundle: the spec of a kernel cannot be read: {error}") from None
+    groups = tuple(spec for spec in specs if isinstance(spec, GraphSpec))
+    return Bundle(made.path, made.origin.target, kernels, groups)

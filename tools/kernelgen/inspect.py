@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from kernelgen import fileio, gguf_reader, model_files, modelled_cost, neff, neff_description
-from kernelgen.bundle import pack, tree
+from kernelgen.bundle import tree
 from kernelgen.bundle.contents import BundleOrigin
+from kernelgen.bundle.pack import Pack
+from kernelgen.bundle.stored import Stored, of_pack, of_tree
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.identity import flag
 from kernelgen.errors import Diagnostic, KernelgenError
@@ -29,7 +31,8 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
 
     Args:
         path: the file, or the folder of a tree.
-        check: also read everything that a bundle holds and compare digests; otherwise only its index is read.
+        check: also read everything that a bundle holds, compare digests, and compute from the specs what the index says; otherwise
+            only the index is read.
         cost: also tell what kernels take by the model of their language: `cost` of an HLO file or of each kernel of a bundle, and
             a bundle's `total_cost`.
 
@@ -44,14 +47,14 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
         raise KernelgenError(model)
     try:
         if path.is_dir():
-            return _tree(path, check)
+            return _bundle(of_tree(path), check)
         if path.name == tree.INDEX:
-            return _tree(path.parent, check)
+            return _bundle(of_tree(path.parent), check)
         with fileio.open_input(path) as file:
             head = file.read(16)
         # By content; what is too short or damaged to tell is what its name says, so that the error is about that.
         if head[:4] == gguf_reader.MAGIC or path.name.endswith(".gguf"):
-            return _pack(path, check)
+            return _bundle(of_pack(path), check)
         if _looks_like_neff(head) or path.suffix == NEFF:
             return _neff(fileio.read_input(path), str(path))
         notes = {name: value for name, value in _notes(path).get("notes", {}).items() if name != "costs"}
@@ -92,7 +95,7 @@ def _notes(hlo: Path) -> dict[str, Any]:
     return {"notes": notes} if notes else {}
 
 
-def _notes_text(notes: dict[str, Any]) -> list[str]:
+def _notes_text(notes: Mapping[str, Any]) -> list[str]:
     """Returns notes as lines: a line for each entry of a list, else one for each value; `--cost` shows the costs."""
     lines = []
     for name, value in notes.items():
@@ -151,7 +154,7 @@ def _sharing(kernel: dict[str, Any]) -> str:
     return f", the same as {kernel['same_as']}" if kernel["same_as"] else ""
 
 
-def _spec_text(spec: dict[str, Any]) -> str:
+def _spec_text(spec: Mapping[str, Any]) -> str:
     if "source" in spec:
         return _source_text(spec)
     if "graph" in spec:
@@ -162,7 +165,7 @@ def _spec_text(spec: dict[str, Any]) -> str:
     return f"{spec['op']}({inputs}) -> {spec['output']}{alias}{params}"
 
 
-def _source_text(spec: dict[str, Any]) -> str:
+def _source_text(spec: Mapping[str, Any]) -> str:
     made = SourceSpec.from_json(spec)
     memory = dict(made.alias)
     inputs = ", ".join(f"{n}={a}" if n else str(a) for n, a in zip_longest(made.arguments, made.inputs))
@@ -204,101 +207,85 @@ def _sizes(size: int, neff_sizes: Iterable[int], kernels: int) -> dict[str, Any]
     return {"size": size, "kernel_count": kernels, "neff_count": len(sizes), "neff_bytes": sum(sizes)}
 
 
-def _pack(path: Path, check: bool) -> dict[str, Any]:
-    made = pack.read(path)
-    mistakes = []
-    for number, stored in enumerate(made.neffs):
-        source = f"{path}: NEFF {stored.sha256[:12]}"
-        data = made.read_neff(number, None if check else HEADER_SIZE)
-        mistakes += _judge(data, stored.size, stored.sha256, made.origin, source, check)
-    kernels = []
-    first: dict[int, str] = {}
-    for number, kernel in enumerate(made.index.ids):
-        try:
-            spec = json.loads(made.specs[number])
-            _spec_text(spec)
-            notes = json.loads(made.notes[number]) if made.notes and made.notes[number] else {}
-            _notes_text(notes)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise KernelgenError(f"{path}: damaged kernel pack: the spec of {kernel} cannot be read") from None
-        which = made.kernel_neff[number]
-        kernels.append(
-            {
-                "id": kernel,
-                "spec": spec,
-                "hlo_sha256": made.hlo_sha256[number],
-                "neff_sha256": made.neffs[which].sha256,
-                "neff_size": made.neffs[which].size,
-                "same_as": first.get(which),
-                **({"notes": notes} if notes else {}),
-            }
-            | ({"flags": list(made.special_flags[kernel])} if kernel in made.special_flags else {})
-        )
-        first.setdefault(which, kernel)
-    if mistakes:
-        raise KernelgenError(mistakes)
-    return {
-        "path": str(path),
-        "kind": "pack",
-        **_origin(made.origin),
-        **_sizes(made.size, (n.size for n in made.neffs), len(kernels)),
-        "kernels": kernels,
-    }
-
-
-def _tree(path: Path, check: bool) -> dict[str, Any]:
-    index = tree.read_index(path)
-    names = ("name", "target", "lnc", "simulated", "compiler", "version", "jax_version")
-    origin = BundleOrigin(**{name: index[name] for name in names}, flags=tuple(map(str, index["flags"])))
-    mistakes: list[Diagnostic] = []
+def _bundle(made: Stored, check: bool) -> dict[str, Any]:
+    mistakes = made.mistakes() if check else []
+    neffs = {kernel.neff_sha256: kernel.neff_size for kernel in made.kernels}
+    if made.pack is None:
+        size, wrong = _tree_files(made, check)
+        size += sum(neffs.values())
+    else:
+        size, wrong = made.pack.size, _packed_neffs(made.pack, check)
+        neffs = {stored.sha256: stored.size for stored in made.pack.neffs}
+    mistakes += wrong
     kernels = []
     first: dict[str, str] = {}
-    sizes: dict[str, int] = {}
-    size = (path / tree.INDEX).stat().st_size
-    for kernel in index["kernels"]:
-        for name in ("hlo", "neff"):
-            file = path / kernel[name]
-            if not file.is_file():
-                mistakes.append(Diagnostic(f"{file}: missing, but {tree.INDEX} names it"))
-            elif name == "hlo":
-                size += file.stat().st_size
-                if check and hashlib.sha256(file.read_bytes()).hexdigest() != kernel["hlo_sha256"]:
-                    mistakes.append(
-                        Diagnostic(f"{file}: not the file that {tree.INDEX} describes: its SHA-256 differs")
-                    )
-            else:
-                data = file.read_bytes() if check else _head(file)
-                real = file.stat().st_size
-                if real != kernel["neff_size"]:
-                    mistakes.append(Diagnostic(f"{file}: {real} bytes, but {tree.INDEX} says {kernel['neff_size']}"))
-                else:
-                    tensors = _tensors_of(path / kernel["hlo"]) if check else None
-                    mistakes += _judge(data, real, kernel["neff_sha256"], origin, str(file), check, tensors)
+    for kernel in made.kernels:
         try:
-            _spec_text(kernel["spec"])
-            _notes_text(kernel.get("notes") or {})
-        except (LookupError, TypeError, AttributeError):
-            raise KernelgenError(f"{path / tree.INDEX}: the spec of {kernel['id']} cannot be read") from None
-        sha = kernel["neff_sha256"]
+            _spec_text(kernel.spec)
+            _notes_text(kernel.notes)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise KernelgenError(f"{made.index}: the spec of {kernel.id} cannot be read") from None
         kernels.append(
             {
-                **{name: kernel[name] for name in ("id", "spec", "hlo_sha256", "neff_sha256", "neff_size")},
-                "same_as": first.get(sha),
-                **({"notes": kernel["notes"]} if kernel.get("notes") else {}),
+                "id": kernel.id,
+                "spec": kernel.spec,
+                "hlo_sha256": kernel.hlo_sha256,
+                "neff_sha256": kernel.neff_sha256,
+                "neff_size": kernel.neff_size,
+                "same_as": first.get(kernel.neff_sha256),
+                **({"notes": kernel.notes} if kernel.notes else {}),
+                **({} if kernel.flags is None else {"flags": list(kernel.flags)}),
             }
-            | ({"flags": list(map(str, kernel["flags"]))} if isinstance(kernel.get("flags"), list) else {})
         )
-        first.setdefault(sha, kernel["id"])
-        sizes[sha] = kernel["neff_size"]
+        first.setdefault(kernel.neff_sha256, kernel.id)
     if mistakes:
         raise KernelgenError(mistakes)
     return {
-        "path": str(path),
-        "kind": "tree",
-        **_origin(origin),
-        **_sizes(size + sum(sizes.values()), sizes.values(), len(kernels)),
+        "path": str(made.path),
+        "kind": "tree" if made.pack is None else "pack",
+        **_origin(made.origin),
+        **_sizes(size, neffs.values(), len(kernels)),
         "kernels": kernels,
     }
+
+
+def _packed_neffs(made: Pack, check: bool) -> list[Diagnostic]:
+    mistakes = []
+    for number, stored in enumerate(made.neffs):
+        source = f"{made.path}: NEFF {stored.sha256[:12]}"
+        data = made.read_neff(number, None if check else HEADER_SIZE)
+        mistakes += _judge(data, stored.size, stored.sha256, made.origin, source, check)
+    return mistakes
+
+
+def _tree_files(made: Stored, check: bool) -> tuple[int, list[Diagnostic]]:
+    """Returns the bytes of the index and of the HLO, and what is wrong with the files."""
+    mistakes: list[Diagnostic] = []
+    size = made.index.stat().st_size
+    for kernel in made.kernels:
+        assert kernel.files is not None  # of a tree
+        hlo, file = (made.path / name for name in kernel.files)
+        wrong = [_unusable(made.path, name) for name in kernel.files]
+        mistakes += [mistake for mistake in wrong if mistake]
+        size += 0 if wrong[0] else hlo.stat().st_size
+        if check and not wrong[0] and hashlib.sha256(hlo.read_bytes()).hexdigest() != kernel.hlo_sha256:
+            mistakes.append(Diagnostic(f"{hlo}: not the file that {tree.INDEX} describes: its SHA-256 differs"))
+        if wrong[1]:
+            continue
+        real = file.stat().st_size
+        if real != kernel.neff_size:
+            mistakes.append(Diagnostic(f"{file}: {real} bytes, but {tree.INDEX} says {kernel.neff_size}"))
+            continue
+        data = file.read_bytes() if check else _head(file)
+        tensors = _tensors_of(hlo) if check else None
+        mistakes += _judge(data, real, kernel.neff_sha256, made.origin, str(file), check, tensors)
+    return size, mistakes
+
+
+def _unusable(folder: Path, name: str) -> Diagnostic | None:
+    if not (folder / name).is_file():
+        return Diagnostic(f"{folder / name}: missing, but {tree.INDEX} names it")
+    return Diagnostic(f"{folder / name}: a link that leads out of the tree") if tree.leads_out(folder, name) else None
 
 
 def _tensors_of(hlo: Path) -> tuple[neff.Tensor, ...] | None:

@@ -17,6 +17,8 @@ from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES_BY_NUMBER
 
+MAX_INPUTS = 16
+"""Most inputs of an op kernel, and of a node of a graph kernel: backend/bundle/include/neuron_kernels.h has the same number."""
 MAX_ID = 63
 """Longest kernel id in bytes: it must fit a file name with a suffix, a GGUF tensor name and a C symbol."""
 
@@ -51,7 +53,12 @@ class KernelSpec:
         params: Mapping[str, ParamValue] | None = None,
         alias: int | None = None,
     ) -> KernelSpec:
-        """Returns the canonical spec: trailing absent inputs dropped, defaults filled in, the op's own aliasing applied."""
+        """Returns the canonical spec: trailing absent inputs dropped, defaults filled in, the op's own aliasing applied.
+
+        Raises:
+            ValueError: it can be no kernel's: an input that is not weights has a form, there are more than `MAX_INPUTS`, or the one
+                whose memory the result shares is not there.
+        """
         srcs = list(inputs)
         while srcs and srcs[-1] is None:
             srcs.pop()
@@ -61,7 +68,12 @@ class KernelSpec:
             raise ValueError(f"{op}: only the weights of {' and '.join(WEIGHTS)} have a form, not {formed}")
         known = ggml_ops.op(op)
         full = known.with_defaults(params or {})
-        return KernelSpec(op, tuple(srcs), output, tuple(sorted(full.items())), known.alias if alias is None else alias)
+        shared = known.alias if alias is None else alias
+        if len(srcs) > MAX_INPUTS:
+            raise ValueError(f"{op}: {len(srcs)} inputs, more than {MAX_INPUTS}")
+        if shared is not None and (not 0 <= shared < len(srcs) or srcs[shared] is None):
+            raise ValueError(f"{op}: the result shares the memory of input {shared}, which is not there")
+        return KernelSpec(op, tuple(srcs), output, tuple(sorted(full.items())), shared)
 
     @property
     def updates(self) -> tuple[int, ...]:
@@ -97,6 +109,10 @@ class KernelSpec:
         Raises:
             ValueError, KeyError: `value` is not such a spec.
         """
+        if not isinstance(value["op"], str):
+            raise ValueError(f"op is a name, not {value['op']!r}")
+        if value["alias"] is not None and type(value["alias"]) is not int:
+            raise ValueError(f"alias is the number of an input, not {value['alias']!r}")
         return KernelSpec.make(
             value["op"],
             [None if t is None else TensorDesc.parse(t) for t in value["inputs"]],

@@ -42,6 +42,17 @@ void neuron_kernels::make_table(uint32_t format, bool simulated, uint32_t lnc, c
     table.neff_offsets = neff_offsets.data();
     table.neff_sizes   = neff_sizes.data();
     table.neff_sha256  = neff_sha256.c_str();
+    if (lnc == 0) {
+        nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "lnc is 0; expected 1 or more physical cores");
+    }
+    for (uint32_t kernel = 0; kernel < table.n_kernels; kernel++) {
+        const uint32_t begin = key_offsets[kernel];
+        const int32_t  found = nk::find_key(table, &key_words[begin], key_offsets[kernel + 1] - begin);
+        if (static_cast<uint32_t>(found) != kernel) {
+            nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "kernel '%s' has the same key as '%s'",
+                     table.ids + id_offsets[kernel], table.ids + id_offsets[found]);
+        }
+    }
 }
 
 namespace nk {
@@ -59,21 +70,21 @@ bool is_kernel_id(std::string_view text) {
     return !text.empty() && text.size() <= MAX_ID && text.find('\0') == std::string_view::npos;
 }
 
-bool is_sha256(std::string_view text) {
-    return text.size() == SHA256_DIGITS && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+bool is_hexadecimal(std::string_view text) {
+    return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-bool has_key(const neuron_kernels_table & table, uint32_t kernel, const uint64_t * words, size_t n_words) {
-    const uint32_t begin = table.key_offsets[kernel];
-    return table.key_offsets[kernel + 1] - begin == n_words &&
-           memcmp(table.key_words + begin, words, n_words * sizeof(words[0])) == 0;
+bool is_sha256(std::string_view text) {
+    return text.size() == SHA256_DIGITS && is_hexadecimal(text);
 }
 
 int32_t find_key(const neuron_kernels_table & table, const uint64_t * words, size_t n_words) {
     const uint64_t mask = table.n_slots - 1;
     uint64_t       slot = hash_words(words, n_words) & mask;
     while (const uint32_t entry = table.slots[slot]) {
-        if (has_key(table, entry - 1, words, n_words)) {
+        const uint32_t begin = table.key_offsets[entry - 1];
+        if (table.key_offsets[entry] - begin == n_words &&
+            memcmp(table.key_words + begin, words, n_words * sizeof(words[0])) == 0) {
             return static_cast<int32_t>(entry - 1);
         }
         slot = (slot + 1) & mask;

@@ -37,21 +37,25 @@ struct neuron_kernels {
     std::vector<uint8_t>  neff_data;  // of a tree
 
     // Makes the table of the members. What else is in it, it is given.
+    //
+    // Throws `error` with CORRUPT when two kernels have one key, and when lnc is 0.
     void make_table(uint32_t format, bool simulated, uint32_t lnc, const uint8_t * neff_data);
 };
 
 namespace nk {
+
+constexpr size_t ALIGNMENT = 64;  // of each NEFF in a bundle
 
 // Throws `error` with VERSION when bundles of a format are not read here; the message begins with `what`.
 void check_format(const char * what, uint64_t format);
 
 bool is_kernel_id(std::string_view text);
 
+// Returns whether a text has no character but lower-case hexadecimal digits.
+bool is_hexadecimal(std::string_view text);
+
 // Returns whether a text is a SHA-256 in lower-case hexadecimal digits.
 bool is_sha256(std::string_view text);
-
-// Returns whether a kernel has this key.
-bool has_key(const neuron_kernels_table & table, uint32_t kernel, const uint64_t * words, size_t n_words);
 
 // Returns the kernel with this key, or NEURON_KERNELS_NOT_FOUND.
 int32_t find_key(const neuron_kernels_table & table, const uint64_t * words, size_t n_words);

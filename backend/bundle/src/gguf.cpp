@@ -1,5 +1,7 @@
 #include "gguf.h"
 
+#include "utf8.h"
+
 #include <cinttypes>
 #include <cstring>
 #include <unordered_set>
@@ -89,9 +91,13 @@ class cursor {
     uint64_t u64(const char * what) { return load<uint64_t>(take(8, what)); }
 
     std::string_view string(const char * what) {
-        const uint64_t  length = u64(what);
-        const uint8_t * bytes  = take(length, what);
-        return { reinterpret_cast<const char *>(bytes), static_cast<size_t>(length) };
+        const uint64_t         length = u64(what);
+        const uint8_t *        bytes  = take(length, what);
+        const std::string_view text(reinterpret_cast<const char *>(bytes), static_cast<size_t>(length));
+        if (utf8_length(text) != text.size()) {
+            fail(NEURON_KERNELS_ERROR_CORRUPT, "%s at byte %zu is not UTF-8", what, at - text.size());
+        }
+        return text;
     }
 
   private:
@@ -126,6 +132,12 @@ gguf_value read_value(cursor & in) {
         }
     } else if (const uint64_t item = type_size(type)) {
         value.data = in.take_array(value.count, item, what.c_str());
+        for (uint64_t i = 0; type == GGUF_BOOL && i < value.count; i++) {
+            if (value.data[i] > 1) {
+                fail(NEURON_KERNELS_ERROR_CORRUPT, "%s at byte %" PRIu64 " is %d; expected a bool, 0 or 1",
+                     what.c_str(), value.offset + i, value.data[i]);
+            }
+        }
     } else {
         fail(NEURON_KERNELS_ERROR_CORRUPT, "%s at byte %" PRIu64 " has type %" PRIu32 ", which GGUF does not have%s",
              what.c_str(), value.offset, type, value.array ? " for the items of an array" : "");
@@ -272,12 +284,7 @@ uint32_t gguf_file::u32(std::string_view key) const {
 }
 
 bool gguf_file::boolean(std::string_view key) const {
-    const gguf_value & value = get(key, GGUF_BOOL, false);
-    if (*value.data > 1) {
-        fail(NEURON_KERNELS_ERROR_CORRUPT, "metadata %s at byte %" PRIu64 " is %d; expected a bool, 0 or 1",
-             quoted(key).c_str(), value.offset, *value.data);
-    }
-    return *value.data == 1;
+    return *get(key, GGUF_BOOL, false).data == 1;
 }
 
 std::string_view gguf_file::string(std::string_view key) const {

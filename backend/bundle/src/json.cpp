@@ -1,9 +1,11 @@
 #include "json.h"
 
 #include "error.h"
+#include "utf8.h"
 
 #include <charconv>
 #include <system_error>
+#include <unordered_set>
 
 namespace nk {
 
@@ -42,6 +44,11 @@ class parser {
     explicit parser(std::string_view text) : text(text) {}
 
     json parse() {
+        at = utf8_length(text);
+        if (at != text.size()) {
+            wrong("not UTF-8");
+        }
+        at         = 0;
         json value = read_value(0);
         skip_space();
         if (at != text.size()) {
@@ -122,6 +129,13 @@ class parser {
         } while (take_mark(','));
         if (!take_mark('}')) {
             wrong("',' or '}' expected");
+        }
+        std::unordered_set<std::string_view> names;
+        for (const auto & [name, value] : object.members) {
+            if (!names.insert(name).second) {
+                at = value.at;
+                wrong(("the second member " + quoted(name)).c_str());
+            }
         }
     }
 

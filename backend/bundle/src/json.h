@@ -1,6 +1,7 @@
 // A reader of JSON, as far as the index of a tree needs one.
 //
-// It takes what JSON is and nothing else, but for strings with a NUL, which no text of a bundle may hold.
+// It takes what JSON is and nothing else; and no string with a NUL, which no text of a bundle may hold, no object with two members
+// of one name, of which readers take one or the other, and nothing that is nested deeper than anything in a bundle.
 
 #pragma once
 

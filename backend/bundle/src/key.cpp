@@ -195,6 +195,9 @@ const char * check_key(const uint64_t * words, size_t n_words, uint32_t format) 
     const uint64_t alias    = words[1] >> 32;  // + 1
     size_t         left     = n_words - 2 - TENSOR_WORDS - PARAM_WORDS;
     bool           absent   = false;
+    if (n_inputs > NEURON_KERNELS_MAX_INPUTS) {
+        return "it has more inputs than any, so it could not be found";
+    }
     words += 2;
     for (uint64_t i = 0; i < n_inputs; i++) {
         if (left == 0) {

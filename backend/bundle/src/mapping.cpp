@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -58,6 +59,13 @@ mapping::~mapping() {
     if (address) {
         munmap(address, length);
     }
+}
+
+std::string real_path(const std::string & path) {
+    char *            found = realpath(path.c_str(), nullptr);
+    const std::string real  = found ? found : "";
+    free(found);
+    return real;
 }
 
 }  // namespace nk

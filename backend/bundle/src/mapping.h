@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace nk {
@@ -33,5 +34,8 @@ class mapping {
     void * address = nullptr;
     size_t length  = 0;
 };
+
+// Returns a path without links, from the root; empty where nothing is.
+std::string real_path(const std::string & path);
 
 }  // namespace nk

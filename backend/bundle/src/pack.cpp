@@ -3,10 +3,7 @@
 #include "bundle.h"
 #include "error.h"
 #include "gguf.h"
-#include "hash.h"
 #include "key.h"
-
-#include <algorithm>
 
 namespace nk {
 
@@ -138,54 +135,17 @@ void read_keys(const gguf_file & file, uint32_t format, neuron_kernels & bundle)
     }
 }
 
-// Reads the hash table, in which a search ends and never leaves the arrays.
+// Reads the hash table, which can only be the one that the keys make.
 void read_slots(const gguf_file & file, neuron_kernels & bundle) {
     constexpr const char * KEY = "kernelgen.key.slots";
 
-    const uint64_t n = bundle.id_offsets.size();
-    bundle.slots     = file.u32_array(KEY);
-
-    const std::vector<uint32_t> & slots = bundle.slots;
-    if (slots.size() < std::max<uint64_t>(MIN_SLOTS, 2 * n) || slots.size() > UINT32_MAX ||
-        (slots.size() & (slots.size() - 1)) != 0) {
-        corrupt(KEY, "has " + std::to_string(slots.size()) + " items; expected a power of two, at least " +
-                         std::to_string(std::max<uint64_t>(MIN_SLOTS, 2 * n)));
-    }
-    uint64_t taken = 0;
-    for (size_t i = 0; i < slots.size(); i++) {
-        if (slots[i] > n) {
-            corrupt(KEY, "item " + std::to_string(i) + " is " + std::to_string(slots[i]) + "; there are " +
-                             std::to_string(n) + " kernels");
-        }
-        taken += slots[i] != 0;
-    }
-    if (taken != n) {
-        corrupt(KEY, "holds " + std::to_string(taken) + " kernels; expected " + std::to_string(n));
-    }
-}
-
-// Looks every kernel up in the hash table, so that a search finds each.
-void check_slots(const neuron_kernels_table & table) {
-    constexpr const char * KEY = "kernelgen.key.slots";
-
-    const uint32_t * slots      = table.slots;
-    const size_t     mask       = table.n_slots - 1;
-    uint64_t         steps_left = max_steps(table.n_kernels);
-    for (uint32_t kernel = 0; kernel < table.n_kernels; kernel++) {
-        const uint64_t * words   = table.key_words + table.key_offsets[kernel];
-        const size_t     n_words = table.key_offsets[kernel + 1] - table.key_offsets[kernel];
-        for (size_t slot = hash_words(words, n_words) & mask; slots[slot] != kernel + 1; slot = (slot + 1) & mask) {
-            const char * id = table.ids + table.id_offsets[kernel];
-            if (slots[slot] == 0) {
-                corrupt(KEY, "kernel " + quoted(id) + " is not where its key's hash leads");
-            }
-            if (has_key(table, slots[slot] - 1, words, n_words)) {
-                corrupt("kernelgen.key.words", "kernel " + quoted(id) + " has the same key as " +
-                                                   quoted(table.ids + table.id_offsets[slots[slot] - 1]));
-            }
-            if (--steps_left == 0) {
-                corrupt(KEY, "its chains are longer than in any table that kernelgen writes");
-            }
+    bundle.slots                         = file.u32_array(KEY);
+    const std::vector<uint32_t> expected = make_slots(bundle.key_words, bundle.key_offsets);
+    check_count(KEY, bundle.slots.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); i++) {
+        if (bundle.slots[i] != expected[i]) {
+            corrupt(KEY, "item " + std::to_string(i) + " is " + std::to_string(bundle.slots[i]) + "; expected " +
+                             std::to_string(expected[i]) + ", as the keys have it");
         }
     }
 }
@@ -206,6 +166,9 @@ void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
     }
     const uint32_t format = file.u32("kernelgen.format");
     check_format("a kernel pack of format", format);
+    if (const uint32_t alignment = file.u32("general.alignment"); alignment != ALIGNMENT) {
+        corrupt("general.alignment", "is " + std::to_string(alignment) + "; expected " + std::to_string(ALIGNMENT));
+    }
 
     bundle.name        = read_text(file, "kernelgen.name");
     bundle.target      = read_text(file, "kernelgen.target");
@@ -226,7 +189,6 @@ void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
     read_slots(file, bundle);
 
     bundle.make_table(format, file.boolean("kernelgen.simulated"), file.u32("kernelgen.lnc"), file.tensors[0].data);
-    check_slots(bundle.table);
 }
 
 }  // namespace nk

@@ -17,19 +17,19 @@ namespace {
 constexpr size_t DIGITS_PER_WORD = 16;
 
 [[noreturn]] void corrupt(const json & kernel, const std::string & what) {
-    fail(NEURON_KERNELS_ERROR_CORRUPT, "the kernel at byte %zu: %s", kernel.at, what.c_str());
+    fail(NEURON_KERNELS_ERROR_CORRUPT, "kernel %s at byte %zu: %s", quoted(kernel.string("id")).c_str(), kernel.at,
+         what.c_str());
 }
 
 std::vector<uint64_t> read_key(const json & kernel, uint32_t format) {
     const std::string &   digits = kernel.string("key");
     std::vector<uint64_t> words(digits.size() / DIGITS_PER_WORD);
-    bool                  good = digits.size() % DIGITS_PER_WORD == 0;
-    for (size_t i = 0; i < words.size() && good; i++) {
-        const char * const first = digits.data() + i * DIGITS_PER_WORD;
-        good = std::from_chars(first, first + DIGITS_PER_WORD, words[i], 16).ptr == first + DIGITS_PER_WORD;
-    }
-    if (!good) {
+    if (digits.size() % DIGITS_PER_WORD != 0 || !is_hexadecimal(digits)) {
         corrupt(kernel, "its key is not a sequence of words of 16 hexadecimal digits");
+    }
+    for (size_t i = 0; i < words.size(); i++) {
+        const char * const first = digits.data() + i * DIGITS_PER_WORD;
+        std::from_chars(first, first + DIGITS_PER_WORD, words[i], 16);
     }
     if (const char * problem = check_key(words.data(), words.size(), format)) {
         corrupt(kernel, std::string("its key: ") + problem);
@@ -45,20 +45,21 @@ const std::string & read_sha256(const json & kernel, const char * name) {
     return digest;
 }
 
-// Returns where a kernel's NEFF is, which must be inside the tree.
-const std::string & read_path(const json & kernel) {
+// Returns where a kernel's NEFF is, which must be inside the tree: also where it is a link.
+const std::string & read_path(const std::string & folder, const std::string & root, const json & kernel) {
     const std::string & path = kernel.string("neff");
     if (path.empty() || path[0] == '/' || ("/" + path + "/").find("/../") != std::string::npos) {
         corrupt(kernel, "'neff' is " + quoted(path) + ", which leads out of the tree");
     }
+    const std::string real = real_path(folder + "/" + path);  // of what is not there, which can't be opened, empty
+    if (!real.empty() && real.compare(0, root.size(), root) != 0) {
+        corrupt(kernel, "'neff' is " + quoted(path) + ", a link that leads out of the tree");
+    }
     return path;
 }
 
-void read_neff(const std::string & folder, const json & kernel, neuron_kernels & bundle) {
-    constexpr size_t ALIGNMENT = 64;  // as in a pack
-
-    const std::string & path = read_path(kernel);
-    mapping             file;
+void read_neff(const std::string & folder, const std::string & path, const json & kernel, neuron_kernels & bundle) {
+    mapping file;
     try {
         file = mapping((folder + "/" + path).c_str());
     } catch (const error & e) {
@@ -102,6 +103,9 @@ std::vector<const json *> sorted_kernels(const json & index) {
 
 void read_kernels(const std::string & folder, const json & index, uint32_t format, neuron_kernels & bundle) {
     std::map<std::string, uint32_t> neffs;  // the numbers of those that were read, by SHA-256
+    // A tree is where its index really is: in a folder of links to a tree's files, as sandboxes make them, all lead to one place.
+    std::string                     root = real_path(folder + "/index.json");
+    root.resize(root.rfind('/') + 1);
     bundle.key_offsets = { 0 };
     for (const json * kernel : sorted_kernels(index)) {
         bundle.id_offsets.push_back(static_cast<uint32_t>(bundle.ids.size()));
@@ -113,25 +117,18 @@ void read_kernels(const std::string & folder, const json & index, uint32_t forma
         bundle.key_offsets.push_back(static_cast<uint32_t>(bundle.key_words.size()));
 
         const std::string & digest = read_sha256(*kernel, "neff_sha256");
+        const std::string & path   = read_path(folder, root, *kernel);
         const auto [neff, fresh]   = neffs.emplace(digest, static_cast<uint32_t>(neffs.size()));
         if (fresh) {
-            read_neff(folder, *kernel, bundle);
+            read_neff(folder, path, *kernel, bundle);
             bundle.neff_sha256.append(digest).push_back('\0');
+        } else if (const uint64_t size = bundle.neff_sizes[neff->second];
+                   kernel->count("neff_size", UINT64_MAX) != size) {
+            corrupt(*kernel, "'neff_size' is not " + std::to_string(size) + ", as of others with this 'neff_sha256'");
         }
         bundle.kernel_neff.push_back(neff->second);
     }
     bundle.slots = make_slots(bundle.key_words, bundle.key_offsets);
-}
-
-void check_keys_differ(const neuron_kernels_table & table) {
-    for (uint32_t kernel = 0; kernel < table.n_kernels; kernel++) {
-        const uint32_t begin = table.key_offsets[kernel];
-        const int32_t  found = find_key(table, table.key_words + begin, table.key_offsets[kernel + 1] - begin);
-        if (static_cast<uint32_t>(found) != kernel) {
-            fail(NEURON_KERNELS_ERROR_CORRUPT, "kernel '%s' has the same key as '%s'",
-                 table.ids + table.id_offsets[kernel], table.ids + table.id_offsets[found]);
-        }
-    }
 }
 
 }  // namespace
@@ -159,7 +156,6 @@ void read_tree(const std::string & folder, neuron_kernels & bundle) {
     const uint32_t lnc = static_cast<uint32_t>(index.count("lnc", UINT32_MAX));
     read_kernels(folder, index, static_cast<uint32_t>(format), bundle);
     bundle.make_table(static_cast<uint32_t>(format), index.boolean("simulated"), lnc, bundle.neff_data.data());
-    check_keys_differ(bundle.table);
 }
 
 }  // namespace nk

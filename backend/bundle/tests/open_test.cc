@@ -88,6 +88,7 @@ static void test_wrong_packs() {
           [](pack & p) { p.set("general.alignment", test::U32, raw<uint32_t>(0)); });
     wrong("alignment", CORRUPT, "not a power of two",
           [](pack & p) { p.set("general.alignment", test::U32, raw<uint32_t>(48)); });
+    wrong("alignment", CORRUPT, "", [](pack & p) { p.set("general.alignment", test::U32, raw<uint32_t>(32)); });
     wrong("alignment", CORRUPT, "is string; expected u32",
           [](pack & p) { p.set("general.alignment", test::STRING, test::text("64")); });
     wrong("alignment", CORRUPT, "", [](pack & p) { p.set("general.alignment", test::U32, raw<uint32_t>(1U << 31)); });
@@ -140,6 +141,14 @@ static void test_wrong_packs() {
     wrong("flags", CORRUPT, "NUL", [](pack & p) {
         p.set("kernelgen.flags", test::ARRAY, test::array<std::string>(test::STRING, { std::string(1, '\0') }));
     });
+    wrong("lnc", CORRUPT, "lnc is 0", [](pack & p) { p.set("kernelgen.lnc", test::U32, raw<uint32_t>(0)); });
+    wrong("an unknown bool", CORRUPT, "expected a bool",
+          [](pack & p) { p.values.push_back({ "x", test::BOOL, "\2" }); });
+    for (const char * bytes :
+         { "\x80", "a\xc3", "\xc0\x80", "\xed\xa0\x80", "12345678\xf5\x80\x80\x80", "\xe2\x82(" }) {
+        wrong("not UTF-8", CORRUPT, "is not UTF-8",
+              [&](pack & p) { p.set("kernelgen.compiler", test::STRING, test::text(bytes)); });
+    }
     wrong("simulated", CORRUPT, "expected a bool", [](pack & p) { p.at("kernelgen.simulated").bytes = "\2"; });
 
     // ids and digests
@@ -177,26 +186,25 @@ static void test_wrong_packs() {
     item("kernelgen.key.offsets", test::U32, n, 1, "goes from 0 to 1");
     item("kernelgen.key.offsets", test::U32, 2, UINT32_MAX, "expected more than 4294967295");
     item("kernelgen.key.offsets", test::U32, 2, 0, "item 2 is 0; expected more than");
-    item("kernelgen.key.slots", test::U32, 0, n + 1, "item 0 is 10; there are 9 kernels");
+    item("kernelgen.key.slots", test::U32, 0, n + 1, "item 0 is 10; expected ");
     item("kernelgen.key.slots", test::U32, 0, UINT32_MAX, "item 0 is 4294967295");
-    wrong("slots", CORRUPT, "expected a power of two, at least 18", [](pack & p) {
-        p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, std::vector<uint32_t>(31)));
-    });
-    wrong("slots", CORRUPT, "expected a power of two, at least 18", [](pack & p) {
-        p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, std::vector<uint32_t>(16)));
-    });
-    wrong("slots", CORRUPT, "holds 0 kernels; expected 9", [](pack & p) {
+    for (const size_t size : { 0, 16, 31, 64 }) {
+        wrong("slots", CORRUPT, "items; expected 32", [&](pack & p) {
+            p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, std::vector<uint32_t>(size)));
+        });
+    }
+    wrong("slots", CORRUPT, "is 0; expected ", [](pack & p) {
         p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, std::vector<uint32_t>(32)));
     });
-    wrong("slots", CORRUPT, "is not where its key's hash leads", [&](pack & p) {
-        std::vector<uint32_t> slots(64);  // the table's order with all kernels in one row finds next to none
+    wrong("slots", CORRUPT, "as the keys have it", [&](pack & p) {
+        std::vector<uint32_t> slots(32);  // the order of the kernels, in which a search finds next to none
         for (uint32_t i = 0; i < n; i++) {
             slots[i] = i + 1;
         }
         p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, slots));
     });
     // Full of one kernel: a search that does not count would never end.
-    wrong("slots", CORRUPT, "holds 32 kernels; expected 9", [](pack & p) {
+    wrong("slots", CORRUPT, "is 1; expected ", [](pack & p) {
         p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, std::vector<uint32_t>(32, 1)));
     });
 
@@ -205,14 +213,16 @@ static void test_wrong_packs() {
         item("kernelgen.key.words", test::U64, i, value, part);
     };
     key_word(1, 1, "key of kernel 'kernel-0000000', from item 0: its length does not fit");
-    key_word(1, 0xFFFFFFFF, "its length does not fit");
+    key_word(1, 16, "its length does not fit");
+    key_word(1, 17, "more inputs than any");
+    key_word(1, 0xFFFFFFFF, "more inputs than any");
     key_word(1, 2 | uint64_t(3) << 32, "shares the memory of an input that it does not have");
     key_word(2, uint64_t(1) << 31, "impossible type");
     key_word(3, 0, "not positive");
     key_word(3, UINT64_MAX, "not positive");
     key_word(7, UINT64_MAX, "2^63");
     key_word(9, 1, "not canonical");
-    key_word(0, 1, "is not where its key's hash leads");
+    key_word(0, 1, "as the keys have it");
     wrong("quantized", CORRUPT, "not whole blocks", [](pack & p) {
         std::string & bytes = p.at("kernelgen.key.words").bytes;
         bytes[12 + 2 * 8]   = 12;  // 64 elements of q4_K

@@ -158,6 +158,8 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     refuses("[\"\\u0000\"]", CORRUPT, "a NUL");
     refuses(std::string("[\"a\0b\"]", 7), CORRUPT, "a control character");
     refuses("[\"abc", CORRUPT, "a string without an end at byte 5");
+    refuses("[\"a\xff\"]", CORRUPT, "not UTF-8 at byte 3");
+    refuses("{\"a\":[{\"b\":1,\"a\":{},\"b\":2}]}", CORRUPT, "the second member 'b' at byte 24");
 
     // what it is
     wrong("\"format\":1", "\"format\":4", "a tree of format 4; this library reads formats 1 to 3", VERSION);
@@ -165,6 +167,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
         wrong("\"format\":1", std::string("\"format\":") + format, "expected a count");
     }
     wrong("\"lnc\":1", "\"lnc\":4294967296", "expected a count");
+    wrong("\"lnc\":1", "\"lnc\":0", "lnc is 0");
     wrong("\"format\":1", "\"format\":\"1\"", "is a string; expected a number");
     wrong("\"simulated\":true", "\"simulated\":1", "is a number; expected true or false");
     wrong("\"2\"]", "2]", "is not a string");
@@ -184,6 +187,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     wrong("\"neff_sha256\":\"", "\"neff_sha256\":\"G", "expected 64 hexadecimal digits");
     wrong("\"key\":\"", "\"key\":\"0", "not a sequence of words");
     wrong("\"key\":\"", "\"key\":\"000000000000000g", "not a sequence of words");
+    wrong("\"key\":\"", "\"key\":\"000000000000000A", "not a sequence of words");
     wrong("\"key\":\"", "\"key\":\"0000000000000000", "its key: ");
     wrong("\"key\":\"", "\"key\":\"\",\"old\":\"", "its key: it is too short");
     const std::string line = entry(kernels, 2);
@@ -196,6 +200,12 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     }
     wrong(neff_name(0), "trn1/neff/missing.neff", "trn1/neff/missing.neff: can't be opened", IO);
     wrong(neff_name(0), "trn1/neff", "trn1/neff: a directory; expected a regular file", IO);
+    const std::string last = entry(kernels, kernels.size() - 1);  // with the NEFF of the one before it
+    wrong(last, replaced(last, neff_name(kernels.size() - 2), "../x"), "leads out of the tree");
+    wrong(last, replaced(last, "\"neff_size\":", "\"neff_size\":1"), "'neff_size' is not ");
+    fs::remove_all(folder / "trn1/neff/link.neff");
+    fs::create_symlink("/etc/passwd", folder / "trn1/neff/link.neff");
+    wrong(neff_name(0), "trn1/neff/link.neff", "a link that leads out of the tree");
     wrong("\"neff_size\":2", "\"neff_size\":3", "has 2 bytes, and 'neff_size' is 3");
     write(folder / "trn1/neff/empty.neff", "");
     const std::string digest = "\",\"neff_sha256\":\"" + test::digest_of(test::neff_bytes(0)) + "\",\"neff_size\":";

@@ -16,13 +16,15 @@ import kernelgen
 from kernelgen import neff as neff_format
 from kernelgen import neff_description
 from kernelgen.bundle import embed, pack, tree
-from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, StoredFile, file_name
+from kernelgen.bundle.contents import FORMATS, SPEC_DEPTH, BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.index import Index
+from kernelgen.bundle.json_text import read_json
 from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.filenames import kernel_of, notes_file
 from kernelgen.graph_kernel import Spec
+from kernelgen.kernel import spec_json
 from kernelgen.plan import Bundle, BundleEntries
 
 __all__ = ["FORMATS", "BundleOrigin", "Contents", "StoredFile", "build", "build_planned", "gather", "pack_name"]
@@ -170,6 +172,7 @@ def gather(
             )
             continue
         try:
+            _check_spec(specs[kernel])
             hlo = _stored(Path(hlos[kernel]))
             note = _notes((notes or {}).get(kernel))
             neff = _neff(Path(neffs[kernel]), distinct, own.get(kernel, config))
@@ -260,13 +263,21 @@ def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
     return known.setdefault(sha, made)
 
 
+def _check_spec(spec: Spec) -> None:
+    """Raises KernelgenError for a spec that no index can hold."""
+    try:
+        read_json(spec_json(spec), SPEC_DEPTH)
+    except ValueError as error:
+        raise KernelgenError(f"its spec: {error}") from None
+
+
 def _notes(path: Path | None) -> str:
     """Returns what was noted about a kernel as canonical JSON; nothing when there is nothing."""
     if path is None:
         return ""
     try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+        found = read_json(path.read_bytes(), SPEC_DEPTH)
+    except ValueError:
         raise KernelgenError(f"{path}: not the notes of a kernel") from None
     return canonical_json(found) if found else ""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.bundle.index import Index
 from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import GraphSpec, Spec
+from kernelgen.kernel import MAX_ID
 from kernelgen.source_kernel import SourceSpec
 
 FORMATS = (1, 2, 3)
@@ -16,6 +18,9 @@ FORMATS = (1, 2, 3)
 
 A bundle with kernels that are named by their source has the third, else one with graph kernels the second.
 """
+
+SPEC_DEPTH = 3
+"""The arrays and objects of a tree's index that a spec and notes are in."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
@@ -29,6 +34,16 @@ def file_name(text: str) -> str:
     if not _NAME.fullmatch(text) or len(text) > 200:
         raise KernelgenError(f"{text!r} cannot be the name of a file in a bundle")
     return text
+
+
+def is_kernel_id(text: str) -> bool:
+    """Returns whether a text can be the id of a kernel in a bundle."""
+    return 0 < len(text.encode()) <= MAX_ID and "\0" not in text
+
+
+def is_sha256(text: str) -> bool:
+    """Returns whether a text is a SHA-256 in lower-case hexadecimal digits."""
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,18 @@ class BundleOrigin:
     @property
     def id(self) -> str:
         return f"{self.name}_{self.target}"
+
+    def problem(self) -> str | None:
+        """Returns what is wrong with it in a bundle that was read, or None."""
+        for name in ("name", "target"):
+            try:
+                file_name(getattr(self, name))  # an embedded bundle's files are named after them
+            except KernelgenError as error:
+                return f"{name}: {error.diagnostics[0].message}"
+        for name in ("compiler", "flags", "version", "jax_version"):
+            if "\0" in "".join(getattr(self, name)):
+                return f"{name} holds a NUL"
+        return None if 0 < self.lnc < 2**32 else f"lnc is {self.lnc}; expected 1 or more physical cores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +130,12 @@ class Contents:
     @property
     def format(self) -> int:
         """The version of the bundle format that it is written in."""
-        if any(isinstance(spec, SourceSpec) for spec in self.specs):
-            return 3
-        return 2 if any(isinstance(spec, GraphSpec) for spec in self.specs) else 1
+        return format_of(self.specs)
+
+
+def format_of(specs: Iterable[Spec]) -> int:
+    """Returns the first version of the bundle format that has such kernels."""
+    return max((3 if isinstance(s, SourceSpec) else 2 if isinstance(s, GraphSpec) else 1 for s in specs), default=1)
 
 
 def readable() -> str:

@@ -5,7 +5,8 @@ It is built once, when the bundle is written; readers use it as it is. The layou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kernelgen.bundle.key import key, key_hash
@@ -13,6 +14,29 @@ from kernelgen.errors import KernelgenError
 from kernelgen.graph_kernel import Spec
 
 MIN_SLOTS = 8
+
+
+def make_slots(words: Sequence[int], offsets: Sequence[int]) -> tuple[int, ...]:
+    """Returns the hash table of some keys; see `Index`.
+
+    Raises:
+        KernelgenError: so many keys have one hash that it can't be by chance, and searches would take long.
+    """
+    count = len(offsets) - 1
+    size = MIN_SLOTS
+    while size < 2 * count:
+        size *= 2
+    slots = [0] * size
+    steps = 64 * count + 4096  # taken slots that all searches may pass, as in the C++ library
+    for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        slot = key_hash(words[begin:end]) & (size - 1)
+        while slots[slot]:
+            slot = (slot + 1) & (size - 1)
+            steps -= 1
+        if steps <= 0:
+            raise KernelgenError("the keys have more equal hashes than in any bundle that kernelgen writes")
+        slots[slot] = number + 1
+    return tuple(slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +60,14 @@ class Index:
         """Returns the index of some kernels, given in any order.
 
         Raises:
-            KernelgenError: there are none, or two of them have the same key or the same id.
+            KernelgenError: there are none, two of them have the same key or the same id, or so many have one hash that it can't be
+                by chance.
         """
         ordered = sorted(specs, key=lambda spec: spec.id.encode())
         if not ordered:
             raise KernelgenError("a bundle needs at least one kernel")
-        size = MIN_SLOTS
-        while size < 2 * len(ordered):
-            size *= 2
         words: list[int] = []
         offsets = [0]
-        slots = [0] * size
         seen: dict[tuple[int, ...], str] = {}
         for number, spec in enumerate(ordered):
             k = key(spec)
@@ -55,13 +76,10 @@ class Index:
                 raise KernelgenError(
                     f"kernels {other} and {spec.id} cannot be told apart by a lookup: their keys are equal"
                 )
-            slot = key_hash(k) & (size - 1)
-            while slots[slot]:
-                slot = (slot + 1) & (size - 1)
-            slots[slot] = number + 1
             words += k
             offsets.append(len(words))
-        return Index(tuple(spec.id for spec in ordered), tuple(words), tuple(offsets), tuple(slots))
+        ids = tuple(spec.id for spec in ordered)
+        return Index(ids, tuple(words), tuple(offsets), make_slots(words, offsets))
 
     def key_of(self, number: int) -> tuple[int, ...]:
         """Returns the key words of kernel `number`."""

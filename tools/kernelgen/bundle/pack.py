@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, file_name, readable
-from kernelgen.bundle.index import MIN_SLOTS, Index
+from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, is_kernel_id, is_sha256, readable
+from kernelgen.bundle.index import Index, make_slots
 from kernelgen.errors import KernelgenError
 from kernelgen.gguf_reader import BOOL, MAGIC, STRING, U32, U64, Damaged, Reader, Value
-from kernelgen.kernel import MAX_ID, spec_json
+from kernelgen.kernel import spec_json
 
 ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64
@@ -169,6 +169,8 @@ def _header(path: Path, reader: Reader) -> tuple[dict[str, Value], list[tuple[st
     metadata: dict[str, Value] = {}
     for i in range(n_values):  # an absurd count ends at the end of the file
         name = reader.text(f"the name of metadata value {i}")
+        if not name:
+            reader.fail(f"the name of metadata value {i} is empty")
         if name in metadata:
             reader.fail(f"metadata value '{name}' is there twice")
         metadata[name] = reader.value(f"metadata value '{name}'")
@@ -243,28 +245,26 @@ def _check(
     digests = lists["kernelgen.neff.sha256"]
     if not n or not m:
         fail("damaged kernel pack: it holds no kernel")
-    if any(not k or len(k.encode()) > MAX_ID for k in ids) or any(
-        a.encode() >= b.encode() for a, b in itertools.pairwise(ids)
-    ):
-        fail("damaged kernel pack: the kernel ids are not ascending names")
+    for number, id in enumerate(ids):
+        if not is_kernel_id(id) or (number and ids[number - 1].encode() >= id.encode()):
+            fail(f"damaged kernel pack: item {number} of kernelgen.kernel.ids, {id!r}, is no id, or is not ascending")
     if offsets[0] != 0 or offsets[-1] != len(words) or any(a >= b for a, b in itertools.pairwise(offsets)):
         fail("damaged kernel pack: kernelgen.key.offsets does not divide kernelgen.key.words")
     if max(lists["kernelgen.kernel.neff"]) >= m:
         fail("damaged kernel pack: kernelgen.kernel.neff names a NEFF that is not there")
-    if len(slots) < max(MIN_SLOTS, n + 1) or len(slots) & (len(slots) - 1):
-        fail("damaged kernel pack: the size of kernelgen.key.slots")
-    if sorted(s for s in slots if s) != list(range(1, n + 1)):
-        fail("damaged kernel pack: kernelgen.key.slots does not hold every kernel once")
+    try:
+        expected = make_slots(words, offsets)
+    except KernelgenError as error:
+        fail(f"damaged kernel pack: kernelgen.key.words: {error.diagnostics[0].message}")
+    if tuple(slots) != expected:
+        fail("damaged kernel pack: kernelgen.key.slots is not the table of the keys")
     for name in ("kernelgen.kernel.hlo_sha256", "kernelgen.neff.sha256"):
-        if any(len(d) != 64 or not set(d) <= set("0123456789abcdef") for d in lists[name]):
+        if not all(map(is_sha256, lists[name])):
             fail(f"damaged kernel pack: {name} is not a list of SHA-256 digests")
     if any(name != f"neff.{digest[:32]}" for (name, _, _), digest in zip(tensors, digests, strict=True)):
         fail("damaged kernel pack: tensors are not named after kernelgen.neff.sha256")
-    for name in ("kernelgen.name", "kernelgen.target"):
-        try:
-            file_name(get(name, STRING))  # an embedded bundle's files are named after them
-        except KernelgenError as error:
-            fail(f"damaged kernel pack: {name}: {error.diagnostics[0].message}")
+    if len({name for name, _, _ in tensors}) < m:
+        fail("damaged kernel pack: a digest of kernelgen.neff.sha256 was there before")
     origin = BundleOrigin(
         name=get("kernelgen.name", STRING),
         target=get("kernelgen.target", STRING),
@@ -275,6 +275,8 @@ def _check(
         version=get("kernelgen.version", STRING),
         jax_version=get("kernelgen.jax_version", STRING),
     )
+    if problem := origin.problem():
+        fail(f"damaged kernel pack: kernelgen.{problem}")
     return Pack(
         path=path,
         origin=origin,

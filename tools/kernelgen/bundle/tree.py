@@ -12,7 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMATS, Contents, file_name, readable
+from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, file_name, is_kernel_id, is_sha256, readable
+from kernelgen.bundle.json_text import read_json
 from kernelgen.canonical import canonical_json
 from kernelgen.errors import KernelgenError
 from kernelgen.filenames import NEFF, hlo_file
@@ -106,11 +107,11 @@ def read_index(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path) / INDEX
     try:
-        value = json.loads(fileio.read_input(file))
+        value = read_json(fileio.read_input(file, limit=2**32 - 1))
     except FileNotFoundError:
         raise KernelgenError(f"{path}: not a bundle tree: it has no {INDEX}") from None
-    except (ValueError, RecursionError) as error:
-        raise KernelgenError(f"{file}: not JSON: {error}") from None
+    except ValueError as error:
+        raise KernelgenError(f"{file}: not JSON of a bundle: {error}") from None
     if not isinstance(value, dict) or "format" not in value:
         raise KernelgenError(f"{file}: not the index of a bundle")
     if type(value["format"]) is not int or value["format"] not in FORMATS:
@@ -118,17 +119,54 @@ def read_index(path: str | Path) -> dict[str, Any]:
     expected = {"name": str, "target": str, "lnc": int, "simulated": bool, "compiler": str, "flags": list,
                 "version": str, "jax_version": str, "kernels": list}  # fmt: skip
     _fields(file, value, expected, "")
+    if not all(isinstance(flag, str) for flag in value["flags"]):
+        raise KernelgenError(f"{file}: flags holds what is not a string")
+    if problem := origin(value).problem():
+        raise KernelgenError(f"{file}: {problem}")
+    if not value["kernels"]:
+        raise KernelgenError(f"{file}: 'kernels' is empty; a tree holds at least one kernel")
+    ids: set[str] = set()
     for number, kernel in enumerate(value["kernels"]):
         where = f"kernels[{number}]"
         if not isinstance(kernel, dict):
             raise KernelgenError(f"{file}: {where} is not an object")
         _fields(file, kernel, {"id": str, "spec": dict, "key": str, "hlo": str, "hlo_sha256": str, "neff": str,
                                "neff_sha256": str, "neff_size": int}, where + ".")  # fmt: skip
+        id = kernel["id"]
+        if not is_kernel_id(id):
+            raise KernelgenError(f"{file}: {where}: {id!r} is not a kernel id")
+        if id in ids:
+            raise KernelgenError(f"{file}: {where}: its id '{id}' was there before")
+        ids.add(id)
+        if len(kernel["key"]) % 16 or not set(kernel["key"]) <= set("0123456789abcdef"):
+            raise KernelgenError(f"{file}: kernel {id}: its key is not a sequence of words of 16 hexadecimal digits")
+        for name in ("hlo_sha256", "neff_sha256"):
+            if not is_sha256(kernel[name]):
+                raise KernelgenError(f"{file}: kernel {id}: '{name}' is not 64 hexadecimal digits")
         for name in ("hlo", "neff"):
             inside = PurePosixPath(kernel[name])
-            if inside.is_absolute() or ".." in inside.parts or "\0" in kernel[name]:
+            if inside.is_absolute() or ".." in inside.parts:
                 raise KernelgenError(f"{file}: {where}.{name} is outside the tree: {kernel[name]!r}")
+        if not isinstance(kernel.get("notes", {}), dict):
+            raise KernelgenError(f"{file}: {where}.notes is not of type dict")
+        flags = kernel.get("flags", [])
+        if not isinstance(flags, list) or not all(isinstance(flag, str) for flag in flags):
+            raise KernelgenError(f"{file}: {where}.flags is not a list of strings")
     return value
+
+
+def origin(index: dict[str, Any]) -> BundleOrigin:
+    """Returns what an index says that the bundle is."""
+    names = ("name", "target", "lnc", "simulated", "compiler", "version", "jax_version")
+    return BundleOrigin(**{name: index[name] for name in names}, flags=tuple(index["flags"]))
+
+
+def leads_out(path: Path, file: str) -> bool:
+    """Returns whether a file of a tree is a link that leads out of it.
+
+    A tree is where its index really is: in a folder of links to a tree's files, as sandboxes make them, all lead to one place.
+    """
+    return (path / INDEX).resolve().parent not in (path / file).resolve().parents
 
 
 def _fields(file: Path, value: dict[str, Any], expected: dict[str, type], where: str) -> None:

@@ -12,7 +12,11 @@ from kernelgen.errors import Diagnostic, KernelgenError, printable
 
 @click.command(short_help="Print what is in a bundle, a NEFF or an HLO file.")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Read everything that a bundle holds and compare it with its index.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Read everything that a bundle holds and compare it with its index, and that with the kernels' specs.",
+)
 @click.option("--cost", is_flag=True, help="Print what kernels in NKI take of each engine, by a model.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(paths: tuple[Path, ...], check: bool, cost: bool, form: str) -> None:

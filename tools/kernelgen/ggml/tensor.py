@@ -146,4 +146,7 @@ def _desc(ne: Dims, dtype: str, nb: Dims | None) -> TensorDesc:
         raise ValueError(f"blocks of a {dtype} row follow each other: nb0 is {t.size}, not {nb[0]}")
     for i in (1, 2, 3):
         out.append(nb[i] if ne[i] > 1 else out[i - 1] * (ne[i - 1] // (t.block if i == 1 else 1)))
-    return TensorDesc(ne, dtype, (out[0], out[1], out[2], out[3]))
+    made = TensorDesc(ne, dtype, (out[0], out[1], out[2], out[3]))
+    if max(made.storage_bytes, *out) >= 2**63:
+        raise ValueError("the tensor is larger than 2^63 bytes")
+    return made

@@ -1,0 +1,42 @@
+// What the library says of bundles, for tests that compare it with what kernelgen says of them.
+//
+//     opens <PATHS
+//
+// Reads a path a line, of a pack or a tree's folder, and prints a line for each: `ok` when it opens and each of its NEFFs is
+// the index's, else what is wrong.
+
+#include "check.h"
+#include "neuron_kernels.h"
+#include "read_everything.h"
+
+#include <filesystem>
+#include <iostream>
+#include <string>
+
+// Returns what is wrong with a bundle, or an empty text.
+static std::string problem_of(const std::string & path) {
+    char             message[NEURON_KERNELS_MESSAGE_SIZE];
+    neuron_kernels * bundle;
+    const auto       open = std::filesystem::is_directory(path) ? neuron_kernels_open_tree : neuron_kernels_open_file;
+    if (open(path.c_str(), &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+        return message;
+    }
+    test::read_everything(bundle);
+    std::string problem;
+    for (size_t i = 0; i < neuron_kernels_count(bundle) && problem.empty(); i++) {
+        const int32_t kernel = static_cast<int32_t>(i);
+        if (neuron_kernels_verify(bundle, kernel, message, sizeof(message)) != NEURON_KERNELS_OK) {
+            problem = path + ": kernel " + neuron_kernels_id(bundle, kernel) + ": " + message;
+        }
+    }
+    neuron_kernels_close(bundle);
+    return problem;
+}
+
+int main() {
+    for (std::string path; std::getline(std::cin, path);) {
+        const std::string problem = problem_of(path);
+        std::cout << (problem.empty() ? "ok" : problem) << '\n';
+    }
+    return test_result();
+}

@@ -1,0 +1,65 @@
+"""The JSON of bundles, read so that every reader reads the same of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+MAX_DEPTH = 16
+"""How deep arrays and objects of a bundle are nested at most; backend/bundle/src/json.cpp has the same number."""
+
+
+def read_json(data: bytes | str, depth: int = 0) -> Any:
+    """Returns the value of a JSON text, as the C++ library of bundles takes it (backend/bundle/src/json.h).
+
+    Args:
+        data: the text.
+        depth: how many arrays and objects the text will be in.
+
+    Raises:
+        ValueError: not JSON, not UTF-8, two members of an object have one name, a text holds a NUL or half a character, or arrays
+            and objects are nested deeper than `MAX_DEPTH`.
+    """
+    try:
+        value = json.loads(
+            data.decode() if isinstance(data, bytes) else data,
+            object_pairs_hook=_members,
+            parse_constant=_no_number,
+            # The count -0 is not one of the library's.
+            parse_int=lambda text: -0.0 if text == "-0" else int(text),
+        )
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    waiting = [(value, depth)]
+    while waiting:
+        inner, level = waiting.pop()
+        if level > MAX_DEPTH:
+            raise ValueError("nested too deep")
+        if isinstance(inner, str):
+            _check_text(inner)
+        elif isinstance(inner, list):
+            waiting += [(item, level + 1) for item in inner]
+        elif isinstance(inner, dict):
+            for name in inner:
+                _check_text(name)
+            waiting += [(item, level + 1) for item in inner.values()]
+    return value
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the second member '{next(name for name in made if names.count(name) > 1)}'")
+    return made
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _check_text(text: str) -> None:
+    if "\0" in text:
+        raise ValueError(f"{text!r} holds a NUL")
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError(f"{text!r} holds half a character")
