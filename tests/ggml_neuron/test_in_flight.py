@@ -199,6 +199,11 @@ def test_an_event_of_another_core(run: Run, kernels: Path) -> None:
     assert result.said == {"two-cores-waiting": "ok"}, result.log
 
 
+def test_an_event_of_another_kind_of_device(run: Run, kernels: Path) -> None:
+    result = run("another-device", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device")
+    assert result.said == {"another-device": "ok"}, result.log
+
+
 def test_what_a_copy_waits_for_fails_late(run: Run, kernels: Path) -> None:
     fault = {"NEURON_SIMULATOR_FAULT": "execute@1"}
     result = run_on_two_cores(run, kernels, "two-cores-late", launch_us=300_000, **fault)
