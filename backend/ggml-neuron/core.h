@@ -108,9 +108,8 @@ struct neuron_model {
         size_t      size;    // bytes
     };
 
-    const void *        neff      = nullptr;
-    size_t              neff_size = 0;
-    std::string         name;  // for messages: a kernel's id and its bundle
+    neuron_kernel       kernel;  // one of those whose NEFF it is
+    std::string         name;    // for messages: the kernel's id and its bundle
     nrt_model_t *       handle = nullptr;
     std::vector<tensor> tensors;
     uint64_t            last_used = 0;
@@ -171,7 +170,8 @@ struct neuron_core {
     bool is_broken(const neuron_kernel & kernel);
     bool is_broken_locked(const neuron_kernel & kernel) const;
 
-    // locked. Returns whether a plan has to do without the kernel: it is broken, or does not fit beside the core's tensors.
+    // locked. Returns whether a plan has to do without the kernel: it is broken, or does not fit beside the core's tensors. Either is
+    // found out when its program is loaded, and may be after it was unloaded to make room.
     bool is_unusable(const neuron_kernel & kernel) const;
 
     // Gives back what the core has for itself: loaded models, bound kernels and scratch memory.
@@ -220,9 +220,12 @@ struct neuron_core {
                                const std::string & node);
     NRT_STATUS      load(neuron_model & model, std::string & message, bool make_room = true);
     bool            is_refused(const neuron_model & model) const;
+    bool            is_unusable(const neuron_model & model) const;
+    bool            read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message);
     bool            stats(nrt_vnc_memory_stats_t & stats) const;
     bool            could_hold(size_t size) const;
-    std::string     occupancy() const;
+    static size_t   microcode(const neuron_nrt & nrt);
+    std::string     occupancy(size_t needed, const char * at_least) const;
     void            note_reload();
     NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
     void            mark_broken(neuron_model & model, const std::string & why);

@@ -183,14 +183,14 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
                                 bool &                 broken) {
     std::vector<uint64_t> key   = step_key(kernel, binding);
     const auto            found = steps.find(key);
-    if (found != steps.end()) {
+    if (found != steps.end() && !is_unusable(*found->second->model)) {
         return found->second.get();
     }
     if (steps.size() >= MAX_STEPS) {
         destroy_steps_and_slices();
     }
     neuron_model & model = model_of(kernel);
-    message              = model.broken;
+    message              = is_refused(model) ? model.refused : model.broken;
     auto step            = message.empty() ? make_step(model, binding, message) : nullptr;
     broken               = is_unusable(kernel);
     return step ? steps.emplace(std::move(key), std::move(step)).first->second.get() : nullptr;

@@ -60,10 +60,7 @@ static size_t read_depth(const neuron_nrt & nrt) {
 }
 
 neuron_flights::neuron_flights(const neuron_nrt & nrt, int vnc, std::mutex & mutex) :
-    nrt(nrt),
-    vnc(vnc),
-    mutex(mutex),
-    depth(read_depth(nrt)),
+    nrt(nrt), vnc(vnc), mutex(mutex), depth(read_depth(nrt)),
     has_events(nrt.nrta_event_register_seq_id_completion != nullptr) {}
 
 neuron_flights::~neuron_flights() {

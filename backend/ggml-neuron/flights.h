@@ -209,14 +209,14 @@ class neuron_flights {
 
     // Those that the runtime did not know any more, in order: it may still write their status, until it is done with a later one.
     std::deque<std::unique_ptr<flight>> parked;
-    std::deque<std::unique_ptr<job>>    jobs;          // in order, behind all flights
-    std::vector<held_use>               holds;         // in order
-    std::thread                         worker;        // does the jobs, from the first on
+    std::deque<std::unique_ptr<job>>    jobs;    // in order, behind all flights
+    std::vector<held_use>               holds;   // in order
+    std::thread                         worker;  // does the jobs, from the first on
     bool                                stopping = false;
     std::vector<lost_use>               lost;
-    std::vector<int>                    events;              // eventfds that no thread waits for
-    bool                                has_events;          // the runtime signals them
-    std::condition_variable_any         changed;  // nrt_execute returned; jobs and holds came or went
+    std::vector<int>                    events;      // eventfds that no thread waits for
+    bool                                has_events;  // the runtime signals them
+    std::condition_variable_any         changed;     // nrt_execute returned; jobs and holds came or went
     uint64_t                            last_number       = 0;
     uint64_t                            n_launched        = 0;
     uint64_t                            n_overlapping     = 0;

@@ -202,6 +202,25 @@ def test_a_damaged_neff_is_not_used(
     assert "loaded sub-" in result.log  # others are used
 
 
+@pytest.mark.parametrize(
+    ("scenario", "said"),
+    [("rewritten", r"the SHA-256 of its \d+ bytes is"), ("cut", r"the pack had \d+ bytes when it was opened, and has no")],
+)
+def test_a_pack_that_changes_while_it_is_open_is_not_used_any_more(
+    run: Run, kernels: Path, tmp_path: Path, scenario: str, said: str
+) -> None:
+    pack = tmp_path / "changed.kernels.gguf"
+    shutil.copyfile(kernels / "scenarios_trn1.kernels.gguf", pack)
+    result = run(
+        scenario,
+        GGML_NEURON_KERNEL_DIR=pack,
+        GGML_NEURON_BUFFERS="device",
+        NEURON_SIMULATOR_MEMORY=str((96 << 20) + (250 << 10) + (64 << 10)),  # for one program
+    )
+    assert result.said == {scenario: "ok"}, result.log
+    assert len(re.findall(rf"core 0: sub-64x4-f32-\w+ of {pack}: its NEFF is damaged: {said}", result.log)) == 1, result.log
+
+
 def test_a_folder_that_cannot_be_read_is_said(run: Run, kernels: Path, tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
@@ -468,7 +487,7 @@ def test_what_can_never_fit_unloads_no_program(run: Run, kernels: Path) -> None:
     assert "to make room" not in result.log
     assert re.search(
         r"nrt_tensor_allocate failed: NRT_RESOURCE \(4\): 1073741824 bytes; of the core's 512 MiB, tensors hold \d+ MiB, "
-        r"programs and others \d+ MiB, and \d+ MiB are free: put fewer layers",
+        r"programs and others \d+ MiB, and \d+ MiB are free: \d+ MiB are missing\. Put fewer layers",
         result.log,
     ), result.log
 

@@ -134,8 +134,8 @@ class unit {
     mutable std::mutex                   mutex_;  // guards what follows
     std::condition_variable              changed_;
     std::deque<std::shared_ptr<request>> queue_;
-    size_t                               taken_ = 0;    // places
-    std::set<uint64_t>                   registered_;   // requests with eventfds
+    size_t                               taken_ = 0;   // places
+    std::set<uint64_t>                   registered_;  // requests with eventfds
     std::set<uint64_t>                   forgotten_;
     bool                                 stopped_ = false;
     bool                                 lost_    = false;
