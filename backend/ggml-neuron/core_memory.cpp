@@ -179,6 +179,7 @@ void neuron_core::free_locked(neuron_memory * memory) {
     nrt.nrt_tensor_free(&memory->tensor);
     nrt.users--;
     tensor_bytes -= memory->size;
+    said_full = false;
     memories.erase(memory->id);
 }
 

@@ -123,6 +123,17 @@ bool neuron_core::is_refused(const neuron_model & model) const {
     return !model.refused.empty() && tensor_bytes >= model.refused_beside;
 }
 
+// Says once, until memory is freed, that a program does not fit.
+void neuron_core::note_refusal(const std::string & message) {
+    if (said_full) {
+        NEURON_LOG("core %d: %s\n", vnc, message.c_str());
+        return;
+    }
+    said_full = true;
+    NEURON_ERROR("core %d: %s%s. Until tensors are freed, the CPU computes the ops of programs that do not fit\n", vnc,
+                 message.c_str(), occupancy(microcode(nrt) + NEURON_PROGRAM_MEMORY, "at least ").c_str());
+}
+
 // Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is
 // kept in model.broken, and what can't before tensors are freed in model.refused.
 NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool make_room) {
@@ -158,11 +169,10 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
         switch (status) {
             case NRT_RESOURCE:
                 if (make_room) {
-                    message += " does not fit beside the tensors, though no other program is loaded" +
-                               occupancy(microcode(nrt) + NEURON_PROGRAM_MEMORY, "at least ");
+                    message += " does not fit beside the tensors, though no other program is loaded";
                     model.refused        = message;
                     model.refused_beside = tensor_bytes;
-                    NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+                    note_refusal(message);
                 }
                 break;
             case NRT_FAILURE:

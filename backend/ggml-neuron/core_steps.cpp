@@ -190,8 +190,11 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
         destroy_steps_and_slices();
     }
     neuron_model & model = model_of(kernel);
-    message              = is_refused(model) ? model.refused : model.broken;
-    auto step            = message.empty() ? make_step(model, binding, message) : nullptr;
-    broken               = is_unusable(kernel);
+    message              = model.broken;
+    auto step            = is_unusable(model) ? nullptr : make_step(model, binding, message);
+    broken               = is_unusable(model);
+    if (is_refused(model)) {
+        message.clear();
+    }
     return step ? steps.emplace(std::move(key), std::move(step)).first->second.get() : nullptr;
 }
