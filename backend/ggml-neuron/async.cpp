@@ -94,7 +94,12 @@ struct ggml_backend_neuron_event_context {
     uint64_t      number = 0;  // of the launch that is waited for; guarded by the core's mutex
 };
 
+static bool ggml_backend_neuron_is_event(ggml_backend_event_t event) {
+    return event->device->iface.event_new == ggml_backend_neuron_device_event_new;
+}
+
 void ggml_backend_neuron_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    GGML_ASSERT(event->device == backend->device && "a backend records events of its own device");
     auto *                      ctx      = (ggml_backend_neuron_context *) backend->context;
     auto *                      recorded = (ggml_backend_neuron_event_context *) event->context;
     std::lock_guard<std::mutex> lock(recorded->core->mutex);
@@ -109,9 +114,13 @@ void ggml_backend_neuron_device_event_synchronize(ggml_backend_dev_t dev, ggml_b
     GGML_UNUSED(dev);
 }
 
-// A core does what it is given in order, so it has nothing to wait for in itself.
+// A core does what it is given in order, so it has nothing to wait for in itself. What another kind of device does, the thread waits for.
 void ggml_backend_neuron_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
     if (event->device == backend->device) {
+        return;
+    }
+    if (!ggml_backend_neuron_is_event(event)) {
+        ggml_backend_event_synchronize(event);
         return;
     }
     auto *   ctx      = (ggml_backend_neuron_context *) backend->context;

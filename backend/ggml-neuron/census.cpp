@@ -37,6 +37,8 @@ static bool is_whole(const ggml_cgraph * cgraph) {
     return cgraph->n_leafs > 0 || cgraph->visited_hash_set.size == 0;
 }
 
+static const char * const UNUSABLE = " (its kernel can't be used)";
+
 static size_t count_ops(const ggml_cgraph * cgraph) {
     return (size_t) std::count_if(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_is_work);
 }
@@ -57,7 +59,7 @@ std::string neuron_census::lack_of(const ggml_tensor * node) const {
         const bool broken =
             std::any_of(service.pieces.begin(), service.pieces.end(),
                         [this](const neuron_piece & piece) { return core.is_broken_locked(piece.kernel); });
-        return broken ? neuron_describe(node) + " (its kernel can't be used)" : "";
+        return broken ? neuron_describe(node) + UNUSABLE : "";
     }
     return is_kept_elsewhere(node) || !kernels.serve_in_chain(node).empty() ? "" : neuron_describe(node);
 }
@@ -144,7 +146,8 @@ void neuron_census::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
         }
         missing.add(planned.node);
         if (first) {
-            current.reasons[neuron_describe(planned.node)]++;  // nodes of other parts are in the scan
+            // nodes of other parts are in the scan
+            current.reasons[neuron_describe(planned.node) + (planned.unusable ? UNUSABLE : "")]++;
         }
     }
     missing.say(kernels);

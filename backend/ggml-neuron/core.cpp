@@ -58,6 +58,7 @@ NRT_STATUS neuron_core::try_launch(neuron_step &       step,
     if (!step.model->handle) {
         std::string      message;
         const NRT_STATUS status = load(*step.model, message);
+        epoch += status != NRT_SUCCESS;                          // plans that have the program are made anew
         return status == NRT_SUCCESS ? NRT_QUEUE_FULL : status;  // to load may have let go of the mutex
     }
     step.model->last_used   = ++clock;

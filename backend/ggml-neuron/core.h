@@ -25,8 +25,9 @@
 
 struct neuron_core;
 
-// Of operands, in bytes: kernel arguments are slices of device tensors, whose addresses are best aligned for DMA engines.
-constexpr size_t NEURON_ALIGNMENT = 128;
+// Of what the backend places, in bytes: kernel arguments are slices of device tensors, and DMA of less than 512 bytes, or off such a
+// boundary, is slow. A view may begin anywhere.
+constexpr size_t NEURON_ALIGNMENT = 512;
 
 // What libnrt takes of a core's memory for programs: micro-code once for each physical core, a scratchpad that all share, of which this
 // is a page, and what each needs besides its tensors.
@@ -108,9 +109,8 @@ struct neuron_model {
         size_t      size;    // bytes
     };
 
-    const void *        neff      = nullptr;
-    size_t              neff_size = 0;
-    std::string         name;  // for messages: a kernel's id and its bundle
+    neuron_kernel       kernel;  // one of those whose NEFF it is
+    std::string         name;    // for messages: the kernel's id and its bundle
     nrt_model_t *       handle = nullptr;
     std::vector<tensor> tensors;
     uint64_t            last_used = 0;
@@ -171,7 +171,8 @@ struct neuron_core {
     bool is_broken(const neuron_kernel & kernel);
     bool is_broken_locked(const neuron_kernel & kernel) const;
 
-    // locked. Returns whether a plan has to do without the kernel: it is broken, or does not fit beside the core's tensors.
+    // locked. Returns whether a plan has to do without the kernel: it is broken, or does not fit beside the core's tensors. Either is
+    // found out when its program is loaded, and may be after it was unloaded to make room.
     bool is_unusable(const neuron_kernel & kernel) const;
 
     // Gives back what the core has for itself: loaded models, bound kernels and scratch memory.
@@ -181,7 +182,7 @@ struct neuron_core {
     neuron_memory * scratch(size_t size);
 
     // locked. Returns the kernel bound to operands. Equal arguments give the same step. NULL when it can't be: `message` says
-    // why, and `broken` whether it never will be, or not before memory is freed, after which every plan is made anew.
+    // why, empty when the core has said that memory is missing, and `broken` whether it never will be, or not before memory is freed, after which every plan is made anew.
     neuron_step * bind(const neuron_kernel &  kernel,
                        const neuron_binding & binding,
                        std::string &          message,
@@ -220,10 +221,14 @@ struct neuron_core {
                                const std::string & node);
     NRT_STATUS      load(neuron_model & model, std::string & message, bool make_room = true);
     bool            is_refused(const neuron_model & model) const;
+    bool            is_unusable(const neuron_model & model) const;
+    bool            read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message);
     bool            stats(nrt_vnc_memory_stats_t & stats) const;
     bool            could_hold(size_t size) const;
-    std::string     occupancy() const;
+    static size_t   microcode(const neuron_nrt & nrt);
+    std::string     occupancy(size_t needed, const char * at_least) const;
     void            note_reload();
+    void            note_refusal(const std::string & message);
     NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
     void            mark_broken(neuron_model & model, const std::string & why);
     void            unload(neuron_model & model);
@@ -252,8 +257,9 @@ struct neuron_core {
     neuron_memory *                                                                   scratch_memory = nullptr;
     uint64_t                                                                          clock          = 0;
     uint64_t                                                                          next_memory_id = 1;
-    size_t              tensor_bytes = 0;  // of all memories
+    size_t              tensor_bytes = 0;      // of all memories
     size_t              n_reloads    = 0;
+    bool                said_full    = false;  // since memory was freed last
     std::atomic<size_t> n_loaded{ 0 };
     std::atomic<bool>   any_broken{ false };
 };

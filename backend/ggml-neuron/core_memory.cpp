@@ -85,19 +85,23 @@ bool neuron_core::stats(nrt_vnc_memory_stats_t & stats) const {
            size >= sizeof(stats);
 }
 
+size_t neuron_core::microcode(const neuron_nrt & nrt) {
+    return std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY;
+}
+
 // locked. Returns whether memory of this size may fit once all programs are unloaded: what other tensors and the micro-code hold stays.
 bool neuron_core::could_hold(size_t size) const {
     nrt_vnc_memory_stats_t all;
     if (!stats(all) || all.bytes_limit == 0) {
         return true;
     }
-    const size_t microcode = n_loaded ? std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY : 0;
-    const size_t kept      = tensor_bytes + microcode;
+    const size_t kept = tensor_bytes + (n_loaded ? microcode(nrt) : 0);
     return kept <= all.bytes_limit && size <= all.bytes_limit - kept;
 }
 
-// locked. Returns what the core's memory is taken by, and what the user can do to need less; "" when the library does not tell.
-std::string neuron_core::occupancy() const {
+// locked. Returns what the core's memory is taken by, how much is missing of what is needed, and what the user can do to need less; "" when
+// the library does not tell. `at_least`: "at least " when more may be needed.
+std::string neuron_core::occupancy(size_t needed, const char * at_least) const {
     nrt_vnc_memory_stats_t all;
     if (!stats(all) || all.bytes_limit == 0) {
         return "";
@@ -106,10 +110,14 @@ std::string neuron_core::occupancy() const {
         return std::to_string(bytes >> 20) + " MiB";
     };
     const size_t used = std::min<size_t>(all.bytes_used, all.bytes_limit);
+    const size_t free = all.bytes_limit - used;
+    const auto   lack = needed > free ? at_least + mib(needed - free + (1 << 20) - 1) + " are missing"
+                        : *at_least   ? "it needs more than that"
+                                      : "none of that size in one piece";
     return "; of the core's " + mib(all.bytes_limit) + ", tensors hold " + mib(tensor_bytes) +
-           ", programs and others " + mib(used - std::min(used, tensor_bytes)) + ", and " +
-           mib(all.bytes_limit - used) +
-           " are free: put fewer layers on the device (-ngl), or make the context (-c) or the batch (-ub) smaller";
+           ", programs and others " + mib(used - std::min(used, tensor_bytes)) + ", and " + mib(free) +
+           " are free: " + lack +
+           ". Put fewer layers on the device (-ngl), or make the context (-c) or the batch (-ub) smaller";
 }
 
 neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message, bool make_room) {
@@ -121,7 +129,7 @@ neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message,
     } while (status == NRT_RESOURCE && make_room && could_hold(size) && evict());
     if (status != NRT_SUCCESS) {
         message = nrt.describe("nrt_tensor_allocate", status) + ": " + std::to_string(size) + " bytes" +
-                  (status == NRT_RESOURCE ? occupancy() : "");
+                  (status == NRT_RESOURCE ? occupancy(size, "") : "");
         return nullptr;
     }
     tensor_bytes += size;
@@ -171,6 +179,7 @@ void neuron_core::free_locked(neuron_memory * memory) {
     nrt.nrt_tensor_free(&memory->tensor);
     nrt.users--;
     tensor_bytes -= memory->size;
+    said_full = false;
     memories.erase(memory->id);
 }
 
@@ -209,11 +218,10 @@ void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total)
         *total = all.bytes_limit;
         *free  = all.bytes_limit - std::min(all.bytes_used, all.bytes_limit);
 
-        const size_t loaded  = n_loaded;
-        const size_t wanted  = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
-        const size_t missing = wanted - std::min(loaded, wanted);
-        const size_t once =
-            std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY + NEURON_SCRATCHPAD_MEMORY;
+        const size_t loaded   = n_loaded;
+        const size_t wanted   = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
+        const size_t missing  = wanted - std::min(loaded, wanted);
+        const size_t once     = microcode(nrt) + NEURON_SCRATCHPAD_MEMORY;
         const size_t reserved = missing * NEURON_PROGRAM_MEMORY + (loaded ? 0 : once);
         *free -= std::min(*free, reserved);
     }

@@ -94,9 +94,44 @@ void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
     NEURON_ERROR("core %d: %s\n", vnc, why.c_str());
 }
 
+// Reads a model's NEFF as it is in its bundle now. One that is not what the bundle's index says is never used.
+bool neuron_core::read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message) {
+    message = model.broken;
+    if (!message.empty()) {
+        return false;
+    }
+    const neuron_kernels * bundle = model.kernel.bundle->handle;
+    size_t                 size   = 0;
+    neuron_kernels_neff(bundle, model.kernel.number, &size);
+    neff.resize(size);
+    char why[NEURON_KERNELS_MESSAGE_SIZE];
+    if (neuron_kernels_read(bundle, model.kernel.number, neff.data(), size, why, sizeof(why)) != NEURON_KERNELS_OK) {
+        message = model.name + ": " + why;
+        mark_broken(model, message);
+        return false;
+    }
+    return true;
+}
+
+// locked
+bool neuron_core::is_unusable(const neuron_model & model) const {
+    return !model.broken.empty() || is_refused(model);
+}
+
 // locked
 bool neuron_core::is_refused(const neuron_model & model) const {
     return !model.refused.empty() && tensor_bytes >= model.refused_beside;
+}
+
+// Says once, until memory is freed, that a program does not fit.
+void neuron_core::note_refusal(const std::string & message) {
+    if (said_full) {
+        NEURON_LOG("core %d: %s\n", vnc, message.c_str());
+        return;
+    }
+    said_full = true;
+    NEURON_ERROR("core %d: %s%s. Until tensors are freed, the CPU computes the ops of programs that do not fit\n", vnc,
+                 message.c_str(), occupancy(microcode(nrt) + NEURON_PROGRAM_MEMORY, "at least ").c_str());
 }
 
 // Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is
@@ -107,18 +142,25 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
         return NRT_RESOURCE;
     }
     model.refused.clear();
+    if (model.handle) {
+        return NRT_SUCCESS;
+    }
+    std::vector<uint8_t> neff;
+    if (!read_neff(model, neff, message)) {
+        return NRT_INVALID;
+    }
     NRT_STATUS status;
     bool       again = true;  // NRT_FAILURE names no cause: it is tried once more
     do {
         if (model.handle) {
             return NRT_SUCCESS;  // another thread has loaded it while memory was waited for
         }
-        status = nrt.nrt_load(model.neff, model.neff_size, vnc, -1, &model.handle);
+        status = nrt.nrt_load(neff.data(), neff.size(), vnc, -1, &model.handle);
         if (status == NRT_FAILURE && again) {
             again = false;
             NEURON_WARN("core %d: %s: %s; loading it once more\n", vnc, nrt.describe("nrt_load", status).c_str(),
                         model.name.c_str());
-            status = nrt.nrt_load(model.neff, model.neff_size, vnc, -1, &model.handle);
+            status = nrt.nrt_load(neff.data(), neff.size(), vnc, -1, &model.handle);
         }
     } while (status == NRT_RESOURCE && make_room && evict());
     if (status != NRT_SUCCESS) {
@@ -127,10 +169,10 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
         switch (status) {
             case NRT_RESOURCE:
                 if (make_room) {
-                    message += " does not fit beside the tensors, though no other program is loaded" + occupancy();
+                    message += " does not fit beside the tensors, though no other program is loaded";
                     model.refused        = message;
                     model.refused_beside = tensor_bytes;
-                    NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+                    note_refusal(message);
                 }
                 break;
             case NRT_FAILURE:
@@ -223,21 +265,16 @@ bool neuron_core::is_broken_locked(const neuron_kernel & kernel) const {
 
 bool neuron_core::is_unusable(const neuron_kernel & kernel) const {
     const auto found = models.find(kernel.neff_number());
-    return found != models.end() && (!found->second->broken.empty() || is_refused(*found->second));
+    return found != models.end() && is_unusable(*found->second);
 }
 
-// Returns the kernel's model, whose NEFF is compared with its bundle's index when it is asked for first.
+// Returns the kernel's model.
 neuron_model & neuron_core::model_of(const neuron_kernel & kernel) {
     std::unique_ptr<neuron_model> & model = models[kernel.neff_number()];
     if (!model) {
-        model       = std::make_unique<neuron_model>();
-        model->neff = neuron_kernels_neff(kernel.bundle->handle, kernel.number, &model->neff_size);
-        model->name = std::string(kernel.id()) + " of " + kernel.bundle->origin;
-        char message[NEURON_KERNELS_MESSAGE_SIZE];
-        if (neuron_kernels_verify(kernel.bundle->handle, kernel.number, message, sizeof(message)) !=
-            NEURON_KERNELS_OK) {
-            mark_broken(*model, model->name + ": " + message);
-        }
+        model         = std::make_unique<neuron_model>();
+        model->kernel = kernel;
+        model->name   = std::string(kernel.id()) + " of " + kernel.bundle->origin;
     }
     return *model;
 }

@@ -183,7 +183,7 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
                                 bool &                 broken) {
     std::vector<uint64_t> key   = step_key(kernel, binding);
     const auto            found = steps.find(key);
-    if (found != steps.end()) {
+    if (found != steps.end() && !is_unusable(*found->second->model)) {
         return found->second.get();
     }
     if (steps.size() >= MAX_STEPS) {
@@ -191,7 +191,10 @@ neuron_step * neuron_core::bind(const neuron_kernel &  kernel,
     }
     neuron_model & model = model_of(kernel);
     message              = model.broken;
-    auto step            = message.empty() ? make_step(model, binding, message) : nullptr;
-    broken               = is_unusable(kernel);
+    auto step            = is_unusable(model) ? nullptr : make_step(model, binding, message);
+    broken               = is_unusable(model);
+    if (is_refused(model)) {
+        message.clear();
+    }
     return step ? steps.emplace(std::move(key), std::move(step)).first->second.get() : nullptr;
 }

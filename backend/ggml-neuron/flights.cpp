@@ -14,8 +14,11 @@
 #include <cstdlib>
 #include <thread>
 
-// A queue deeper than this only makes what fails late later.
-static constexpr size_t MAX_DEPTH = 64;
+// libnrt's queue holds no more requests.
+static constexpr size_t MAX_DEPTH = 63;
+
+// After so many launches in a queue that was full once, one more is tried: what filled it may be gone, or may have been larger programs.
+static constexpr size_t WIDEN_AFTER = 32;
 
 // Reads how many launches may be in flight. Says once when the variable is not such a number.
 static size_t read_depth() {
@@ -57,12 +60,16 @@ static size_t read_depth(const neuron_nrt & nrt) {
 }
 
 neuron_flights::neuron_flights(const neuron_nrt & nrt, int vnc, std::mutex & mutex) :
-    nrt(nrt), vnc(vnc), mutex(mutex), depth(read_depth(nrt)) {}
+    nrt(nrt), vnc(vnc), mutex(mutex), depth(read_depth(nrt)),
+    has_events(nrt.nrta_event_register_seq_id_completion != nullptr) {}
 
 neuron_flights::~neuron_flights() {
     stop();
     for (const int event : events) {
         close(event);
+    }
+    for (auto & f : parked) {
+        f.release();  // the runtime may write to it for as long as the process lives
     }
 }
 
@@ -89,7 +96,8 @@ bool neuron_flights::is_full() {
 
 void neuron_flights::wait_for_queue() {
     if (!flights.empty()) {
-        room = flights.size();  // as many as the runtime takes
+        room     = flights.size();  // as many as the runtime takes
+        n_fitted = 0;
         wait_for_first();
         return;
     }
@@ -141,8 +149,7 @@ NRT_STATUS neuron_flights::schedule(neuron_step & step, flight & f) {
         return status;
     }
     if (status != NRT_SUCCESS) {
-        f.status = status;
-        status   = judge(f, "nrta_execute_schedule");
+        status = judge(f, status, "nrta_execute_schedule");
         flights.pop_back();
     }
     return status;
@@ -155,16 +162,16 @@ NRT_STATUS neuron_flights::execute(neuron_step & step, flight & f) {
         const neuron_unlocked unlocked(mutex);
         f.status = nrt.nrt_execute(step.model->handle, step.input, step.output);
     }
-    const NRT_STATUS status = judge(f, "nrt_execute");
+    const NRT_STATUS status = judge(f, f.status, "nrt_execute");
     flights.pop_front();  // there is no other
     changed.notify_all();
     return status;
 }
 
 // Reports an execution that did not just succeed, and returns what it comes to.
-NRT_STATUS neuron_flights::judge(const flight & f, const char * function) {
+NRT_STATUS neuron_flights::judge(const flight & f, NRT_STATUS status, const char * function) {
     // The result is complete, and has infinities or NaNs. ggml's ops pass those on, and so do we.
-    if (f.status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
+    if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
         if (!said_not_a_number) {
             // The report stays set in the core, so it may be of an earlier process.
             NEURON_WARN("core %d: %s, for node %s, or a program before it: results that are not numbers are passed on; "
@@ -174,42 +181,64 @@ NRT_STATUS neuron_flights::judge(const flight & f, const char * function) {
         }
         return NRT_SUCCESS;
     }
-    if (f.status != NRT_SUCCESS) {
-        NEURON_ERROR("core %d: %s: %s, for node %s\n", vnc, nrt.describe(function, f.status).c_str(),
+    if (status != NRT_SUCCESS) {
+        NEURON_ERROR("core %d: %s: %s, for node %s\n", vnc, nrt.describe(function, status).c_str(),
                      f.step->model->name.c_str(), f.node.c_str());
     }
-    return f.status;
+    return status;
 }
 
 //
 // waiting
 //
 
-// Returns whether a launch is done. A library that does not know it any more will not finish it.
-bool neuron_flights::is_completed(flight & f) const {
-    if (depth == 1) {
-        return false;  // the thread that called nrt_execute removes it
-    }
+// Asks the runtime for a launch; any thread may. NRT_INVALID is documented for a launch that it does not know, and nothing is known of a
+// closed library's. Whatever else is not success is of one that is not done: the device may write its results, and the runtime its status.
+neuron_flights::answer neuron_flights::ask(nrta_seq_t seq) {
     bool             completed = false;
-    const NRT_STATUS status    = nrt.nrta_is_completed(f.seq, &completed);
-    if (status != NRT_SUCCESS) {
-        f.status = status;
+    const NRT_STATUS status    = nrt.nrta_is_completed(seq, &completed);
+    if (status == NRT_INVALID || status == NRT_CLOSED) {
+        return answer::UNKNOWN;
     }
-    return completed || status != NRT_SUCCESS;
+    if (status != NRT_SUCCESS && !said_busy.exchange(true)) {
+        NEURON_WARN("core %d: %s: the launch counts as not done; said once\n", vnc,
+                    nrt.describe("nrta_is_completed", status).c_str());
+    }
+    return status == NRT_SUCCESS && completed ? answer::DONE : answer::PENDING;
 }
 
-// Takes away the launches that are done.
+// Takes away the launches that are done, and those that the runtime does not know any more, which failed.
 void neuron_flights::reap() {
-    while (!flights.empty() && is_completed(*flights.front())) {
-        land(*flights.front());
+    while (depth > 1 && !flights.empty()) {  // else the thread that called nrt_execute removes it
+        flight &     f    = *flights.front();
+        const answer said = ask(f.seq);
+        if (said == answer::PENDING) {
+            return;
+        }
+        if (said == answer::DONE) {
+            land(f, f.status, "nrta_execute_schedule");
+            parked.clear();  // launches are done in order
+            widen();
+        } else {
+            land(f, NRT_INVALID, "nrta_is_completed");
+            parked.push_back(std::move(flights.front()));
+        }
         flights.pop_front();
     }
 }
 
+// Has room for one launch more when many fitted.
+void neuron_flights::widen() {
+    if (room < depth && ++n_fitted >= WIDEN_AFTER) {
+        room++;
+        n_fitted = 0;
+    }
+}
+
 // Sees to what a launch came to. What one that failed was to write, and what launches behind it in its stream made of it, is lost.
-void neuron_flights::land(flight & f) {
-    neuron_stream &  stream = *f.stream;
-    const NRT_STATUS status = judge(f, "nrta_execute_schedule");
+void neuron_flights::land(flight & f, NRT_STATUS status, const char * function) {
+    neuron_stream & stream = *f.stream;
+    status                 = judge(f, status, function);
     if (status != NRT_SUCCESS || stream.failed != NRT_SUCCESS) {
         lose(f.step->uses, stream, f.graph, status);
     }
@@ -234,40 +263,48 @@ int neuron_flights::take_event() {
     return event;
 }
 
+// Takes an eventfd for others to wait with. The runtime refers to one that is registered, and may signal it later than it says that the
+// launch is done.
+void neuron_flights::give_back(int event, nrta_seq_t seq, bool registered) {
+    if (registered && nrt.nrta_event_register_seq_id_completion(seq, -1) != NRT_SUCCESS) {
+        has_events = false;  // and this one stays open
+        return;
+    }
+    eventfd_t count = 0;
+    eventfd_read(event, &count);
+    events.push_back(event);
+}
+
 // Waits with the mutex let go. A thread that waits for a launch of some microseconds does not sleep.
-void neuron_flights::wait_completed(nrta_seq_t seq) {
-    const int event = nrt.nrta_event_register_seq_id_completion ? take_event() : -1;
+neuron_flights::answer neuron_flights::wait_completed(nrta_seq_t seq) {
+    const int event      = has_events ? take_event() : -1;
+    bool      registered = false;
+    answer    said;
     {
         const neuron_unlocked unlocked(mutex);
-        bool                  registered = false;
-        for (int tries = 0;; tries++) {
-            bool completed = false;
-            if (nrt.nrta_is_completed(seq, &completed) != NRT_SUCCESS || completed) {
-                break;
-            }
+        bool                  signals = event >= 0;
+        for (int tries = 0; (said = ask(seq)) == answer::PENDING; tries++) {
             if (tries < 4) {
                 std::this_thread::yield();
-            } else if (event < 0) {
+            } else if (!signals) {
                 std::this_thread::sleep_for(std::chrono::microseconds(5));
             } else if (!registered) {
                 // then looked at once more, since it is not documented what comes of one that is done
-                registered = true;
-                if (nrt.nrta_event_register_seq_id_completion(seq, event) != NRT_SUCCESS) {
-                    std::this_thread::sleep_for(std::chrono::microseconds(5));
-                }
+                registered = signals = nrt.nrta_event_register_seq_id_completion(seq, event) == NRT_SUCCESS;
             } else {
-                // an event of an earlier request may be left in it
                 pollfd    wanted = { event, POLLIN, 0 };
                 eventfd_t count  = 0;
-                if (poll(&wanted, 1, 100) > 0) {
+                // not for long: another thread that waited for this launch may have unregistered the eventfd
+                if (poll(&wanted, 1, 10) > 0) {
                     eventfd_read(event, &count);
                 }
             }
         }
     }
     if (event >= 0) {
-        events.push_back(event);
+        give_back(event, seq, registered);
     }
+    return said;
 }
 
 void neuron_flights::wait_for(uint64_t number) {
@@ -287,7 +324,9 @@ void neuron_flights::wait_for(uint64_t number) {
         for (const auto & f : flights) {
             seq = f->number <= number ? f->seq : seq;
         }
-        wait_completed(seq);
+        if (wait_completed(seq) == answer::UNKNOWN && !flights.empty()) {
+            wait_completed(flights.front()->seq);  // those before it may be known
+        }
     }
 }
 

@@ -18,6 +18,7 @@
 
 #include "nrt.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -180,35 +181,46 @@ class neuron_flights {
 
     bool reads_lost(const neuron_step & step, const char * node) const;
 
+    // What the runtime says of a launch.
+    enum class answer { PENDING, DONE, UNKNOWN };
+
     NRT_STATUS schedule(neuron_step & step, flight & f);
     NRT_STATUS execute(neuron_step & step, flight & f);
-    void       wait_completed(nrta_seq_t seq);
-    bool       is_completed(flight & f) const;
+    answer     ask(nrta_seq_t seq);
+    answer     wait_completed(nrta_seq_t seq);
     void       reap();
-    void       land(flight & f);
+    void       land(flight & f, NRT_STATUS status, const char * function);
+    void       widen();
     void       lose(const std::vector<neuron_use> & uses, neuron_stream & stream, uint64_t graph, NRT_STATUS status);
     bool       is_held(const std::vector<neuron_use> & uses, uint64_t before) const;
     uint64_t   last_conflict(const neuron_use & use, uint64_t before) const;
     void       work();
-    NRT_STATUS judge(const flight & f, const char * function);
+    NRT_STATUS judge(const flight & f, NRT_STATUS status, const char * function);
     int        take_event();
+    void       give_back(int event, nrta_seq_t seq, bool registered);
 
     const neuron_nrt &                  nrt;
     const int                           vnc;
     std::mutex &                        mutex;
     const size_t                        depth;
-    size_t                              room = depth;  // what the runtime's queue takes of it
-    std::deque<std::unique_ptr<flight>> flights;       // in order
-    std::deque<std::unique_ptr<job>>    jobs;          // in order, behind all flights
-    std::vector<held_use>               holds;         // in order
-    std::thread                         worker;        // does the jobs, from the first on
+    size_t                              room     = depth;  // what the runtime's queue takes of it
+    size_t                              n_fitted = 0;      // launches that are done since it was full or had more room
+    std::deque<std::unique_ptr<flight>> flights;           // in order
+
+    // Those that the runtime did not know any more, in order: it may still write their status, until it is done with a later one.
+    std::deque<std::unique_ptr<flight>> parked;
+    std::deque<std::unique_ptr<job>>    jobs;    // in order, behind all flights
+    std::vector<held_use>               holds;   // in order
+    std::thread                         worker;  // does the jobs, from the first on
     bool                                stopping = false;
     std::vector<lost_use>               lost;
-    std::vector<int>                    events;   // eventfds that no thread waits for
-    std::condition_variable_any         changed;  // nrt_execute returned; jobs and holds came or went
+    std::vector<int>                    events;      // eventfds that no thread waits for
+    bool                                has_events;  // the runtime signals them
+    std::condition_variable_any         changed;     // nrt_execute returned; jobs and holds came or went
     uint64_t                            last_number       = 0;
     uint64_t                            n_launched        = 0;
     uint64_t                            n_overlapping     = 0;
     uint64_t                            n_jobs            = 0;
     bool                                said_not_a_number = false;
+    std::atomic<bool>                   said_busy{ false };
 };

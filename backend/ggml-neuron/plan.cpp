@@ -170,9 +170,14 @@ static neuron_planned_node bind_node(neuron_core &            core,
                                : bind_step(core, piece.kernel, c.service.is_exact() ? operands : parts,
                                            (size_t) c.placement.n_src, planned.steps, message, broken);
         if (!bound) {
-            NEURON_WARN("%s; computing %s on the CPU%s\n", message.c_str(), ggml_op_desc(node),
-                        broken ? "" : " this time");
-            whole = whole && broken;
+            if (message.empty()) {
+                NEURON_LOG("memory is missing; computing %s on the CPU\n", ggml_op_desc(node));
+            } else {
+                NEURON_WARN("%s; computing %s on the CPU%s\n", message.c_str(), ggml_op_desc(node),
+                            broken ? "" : " this time");
+            }
+            whole            = whole && broken;
+            planned.unusable = broken;
             planned.steps.clear();
             return planned;
         }
@@ -202,8 +207,10 @@ static neuron_planned_node bind_group(neuron_core &            core,
     planned.data               = planned.node->data;
     planned.group              = c.group_placement.bind(core, fusion, scratch, cgraph, *c.group, message, broken);
     if (!planned.group) {
-        NEURON_WARN("%s; computing its %zu nodes one by one%s\n", message.c_str(), c.group->nodes.size(),
-                    broken ? "" : " this time");
+        if (!message.empty()) {
+            NEURON_WARN("%s; computing its %zu nodes one by one%s\n", message.c_str(), c.group->nodes.size(),
+                        broken ? "" : " this time");
+        }
         whole             = whole && broken;
         c.group->unusable = true;
         return planned;

@@ -60,6 +60,8 @@ struct neuron_planned_node {
     bool    cut     = false;                      // computed by kernels for other numbers of tokens, or a longer cache
     int64_t padding = 0;                          // rows that they compute beyond the node's own, or twice
 
+    bool unusable = false;                        // its kernel is broken or does not fit
+
     bool later = false;                           // computed with a later node, at the end of their chain
 
     std::vector<neuron_step *> steps;  // one after the other; none: computed on the CPU, unless the result is 0

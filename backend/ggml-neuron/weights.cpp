@@ -11,7 +11,7 @@ namespace {
 
 struct answers {
     std::mutex                               mutex;
-    std::map<std::string, std::set<ggml_op>> offered;  // by name
+    std::map<std::string, std::set<ggml_op>> offered;  // by key_of
     std::set<std::string>                    refused;
 };
 
@@ -21,21 +21,31 @@ answers & all() {
     return *instance;
 }
 
+std::string key_of(const ggml_tensor * weight) {
+    std::string key = weight->name;
+    for (const int64_t number :
+         { (int64_t) weight->type, weight->ne[0], weight->ne[1], weight->ne[2], weight->ne[3] }) {
+        key += ' ' + std::to_string(number);
+    }
+    return key;
+}
+
 }  // namespace
 
 void neuron_note_weight(const ggml_tensor * op, const ggml_tensor * weight, bool takes) {
+    const std::string                 key = key_of(weight);
     const std::lock_guard<std::mutex> lock(all().mutex);
-    all().offered[weight->name].insert(op->op);
+    all().offered[key].insert(op->op);
     if (takes) {
-        all().refused.erase(weight->name);
+        all().refused.erase(key);
     } else {
-        all().refused.insert(weight->name);
+        all().refused.insert(key);
     }
 }
 
 bool neuron_refused_weight(const ggml_tensor * weight) {
     const std::lock_guard<std::mutex> lock(all().mutex);
-    return all().refused.count(weight->name) != 0;
+    return all().refused.count(key_of(weight)) != 0;
 }
 
 bool neuron_is_weight(const ggml_tensor * t) {
@@ -51,6 +61,6 @@ bool neuron_is_kept_by_host(const ggml_tensor * op) {
     if (all().offered.empty()) {
         return false;  // the program asks nothing of its weights
     }
-    const auto found = all().offered.find(op->src[0]->name);
+    const auto found = all().offered.find(key_of(op->src[0]));
     return found == all().offered.end() || found->second.count(GGML_OP_GET_ROWS) == 0;
 }

@@ -1,4 +1,6 @@
-// What llama.cpp asked about its weights before it placed them, by name and op.
+// What llama.cpp asked about its weights before it placed them, by op and by what a weight has in common with the tensor that is made of
+// it later: name, type and shape. A target and its draft model have names in common. Of weights that agree in all three the answers are the
+// same, unless the program offers them for other ops.
 
 #pragma once
 

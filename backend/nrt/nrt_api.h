@@ -234,10 +234,13 @@ NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
                             int            queue,
                             NRT_STATUS *   ret,
                             nrta_seq_t *   seq);
+
+// NRT_INVALID: there is no such request. AWS documents no other status of one that is not completed than success.
 NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed);
 NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t unit, int queue, nrta_seq_t * seq);
 
-// Since SDK 2.30: signals an eventfd of the caller's when the request is completed.
+// Since SDK 2.30: signals an eventfd of the caller's when the request is completed. Until -1 is given in its place the library refers to it,
+// so that is done before it is closed or used for another request. Source: AWS's nkipy, which calls it so.
 NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event);
 
 // SDK 2.28, which the backend does not use; the simulator plays it.

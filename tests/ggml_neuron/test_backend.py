@@ -35,6 +35,13 @@ def test_what_needs_no_kernel_of_its_own(run: Run, kernels: Path, buffers: str, 
     assert result.said == {scenario: "ok"}, result.log
 
 
+def test_weights_of_two_models_have_the_same_name(run: Run, tmp_path: Path) -> None:
+    """While ops are recorded, the device takes what can be built."""
+    variables = {"GGML_NEURON_RECORD": tmp_path / "mine.yaml", "GGML_NEURON_BUFFERS": "device"}
+    result = run("same-names", **variables)
+    assert result.said == {"same-names": "ok"}, result.log
+
+
 def test_a_node_that_only_the_device_can_run_is_computed_without_a_kernel(run: Run, kernels: Path) -> None:
     result = run("stranded", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     assert result.said == {"stranded": "ok"}, result.log

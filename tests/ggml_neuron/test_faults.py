@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import ROOT, Programs, Run, ran_on
+from programs import ROOT, Benched, Programs, Run, llama_bench, ran_on
 
 BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
@@ -202,6 +202,30 @@ def test_a_damaged_neff_is_not_used(
     assert "loaded sub-" in result.log  # others are used
 
 
+@pytest.mark.parametrize(
+    ("scenario", "said"),
+    [
+        ("rewritten", r"the SHA-256 of its \d+ bytes is"),
+        ("cut", r"the pack had \d+ bytes when it was opened, and has no"),
+    ],
+)
+def test_a_pack_that_changes_while_it_is_open_is_not_used_any_more(
+    run: Run, kernels: Path, tmp_path: Path, scenario: str, said: str
+) -> None:
+    pack = tmp_path / "changed.kernels.gguf"
+    shutil.copyfile(kernels / "scenarios_trn1.kernels.gguf", pack)
+    result = run(
+        scenario,
+        GGML_NEURON_KERNEL_DIR=pack,
+        GGML_NEURON_BUFFERS="device",
+        NEURON_SIMULATOR_MEMORY=str((96 << 20) + (250 << 10) + (64 << 10)),  # for one program
+    )
+    assert result.said == {scenario: "ok"}, result.log
+    assert len(re.findall(rf"core 0: sub-64x4-f32-\w+ of {pack}: its NEFF is damaged: {said}", result.log)) == 1, (
+        result.log
+    )
+
+
 def test_a_folder_that_cannot_be_read_is_said(run: Run, kernels: Path, tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
@@ -340,7 +364,7 @@ def test_the_tensors_of_a_neff_are_those_of_the_index(
 
 
 def test_what_the_backend_places_itself_is_aligned(run: Run, kernels: Path) -> None:
-    """Scratch memory and the tensors of buffers, which slices are made of, lie at multiples of 128 bytes."""
+    """Scratch memory and the tensors of buffers, which slices are made of, lie at multiples of 512 bytes."""
     names = ("add", "chain", "cache", "inplace", "same-twice", "optimizer", "scheduled")
     for buffers in ("device", "host"):
         result = run(
@@ -348,7 +372,7 @@ def test_what_the_backend_places_itself_is_aligned(run: Run, kernels: Path) -> N
             GGML_NEURON_KERNEL_DIR=kernels,
             GGML_NEURON_BUFFERS=buffers,
             GGML_NEURON_LOG="1",
-            NEURON_SIMULATOR_SLICE_ALIGNMENT="128",
+            NEURON_SIMULATOR_SLICE_ALIGNMENT="512",
         )
         assert result.said == dict.fromkeys(names, "ok"), result.log
         assert "SLICE_ALIGNMENT" not in result.log
@@ -440,10 +464,37 @@ def test_a_program_that_does_not_fit_is_not_tried_again_before_memory_is_freed(
         **noop | variables,
     )
     assert result.said == {"given-back": "ok"}, result.log
-    assert result.log.count(" does not fit beside the tensors, though no other program is loaded") == 2, result.log
-    assert result.log.count("; computing ADD on the CPU\n") == 1
+    assert result.log.count(" does not fit beside the tensors, though no other program is loaded") == 1, result.log
+    assert result.log.count("memory is missing; computing ADD on the CPU\n") == 1  # the plan is kept
     # Of five times the first four lack the kernel; the other kernel is there each time.
     assert ran_on(result) == (6, 4)
+
+
+def test_a_full_core_is_said_once(programs: Programs, benched: Benched) -> None:
+    """Neither the first program nor any other has room beside the model, which is what a second model finds, too."""
+    variables = {"GGML_NEURON_KERNEL_DIR": benched.kernels, "GGML_NEURON_BUFFERS": "device"}
+    log = llama_bench(programs, benched.model, NEURON_SIMULATOR_MEMORY="100M", **variables).stderr
+    said = [line for line in log.splitlines() if line.startswith("ggml-neuron: ")]
+    assert len(said) == 4, log  # of two contexts, one after the other
+    full = (
+        r"ggml-neuron: core 0: nrt_load failed: NRT_RESOURCE \(4\): \S+ of \S+ does not fit beside the tensors, though no other "
+        r"program is loaded; of the core's 100 MiB, tensors hold \d MiB, programs and others 0 MiB, and 9\d MiB are free: at least "
+        r"\d MiB are missing\. Put fewer layers .* smaller\. Until tensors are freed, the CPU computes the ops of programs that do "
+        r"not fit"
+    )
+    assert all(re.fullmatch(full, line) for line in said[::2]), log
+    assert all("(its kernel can't be used)" in line for line in said[1::2]), log
+
+
+def test_a_model_that_does_not_fit_says_why(programs: Programs, benched: Benched) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": benched.kernels, "GGML_NEURON_BUFFERS": "device"}
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        llama_bench(programs, benched.model, NEURON_SIMULATOR_MEMORY="1M", **variables)
+    log = failed.value.stderr
+    assert (failed.value.returncode, "llama_bench: error: failed to load model" in log) == (1, True), log
+    assert re.search(
+        r"NRT_RESOURCE \(4\): \d+ bytes; of the core's 1 MiB, .* and 1 MiB are free: 3 MiB are missing", log
+    )
 
 
 def test_a_program_that_fails_to_load_without_a_cause_is_loaded_once_more(
@@ -468,7 +519,7 @@ def test_what_can_never_fit_unloads_no_program(run: Run, kernels: Path) -> None:
     assert "to make room" not in result.log
     assert re.search(
         r"nrt_tensor_allocate failed: NRT_RESOURCE \(4\): 1073741824 bytes; of the core's 512 MiB, tensors hold \d+ MiB, "
-        r"programs and others \d+ MiB, and \d+ MiB are free: put fewer layers",
+        r"programs and others \d+ MiB, and \d+ MiB are free: \d+ MiB are missing\. Put fewer layers",
         result.log,
     ), result.log
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from programs import Result, Run
 
-DEPTHS = ("1", "2", "3", pytest.param("64", marks=pytest.mark.long))
+DEPTHS = ("1", "2", "3", pytest.param("63", marks=pytest.mark.long))
 
 
 def overlapping(log: str) -> tuple[int, int]:
@@ -53,6 +53,46 @@ def test_a_queue_of_the_runtime_that_is_shorter(run: Run, kernels: Path) -> None
     assert result.said == {"in-flight": "ok"}, result.log
     unlimited = run("in-flight", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     assert overlapping(result.log)[0] == overlapping(unlimited.log)[0]
+
+
+def test_a_queue_that_was_full_once_takes_more_again(run: Run, kernels: Path) -> None:
+    result = run(
+        *["in-flight"] * 3,
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_LOG="1",
+        NEURON_SIMULATOR_FAULT="full@2",
+        NEURON_SIMULATOR_LAUNCH_US="1000",
+    )
+    assert result.said == {"in-flight": "ok"}, result.log
+    launches, later = overlapping(result.log)
+    assert later > launches / 3
+
+
+def test_an_answer_that_is_not_documented_means_not_yet(run: Run, kernels: Path) -> None:
+    result = run(
+        "in-flight",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        NEURON_SIMULATOR_FAULT="busy",
+        NEURON_SIMULATOR_LAUNCH_US="1000",
+    )
+    assert result.said == {"in-flight": "ok"}, result.log
+    said = "core 0: nrta_is_completed failed: NRT_EXEC_NC_BUSY (1005): the launch counts as not done; said once"
+    assert result.log.count(said) == 1
+
+
+def test_eventfds_are_unregistered(run: Run, kernels: Path) -> None:
+    result = run(
+        "in-flight",
+        "in-flight-in-threads",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        NEURON_SIMULATOR_LAUNCH_US="2000",
+        NEURON_RT_LOG_LEVEL="INFO",
+    )
+    assert set(result.said.values()) == {"ok"}, result.log
+    assert "not unregistered" not in result.log
 
 
 @pytest.mark.parametrize(("limit", "depth"), [("1", 1), ("2", 2), ("9", 3)])
@@ -159,6 +199,11 @@ def test_an_event_of_another_core(run: Run, kernels: Path) -> None:
     assert result.said == {"two-cores-waiting": "ok"}, result.log
 
 
+def test_an_event_of_another_kind_of_device(run: Run, kernels: Path) -> None:
+    result = run("another-device", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device")
+    assert result.said == {"another-device": "ok"}, result.log
+
+
 def test_what_a_copy_waits_for_fails_late(run: Run, kernels: Path) -> None:
     fault = {"NEURON_SIMULATOR_FAULT": "execute@1"}
     result = run_on_two_cores(run, kernels, "two-cores-late", launch_us=300_000, **fault)
@@ -188,6 +233,13 @@ def test_a_launch_that_fails_late_fails_its_graph_when_that_has_an_output(run: R
     assert result.said == {"fails-late": "ok"}, result.log
     assert LAUNCH_FAILED.search(result.log), result.log
     assert "after that was given back" not in result.log
+
+
+def test_a_launch_that_the_runtime_does_not_know_any_more_failed(run: Run, kernels: Path) -> None:
+    result = run_with_fault(run, kernels, "fails-late", "unknown@2")
+    assert result.said == {"fails-late": "ok"}, result.log
+    said = r"nrta_is_completed failed: NRT_INVALID \(2\): add-64x4-f32-\w+ of [^\n]*, for node"
+    assert len(re.findall(said, result.log)) == 1, result.log
 
 
 def test_a_launch_that_fails_late_fails_the_next_graph(run: Run, kernels: Path) -> None:
@@ -239,8 +291,8 @@ def test_what_programs_are_told(run: Run, kernels: Path, scenario: str, variable
     assert result.said == {scenario: "ok", "chain": "ok"}, result.log
 
 
-@pytest.mark.parametrize("depth", ["0", "65", "two"])
+@pytest.mark.parametrize("depth", ["0", "64", "two"])
 def test_a_depth_that_is_none(run: Run, kernels: Path, depth: str) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_QUEUE_DEPTH=depth)
     assert result.said == {"add": "ok"}, result.log
-    assert f"GGML_NEURON_QUEUE_DEPTH is a number from 1 to 64, not '{depth}'" in result.log
+    assert f"GGML_NEURON_QUEUE_DEPTH is a number from 1 to 63, not '{depth}'" in result.log

@@ -82,6 +82,9 @@ def test_launches_in_flight(sanitized: Programs, kernels: Path) -> None:
     for name, count in (*late, ("two-cores-waiting", 1), ("two-cores-late", 1)):
         fault = {"NEURON_SIMULATOR_FAULT": f"execute@{count}", "NEURON_SIMULATOR_LAUNCH_US": "100000"}
         expect_ok(scenarios(sanitized, name, **fault, **variables), (name,))
+    # The runtime writes the status of a launch that it says not to know.
+    fault = {"NEURON_SIMULATOR_FAULT": "unknown@2", "NEURON_SIMULATOR_LAUNCH_US": "100000"}
+    expect_ok(scenarios(sanitized, "fails-late", **fault, **variables), ("fails-late",))
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_FAULT": "memory/3,kill@x"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_FAULT": "memory/3,kill@2"}, "NRT_SUCCESS 1 1"),
         ({"NEURON_SIMULATOR_QUEUE": "0"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_QUEUE": "64"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_FAULT": "execute@x"}, "NRT_INVALID 0 0"),
     ],
 )
@@ -214,6 +215,16 @@ def test_requests_in_flight(client: Run, add: Path) -> None:
     assert "NRT simulator ERROR nrt_tensor_free: a request in flight uses it; that request fails" in result.stderr
 
 
+@pytest.mark.parametrize(("inputs", "requests"), [(2, 63), (20, 31), (70, 15)])
+def test_a_queue_takes_fewer_large_programs(client: Run, make_neff: Make, inputs: int, requests: int) -> None:
+    def function(*sources):  # type: ignore[no-untyped-def]
+        return sum(sources)
+
+    f32 = T("(8,4,1,1)/f32")
+    many = make_neff(KernelSpec.make("my_many", [f32] * inputs, f32), function)
+    assert good(client("full", many, NEURON_SIMULATOR_LAUNCH_US="1000000")).strip() == str(requests)
+
+
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
@@ -227,6 +238,8 @@ def test_requests_in_flight(client: Run, add: Path) -> None:
 def test_statuses_come_late(client: Run, add: Path, fault: str, expected: str) -> None:
     result = client("late", add, NEURON_SIMULATOR_LAUNCH_US="20000", NEURON_SIMULATOR_FAULT=fault)
     assert good(result).strip() == expected
+    left = "nrt_close: 1 requests have eventfds that were not unregistered"
+    assert left in result.stderr
 
 
 def test_an_earlier_release_has_no_requests_in_flight(client: Run, add: Path) -> None:

@@ -25,6 +25,8 @@ FAULTS = {
     "copies": {"copies"},
     "names": {"load"},
     "order": {"asynchronous"},
+    "unknown": {"asynchronous"},
+    "full": {"asynchronous"},
 }
 """Checks that fail, by what is done wrong (NEURON_SIMULATOR_FAULT)."""
 

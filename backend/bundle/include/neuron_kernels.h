@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 // Version of the functions below and of the table. Either is added to, never changed; each addition raises it by one.
-#define NEURON_KERNELS_API_VERSION 7
+#define NEURON_KERNELS_API_VERSION 8
 
 // Versions of what is in a pack, a tree and a table that this library reads, the first and the last: keys, hash and metadata
 // (docs/bundle-format.md). The second has graph kernels, too, the third kernels that are found by their names.
@@ -126,9 +126,9 @@ typedef struct neuron_kernels_table {
 //
 // The file is mapped, read-only: processes that open the same pack share its memory, and NEFFs are read from disk when
 // they are used. The index is copied and fully checked here, in time proportional to its size; after that finding and
-// enumerating kernels never touch the file. NEFF bytes do: a pack that is overwritten or shortened in place while it is
-// open changes under its readers or kills them with SIGBUS. Replace a pack by renaming another one over it, as
-// kernelgen does; where that can't be relied on, read the file and use neuron_kernels_open_memory.
+// enumerating kernels never touch the file. NEFF bytes do: of a pack that is overwritten or shortened in place while it is
+// open, what neuron_kernels_neff points to changes, or kills who reads it with SIGBUS. neuron_kernels_read tells instead.
+// Replace a pack by renaming another one over it, as kernelgen does: then its readers keep what they opened.
 //
 // On success *bundle is the bundle. On error it is NULL and `message`, unless it is NULL, says which file, what is
 // wrong with it, where (byte offset or metadata key) and what was expected.
@@ -231,8 +231,21 @@ NEURON_KERNELS_API const char * neuron_kernels_id(const neuron_kernels * bundle,
 // has fewer kernels.
 NEURON_KERNELS_API const void * neuron_kernels_neff(const neuron_kernels * bundle, int32_t kernel, size_t * size);
 
-// Compares a kernel's NEFF with the SHA-256 that the bundle's index has for it, which opening a bundle does not do: call it
-// once for each NEFF, before it is loaded. It reads the NEFF's bytes, some milliseconds for each MB.
+// Copies a kernel's NEFF to `data`, which has room for `size` bytes: the NEFF's size. The copy has the SHA-256 that the bundle's
+// index has for it, whatever becomes of a pack's file: call it each time before a NEFF is loaded. It takes some milliseconds for
+// each MB.
+//
+// Returns as neuron_kernels_verify does, and NEURON_KERNELS_ERROR_ARGUMENT where `size` is another, and
+// NEURON_KERNELS_ERROR_IO when the file can't be read. Then there is no NEFF in `data`. Since API version 8.
+NEURON_KERNELS_API neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
+                                                             int32_t                kernel,
+                                                             void *                 data,
+                                                             size_t                 size,
+                                                             char *                 message,
+                                                             size_t                 message_size);
+
+// Compares a kernel's NEFF with the SHA-256 that the bundle's index has for it, which opening a bundle does not do. It reads the
+// NEFF's bytes, some milliseconds for each MB; a pack's file may change afterwards, which neuron_kernels_read takes care of.
 //
 // Returns NEURON_KERNELS_OK, NEURON_KERNELS_ERROR_CORRUPT when they differ, or NEURON_KERNELS_ERROR_ARGUMENT where the bundle
 // has fewer kernels; `message`, unless it is NULL, says what is wrong, and is empty when nothing is. A bundle that was embedded

@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <vector>
 
 //
 // what the forms of a bundle share
@@ -317,37 +319,70 @@ const void * neuron_kernels_neff(const neuron_kernels * bundle, int32_t kernel, 
     return table.neff_data + table.neff_offsets[neff];
 }
 
+neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
+                                          int32_t                kernel,
+                                          void *                 data,
+                                          size_t                 size,
+                                          char *                 message,
+                                          size_t                 message_size) {
+    const auto report = [&](neuron_kernels_status status, const char * text) {
+        if (message && message_size > 0) {
+            snprintf(message, message_size, "%s", text);
+        }
+        return status;
+    };
+    char         text[NEURON_KERNELS_MESSAGE_SIZE];
+    size_t       expected;
+    const auto * neff = static_cast<const uint8_t *>(neuron_kernels_neff(bundle, kernel, &expected));
+    if (!neff) {
+        snprintf(text, sizeof(text), "there is no kernel %" PRId32, kernel);
+        return report(NEURON_KERNELS_ERROR_ARGUMENT, text);
+    }
+    if (!data || size != expected) {
+        snprintf(text, sizeof(text), "room for %zu bytes; the NEFF has %zu", data ? size : 0, expected);
+        return report(NEURON_KERNELS_ERROR_ARGUMENT, text);
+    }
+    if (bundle->file.data()) {
+        try {
+            bundle->file.read(static_cast<size_t>(neff - bundle->file.data()), data, size);
+        } catch (const nk::error & error) {
+            return report(error.status, error.message.c_str());
+        }
+    } else {
+        memcpy(data, neff, size);
+    }
+    const neuron_kernels_table & table = bundle->table;
+    if (!table.neff_sha256) {
+        return report(NEURON_KERNELS_OK, "");
+    }
+    const char * recorded = table.neff_sha256 + size_t{ table.kernel_neff[kernel] } * (nk::SHA256_DIGITS + 1);
+    char         found[nk::SHA256_DIGITS + 1];
+    nk::sha256(static_cast<const uint8_t *>(data), size, found);
+    if (strcmp(found, recorded) == 0) {
+        return report(NEURON_KERNELS_OK, "");
+    }
+    snprintf(text, sizeof(text),
+             "its NEFF is damaged: the SHA-256 of its %zu bytes is %s, and the bundle's index says %s; build the "
+             "bundle again",
+             size, found, recorded);
+    return report(NEURON_KERNELS_ERROR_CORRUPT, text);
+}
+
 neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
                                             int32_t                kernel,
                                             char *                 message,
                                             size_t                 message_size) {
-    char room[1];
-    if (!message || message_size == 0) {
-        message      = room;
-        message_size = sizeof(room);
+    size_t size;
+    neuron_kernels_neff(bundle, kernel, &size);
+    try {
+        std::vector<uint8_t> copy(std::max(size, size_t{ 1 }));
+        return neuron_kernels_read(bundle, kernel, copy.data(), size, message, message_size);
+    } catch (const std::exception &) {  // bad_alloc
+        if (message && message_size > 0) {
+            snprintf(message, message_size, "out of memory");
+        }
+        return NEURON_KERNELS_ERROR_MEMORY;
     }
-    *message = '\0';
-    if (!has(bundle, kernel)) {
-        snprintf(message, message_size, "there is no kernel %" PRId32, kernel);
-        return NEURON_KERNELS_ERROR_ARGUMENT;
-    }
-    const neuron_kernels_table & table = bundle->table;
-    if (!table.neff_sha256) {
-        return NEURON_KERNELS_OK;
-    }
-    size_t       size;
-    const auto * neff     = static_cast<const uint8_t *>(neuron_kernels_neff(bundle, kernel, &size));
-    const char * recorded = table.neff_sha256 + size_t{ table.kernel_neff[kernel] } * (nk::SHA256_DIGITS + 1);
-    char         found[nk::SHA256_DIGITS + 1];
-    nk::sha256(neff, size, found);
-    if (strcmp(found, recorded) == 0) {
-        return NEURON_KERNELS_OK;
-    }
-    snprintf(message, message_size,
-             "its NEFF is damaged: the SHA-256 of its %zu bytes is %s, and the bundle's index says %s; build the "
-             "bundle again",
-             size, found, recorded);
-    return NEURON_KERNELS_ERROR_CORRUPT;
 }
 
 int32_t neuron_kernels_neff_index(const neuron_kernels * bundle, int32_t kernel) {

@@ -16,19 +16,13 @@ namespace nk {
 
 mapping::mapping(const char * path) {
     // Without O_NONBLOCK the opening of a FIFO would wait for a writer.
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
+    mapping opened;  // closed when this fails
+    opened.file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (opened.file < 0) {
         fail(NEURON_KERNELS_ERROR_IO, "can't be opened: %s", strerror(errno));
     }
-
-    struct closer {
-        int fd;
-
-        ~closer() { close(fd); }
-    } close_at_end{ fd };
-
     struct stat info;
-    if (fstat(fd, &info) != 0) {
+    if (fstat(opened.file, &info) != 0) {
         fail(NEURON_KERNELS_ERROR_IO, "can't be examined: %s", strerror(errno));
     }
     if (!S_ISREG(info.st_mode)) {
@@ -41,15 +35,40 @@ mapping::mapping(const char * path) {
     if (info.st_size == 0) {
         return;
     }
-    void * mapped = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
+    void * mapped = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, opened.file, 0);
     if (mapped == MAP_FAILED) {
         fail(NEURON_KERNELS_ERROR_IO, "can't be mapped into memory: %s", strerror(errno));
     }
-    address = mapped;
-    length  = static_cast<size_t>(info.st_size);
+    opened.address = mapped;
+    opened.length  = static_cast<size_t>(info.st_size);
+    *this          = std::move(opened);
+}
+
+void mapping::read(size_t offset, void * out, size_t n) const {
+    auto * to = static_cast<uint8_t *>(out);
+    while (n > 0) {
+        const ssize_t got = pread(file, to, n, static_cast<off_t>(offset));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got < 0) {
+            fail(NEURON_KERNELS_ERROR_IO, "its NEFF can't be read: %s", strerror(errno));
+        }
+        if (got == 0) {
+            fail(
+                NEURON_KERNELS_ERROR_CORRUPT,
+                "its NEFF is damaged: the pack had %zu bytes when it was opened, and has no byte %zu any more; replace "
+                "a pack by renaming another one over it",
+                length, offset);
+        }
+        to += got;
+        offset += static_cast<size_t>(got);
+        n -= static_cast<size_t>(got);
+    }
 }
 
 mapping & mapping::operator=(mapping && other) noexcept {
+    std::swap(file, other.file);
     std::swap(address, other.address);
     std::swap(length, other.length);
     return *this;
@@ -58,6 +77,9 @@ mapping & mapping::operator=(mapping && other) noexcept {
 mapping::~mapping() {
     if (address) {
         munmap(address, length);
+    }
+    if (file >= 0) {
+        close(file);
     }
 }
 

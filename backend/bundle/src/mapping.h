@@ -28,9 +28,15 @@ class mapping {
 
     size_t size() const { return length; }
 
+    // Copies bytes of the file as they are now, which need not be what was mapped, and never ends in a signal.
+    //
+    // Throws `error`: IO when the file can't be read, CORRUPT when it is shorter now.
+    void read(size_t offset, void * out, size_t n) const;
+
     std::string_view text() const { return { static_cast<const char *>(address), length }; }
 
   private:
+    int    file    = -1;  // open for `read`
     void * address = nullptr;
     size_t length  = 0;
 };

@@ -263,6 +263,13 @@ static void test_a_neff_that_is_not_the_indexs_is_noticed(const std::string & by
         CHECK_MSG(good ? !*message : strstr(message, "its NEFF is damaged: the SHA-256 of its") != nullptr, "%s",
                   message);
         CHECK(neuron_kernels_verify(bundle, (int32_t) i, nullptr, 0) == status);
+        size_t       size;
+        const void * neff = neuron_kernels_neff(bundle, (int32_t) i, &size);
+        std::string  copy(size, '\0');
+        CHECK(neuron_kernels_read(bundle, (int32_t) i, copy.data(), size, message, sizeof(message)) == status);
+        CHECK(memcmp(copy.data(), neff, size) == 0);
+        CHECK(neuron_kernels_read(bundle, (int32_t) i, copy.data(), size - 1, message, sizeof(message)) ==
+              NEURON_KERNELS_ERROR_ARGUMENT);
     }
     CHECK(neuron_kernels_verify(bundle, (int32_t) n_kernels, message, sizeof(message)) ==
           NEURON_KERNELS_ERROR_ARGUMENT);

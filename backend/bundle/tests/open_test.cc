@@ -422,7 +422,17 @@ static void test_files(const std::string & folder) {
         CHECK(neuron_kernels_find_id(bundle, test::kernel_id(i).c_str()) == static_cast<int32_t>(i));
         size_t size = 0;
         CHECK(neuron_kernels_neff(bundle, static_cast<int32_t>(i), &size) && size > 0);
+        std::string copy(size, '\0');
+        const auto  status =
+            neuron_kernels_read(bundle, static_cast<int32_t>(i), copy.data(), size, message, sizeof(message));
+        CHECK(status == NEURON_KERNELS_ERROR_CORRUPT && strstr(message, "replace a pack by renaming another one over"));
     }
+    // The file that was opened is read, and not another of its name.
+    write(path, test::make_pack(kernels).bytes());
+    CHECK(neuron_kernels_verify(bundle, 0, message, sizeof(message)) == NEURON_KERNELS_OK && !*message);
+    unlink(path.c_str());
+    write(path, "another");
+    CHECK(neuron_kernels_verify(bundle, 0, message, sizeof(message)) == NEURON_KERNELS_OK && !*message);
     neuron_kernels_close(bundle);
     unlink(path.c_str());
 }

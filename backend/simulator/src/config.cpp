@@ -31,6 +31,9 @@ static const instance INSTANCES[] = {
 static constexpr double MAX_LAUNCH_US = 1e6;
 static constexpr size_t MAX_ALIGNMENT = 65536;
 
+// Requests that a queue of nrta_* holds at most: libnrt takes a larger NEURON_RT_XU_COMPUTE_MAX_QUEUED_REQUESTS for this.
+static constexpr uint32_t MAX_QUEUE = 63;
+
 // Returns the variable's text, null when it is unset or empty.
 static const char * variable(const char * name) {
     const char * text = getenv(name);
@@ -271,8 +274,8 @@ bool config::read(config & out, std::string & error) {
         return false;
     }
     const char * const queue = variable("NEURON_SIMULATOR_QUEUE");
-    if (queue != nullptr && !read_count(queue, out.queue)) {
-        error = bad("NEURON_SIMULATOR_QUEUE", queue, "a number of requests from 1 to 128");
+    if (queue != nullptr && (!read_count(queue, out.queue) || out.queue > MAX_QUEUE)) {
+        error = bad("NEURON_SIMULATOR_QUEUE", queue, "a number of requests from 1 to 63");
         return false;
     }
     const char * const in_flight = variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS");

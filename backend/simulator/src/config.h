@@ -34,7 +34,7 @@ struct config {
     bool                  older_neffs  = false;    // NEURON_RT_ALLOW_LEGACY_NEFF
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
     uint32_t              release      = 32;       // of the SDK that is played: 2.32
-    uint32_t              queue        = 64;       // requests that a queue of nrta_* holds
+    uint32_t              queue        = 63;       // places for requests in a queue of nrta_*
     uint32_t              in_flight    = 0;        // NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS
     std::string           fault;  // NEURON_SIMULATOR_FAULT, a list that faults::read takes; empty: nothing
     size_t                slice_alignment = 1;  // bytes: other offsets of slices are refused

@@ -7,8 +7,9 @@
 
 namespace simulator {
 
-static const char * const FAULTS[] = { "init",   "load",   "execute",  "results", "late", "aliases", "slices",
-                                       "copies", "memory", "deferred", "kill",    "lost", "names",   "order" };
+static const char * const FAULTS[] = { "init",   "load",   "execute", "results",  "late", "aliases",
+                                       "slices", "copies", "memory",  "deferred", "kill", "lost",
+                                       "names",  "order",  "busy",    "unknown",  "full" };
 
 // Reads a whole number of at least 1.
 static bool read_count(const std::string & text, uint64_t & out) {

@@ -93,6 +93,10 @@ void nrt_close(void) {
     }
     rt.state = phase::closed;
     rt.units->stop();
+    if (const size_t left = rt.units->registered()) {
+        log(level::warning, "nrt_close", "%zu requests have eventfds that were not unregistered (-1 in place of one)",
+            left);
+    }
     rt.models.clear();
     rt.sets.clear();
     rt.tensors.clear();

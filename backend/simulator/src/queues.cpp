@@ -59,8 +59,17 @@ static NRT_STATUS submit(runtime &                           rt,
     if (unit == nullptr || seq == nullptr) {
         return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
     }
-    const NRT_STATUS status = check_in_flight(rt, request->spans, unit, where);
-    return status == NRT_SUCCESS ? unit->submit(std::move(request), *seq) : status;
+    if (rt.faults.strikes("full")) {
+        return NRT_QUEUE_FULL;
+    }
+    NRT_STATUS status = check_in_flight(rt, request->spans, unit, where);
+    if (status == NRT_SUCCESS) {
+        status = unit->submit(std::move(request), *seq);
+    }
+    if (status == NRT_SUCCESS && rt.faults.strikes("unknown")) {
+        unit->forget(NRTA_SEQ_GET_SEQ_NUM(*seq));
+    }
+    return status;
 }
 
 // The core that a tensor's requests are queued on: its own, or the first for those in the host's memory.
@@ -210,6 +219,10 @@ NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
         if (unit == nullptr || !unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)) {
             return invalid(where, "no request has this sequence ID");
         }
+        // AWS documents NRT_INVALID for what is no request, and no other status of one that is not done.
+        if (!*completed && rt.faults.strikes("busy")) {
+            return NRT_EXEC_NC_BUSY;
+        }
         if (*completed && unit->last() != seq && rt.faults.strikes("order")) {
             *completed = false;
         }
@@ -232,9 +245,14 @@ NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t kind, int queue, nrta_seq_t
 NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event) {
     const char * const where = "nrta_event_register_seq_id_completion";
     return with_queues(where, &simulator::config::has_events, [&](runtime & rt) {
-        // One of our own, since the caller's may be closed first.
-        simulator::unique_fd    own(fcntl(event, F_DUPFD_CLOEXEC, 0));
         simulator::unit * const unit = rt.units->find(seq);
+        if (event < 0) {
+            return unit != nullptr && unit->unregister(NRTA_SEQ_GET_SEQ_NUM(seq))
+                       ? NRT_SUCCESS
+                       : invalid(where, "no request has this sequence ID");
+        }
+        // One of our own, since the caller's may be closed first.
+        simulator::unique_fd own(fcntl(event, F_DUPFD_CLOEXEC, 0));
         if (!own) {
             return invalid(where, "not a file descriptor");
         }

@@ -44,7 +44,7 @@ NRT_STATUS unit::submit(std::shared_ptr<request> request, nrta_seq_t & out, size
     if (lost_) {
         return NRT_EXEC_UNIT_UNRECOVERABLE;
     }
-    if (queue_.size() >= std::min(capacity_, most)) {
+    if (!queue_.empty() && (taken_ + request->places > capacity_ || queue_.size() >= most)) {
         return NRT_QUEUE_FULL;
     }
     if (stopped_) {
@@ -54,6 +54,7 @@ NRT_STATUS unit::submit(std::shared_ptr<request> request, nrta_seq_t & out, size
         thread_ = std::thread([this] { work(); });
     }
     request->number = submitted_ + 1;
+    taken_ += request->places;
     queue_.push_back(std::move(request));
     out = seq(++submitted_);
     changed_.notify_one();
@@ -100,14 +101,26 @@ void unit::finish(const std::shared_ptr<request> & done, NRT_STATUS status) {
     lost_ = lost_ || status == NRT_EXEC_UNIT_UNRECOVERABLE;
     done_ = done->number;
     queue_.pop_front();
+    taken_ -= done->places;
     for (const unique_fd & event : done->events) {
         signal_event(event);
     }
 }
 
+// locked
+bool unit::knows(uint64_t number) const {
+    return number > 0 && number <= submitted_ && forgotten_.count(number) == 0;
+}
+
 bool unit::completed(uint64_t number, bool & out) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
     out = number <= done_;
-    return number > 0 && number <= submitted_;
+    return knows(number);
+}
+
+void unit::forget(uint64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    forgotten_.insert(number);
 }
 
 nrta_seq_t unit::last() const {
@@ -116,9 +129,10 @@ nrta_seq_t unit::last() const {
 
 bool unit::notify(uint64_t number, unique_fd event) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (number == 0 || number > submitted_) {
+    if (!knows(number)) {
         return false;
     }
+    registered_.insert(number);
     for (const auto & request : queue_) {
         if (request->number == number) {
             request->events.push_back(std::move(event));
@@ -127,6 +141,25 @@ bool unit::notify(uint64_t number, unique_fd event) {
     }
     signal_event(event);
     return true;
+}
+
+bool unit::unregister(uint64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!knows(number)) {
+        return false;
+    }
+    registered_.erase(number);
+    for (const auto & request : queue_) {
+        if (request->number == number) {
+            request->events.clear();
+        }
+    }
+    return true;
+}
+
+size_t unit::registered() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return registered_.size();
 }
 
 units::units(uint32_t cores, size_t capacity) {
@@ -139,6 +172,14 @@ void units::stop() {
     for (const auto & one : all_) {
         one->stop();
     }
+}
+
+size_t units::registered() const {
+    size_t n = 0;
+    for (const auto & one : all_) {
+        n += one->registered();
+    }
+    return n;
 }
 
 unit * units::find(uint32_t core, nrta_xu_t kind, int queue) const {

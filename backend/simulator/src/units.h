@@ -1,7 +1,7 @@
 // Execution units: the queues of nrta_* requests, each with a thread that does them one at a time, in order.
 //
 // Source of what they do: AWS Neuron, "Neuron Runtime Async APIs" and nrt_async.h of SDK 2.29 and later. Not documented there, and
-// so chosen here: how many requests a queue holds (NEURON_SIMULATOR_QUEUE), and numbers of units.
+// so chosen here: how many requests a queue holds (NEURON_SIMULATOR_QUEUE) and which take more than one place, and numbers of units.
 
 #pragma once
 
@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,6 +62,7 @@ struct request {
     std::function<NRT_STATUS()> run;
     std::vector<span>           spans;
     std::vector<const void *>   handles;        // which must not be freed before it is done
+    size_t                      places = 1;     // that it takes of the queue
     clock::time_point           not_before;     // when the device begins it at the earliest
     NRT_STATUS *                ret = nullptr;  // where its status goes; null: to the tracker, or only to the log
 
@@ -75,7 +77,7 @@ struct request {
 // One queue of one execution unit. Any number of threads may call.
 class unit {
   public:
-    // `capacity`: requests that it holds, the one that is being done among them.
+    // `capacity`: places for requests, the one that is being done among them.
     unit(uint16_t id, size_t capacity) : id_(id), capacity_(capacity) {}
 
     ~unit() { stop(); }
@@ -86,18 +88,28 @@ class unit {
     // Ends what it is busy with; does nothing more.
     void stop();
 
-    // Queues a request. When the queue has no room, or already has `most` requests, this returns NRT_QUEUE_FULL and changes nothing.
+    // Queues a request. When the queue has no room, or already has `most` requests, this returns NRT_QUEUE_FULL and changes nothing; an
+    // empty queue has room for any request.
     // After a request that ended with NRT_EXEC_UNIT_UNRECOVERABLE it returns that.
     NRT_STATUS submit(std::shared_ptr<request> request, nrta_seq_t & seq, size_t most = SIZE_MAX);
 
-    // Returns false when no request had this number.
+    // Returns false when no request had this number, or it is forgotten.
     bool completed(uint64_t number, bool & out) const;
+
+    // From now on the unit does not know a request, which it nevertheless does: NEURON_SIMULATOR_FAULT.
+    void forget(uint64_t number);
 
     // The last request that is done; number 0 when there is none.
     nrta_seq_t last() const;
 
-    // Signals the eventfd once the request is done, at once when it is. Returns false when no request had this number.
+    // Signals the eventfd once the request is done, at once when it is. Returns false when no request had this number, or it is forgotten.
     bool notify(uint64_t number, unique_fd event);
+
+    // Signals none of a request's eventfds any more. Returns false as `notify` does.
+    bool unregister(uint64_t number);
+
+    // Returns how many requests have eventfds that were not unregistered.
+    size_t registered() const;
 
     // Calls a function with each request that is not done, until it returns true; returns whether it did.
     template <typename F> bool any(F function) {
@@ -113,6 +125,7 @@ class unit {
   private:
     void work();
     void finish(const std::shared_ptr<request> & done, NRT_STATUS status);
+    bool knows(uint64_t number) const;
 
     nrta_seq_t seq(uint64_t number) const { return static_cast<nrta_seq_t>(id_) << 48 | number; }
 
@@ -121,6 +134,9 @@ class unit {
     mutable std::mutex                   mutex_;  // guards what follows
     std::condition_variable              changed_;
     std::deque<std::shared_ptr<request>> queue_;
+    size_t                               taken_ = 0;   // places
+    std::set<uint64_t>                   registered_;  // requests with eventfds
+    std::set<uint64_t>                   forgotten_;
     bool                                 stopped_ = false;
     bool                                 lost_    = false;
     std::thread                          thread_;
@@ -136,6 +152,9 @@ class units {
     units(uint32_t cores, size_t capacity);
 
     void stop();
+
+    // Returns how many requests have eventfds that were not unregistered.
+    size_t registered() const;
 
     // Returns null for a queue that was not made.
     unit * find(uint32_t core, nrta_xu_t kind, int queue) const;

@@ -14,6 +14,7 @@
 //     nrt_client strict NEFF              what is refused only when the simulator is strict; ends with 0 when it is
 //     nrt_client lenient NEFF             the same when it is not
 //     nrt_client queue NEFF               requests in flight, whose launch takes 200 ms, in queues of two
+//     nrt_client full NEFF                prints how many requests a queue takes, whose launch takes long
 //     nrt_client late NEFF                prints the statuses of three requests that are queued at once
 //     nrt_client trackers NEFF            requests in flight of release 2.28, whose launch takes some time
 //     nrt_client early NEFF               executions of which two may be in flight, whose launch takes some time
@@ -98,7 +99,7 @@ static void init(void) {
 
 // ---- a model and tensors for it ----------------------------------------------------------------------------------------
 
-#define MAX_TENSORS 16
+#define MAX_TENSORS 80
 
 typedef struct {
     nrt_model_t *             model;
@@ -697,6 +698,7 @@ static bool notified(nrta_seq_t seq) {
     bool          completed;
     CHECK(poll(&wanted, 1, 60000) == 1);
     OK(nrta_is_completed(seq, &completed));
+    OK(nrta_event_register_seq_id_completion(seq, -1));
     close(event);
     return completed;
 }
@@ -760,7 +762,8 @@ static void queue(const char * path) {
     CHECK(is_sum(&j, 5));
 
     EXPECT(NRT_INVALID, nrta_is_completed(seqs[1] + 1, &completed));
-    EXPECT(NRT_INVALID, nrta_event_register_seq_id_completion(seqs[1], -1));
+    EXPECT(NRT_INVALID, nrta_event_register_seq_id_completion(seqs[1], 9999));
+    EXPECT(NRT_INVALID, nrta_event_register_seq_id_completion(seqs[1] + 1, -1));
     EXPECT(NRT_INVALID, nrta_execute_schedule(j.model, j.inputs, j.outputs, 1, &rets[0], &seqs[0]));
     EXPECT(NRT_INVALID, nrta_get_sequence(1, NRTA_XU_COMPUTE, 0, &last));
     queue_transfers(&j);
@@ -774,6 +777,19 @@ static void queue(const char * path) {
     nrt_close();
 }
 
+static void full(const char * path) {
+    init();
+    job        j = make_job(load(path), 5);
+    NRT_STATUS rets[100];
+    nrta_seq_t seq = 0;
+    int        n   = 0;
+    while (n < 100 && schedule(&j, &rets[n], &seq) == NRT_SUCCESS) {
+        n++;
+    }
+    printf("%d\n", n);
+    nrt_close();
+}
+
 static void late(const char * path) {
     init();
     job        j = make_job(load(path), 5);
@@ -782,6 +798,9 @@ static void late(const char * path) {
     for (int i = 0; i < 3; i++) {
         OK(schedule(&j, &rets[i], &seq));
     }
+    const int event = eventfd(0, EFD_CLOEXEC);
+    OK(nrta_event_register_seq_id_completion(seq, event));  // and left so
+    close(event);
     wait_for(seq);
     for (int i = 0; i < 3; i++) {
         printf("%s ", nrt_get_status_as_str(rets[i]));
@@ -1074,6 +1093,8 @@ int main(int argc, char ** argv) {
         strict(argv[2], 0);
     } else if (strcmp(command, "queue") == 0 && argc == 3) {
         queue(argv[2]);
+    } else if (strcmp(command, "full") == 0 && argc == 3) {
+        full(argv[2]);
     } else if (strcmp(command, "late") == 0 && argc == 3) {
         late(argv[2]);
     } else if (strcmp(command, "trackers") == 0 && argc == 3) {

@@ -32,6 +32,41 @@ static void probes() {
     weight->buffer = other->buffer = nullptr;
 }
 
+// Two models whose embeddings have the same name: the program offers one for gathering rows, and the other for the output alone.
+static void same_names() {
+    context                 ctx;
+    ggml_backend_ptr        host(ggml_backend_dev_init(cpu, nullptr));
+    ggml_backend_buffer_ptr dummy(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 0));
+    const auto              weight = [&](ggml_type type, int64_t n_embd) {
+        ggml_tensor * w = ggml_new_tensor_2d(ctx.get(), type, n_embd, 8);
+        ggml_set_name(w, "token_embd.weight");
+        return w;
+    };
+    const auto gather = [&](ggml_tensor * w) {
+        return ggml_get_rows(ctx.get(), w, ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 512));
+    };
+    ggml_tensor * target = weight(GGML_TYPE_F32, 64);
+    ggml_tensor * draft  = weight(GGML_TYPE_F16, 32);
+    for (ggml_tensor * w : { target, draft }) {
+        w->buffer = dummy.get();
+    }
+    ggml_backend_dev_supports_op(neuron, gather(target));
+    ggml_backend_dev_supports_op(neuron, ggml_mul_mat(ctx.get(), draft, f32(ctx.get(), 32, 512)));
+    for (ggml_tensor * w : { target, draft }) {
+        w->buffer = nullptr;
+    }
+    context                 weights;
+    ggml_tensor *           of_target = ggml_dup_tensor(weights.get(), target);
+    ggml_tensor *           of_draft  = ggml_dup_tensor(weights.get(), draft);
+    ggml_backend_buffer_ptr buffer    = allocate(weights, host);
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (ggml_tensor * w : { of_target, of_draft }) {
+        ggml_set_name(w, "token_embd.weight");
+    }
+    check(ggml_backend_dev_supports_op(neuron, gather(of_target)), "a weight that was offered is refused");
+    check(!ggml_backend_dev_supports_op(neuron, gather(of_draft)), "a weight that was not offered is taken");
+}
+
 // Data in, out, copied and set, at offsets.
 static void memory() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
@@ -141,6 +176,7 @@ scenario_table device_scenarios() {
     return {
         { "memory",        memory                                             },
         { "probes",        probes                                             },
+        { "same-names",    same_names                                         },
         { "large-buffers", large_buffers                                      },
         { "free-memory",   free_memory                                        },
         { "locale",        locale                                             },

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -99,16 +100,18 @@ static void fails_once(const std::function<void()> & spoil, bool computes, bool 
     }
 }
 
+static built two_kernels(ggml_context * ctx) {
+    ggml_tensor * a = f32(ctx, 64, 4);
+    ggml_tensor * b = f32(ctx, 64, 4);
+    return built{
+        ggml_sub(ctx, a, ggml_add(ctx, a, b)), { a, b }
+    };
+}
+
 // Two kernels in turn; what they compute is not looked at.
 static void in_turn(int times) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
-    placed           graph(backend, [](ggml_context * ctx) {
-        ggml_tensor * a = f32(ctx, 64, 4);
-        ggml_tensor * b = f32(ctx, 64, 4);
-        return built{
-            ggml_sub(ctx, a, ggml_add(ctx, a, b)), { a, b }
-        };
-    });
+    placed           graph(backend, two_kernels);
     for (int i = 0; i < times; i++) {
         graph.compute_at_once();
     }
@@ -118,19 +121,33 @@ static void in_turn(int times) {
 static void freed_before_the_last(int times) {
     ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
     ggml_backend_buffer_ptr other(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 1 << 20));
-    placed                  graph(backend, [](ggml_context * ctx) {
-        ggml_tensor * a = f32(ctx, 64, 4);
-        ggml_tensor * b = f32(ctx, 64, 4);
-        return built{
-            ggml_sub(ctx, a, ggml_add(ctx, a, b)), { a, b }
-        };
-    });
+    placed                  graph(backend, two_kernels);
     for (int i = 0; i < times; i++) {
         if (i + 1 == times) {
             other.reset();
         }
         graph.compute_at_once();
     }
+}
+
+// The pack is written to, or cut short, when the first of two programs was unloaded for the second.
+static void rewritten(bool cut) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    placed           graph(backend, two_kernels);
+    graph.set(0);
+    graph.compute_at_once();
+    const std::string pack = getenv("GGML_NEURON_KERNEL_DIR");
+    const auto        half = std::filesystem::file_size(pack) / 4;  // the index is read
+    if (cut) {
+        std::filesystem::resize_file(pack, half);
+    } else {
+        std::fstream file(pack, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp((std::streamoff) half);
+        file << std::string(3 * half, 'x');
+    }
+    graph.compute_at_once(GGML_STATUS_FAILED);
+    graph.compute_at_once();  // by the CPU
+    compare(graph.get(), run(cpu, two_kernels));
 }
 
 // The simulator's helper process is killed with an execution: another one does that if the first has not read it yet.
@@ -168,6 +185,8 @@ scenario_table failures_scenarios() {
         { "in-turn-often", [] { in_turn(40); }              },
         { "given-back",    [] { freed_before_the_last(5); } },
         { "killed",        killed                           },
+        { "rewritten",     [] { rewritten(false); }         },
+        { "cut",           [] { rewritten(true); }          },
         { "fails-once",    [] { fails_once([] {}, false); } },
     };
 }

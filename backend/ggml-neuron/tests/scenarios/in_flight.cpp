@@ -1,6 +1,7 @@
 // Launches in flight on one NeuronCore, and those that fail late.
 
 #include "../values.h"
+#include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
@@ -128,6 +129,19 @@ static void loses_for_another() {
     compare(to.get(), run(cpu, add, 3));
 }
 
+// An event of another kind of device.
+static void waits_for_another_device() {
+    const ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    ggml_backend_device    other{};
+    other.iface.event_synchronize = [](ggml_backend_dev_t, ggml_backend_event_t event) {
+        ++*(int *) event->context;
+    };
+    int                waits = 0;
+    ggml_backend_event event{ &other, &waits };
+    ggml_backend_event_wait(backend.get(), &event);
+    check(waits == 1, "the event was not waited for");
+}
+
 scenario_table in_flight_scenarios() {
     return {
         { "in-flight",              [] { in_flight(neuron, 6); }                             },
@@ -138,5 +152,6 @@ scenario_table in_flight_scenarios() {
         { "fails-later-and-read",   [] { fails_later(true); }                                },
         { "loses-a-cache",          loses_a_cache                                            },
         { "loses-for-another-core", loses_for_another                                        },
+        { "another-device",         waits_for_another_device                                 },
     };
 }
