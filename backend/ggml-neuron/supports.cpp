@@ -13,6 +13,8 @@
 #include "weights.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 // llama.cpp decides where a weight goes by asking for a made-up op on it: 512 tokens, parameters all 0, and the weight in a
@@ -24,6 +26,21 @@ static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
         }
     }
     return nullptr;
+}
+
+std::string neuron_no_split(const char * mode) {
+    return std::string("NeuronCores don't compute with parts of a weight each (-sm ") + mode +
+           "): use -sm layer, which gives each core whole layers";
+}
+
+// Refuses a weight of which ggml's meta backend would put a part on each device. That backend aborts where ops on parts have no
+// kernels, and here is where it shows first.
+static void neuron_refuse_parts(const ggml_tensor * weight) {
+    if (ggml_backend_buft_is_meta(weight->buffer->buft)) {
+        const std::string message = neuron_no_split("tensor");
+        NEURON_ERROR("%s\n", message.c_str());
+        throw std::runtime_error(message);
+    }
 }
 
 // Returns whether kernels want a weight in a form that the device offers buffers for.
@@ -136,6 +153,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         return true;
     }
     if (const ggml_tensor * weight = neuron_probed_weight(op)) {
+        neuron_refuse_parts(weight);
         // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
         const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
         return !elsewhere && neuron_takes_weight(device, op, weight);
