@@ -20,6 +20,10 @@ struct neuron_counts {
     std::atomic<uint64_t> uploaded{ 0 };
     std::atomic<uint64_t> kept{ 0 };
 
+    // Times that a mask or numbers of rows were looked at: as the program wrote them, or read from the device.
+    std::atomic<uint64_t> recalled{ 0 };
+    std::atomic<uint64_t> read_back{ 0 };
+
     // Of groups.
     std::atomic<uint64_t>                                     launches{ 0 };
     std::atomic<uint64_t>                                     grouped{ 0 };  // ops in them

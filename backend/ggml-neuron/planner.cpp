@@ -3,6 +3,7 @@
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
 #include "group_plan.h"
+#include "known_bytes.h"
 #include "plan.h"
 
 #include <algorithm>
@@ -133,7 +134,7 @@ enum ggml_status neuron_planner::check(const neuron_plan & plan, bool & hidden) 
             bytes.resize(where.size);
             if (!where.memory) {
                 memcpy(bytes.data(), t->data, bytes.size());
-            } else if (where.memory->read_locked(bytes.data(), where.offset, bytes.size()) != NRT_SUCCESS) {
+            } else if (neuron_recall(where, bytes.data()) != NRT_SUCCESS) {
                 return GGML_STATUS_FAILED;
             }
         }
