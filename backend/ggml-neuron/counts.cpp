@@ -64,6 +64,10 @@ void neuron_counts::print_groups() const {
         NEURON_LOG("%llu ops ran in groups, in %llu launches, %.1f ops each\n", (unsigned long long) grouped.load(),
                    (unsigned long long) launches.load(), (double) grouped / (double) launches);
     }
+    if (found_before) {
+        NEURON_LOG("groups of %llu graphs were known before these had memory\n",
+                   (unsigned long long) found_before.load());
+    }
     if (others.total) {
         NEURON_LOG("%llu ops were in no group: %s\n", (unsigned long long) others.total, others.text.c_str());
     }

@@ -28,6 +28,7 @@ struct neuron_counts {
     std::atomic<uint64_t>                                     launches{ 0 };
     std::atomic<uint64_t>                                     grouped{ 0 };  // ops in them
     std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason
+    std::atomic<uint64_t> found_before{ 0 };  // graphs of which they were known before the graph had memory
 
     // Of ops that kernels for other numbers of tokens computed.
     std::atomic<uint64_t> pieces{ 0 };

@@ -206,13 +206,23 @@ def looked_at(log: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def test_groups_that_are_found_before_a_graph_has_memory_are_not_looked_for_again(
+    compute: Compute, kernels: Path
+) -> None:
+    result = compute(kernels, *SCHEDULED)
+    expect_ok(result, *SCHEDULED)
+    known = re.search(r"groups of (\d+) graphs were known before these had memory", result.stderr)
+    assert known and int(known[1]) >= len(SCHEDULED), result.stderr
+
+
 def test_what_the_program_wrote_is_not_read_from_the_device(compute: Compute, kernels: Path) -> None:
     """Of memory that ggml's scheduler gives a graph nothing is read; of other memory, what is written before it is first asked for."""
     scheduled = ("scheduled:pieces-attention-5x32", "scheduled:shorter-attention-1x32")
     result = compute(kernels, *scheduled)
     expect_ok(result, *scheduled)
     known, read = looked_at(result.stderr)
-    assert known >= 2 * 2 + 2 and read == 0  # two computations: a mask and numbers of rows that are checked, and a longer mask
+    # two computations: a mask and numbers of rows that are checked, and a longer mask
+    assert known >= 2 * 2 + 2 and read == 0
 
     name = "changing:pieces-attention-5x64"
     result = compute(kernels, name)
