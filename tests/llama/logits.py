@@ -90,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for i in range(len(tokens)):
         print("after " + " ".join(repr(words[t]) for t in tokens[: i + 1]))
         for name, values in runs.items():
-            error = np.sum((values[i] - reference[i]) ** 2) / np.sum(reference[i] ** 2)
+            distance = np.sum((values[i] - reference[i]) ** 2) / np.sum(reference[i] ** 2)
             likeliest = np.argsort(-values[i])[: chosen.top]
             said = "  ".join(f"{words[t]!r} {values[i][t]:.3f}" for t in likeliest)
-            print(f"  {name:<6}  {error:.1e}  {said}")
+            print(f"  {name:<6}  {distance:.1e}  {said}")
     return 0
 
 
