@@ -116,7 +116,7 @@ static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
     }
     for (int i = 0; i < cgraph->n_nodes; i++) {
         if (!grouped[(size_t) i] && neuron_is_work(cgraph->nodes[i])) {
-            const neuron_service             service = store.serve(cgraph->nodes[i]);
+            const neuron_service             service = store.answer(cgraph->nodes[i]).service;
             const std::vector<neuron_kernel> found =
                 service ? neuron_kernels_of(service) : store.serve_in_chain(cgraph->nodes[i]);
             kernels.insert(kernels.end(), found.begin(), found.end());
@@ -130,11 +130,9 @@ static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
 static void ggml_backend_neuron_graph_optimize(ggml_backend_t                              backend,
                                                ggml_cgraph *                               cgraph,
                                                struct ggml_backend_graph_optimize_params * params) {
-    auto *        ctx = (ggml_backend_neuron_context *) backend->context;
-    neuron_groups groups;
-    if (ctx->device->fusion.is_enabled()) {
-        groups = neuron_find_groups(cgraph, ggml_backend_neuron_shared().kernels, false);
-    }
+    static const neuron_groups none;
+    auto *                     ctx    = (ggml_backend_neuron_context *) backend->context;
+    const neuron_groups &      groups = ctx->device->fusion.is_enabled() ? ctx->planner.find_groups(cgraph) : none;
     if (!ctx->computed) {
         ggml_backend_neuron_preload(*ctx, cgraph, groups);
     }

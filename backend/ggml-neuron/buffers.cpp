@@ -169,7 +169,9 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
         neuron_require(neuron_write_packed(*ctx, packed, (const uint8_t *) data), "writing", tensor);
         return;
     }
-    neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size), "writing", tensor);
+    // a graph's inputs are in such a buffer
+    const bool keep = buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size, keep), "writing", tensor);
 }
 
 // Reads what of a tensor that is in no form lies in some bytes of it. Of a view as a whole that is its elements, and what is between them

@@ -4,6 +4,7 @@
 #include "counts.h"
 #include "cpu.h"
 #include "group_plan.h"
+#include "known_bytes.h"
 #include "log.h"
 #include "record.h"
 
@@ -73,8 +74,10 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
 
 // locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is hidden.
 static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
-    if (!m.from.memory) {
-        const auto longer = neuron_lengthen_mask(m.mask, (const uint8_t *) m.mask->data, m.n_more, m.rows);
+    // what is known is in order with all that was launched
+    const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : (const uint8_t *) m.mask->data;
+    if (known) {
+        const std::vector<uint8_t> longer = neuron_lengthen_mask(m.mask, known, m.n_more, m.rows);
         return core.write(stream, m.to, longer.data());
     }
     const std::vector<neuron_use> uses = {
@@ -84,7 +87,7 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
     // the tensor may be gone when a job is done
     return core.in_order(stream, uses, [m, mask = *m.mask](uint64_t number) {
         std::vector<uint8_t> data(m.from.size);
-        const NRT_STATUS     status = m.from.memory->read_locked(data.data(), m.from.offset, data.size(), number);
+        const NRT_STATUS     status = neuron_recall(m.from, data.data(), number);
         if (status != NRT_SUCCESS) {
             return status;
         }

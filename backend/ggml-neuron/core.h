@@ -43,6 +43,31 @@ constexpr size_t NEURON_MAX_TENSOR = (size_t) 2 << 30;
 // Programs for which room is kept at most: a bundle may have kernels for many more sizes than one run meets.
 constexpr size_t NEURON_RESERVED_PROGRAMS = 1024;
 
+// What is known of the bytes of a memory, because the host wrote or read them: known_bytes.h.
+class neuron_known_bytes {
+  public:
+    // Returns the bytes from an offset on, or NULL when not all of them are known.
+    const uint8_t * get(size_t offset, size_t size);
+
+    // Keeps what is in the memory now. What was not asked for longest is forgotten for it.
+    void set(size_t offset, const void * data, size_t size);
+
+    // Is told that bytes change.
+    void forget(size_t offset, size_t size);
+
+  private:
+    // Stretches that do not overlap where they are good.
+    struct stretch {
+        size_t               offset = 0;
+        std::vector<uint8_t> data;
+        bool                 good      = false;
+        uint64_t             last_used = 0;
+    };
+
+    std::vector<stretch> stretches;
+    uint64_t             clock = 0;
+};
+
 // A stretch of device memory: one NRT tensor and the slices of it that kernels are bound to.
 struct neuron_memory {
     neuron_core *  core   = nullptr;
@@ -53,10 +78,22 @@ struct neuron_memory {
     // Grows before bytes change; guarded by the core's mutex.
     mutable uint64_t version = 0;
 
+    // The same goes for these: what the program wrote, once it is asked for.
+    mutable neuron_known_bytes known;
+    mutable bool               keeps = false;
+
+    // locked. To be called before bytes change.
+    void note_change(size_t offset, size_t n) const {
+        version++;
+        known.forget(offset, n);
+    }
+
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 
     // Each waits for launches that use the bytes, and returns "" when it worked, else what failed, which it reports, too.
-    std::string write(const void * data, size_t offset, size_t n);
+    //
+    // keep  whether what is written is to be known although nothing was asked for yet
+    std::string write(const void * data, size_t offset, size_t n, bool keep = false);
     std::string read(void * data, size_t offset, size_t n);
     std::string set(uint8_t value, size_t offset, size_t n);
 

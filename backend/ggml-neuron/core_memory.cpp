@@ -25,7 +25,7 @@ void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
     const neuron_use use = { this, offset, n, true };
     core->flights.wait_for_use(use, before);
     core->flights.forget_lost(use);
-    version++;
+    note_change(offset, n);
 }
 
 NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n, uint64_t before) {
@@ -61,9 +61,15 @@ NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
     return NRT_SUCCESS;
 }
 
-std::string neuron_memory::write(const void * data, size_t offset, size_t n) {
+std::string neuron_memory::write(const void * data, size_t offset, size_t n, bool keep) {
     std::lock_guard<std::mutex> lock(core->mutex);
-    return write_locked(data, offset, n) == NRT_SUCCESS ? "" : failure;
+    if (write_locked(data, offset, n) != NRT_SUCCESS) {
+        return failure;
+    }
+    if (keep || keeps) {
+        known.set(offset, data, n);
+    }
+    return "";
 }
 
 std::string neuron_memory::read(void * data, size_t offset, size_t n) {
@@ -248,7 +254,7 @@ NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand &
         NEURON_ERROR("core %d: %zu bytes that are to be copied were not computed: a launch failed\n", vnc, from.size);
         return NRT_EXEC_COMPLETED_WITH_ERR;
     }
-    to.memory->version++;
+    to.memory->note_change(to.offset, from.size);
     if (nrt.nrt_tensor_copy) {
         flights.forget_lost({ to.memory, to.offset, from.size, true });
         const NRT_STATUS status =

@@ -46,6 +46,11 @@ neuron_counts::~neuron_counts() {
         NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",
                    (unsigned long long) pieces.load(), (unsigned long long) padding.load());
     }
+    if (recalled + read_back) {
+        NEURON_LOG("masks and numbers of rows were looked at as the program wrote them %llu times, and read from the "
+                   "device %llu times\n",
+                   (unsigned long long) recalled.load(), (unsigned long long) read_back.load());
+    }
     if (moves) {
         NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n",
                    (unsigned long long) moves.load());
@@ -58,6 +63,10 @@ void neuron_counts::print_groups() const {
     if (launches) {
         NEURON_LOG("%llu ops ran in groups, in %llu launches, %.1f ops each\n", (unsigned long long) grouped.load(),
                    (unsigned long long) launches.load(), (double) grouped / (double) launches);
+    }
+    if (found_before) {
+        NEURON_LOG("groups of %llu graphs were known before these had memory\n",
+                   (unsigned long long) found_before.load());
     }
     if (others.total) {
         NEURON_LOG("%llu ops were in no group: %s\n", (unsigned long long) others.total, others.text.c_str());

@@ -20,10 +20,15 @@ struct neuron_counts {
     std::atomic<uint64_t> uploaded{ 0 };
     std::atomic<uint64_t> kept{ 0 };
 
+    // Times that a mask or numbers of rows were looked at: as the program wrote them, or read from the device.
+    std::atomic<uint64_t> recalled{ 0 };
+    std::atomic<uint64_t> read_back{ 0 };
+
     // Of groups.
     std::atomic<uint64_t>                                     launches{ 0 };
     std::atomic<uint64_t>                                     grouped{ 0 };  // ops in them
     std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason
+    std::atomic<uint64_t> found_before{ 0 };  // graphs of which they were known before the graph had memory
 
     // Of ops that kernels for other numbers of tokens computed.
     std::atomic<uint64_t> pieces{ 0 };

@@ -81,6 +81,14 @@ static bool conflicts(const neuron_use & a, const neuron_use & b) {
     return overlaps(a, b) && (a.written || b.written);
 }
 
+static void note_changes(const std::vector<neuron_use> & uses) {
+    for (const neuron_use & use : uses) {
+        if (use.written) {
+            use.memory->note_change(use.offset, use.size);
+        }
+    }
+}
+
 static bool conflicts(const std::vector<neuron_use> & uses, const neuron_use & use) {
     return std::any_of(uses.begin(), uses.end(), [&use](const neuron_use & other) { return conflicts(other, use); });
 }
@@ -121,9 +129,7 @@ NRT_STATUS neuron_flights::launch(neuron_step &       step,
             }
         }
     }
-    for (const neuron_use & use : step.uses) {
-        use.memory->version += use.written;
-    }
+    note_changes(step.uses);
     if (number == NEURON_LAST) {
         number = stream.last = ++last_number;
     }
@@ -380,9 +386,7 @@ bool neuron_flights::must_queue(const std::vector<neuron_use> & uses) const {
 }
 
 void neuron_flights::queue(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work) {
-    for (const neuron_use & use : uses) {
-        use.memory->version += use.written;
-    }
+    note_changes(uses);
     stream.last = ++last_number;
     n_jobs++;
     jobs.push_back(std::make_unique<job>(job{ last_number, std::move(uses), &stream, stream.graph, std::move(work) }));

@@ -35,6 +35,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/host_buffer.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/host_copies.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/kernels.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/known_bytes.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/log.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/missing.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/placement.cpp

@@ -232,6 +232,10 @@ static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, c
             return entry.function;
         }
     }
+    // llama.cpp asks for it while it loads a model with -sm row, and fails without it. Programs may silence what it says.
+    if (strcmp(name, "ggml_backend_split_buffer_type") == 0) {
+        NEURON_ERROR("%s\n", neuron_no_split("row").c_str());
+    }
     return NULL;
 
     GGML_UNUSED(reg);

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "../bundle/src/hash.h"
 #include "ggml.h"
 #include "group_index.h"
 #include "neuron_kernels.h"
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -82,6 +84,12 @@ struct neuron_service {
 // Returns the kernels of all pieces.
 std::vector<neuron_kernel> neuron_kernels_of(const neuron_service & service);
 
+// What is known of a node by its op and its tensors alone.
+struct neuron_answer {
+    neuron_service service;
+    bool           member = false;  // some group has such a node, or may have it with another number of tokens
+};
+
 // All bundles, in the order in which they are searched. They are added before the first search and never removed, so
 // that any number of threads may search.
 class neuron_kernel_store {
@@ -95,6 +103,10 @@ class neuron_kernel_store {
 
     // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches.
     neuron_service serve(const ggml_tensor * op) const;
+
+    // Returns what `serve` does, and whether groups may have the node. It is kept, as ggml's scheduler asks for each node of a graph, each
+    // time that it divides one: bundles don't change, so that it stays right. What devices differ in is not part of it.
+    neuron_answer answer(const ggml_tensor * op) const;
 
     // Finds what computes a chain of nodes, all of them; returns whether there is something. Sets chain.pieces and n_more.
     bool serve(neuron_chain & chain) const;
@@ -162,6 +174,12 @@ class neuron_kernel_store {
     void add_heads(const neuron_signature & kernel);
     void read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words);
 
+    struct answer_hash {
+        size_t operator()(const std::vector<uint64_t> & key) const {
+            return (size_t) nk::hash_words(key.data(), key.size());
+        }
+    };
+
     neuron_token_index tokens;
     bool               exact_only = false;  // GGML_NEURON_EXACT
 
@@ -169,6 +187,10 @@ class neuron_kernel_store {
     std::unordered_map<int64_t, std::vector<neuron_sizes>> heads;
 
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
+
+    // By all that they depend on.
+    mutable std::mutex                                                            answers_mutex;
+    mutable std::unordered_map<std::vector<uint64_t>, neuron_answer, answer_hash> answers;
 };
 
 // Returns a tensor as the bundle library has it; absent for NULL.

@@ -358,7 +358,7 @@ static std::vector<neuron_candidate> find_candidates(const ggml_cgraph *        
         }
         neuron_candidate c;
         c.index   = i;
-        c.service = kernels.serve(node);
+        c.service = kernels.answer(node).service;
         if (c.service && !c.service.is_exact()) {
             c.signature = neuron_signature_of(node);
         }
@@ -409,7 +409,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
     plan.outside.fill(0);
     plan.whole = true;
     if (plan.fused) {
-        groups = neuron_find_groups(cgraph, kernels, neuron_is_watched(cgraph), in_order);
+        groups = take_groups(cgraph, in_order);
         for (const auto & [node, reason] : groups.outside) {
             plan.outside[reason]++;
         }

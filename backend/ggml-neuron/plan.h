@@ -106,7 +106,12 @@ class neuron_planner {
     // mask does not hide from a piece what later ones write.
     enum ggml_status get(const ggml_cgraph * cgraph, const neuron_plan ** plan);
 
+    // Returns the groups of a graph that is yet to be given memory, good until the next call. They are kept for its plan. Called by the
+    // thread that the backend is used by, as `get` is.
+    const neuron_groups & find_groups(const ggml_cgraph * cgraph);
+
   private:
+    neuron_groups    take_groups(const ggml_cgraph * cgraph, bool in_order);
     enum ggml_status make(const ggml_cgraph * cgraph, bool in_order, neuron_plan & plan);
     enum ggml_status make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan);
     enum ggml_status keep(const ggml_cgraph * cgraph, bool in_order, neuron_plan *& plan);
@@ -120,8 +125,9 @@ class neuron_planner {
     const neuron_locate_t       locate;
 
     // By cgraph->uid, and by content for graphs that have none; those in order, and others.
-    std::unordered_map<uint64_t, neuron_plan> by_uid[2];
-    std::unordered_map<uint64_t, neuron_plan> by_content[2];
-    size_t                                    n_planned = 0;  // nodes in all plans, and 1 for each plan
-    uint64_t                                  clock     = 0;
+    std::unordered_map<uint64_t, neuron_plan>   by_uid[2];
+    std::unordered_map<uint64_t, neuron_plan>   by_content[2];
+    std::unordered_map<uint64_t, neuron_groups> found;          // by what they depend on
+    size_t                                      n_planned = 0;  // nodes in all plans, and 1 for each plan
+    uint64_t                                    clock     = 0;
 };

@@ -2,7 +2,9 @@
 
 #include "../bundle/src/hash.h"
 #include "../bundle/src/key.h"
+#include "counts.h"
 #include "group_plan.h"
+#include "known_bytes.h"
 #include "plan.h"
 
 #include <algorithm>
@@ -12,14 +14,22 @@
 // Nodes in all plans that a backend keeps.
 static constexpr size_t MAX_PLANNED_NODES = 1 << 16;
 
-// Returns a number that tells graphs without a uid apart: everything that a plan depends on goes into it.
-static uint64_t fingerprint(const ggml_cgraph * cgraph) {
+// Graphs of which a backend keeps the groups until they are computed: parts of a call, and those that memory is only reserved for.
+static constexpr size_t MAX_FOUND = 256;
+
+// Returns a number that tells graphs without a uid apart: everything that a plan depends on goes into it, or, without what memory the
+// tensors have, everything that groups do.
+static uint64_t fingerprint(const ggml_cgraph * cgraph, bool placed) {
     nk::word_hash h;
-    const auto    add_tensor = [&h](const ggml_tensor * t) {
+    const auto    add_tensor = [&h, placed](const ggml_tensor * t) {
         h.add((uint64_t) (uintptr_t) t);
-        h.add((uint64_t) (uintptr_t) t->data);
         h.add((uint64_t) (uintptr_t) t->view_src);
-        h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
+        if (placed) {
+            h.add((uint64_t) (uintptr_t) t->data);
+            h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
+        } else {
+            h.add((uint64_t) t->view_offs);
+        }
         h.add((uint64_t) t->type);
         for (int i = 0; i < GGML_MAX_DIMS; i++) {
             h.add((uint64_t) t->ne[i]);
@@ -33,7 +43,10 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph) {
         h.add((uint64_t) node->flags);
         h.add((uint64_t) neuron_uses_in_graph(cgraph, node));
         if (!neuron_is_work(node)) {
-            h.add(0);
+            h.add((uint64_t) (uintptr_t) node);
+            for (const ggml_tensor * src : node->src) {
+                h.add((uint64_t) (uintptr_t) src);
+            }
             continue;
         }
         h.add((uint64_t) node->op);
@@ -50,6 +63,30 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph) {
         }
     }
     return h.value();
+}
+
+const neuron_groups & neuron_planner::find_groups(const ggml_cgraph * cgraph) {
+    const uint64_t key   = fingerprint(cgraph, false);
+    const auto     known = found.find(key);
+    if (known != found.end()) {
+        return known->second;
+    }
+    if (found.size() >= MAX_FOUND) {
+        found.clear();
+    }
+    return found.emplace(key, neuron_find_groups(cgraph, kernels, false)).first->second;
+}
+
+neuron_groups neuron_planner::take_groups(const ggml_cgraph * cgraph, bool in_order) {
+    const bool watched = neuron_is_watched(cgraph);
+    const auto known   = watched || in_order || found.empty() ? found.end() : found.find(fingerprint(cgraph, false));
+    if (known == found.end()) {
+        return neuron_find_groups(cgraph, kernels, watched, in_order);
+    }
+    neuron_groups groups = std::move(known->second);  // the plan is kept from now on
+    found.erase(known);
+    g_counts.found_before.fetch_add(1, std::memory_order_relaxed);
+    return groups;
 }
 
 // Forgets the plans that were not used for longest, until half the room is free.
@@ -96,7 +133,7 @@ enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, bool in_order,
     if (n_planned > MAX_PLANNED_NODES) {
         forget();
     }
-    neuron_plan & plan = cgraph->uid ? by_uid[in_order][cgraph->uid] : by_content[in_order][fingerprint(cgraph)];
+    neuron_plan & plan = cgraph->uid ? by_uid[in_order][cgraph->uid] : by_content[in_order][fingerprint(cgraph, true)];
     if (plan.last_used == 0) {
         n_planned++;  // graphs of views alone count, too
     }
@@ -133,7 +170,7 @@ enum ggml_status neuron_planner::check(const neuron_plan & plan, bool & hidden) 
             bytes.resize(where.size);
             if (!where.memory) {
                 memcpy(bytes.data(), t->data, bytes.size());
-            } else if (where.memory->read_locked(bytes.data(), where.offset, bytes.size()) != NRT_SUCCESS) {
+            } else if (neuron_recall(where, bytes.data()) != NRT_SUCCESS) {
                 return GGML_STATUS_FAILED;
             }
         }

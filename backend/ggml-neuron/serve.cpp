@@ -4,6 +4,7 @@
 #include "../bundle/src/key.h"
 #include "chains.h"
 #include "costs.h"
+#include "forms.h"
 #include "kernels.h"
 
 #include <algorithm>
@@ -175,6 +176,62 @@ neuron_service neuron_kernel_store::serve(const ggml_tensor * op) const {
         }
     }
     return service;
+}
+
+// Answers that are kept: nodes of some graphs of a model with several hundred different ones.
+static constexpr size_t MAX_ANSWERS = 1 << 13;
+
+// Sets `key` to all that what is known of a node depends on: its op and tensors, and how far those that are views may be read on.
+static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) {
+    const int  n_src      = neuron_n_src(op);
+    const auto add_tensor = [&key](const ggml_tensor * t) {
+        key.push_back((uint64_t) neuron_type_of(t));
+        for (int i = 0; i < GGML_MAX_DIMS; i++) {
+            key.push_back((uint64_t) t->ne[i]);
+            key.push_back(t->nb[i]);
+        }
+        key.push_back(t->view_src ? t->view_offs : 0);
+        key.push_back(ggml_nbytes(t->view_src ? t->view_src : t));
+    };
+    key.clear();
+    key.push_back((uint64_t) op->op | (uint64_t) n_src << 32);
+    key.push_back((uint64_t) (neuron_alias_of(op) + 1) | (uint64_t) (op->view_src != nullptr) << 32);
+    for (size_t i = 0; i < sizeof(op->op_params) / sizeof(int32_t); i += 2) {
+        key.push_back((uint32_t) op->op_params[i] | (uint64_t) (uint32_t) op->op_params[i + 1] << 32);
+    }
+    add_tensor(op);
+    for (int i = 0; i < n_src; i++) {
+        if (op->src[i]) {
+            add_tensor(op->src[i]);
+        } else {
+            key.push_back(nk::ABSENT_WORD);
+        }
+    }
+}
+
+neuron_answer neuron_kernel_store::answer(const ggml_tensor * op) const {
+    if (bundles.empty()) {
+        return {};
+    }
+    thread_local std::vector<uint64_t> key;
+    set_answer_key(op, key);
+    {
+        const std::lock_guard<std::mutex> lock(answers_mutex);
+        const auto                        found = answers.find(key);
+        if (found != answers.end()) {
+            return found->second;
+        }
+    }
+    neuron_answer answer;
+    answer.service = serve(op);
+    answer.member  = groups.has_member(neuron_token_of(op)) ||
+                     (!exact_only && !groups.empty() && groups.may_have_member(neuron_signature_of(op)));
+    const std::lock_guard<std::mutex> lock(answers_mutex);
+    if (answers.size() >= MAX_ANSWERS) {
+        answers.clear();
+    }
+    answers.emplace(key, answer);
+    return answer;
 }
 
 // Returns what a launch for a chain's node takes.

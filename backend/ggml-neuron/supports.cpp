@@ -13,6 +13,8 @@
 #include "weights.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 // llama.cpp decides where a weight goes by asking for a made-up op on it: 512 tokens, parameters all 0, and the weight in a
@@ -24,6 +26,21 @@ static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
         }
     }
     return nullptr;
+}
+
+std::string neuron_no_split(const char * mode) {
+    return std::string("NeuronCores don't compute with parts of a weight each (-sm ") + mode +
+           "): use -sm layer, which gives each core whole layers";
+}
+
+// Refuses a weight of which ggml's meta backend would put a part on each device. That backend aborts where ops on parts have no
+// kernels, and here is where it shows first.
+static void neuron_refuse_parts(const ggml_tensor * weight) {
+    if (ggml_backend_buft_is_meta(weight->buffer->buft)) {
+        const std::string message = neuron_no_split("tensor");
+        NEURON_ERROR("%s\n", message.c_str());
+        throw std::runtime_error(message);
+    }
 }
 
 // Returns whether kernels want a weight in a form that the device offers buffers for.
@@ -71,32 +88,38 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     return takes;
 }
 
-static bool neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    const neuron_kernel_store &      store   = ggml_backend_neuron_shared().kernels;
-    const neuron_service             service = store.serve(op);
-    const std::vector<neuron_kernel> kernels = service ? neuron_kernels_of(service) : store.serve_in_chain(op);
-    return !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), [device](const neuron_kernel & kernel) {
-        return device->core->is_broken(kernel);
-    });
-}
+// What a device says of a node.
+struct neuron_opinion {
+    bool has_kernel = false;  // that is not broken on the core
+    bool is_member  = false;  // of some group, or may be of one with another number of tokens, that its kernels compute
 
-// Returns whether a node is in some group, or may be in one of another number of tokens that its kernels compute. Where a bundle has
-// no kernel for the node by itself, the CPU computes it when the graph has it among other nodes.
-static bool neuron_is_member(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    const neuron_kernel_store & kernels = ggml_backend_neuron_shared().kernels;
-    const neuron_group_index &  groups  = kernels.groups;
-    if (!device->fusion.is_enabled() || groups.empty() || !neuron_has_cpu()) {
-        return false;
+    bool is_known() const { return has_kernel || is_member; }
+};
+
+// Returns a device's opinion. Where a bundle has no kernel for a node by itself, the CPU computes it when the graph has it among other
+// nodes than its groups do.
+static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const neuron_kernel_store & store  = ggml_backend_neuron_shared().kernels;
+    const neuron_answer         answer = store.answer(op);
+    neuron_opinion              opinion;
+    const auto                  is_broken = [device](const neuron_kernel & kernel) {
+        return device->core->is_broken(kernel);
+    };
+    if (answer.service) {
+        opinion.has_kernel = std::none_of(answer.service.pieces.begin(), answer.service.pieces.end(),
+                                          [&](const neuron_piece & piece) { return is_broken(piece.kernel); });
+    } else {
+        const std::vector<neuron_kernel> kernels = store.serve_in_chain(op);
+        opinion.has_kernel = !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), is_broken);
     }
-    return groups.has_member(neuron_token_of(op)) ||
-           (!kernels.is_exact_only() && groups.may_have_member(neuron_signature_of(op)));
+    opinion.is_member = answer.member && device->fusion.is_enabled() && neuron_has_cpu();
+    return opinion;
 }
 
 // Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
 // computes it: so a program asks at once for what it will ask for when the kernels are there.
-static bool neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    return neuron_has_kernel(device, op) || neuron_is_member(device, op) ||
-           (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
+static bool neuron_computes(const neuron_opinion & opinion, const ggml_tensor * op) {
+    return opinion.is_known() || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
 }
 
 // Returns whether what an op changes is in the device's memory: ggml's scheduler would give it a copy of what is not, and the
@@ -136,6 +159,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         return true;
     }
     if (const ggml_tensor * weight = neuron_probed_weight(op)) {
+        neuron_refuse_parts(weight);
         // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
         const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
         return !elsewhere && neuron_takes_weight(device, op, weight);
@@ -146,10 +170,11 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_holds_updates(device, op))) {
         return false;
     }
-    if (!neuron_has_kernel(device, op) && !neuron_is_member(device, op)) {
+    const neuron_opinion opinion = neuron_opinion_of(device, op);
+    if (!opinion.is_known()) {
         neuron_note_missing(op);
     }
-    const bool computed = neuron_computes(device, op);
+    const bool computed = neuron_computes(opinion, op);
     if (!computed) {
         neuron_note_refused(op);
     }
@@ -167,5 +192,5 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (home->op == GGML_OP_NONE) {
         return computed;
     }
-    return neuron_computes(device, home) && (computed || neuron_has_cpu());
+    return neuron_computes(neuron_opinion_of(device, home), home) && (computed || neuron_has_cpu());
 }

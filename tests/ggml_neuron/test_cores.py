@@ -98,6 +98,38 @@ def test_layers_on_several_cores(programs: Programs, model: Model, cores: int, s
     assert np.array_equal(logits, model.logits)
 
 
+@pytest.mark.parametrize("mode", ["row", "tensor"])
+@pytest.mark.parametrize("program", ["llama-bench", "llama-results"])
+def test_loading_says_what_to_use_instead_of_a_split_of_single_weights(
+    programs: Programs, model: Model, tmp_path: Path, mode: str, program: str
+) -> None:
+    """llama-bench silences llama.cpp's own messages. With prompts of 44 tokens ggml's meta backend would abort."""
+    command: list[str | Path] = [programs.llama_cpp / program, "-m", model.path, "-ngl", "99", "-fa", "on", "-sm", mode]
+    command += (
+        ["-p", "44", "-n", "0", "-r", "1"]
+        if program == "llama-bench"
+        else ["-o", tmp_path / "results.gguf", "-p", PROMPT, "-fit", "off"]
+    )
+    done = subprocess.run(
+        command,
+        env=programs.environment(
+            GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
+            GGML_NEURON_KERNEL_DIR=model.kernels,
+            NEURON_RT_NUM_CORES="2",
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    said = re.findall(r"^ggml-neuron: (NeuronCores don't.*)$", done.stderr, re.MULTILINE)
+    assert said == [
+        f"NeuronCores don't compute with parts of a weight each (-sm {mode}): use -sm layer, which gives each core whole layers"
+    ], done.stderr
+    assert done.returncode == 1, done.stderr  # and no signal
+    assert "ggml_abort" not in done.stderr
+
+
 def test_every_core_at_once(programs: Programs, kernels: Path) -> None:
     result = subprocess.run(
         [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp, "every-core"],

@@ -199,6 +199,48 @@ def test_groups_of_more_tokens_than_their_kernels(compute: Compute, kernels: Pat
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
+def looked_at(log: str) -> tuple[int, int]:
+    """Returns how often masks and numbers of rows were looked at as the program wrote them, and read from the device."""
+    found = re.search(r"as the program wrote them (\d+) times, and read from the device (\d+) times", log)
+    assert found, log
+    return int(found[1]), int(found[2])
+
+
+def test_groups_that_are_found_before_a_graph_has_memory_are_not_looked_for_again(
+    compute: Compute, kernels: Path
+) -> None:
+    result = compute(kernels, *SCHEDULED)
+    expect_ok(result, *SCHEDULED)
+    known = re.search(r"groups of (\d+) graphs were known before these had memory", result.stderr)
+    assert known and int(known[1]) >= len(SCHEDULED), result.stderr
+
+
+def test_what_the_program_wrote_is_not_read_from_the_device(compute: Compute, kernels: Path) -> None:
+    """Of memory that ggml's scheduler gives a graph nothing is read; of other memory, what is written before it is first asked for."""
+    scheduled = ("scheduled:pieces-attention-5x32", "scheduled:shorter-attention-1x32")
+    result = compute(kernels, *scheduled)
+    expect_ok(result, *scheduled)
+    known, read = looked_at(result.stderr)
+    # two computations: a mask and numbers of rows that are checked, and a longer mask
+    assert known >= 2 * 2 + 2 and read == 0
+
+    name = "changing:pieces-attention-5x64"
+    result = compute(kernels, name)
+    expect_ok(result, name)
+    # a mask and numbers of rows in seven computations, which all write them: numbers are not looked at where the mask is wrong
+    known, read = looked_at(result.stderr)
+    assert read == 2 and known + read == 2 * 7
+
+
+def test_masks_that_are_written_in_any_way(compute: Compute, kernels: Path) -> None:
+    """By the program, in whole or in part, by copies from this core, another one and the host, and by launches."""
+    name = "written:pieces-attention-5x32"
+    result = compute(kernels, name, NEURON_RT_NUM_CORES="2")
+    expect_ok(result, name)
+    known, read = looked_at(result.stderr)
+    assert known > 0 and read > 0  # what the program did not write
+
+
 def test_groups_that_cannot_be_cut(compute: Compute, kernels: Path) -> None:
     result = compute(kernels, *WHOLE_ONLY)
     expect_ok(result, *WHOLE_ONLY)

@@ -34,6 +34,7 @@ static const std::map<std::string, builder> & builders() {
             { "part-escapes",     part_escapes                                        },
             { "middle-is-output", middle_is_output                                    },
             { "ends-early",       ends_early                                          },
+            { "copied-mask",      copied_mask                                         },
         };
         shorter(b);
         pieces(b);

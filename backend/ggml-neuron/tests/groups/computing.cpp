@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 ggml_backend_reg_t neurons;
@@ -293,6 +294,138 @@ void run_changing(const builder & build, int expected) {
     std::vector<int> counts;
     compare(compute(neuron, &counts), compute(cpu, nullptr), 1e-4, "by the CPU");
     check(counts == std::vector<int>{ expected, 0, expected, expected, 0, 0, expected }, "other launches");
+}
+
+// Ways to write to a tensor on a device. `data` is as large as it is.
+using writer = std::function<void(ggml_backend_t backend, ggml_tensor * t, const std::vector<uint8_t> & data)>;
+
+static ggml_backend_buffer_ptr allocate(const ggml_context_ptr & ctx, ggml_backend_t backend) {
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
+    check(buffer != nullptr, "no memory");
+    return buffer;
+}
+
+// Copies from a tensor of another device, or of the same one, as ggml does between buffers or between backends.
+static void write_from(ggml_backend_dev_t           dev,
+                       bool                         async,
+                       ggml_backend_t               backend,
+                       ggml_tensor *                t,
+                       const std::vector<uint8_t> & data) {
+    ggml_backend_ptr        other(ggml_backend_dev_init(dev, nullptr));
+    ggml_init_params        params = { ggml_tensor_overhead(), nullptr, true };
+    ggml_context_ptr        ctx(ggml_init(params));
+    ggml_tensor *           from   = ggml_dup_tensor(ctx.get(), t);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, other.get());
+    ggml_backend_tensor_set(from, data.data(), 0, data.size());
+    if (async) {
+        ggml_backend_tensor_copy_async(other.get(), backend, from, t);
+        ggml_backend_synchronize(backend);
+    } else {
+        ggml_backend_tensor_copy(from, t);
+    }
+}
+
+// Computes the copy.
+static void write_by_launch(ggml_backend_t backend, ggml_tensor * t, const std::vector<uint8_t> & data) {
+    graph g;
+    find_builder("copied-mask")(g);
+    ggml_tensor * from = g.inputs[0];
+    ggml_tensor * to   = g.inputs[1];
+    for (ggml_tensor * own : { to, g.result }) {  // both are the mask
+        own->buffer = t->buffer;
+        own->data   = t->data;
+    }
+    check(ggml_are_same_shape(to, t) && to->type == t->type, "the mask is another one");
+    const ggml_backend_buffer_ptr buffer = allocate(g.ctx, backend);
+    ggml_backend_tensor_set(from, data.data(), 0, data.size());
+    check(ggml_backend_graph_compute(backend, g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+}
+
+static const std::vector<std::pair<std::string, writer>> & writers() {
+    static const std::vector<std::pair<std::string, writer>> all = {
+        { "set", [](ggml_backend_t, ggml_tensor * t,
+         const auto & data) { ggml_backend_tensor_set(t, data.data(), 0, data.size()); } },
+        { "set_async",
+         [](ggml_backend_t backend, ggml_tensor * t, const auto & data) {
+              ggml_backend_tensor_set_async(backend, t, data.data(), 0, data.size());
+          } },
+        { "rows",
+         [](ggml_backend_t, ggml_tensor * t, const auto & data) {
+              for (size_t at = 0; at < data.size(); at += t->nb[1]) {
+                  ggml_backend_tensor_set(t, &data[at], at, t->nb[1]);
+              }
+          } },
+        { "view",
+         [](ggml_backend_t, ggml_tensor * t, const auto & data) {
+              ggml_init_params params = { 2 * ggml_tensor_overhead(), nullptr, true };
+              ggml_context_ptr ctx(ggml_init(params));
+              const size_t     half = (size_t) (t->ne[1] / 2) * t->nb[1];
+              ggml_tensor *    view = ggml_view_2d(ctx.get(), t, t->ne[0], t->ne[1] - t->ne[1] / 2, t->nb[1], half);
+              check(ggml_backend_view_init(view) == GGML_STATUS_SUCCESS, "no view");
+              ggml_backend_tensor_set(view, &data[half], 0, data.size() - half);
+              ggml_backend_tensor_set(t, data.data(), 0, half);
+          } },
+        { "memset",
+         [](ggml_backend_t, ggml_tensor * t, const auto & data) {
+              for (size_t at = 0; at < data.size(); at++) {
+                  ggml_backend_tensor_memset(t, data[at], at, 1);
+              }
+          } },
+        { "copy", [](ggml_backend_t backend, ggml_tensor * t,
+         const auto & data) { write_from(neuron, false, backend, t, data); } },
+        { "copy_async", [](ggml_backend_t backend, ggml_tensor * t,
+         const auto & data) { write_from(neuron, true, backend, t, data); } },
+        { "copy_from_core",
+         [](ggml_backend_t backend, ggml_tensor * t, const auto & data) {
+              write_from(ggml_backend_reg_dev_get(neurons, 1), true, backend, t, data);
+          } },
+        { "copy_from_host", [](ggml_backend_t backend, ggml_tensor * t,
+         const auto & data) { write_from(cpu, false, backend, t, data); } },
+        { "copy_from_host_async",
+         [](ggml_backend_t backend, ggml_tensor * t, const auto & data) { write_from(cpu, true, backend, t, data); } },
+        { "launch", write_by_launch },
+    };
+    return all;
+}
+
+void run_written(const builder & build, int expected) {
+    const auto compute = [&build, expected](ggml_backend_dev_t dev) {
+        ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+        graph            g;
+        build(g);
+        const ggml_backend_buffer_ptr buffer = allocate(g.ctx, backend.get());
+        ggml_tensor *                 mask   = g.causal.front();
+        std::vector<uint8_t>          data[2];  // causal or not
+        for (const bool causal : { false, true }) {
+            fill_all(g, causal);
+            data[causal].resize(ggml_nbytes(mask));
+            ggml_backend_tensor_get(mask, data[causal].data(), 0, data[causal].size());
+        }
+        g.cgraph->uid = 7;
+        outcome    all;
+        const auto again = [&](bool causal, const std::string & how) {
+            check(ggml_backend_graph_compute(backend.get(), g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+            const outcome one = read_all(g);
+            all.insert(all.end(), one.begin(), one.end());
+            const int n = launches();
+            check(dev == cpu || n == (causal ? expected : 0), how + ": " + std::to_string(n) + " launches");
+        };
+        for (const auto & [how, write] : writers()) {
+            for (const bool causal : { true, false }) {
+                ggml_backend_tensor_set(mask, data[!causal].data(), 0, data[!causal].size());
+                again(!causal, "before " + how);
+                if (dev == cpu) {
+                    ggml_backend_tensor_set(mask, data[causal].data(), 0, data[causal].size());
+                } else {
+                    write(backend.get(), mask, data[causal]);
+                }
+                again(causal, how);
+            }
+        }
+        return all;
+    };
+    launches();
+    compare(compute(neuron), compute(cpu), 1e-4, "by the CPU");
 }
 
 void run_threads(const builder & build) {

@@ -39,5 +39,8 @@ void run_watched(const builder & build, const std::string & wanted, int expected
 // The mask of a graph, which is computed again under its number, is causal or not.
 void run_changing(const builder & build, int expected);
 
+// The same, with each way in which memory is written.
+void run_written(const builder & build, int expected);
+
 // Threads compute a graph, each with a backend of its own, while groups are turned off and on.
 void run_threads(const builder & build);

@@ -129,6 +129,9 @@ void attention(graph & g);
 // The same without flash attention: the cache of values is transposed, and scores are capped.
 void scores_of(graph & g, const attention_options & o);
 
+// Writes the mask of attention of 5 tokens and 32 cells: its second input, whose new content is the first.
+void copied_mask(graph & g);
+
 attention_options unmasked(int64_t n, int64_t n_seen);
 
 attention_options reading(int64_t n_seen, int64_t n_cell);

@@ -99,6 +99,12 @@ void attention(graph & g) {
     attention_of(g, {});
 }
 
+void copied_mask(graph & g) {
+    ggml_tensor * from = g.input(GGML_TYPE_F16, 32, 5);
+    ggml_tensor * mask = g.input(GGML_TYPE_F16, 32, 5);
+    g.end(ggml_cpy(g.get(), from, mask), 0, {});
+}
+
 void scores_of(graph & g, const attention_options & o) {
     ggml_tensor * x      = g.input(GGML_TYPE_F32, 64, o.n);
     ggml_tensor * rows   = g.input(GGML_TYPE_I64, o.n);

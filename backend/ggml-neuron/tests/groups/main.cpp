@@ -14,6 +14,7 @@
 //     apart:       where groups are expected to be computed node by node
 //     off:         where the variable has turned groups off
 //     changing:    with a mask that is causal in some computations
+//     written:     the same, where the mask is written in all ways in which memory is
 //     threads:     by several threads, while groups are turned off and on
 
 #include "../values.h"
@@ -60,6 +61,8 @@ static void run(const std::string & name) {
         run_threads(build);
     } else if (how == "changing") {
         run_changing(build, expected_launches(build));
+    } else if (how == "written") {
+        run_written(build, expected_launches(build));
     } else if (how == "reused") {
         run_reused(build);
     } else {
