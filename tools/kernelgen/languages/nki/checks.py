@@ -9,30 +9,28 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kernelgen import targets
+from kernelgen.languages.nki import devices
 from kernelgen.languages.nki.dtypes import float32
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from kernelgen.languages.nki.program import Recorder, Storage, current
 from kernelgen.languages.nki.tensors import Tensor
 
-PARTITIONS = targets.PARTITIONS
-PSUM_BANKS = targets.PSUM_BANKS
-PSUM_BANK_BYTES = targets.PSUM_BANK_BYTES
+PARTITIONS = devices.PARTITIONS
+PSUM_BANKS = devices.PSUM_BANKS
+PSUM_BANK_BYTES = devices.PSUM_BANK_BYTES
 STATIONARY_FREE = 128
 MOVING_FREE = 512
 BN_STATS_FREE = 512
-SBUF_BYTES = {name: target.sbuf_bytes for name, target in targets.TARGETS.items()}
-"""The usable bytes of SBUF per partition."""
-TRN3_MOVING_FREE = 4096
+
+
+def _devices() -> list[devices.Device]:
+    """Returns what the kernel is for."""
+    return [devices.DEVICES[target] for target in current().targets]
 
 
 def sbuf_bytes() -> int:
     """Returns the usable bytes of SBUF per partition that all targets of the kernel have."""
-    return min(SBUF_BYTES.get(target, min(SBUF_BYTES.values())) for target in current().targets)
-
-
-def _only_trn3() -> bool:
-    return all(target == "trn3" for target in current().targets)
+    return min(device.sbuf_bytes for device in _devices())
 
 
 def tile(tensor: Tensor) -> None:
@@ -54,7 +52,7 @@ def tile(tensor: Tensor) -> None:
             f"number of partitions {shape[tensor.partition]} exceeds the hardware limit {PARTITIONS}",
         )
     width = math.prod(shape[tensor.partition + 1 :]) * tensor.dtype.itemsize
-    smallest = min(recorder.targets, key=lambda t: SBUF_BYTES.get(t, 0))
+    smallest = min(recorder.targets, key=lambda t: devices.DEVICES[t].sbuf_bytes)
     if tensor.buffer.kind == "sbuf" and width > sbuf_bytes():
         raise NkiValueError(
             "err_sbuf_exceed_arch_limit",
@@ -164,7 +162,7 @@ def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double:
             "err_size_of_dimension_exceed_arch_limit",
             f"the free size {m} of the stationary tile exceeds the hardware limit {STATIONARY_FREE}",
         )
-    limit = TRN3_MOVING_FREE if _only_trn3() else MOVING_FREE
+    limit = min(device.moving_free for device in _devices())
     if n > limit:
         raise NkiValueError(
             "err_size_of_dimension_exceed_arch_limit",
@@ -191,7 +189,7 @@ def psum_bank(target: Tensor) -> None:
     if not current().check or target.gather is not None:
         return
     width = sum(abs(s) * (n - 1) for s, n in target.dims[1:]) + 1
-    limit = PSUM_BANK_BYTES * (8 if _only_trn3() else 1)
+    limit = PSUM_BANK_BYTES * min(device.product_banks for device in _devices())
     if width * target.dtype.itemsize > limit:
         raise NkiValueError(
             "err_psum_bank",
