@@ -126,7 +126,8 @@ def _ask(slot: int, step: Sequence[str]) -> tuple[int, str]:
     log = Path(f"{name}.log").read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
     return (
         1,
-        f"error: the process that ran this step died: the step ended it, or the machine ran out of memory (then run fewer at once)\n{log}",
+        "error: the process that ran this step died: the step ended it, or the machine ran out of memory (then run fewer "
+        f"at once)\n{log}",
     )
 
 
