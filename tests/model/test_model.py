@@ -13,10 +13,11 @@ import headers
 import pytest
 from headers import Header
 
-from conftest import ROOT, Derive, run_model, specs
 from kernelgen import cli
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.model.exporter import Exporter
+
+from .conftest import ROOT, Derive, run_model, specs
 
 GRAPH_OPS = ROOT / "tests" / "data" / "graph-ops"
 
