@@ -1,6 +1,9 @@
 """What all tests share: no cache of NEFFs, NEFFs in the real form, quick compiles, and Bazel's sharding protocol for pytest (each shard
 runs every n-th test; tests that `pytest.mark.together` gives the same name count as one). Tests that `pytest.mark.long` marks run only
 when KERNELGEN_LONG_TESTS is set, as `./bazelw test --config=long //...` does.
+
+`python -m pytest` in a checkout runs them without Bazel: there a test skips when it needs a program that is not built (`there`).
+`-m "not slow"` leaves out the folders of `SLOW`, and the rest takes some two minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +24,43 @@ os.environ.pop("NEURON_KERNELGEN_SHARED_CACHE", None)
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 
+# Processes that tests start find kernelgen as the tests do, with no environment of Bazel's.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parents[1] / "tools"), os.environ.get("PYTHONPATH")])
+)
+
+SLOW = frozenset(
+    "backend bazel bazelw benchmarks cache ci cli cmake docs e2e ggml_neuron kernels languages llama model remote simulator".split()
+)
+"""Folders whose tests start builds, run llama.cpp's programs, or compute every kernel."""
+
+
+@pytest.fixture(scope="session")
+def there() -> Callable[[Path, str], Path]:
+    """Returns a function that gives the path of what is built from C++: `built`, where Bazel puts it, or what a variable names.
+
+    What is absent skips the test, unless Bazel runs it or the variable is set: then it fails.
+    """
+
+    def there(built: Path, variable: str) -> Path:
+        path = Path(os.environ.get(variable, built)).absolute()
+        if not path.exists():
+            message = f"{path} is not there: run this through Bazel, or name what is built in {variable}"
+            if variable in os.environ or "TEST_SRCDIR" in os.environ:
+                pytest.fail(message)
+            pytest.skip(message)
+        return path
+
+    return there
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_sources(there: Callable[[Path, str], Path]) -> Path:
+    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or what Bazel fetched."""
+    fetched = Path(os.environ.get("TEST_SRCDIR", "sources of llama.cpp")).glob("*llama_cpp*/CMakeLists.txt")
+    return there(next(fetched, Path("sources of llama.cpp/CMakeLists.txt")).parent, "LLAMA_CPP_SOURCES")
+
+
 @pytest.fixture(scope="session")
 def real_neff() -> Callable[..., bytes]:
     """Makes NEFFs in the form that neuronx-cc writes, by the double's function `neff(hlo, target, lnc, …)`."""
@@ -34,7 +74,11 @@ def keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.It
     items[:] = chosen
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW & {*item.path.parts}.difference(Path(__file__).parts):
+            item.add_marker("slow")
     if not os.environ.get("KERNELGEN_LONG_TESTS"):
         keep(config, items, [item for item in items if item.get_closest_marker("long") is None])
     if "TEST_TOTAL_SHARDS" not in os.environ:

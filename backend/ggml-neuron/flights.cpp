@@ -23,17 +23,8 @@ static constexpr size_t WIDEN_AFTER = 32;
 // Reads how many launches may be in flight. Says once when the variable is not such a number.
 static size_t read_depth() {
     static const size_t depth = [] {
-        const std::string text = neuron_variable("GGML_NEURON_QUEUE_DEPTH");
-        if (text.empty()) {
-            return NEURON_QUEUE_DEPTH;
-        }
-        char *              end   = nullptr;
-        const unsigned long value = strtoul(text.c_str(), &end, 10);
-        if (text[0] < '0' || text[0] > '9' || *end || value < 1 || value > MAX_DEPTH) {
-            NEURON_WARN("GGML_NEURON_QUEUE_DEPTH is a number from 1 to %zu, not '%s'\n", MAX_DEPTH, text.c_str());
-            return NEURON_QUEUE_DEPTH;
-        }
-        return (size_t) value;
+        const std::string what = "a number from 1 to " + std::to_string(MAX_DEPTH);
+        return neuron_number("GGML_NEURON_QUEUE_DEPTH", what.c_str(), 1, MAX_DEPTH, NEURON_QUEUE_DEPTH);
     }();
     return depth;
 }

@@ -11,6 +11,7 @@
 #include "fusion.h"
 #include "ggml-backend-impl.h"
 #include "host_buffer.h"
+#include "host_copies.h"
 #include "kernels.h"
 #include "log.h"
 #include "nrt.h"
@@ -292,7 +293,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
 
 // GGML_NEURON_REPACK=0 keeps all weights as ggml has them.
 static bool ggml_backend_neuron_repacks() {
-    return neuron_variable("GGML_NEURON_REPACK") != "0";
+    return neuron_switch("GGML_NEURON_REPACK", true);
 }
 
 static void ggml_backend_neuron_add_buffer_type(const neuron_kernel_store &          kernels,
@@ -358,6 +359,7 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         auto *      shared = new ggml_backend_neuron_reg_context;
         std::string message;
         neuron_warn_of_unknown_variables();
+        neuron_fallback_bytes();  // says at once that the variable is wrong, not at the first weight that is kept
 #ifdef GGML_NEURON_GGML_VERSION
         message = ggml_backend_neuron_other_ggml();
         if (!message.empty()) {

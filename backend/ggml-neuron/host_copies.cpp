@@ -1,29 +1,15 @@
 #include "host_copies.h"
 
-#include "log.h"
 #include "variables.h"
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <string>
 
 static std::atomic<size_t> g_taken{ 0 };
 
-// Reads how many bytes all copies may take. Says once when the variable is not such a number.
-static size_t read_limit() {
-    static const size_t limit = [] {
-        const std::string text  = neuron_variable("GGML_NEURON_FALLBACK_MEMORY");
-        char *            end   = nullptr;
-        unsigned long     value = strtoul(text.c_str(), &end, 10);
-        if (text.empty()) {
-            value = NEURON_FALLBACK_MIB;
-        } else if (text[0] < '0' || text[0] > '9' || *end || value > SIZE_MAX >> 20) {
-            NEURON_WARN("GGML_NEURON_FALLBACK_MEMORY is a number of MiB, not '%s'\n", text.c_str());
-            value = NEURON_FALLBACK_MIB;
-        }
-        return (size_t) value << 20;
-    }();
+size_t neuron_fallback_bytes() {
+    static const size_t limit =
+        neuron_number("GGML_NEURON_FALLBACK_MEMORY", "a number of MiB", 0, SIZE_MAX >> 20, NEURON_FALLBACK_MIB) << 20;
     return limit;
 }
 
@@ -59,7 +45,7 @@ void neuron_host_copies::note(size_t offset, size_t size, uint64_t version, cons
     }
     copy & c = found->second;
     forget(c);
-    if (g_taken.fetch_add(size) + size > read_limit()) {
+    if (g_taken.fetch_add(size) + size > neuron_fallback_bytes()) {
         g_taken -= size;
         return;
     }

@@ -14,6 +14,9 @@
 // What all copies in a process may take, in MiB, unless the variable says otherwise.
 constexpr size_t NEURON_FALLBACK_MIB = 1024;
 
+// Returns how many bytes all copies may take. Says once when the variable is not such a number.
+size_t neuron_fallback_bytes();
+
 // The copies of what is in one buffer.
 class neuron_host_copies {
   public:

@@ -15,7 +15,7 @@
 inline bool neuron_log_enabled() {
     static const bool enabled = [] {
         const char * value = getenv("GGML_NEURON_LOG");
-        return value && *value && strcmp(value, "0") != 0;
+        return value && (strcmp(value, "1") == 0 || strcmp(value, "2") == 0);
     }();
     return enabled;
 }

@@ -44,6 +44,21 @@ bool neuron_switch(const char * name, bool otherwise) {
     return otherwise;
 }
 
+size_t neuron_number(const char * name, const char * what, size_t least, size_t most, size_t otherwise) {
+    const std::string text = neuron_variable(name);
+    if (text.empty()) {
+        return otherwise;
+    }
+    char * end                     = nullptr;
+    errno                          = 0;
+    const unsigned long long value = strtoull(text.c_str(), &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < least || value > most) {
+        NEURON_WARN("%s is %s, not '%s'; it is taken for %zu\n", name, what, text.c_str(), otherwise);
+        return otherwise;
+    }
+    return (size_t) value;
+}
+
 // What such a file has at most.
 static constexpr size_t MAX_SMALL_FILE = 1 << 20;
 
@@ -114,6 +129,10 @@ static void check(const std::string & name, const std::string & prefix, const ch
 }
 
 void neuron_warn_of_unknown_variables() {
+    const std::string log = neuron_variable("GGML_NEURON_LOG");
+    if (!log.empty() && log != "0" && log != "1" && log != "2") {
+        NEURON_WARN("GGML_NEURON_LOG is 0, 1 or 2, not '%s'; it is taken for 0\n", log.c_str());
+    }
     for (char ** entry = environ; entry && *entry; entry++) {
         const std::string text = *entry;
         const std::string name = text.substr(0, std::min<size_t>(text.find('='), 100));

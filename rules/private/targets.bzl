@@ -3,7 +3,7 @@
 # Memory that one simulated compile is counted for, in MiB.
 SIMULATOR_MEMORY_MB = 1024
 
-# By name: neuronx-cc's arguments when a manifest sets none.
+# By name: neuronx-cc's arguments when a manifest sets none, and whether AWS does not document the target.
 TARGETS = {
     "trn1": struct(
         flags = [
@@ -22,6 +22,7 @@ TARGETS = {
             "--lnc",
             "1",
         ],
+        experimental = False,
     ),
     "trn1n": struct(
         flags = [
@@ -40,6 +41,7 @@ TARGETS = {
             "--lnc",
             "1",
         ],
+        experimental = False,
     ),
     "inf2": struct(
         flags = [
@@ -58,6 +60,7 @@ TARGETS = {
             "--lnc",
             "1",
         ],
+        experimental = False,
     ),
     "trn2": struct(
         flags = [
@@ -76,6 +79,7 @@ TARGETS = {
             "--lnc",
             "2",
         ],
+        experimental = False,
     ),
     "trn3": struct(
         flags = [
@@ -94,5 +98,6 @@ TARGETS = {
             "--lnc",
             "2",
         ],
+        experimental = True,
     ),
 }

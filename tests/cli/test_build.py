@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelgen.building import pool
+
 from .conftest import Done, environment
 
 Run = Callable[..., Done]
@@ -31,6 +33,16 @@ def refuse(x):
 def die(x):
     print("last words", file=sys.__stderr__, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
+
+@emitter("close")
+def close(x):
+    os.closerange(0, 256)
+    return x + x
+
+@emitter("close_and_wait")
+def close_and_wait(x):
+    os.closerange(0, 256)
+    time.sleep(600)
 
 @emitter("leave")
 def leave(x):
@@ -127,8 +139,10 @@ def test_a_damaged_neff_is_compiled_again(kernelgen: Run, folder: Path) -> None:
     ("op", "reason"),
     [
         ("refuse", "this kernel is broken"),
-        ("die", "its worker was killed by SIGKILL: most likely the machine ran out of memory"),
+        ("die", "its worker was killed by SIGKILL, and not for want of memory: what it ran killed it, or another"),
         ("leave", "its worker ended with exit status 7"),
+        ("close", "its worker ended with exit status "),
+        ("close_and_wait", "its worker closed its standard output, which answers go to: a source closes only what"),
     ],
 )
 def test_a_kernel_that_fails_costs_that_kernel_only(kernelgen: Run, folder: Path, op: str, reason: str) -> None:
@@ -141,6 +155,21 @@ def test_a_kernel_that_fails_costs_that_kernel_only(kernelgen: Run, folder: Path
     assert "small_trn1 was not written: 1 of its 5 kernels failed" in done.out
     assert not list((folder / "out").glob("small_trn1*"))
     assert no_leftovers(folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (5, 6, "was killed by SIGKILL: the machine ran out of memory; fewer jobs (-j) need less"),
+        (None, None, "was killed by SIGKILL: most likely the machine ran out of memory; fewer jobs (-j) need less"),
+    ],
+)
+def test_a_worker_that_linux_killed_for_want_of_memory_is_said_to_be(
+    kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None, reason: str
+) -> None:
+    counts = iter([before, after])
+    monkeypatch.setattr(pool, "_oom_kills", lambda: next(counts))
+    assert reason in build(kernelgen, folder, manifest(folder, "die"), "-j", "1").err
 
 
 def test_what_a_dead_worker_printed_is_shown(kernelgen: Run, folder: Path) -> None:

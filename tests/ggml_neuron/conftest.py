@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,16 +26,18 @@ import random_llama
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    return replace(find_programs(), compiled=tmp_path_factory.mktemp("compiled"))
+def programs(there: Callable[[Path, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return replace(find_programs(there), compiled=tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(scope="session", params=["address", "thread"])
-def sanitized(request: pytest.FixtureRequest, programs: Programs) -> Programs:
+def sanitized(request: pytest.FixtureRequest, programs: Programs, there: Callable[[Path, str], Path]) -> Programs:
     """Returns the same, and the simulator, compiled with a sanitizer; the last part of its folder's name tells which."""
-    folder = Path(os.environ.get("GGML_NEURON_SANITIZED_PROGRAMS", ROOT / "backend" / "sanitizers")).absolute()
-    found = folder / str(request.param)
-    assert found.exists(), f"{found} is not there; run this through Bazel"
+    variable = "GGML_NEURON_SANITIZED_PROGRAMS"
+    if variable in os.environ:
+        found = there(ROOT, variable) / str(request.param)
+    else:
+        found = there(ROOT / "backend" / "sanitizers" / str(request.param), variable)
     return replace(programs, folder=found, simulator=next(found.rglob("libnrt.so")))
 
 
@@ -106,17 +109,11 @@ def benched(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Ben
 
 
 @pytest.fixture(scope="session")
-def llama_cpp() -> Path:
-    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or what Bazel fetched."""
-    if "LLAMA_CPP_SOURCES" in os.environ:
-        return Path(os.environ["LLAMA_CPP_SOURCES"])
-    return next(Path(os.environ["TEST_SRCDIR"]).glob("*llama_cpp*/CMakeLists.txt")).parent
+def llama_cpp(llama_cpp_sources: Path) -> Path:
+    return llama_cpp_sources
 
 
 @pytest.fixture(scope="session")
-def exporter() -> Path:
-    """Returns the program that `kernelgen model` runs: where Bazel puts it, or where NEURON_KERNELGEN_EXPORTER says."""
-    built = ROOT / "backend" / "exporter" / "exporter" / "export-graphs"
-    found = Path(os.environ.get("NEURON_KERNELGEN_EXPORTER", built)).absolute()
-    assert found.exists(), f"{found} is not there; run this through Bazel"
-    return found
+def exporter(there: Callable[[Path, str], Path]) -> Path:
+    """Returns the program that `kernelgen model` runs."""
+    return there(ROOT / "backend" / "exporter" / "exporter" / "export-graphs", "NEURON_KERNELGEN_EXPORTER")

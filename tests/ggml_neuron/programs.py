@@ -112,19 +112,23 @@ class Programs:
         return inherited | {name: str(value) for name, value in chosen.items() if value is not None}
 
 
-def find_programs() -> Programs:
-    """Returns what was built from C++, wherever it is."""
+def named(built: Path, variable: str) -> Path:
+    """Returns where something is that was built from C++: where Bazel puts it, or what a variable names."""
+    path = Path(os.environ.get(variable, built)).absolute()
+    assert path.exists(), f"{path} is not there; run this through Bazel"
+    return path
+
+
+def find_programs(there: Callable[[Path, str], Path] = named) -> Programs:
+    """Returns what was built from C++, wherever it is; `there` says where one is, and what to do when it is not."""
     built = ROOT / "backend" / "ggml-neuron" / "test_programs"
     llama_cpp = ROOT / "tests" / "llama" / "llama_cpp"
     simulator = ROOT / "backend" / "simulator" / "libnrt.so.1"
-    found = Programs(
-        Path(os.environ.get("GGML_NEURON_TEST_PROGRAMS", built)).absolute(),
-        Path(os.environ.get("LLAMA_CPP_PROGRAMS", llama_cpp)).absolute(),
-        Path(os.environ.get("GGML_NEURON_LIBNRT", simulator)).absolute(),
+    return Programs(
+        there(built, "GGML_NEURON_TEST_PROGRAMS"),
+        there(llama_cpp, "LLAMA_CPP_PROGRAMS"),
+        there(simulator, "GGML_NEURON_LIBNRT"),
     )
-    for path in (found.folder, found.llama_cpp, found.simulator):
-        assert path.exists(), f"{path} is not there; run this through Bazel"
-    return found
 
 
 def build(manifest: Path, output: Path) -> None:

@@ -538,12 +538,23 @@ def test_a_full_core_says_that_some_memory_is_free(run: Run, kernels: Path, memo
     assert re.fullmatch(r"1048576 of \d+ bytes", result.said["free-memory"]), result.said
 
 
-@pytest.mark.parametrize("name", ["GGML_NEURON_FUSION", "GGML_NEURON_EXACT"])
-def test_a_switch_that_is_neither_on_nor_off_is_reported(run: Run, kernels: Path, name: str) -> None:
-    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **{name: "zz"})
+@pytest.mark.parametrize("value", ["zz", "-1", " 1", "1 ", "0x1", "1e1", "99999999999999999999"])
+def test_a_value_that_a_variable_does_not_have_is_reported(run: Run, kernels: Path, value: str) -> None:
+    """So that GGML_NEURON_EXACT=zz turns nothing on; of GGML_NEURON_LOG=zz nothing is seen but that."""
+    known = {
+        "GGML_NEURON_EXACT": ("0 or 1", 0),
+        "GGML_NEURON_FALLBACK_MEMORY": ("a number of MiB", 1024),
+        "GGML_NEURON_FUSION": ("0 or 1", 1),
+        "GGML_NEURON_LOG": ("0, 1 or 2", 0),
+        "GGML_NEURON_QUEUE_DEPTH": ("a number from 1 to N", 3),
+        "GGML_NEURON_REPACK": ("0 or 1", 1),
+    }
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **dict.fromkeys(known, value))
     assert result.said == {"add": "ok"}
-    taken = {"GGML_NEURON_FUSION": 1, "GGML_NEURON_EXACT": 0}[name]
-    assert f"{name} is 0 or 1, not 'zz'; it is taken for {taken}" in result.log
+    said = [line.partition("ggml-neuron: ")[2] for line in result.log.splitlines() if "ggml-neuron: " in line]
+    said = [re.sub("from 1 to [0-9]+", "from 1 to N", line) for line in said]
+    expected = [f"{name} is {what}, not '{value}'; it is taken for {taken}" for name, (what, taken) in known.items()]
+    assert sorted(said) == expected
 
 
 def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, noop: dict[str, str]) -> None:

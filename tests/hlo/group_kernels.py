@@ -67,7 +67,7 @@ def contents(spec: GraphSpec, seed: int, most: Mapping[int, int] | None = None) 
     rng = np.random.default_rng(seed)
     found = []
     for i, size in enumerate(spec.slots):
-        dtype = spec.uses(i)[0].tensor.dtype
+        dtype = spec.uses()[i][0].tensor.dtype
         t = TYPES[dtype]
         n = size // t.size * t.block
         if dtype in ("i32", "i64"):
@@ -113,7 +113,7 @@ def dtypes(spec: GraphSpec) -> list[str]:
     """Returns ggml's types of what `whole` returns."""
     return [
         *(spec.nodes[i].output.dtype for i in spec.escaping),
-        *(spec.uses(i)[0].tensor.dtype for i in spec.written),
+        *(spec.uses()[i][0].tensor.dtype for i in spec.written),
     ]
 
 

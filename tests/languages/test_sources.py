@@ -210,6 +210,30 @@ def test_what_the_function_does_not_do_is_said_when_it_is_emitted(folder: Path, 
     assert message in str(caught.value) and made.kernels[0].spec.id in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("np", "a module"),
+        ("SCALE", "of type float"),
+        ("Scaled", "a class"),
+        ("scaled", "of type Scaled"),
+        ("start", "of type str"),
+        ("odd", "of type Odd"),
+    ],
+)
+def test_what_is_named_and_no_function_is_said(folder: Path, name: str, what: str) -> None:
+    (folder / "k" / "named.py").write_text(
+        "import numpy as np\nSCALE = 2.0\nstart = 'x'\n"
+        "class Scaled:\n    def __call__(self, x):\n        return x\nscaled = Scaled()\n"
+        "class Odd(Scaled):\n    def __getattr__(self, name):\n        raise RuntimeError(name)\nodd = Odd()\n"
+    )
+    made, catalog = plan(folder, f"  - {{source: k/named.py:{name}, inputs: ['f32[2]'], outputs: ['f32[2]']}}\n")
+    with pytest.raises(KernelgenError) as caught:
+        emit(catalog.emitters(made.kernels[0]), made.kernels[0].spec)
+    (found,) = caught.value.diagnostics
+    assert found.message == f"'{name}' is {what}, not a function" and found.location is not None
+
+
 def test_two_manifests_may_name_files_of_the_same_path(tmp_path: Path) -> None:
     catalog = Catalog([builtin_library()])
     paths = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,5 +14,5 @@ import harness
 
 
 @pytest.fixture(scope="session")
-def programs() -> harness.Programs:
-    return harness.Programs.find()
+def programs(there: Callable[[Path, str], Path]) -> harness.Programs:
+    return harness.Programs.find(there)

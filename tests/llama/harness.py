@@ -55,20 +55,22 @@ class Programs:
     load_backends: Path
 
     @staticmethod
-    def find() -> Programs:
+    def find(there: Callable[[Path, str], Path] | None = None) -> Programs:
         """Returns the programs that Bazel built or that the environment names.
+
+        Args:
+            there: says where one is, and what to do when it is not.
 
         Raises:
             FileNotFoundError: one is not there.
         """
+        there = there or (lambda built, variable: Path(os.environ.get(variable, built)).absolute())
         here = Path(__file__).parent
         found = Programs(
-            llama_cpp=Path(os.environ.get("LLAMA_CPP_PROGRAMS", here / "llama_cpp")).absolute(),
-            plugin=Path(
-                os.environ.get("GGML_NEURON_PLUGIN", ROOT / "backend/ggml-neuron/test_programs/libggml-neuron.so")
-            ).absolute(),
-            libnrt=Path(os.environ.get("GGML_NEURON_LIBNRT", ROOT / "backend/simulator/libnrt.so.1")).absolute(),
-            load_backends=Path(os.environ.get("LLAMA_LOAD_BACKENDS", here / "libload_backends.so")).absolute(),
+            llama_cpp=there(here / "llama_cpp", "LLAMA_CPP_PROGRAMS"),
+            plugin=there(ROOT / "backend/ggml-neuron/test_programs/libggml-neuron.so", "GGML_NEURON_PLUGIN"),
+            libnrt=there(ROOT / "backend/simulator/libnrt.so.1", "GGML_NEURON_LIBNRT"),
+            load_backends=there(here / "libload_backends.so", "LLAMA_LOAD_BACKENDS"),
         )
         for path in (found.llama_cpp / "test-backend-ops", found.plugin, found.libnrt, found.load_backends):
             if not path.exists():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import manifest
+from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.kernel import KernelSpec
@@ -48,3 +48,14 @@ def test_llama3_has_the_kernels_that_its_shapes_ask_for(library: Library) -> Non
     assert counts["flash_attn_ext"] == counts["soft_max"] == 31
     assert counts["rope"] == 4
     assert sum(counts.values()) == 157
+
+
+def test_a_word_of_op_params_that_nothing_is_known_of_is_a_node_without_a_kernel(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = next(line for line in (DATA / "llama-3.2-1b.flash-attn.txt").read_text().splitlines() if " Qcur-0" in line)
+    words = line.split(" ")
+    words[7 + 14] = "999"  # the fifteenth of the 16
+    (tmp_path / "ops.txt").write_text(f"{line}\n{' '.join(words)}\n")
+    assert cli.run(["model", str(tmp_path / "ops.txt"), "-o", str(tmp_path / "m.yaml")]) == 0
+    assert "999, and has no meaning here" in "".join(capsys.readouterr())

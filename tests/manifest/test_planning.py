@@ -104,3 +104,38 @@ def test_a_plan_for_one_target_and_one_it_is_not_for(capsys: pytest.CaptureFixtu
     )
     assert cli.run([*args, "--target", "trn3"]) == 2
     assert "manifest 'basic' is for trn1, inf2, trn2, not for trn3" in capsys.readouterr().err
+
+
+def group(count: int, wrong: bool) -> str:
+    """A manifest with a chain of nodes, each with a weight of its own, or one in which no reference is right."""
+    inputs = "".join(f'      w{i}: "(64,1,1,1)/f32"\n' for i in range(count))
+    nodes = "".join(
+        f"      - {{name: n{i}, op: mul, inputs: [{'m' if wrong else 'n'}{i - 1}, w{i}], output: '(64,1,1,1)/f32'}}\n"
+        for i in range(1, count)
+    )
+    head = "format: 1\nname: big\ntargets: [trn1]\ngraphs:\n  - inputs:\n" + inputs + "    nodes:\n"
+    first = "      - {name: n0, op: sqr, inputs: [w0], output: '(64,1,1,1)/f32'}\n"
+    return f"{head}{first}{nodes}    outputs: [{'m' if wrong else 'n'}{count - 1}]\n"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_work_of_a_group_grows_as_its_nodes(library: Library, tmp_path: Path, wrong: bool) -> None:
+    calls = []
+    # The first run imports and compiles what the others use.
+    for count in (10, 300, 600, 1200):
+        (tmp_path / "big.yaml").write_text(group(count, wrong))
+        done = 0
+
+        def called(*_: object) -> None:
+            nonlocal done
+            done += 1
+
+        sys.setprofile(called)
+        try:
+            code = cli.run(["plan", str(tmp_path / "big.yaml"), "--kernels", str(library.root)])
+        finally:
+            sys.setprofile(None)
+        assert code == (2 if wrong else 0)
+        calls.append(done)
+    # Twice the nodes, twice the calls: the second step is twice the first.
+    assert calls[3] - calls[2] < 2.2 * (calls[2] - calls[1]), calls

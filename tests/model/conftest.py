@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,20 +24,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def exporter() -> Exporter:
-    program = Path(os.environ.get(VARIABLE, ROOT / "backend/exporter/exporter/export-graphs")).absolute()
-    libraries = Path(os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tests/llama/llama_cpp")).absolute()
-    for path in (program, libraries / "libllama.so"):
-        assert path.exists(), f"{path} is not there; run this through Bazel"
+def exporter(there: Callable[[Path, str], Path]) -> Exporter:
+    program = there(ROOT / "backend/exporter/exporter/export-graphs", VARIABLE)
+    libraries = there(ROOT / "tests/llama/llama_cpp", "LLAMA_CPP_PROGRAMS")
+    assert (libraries / "libllama.so").exists()
     return Exporter(program, libraries)
-
-
-@pytest.fixture(scope="session")
-def llama_cpp_sources() -> Path:
-    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or what Bazel fetched."""
-    if "LLAMA_CPP_SOURCES" in os.environ:
-        return Path(os.environ["LLAMA_CPP_SOURCES"])
-    return next(Path(os.environ["TEST_SRCDIR"]).glob("*llama_cpp*/CMakeLists.txt")).parent
 
 
 Derive = Callable[..., set[KernelSpec]]

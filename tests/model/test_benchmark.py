@@ -9,8 +9,9 @@ import pytest
 
 import derive as benchmark
 import lengths
-from conftest import ROOT, specs
 from kernelgen.model.exporter import Exporter
+
+from .conftest import ROOT, specs
 
 DATA = ROOT / "tests" / "data" / "graph-ops"
 

@@ -16,9 +16,10 @@ import headers
 import pytest
 from headers import Header
 
-from conftest import run_model, specs
 from kernelgen.model import checkpoint
 from kernelgen.model.exporter import Exporter
+
+from .conftest import run_model, specs
 
 Said = pytest.CaptureFixture[str]
 MODEL = headers.qwen3()

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import run_model
 from kernelgen.model.checkpoint import PROGRAM
 from kernelgen.model.exporter import Exporter
+
+from .conftest import run_model
 
 VARIABLE = "NEURON_KERNELGEN_CONVERTER_PYTHON"
 MAKE = Path(__file__).with_name("make_checkpoints.py")

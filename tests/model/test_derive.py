@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from test_sizes import BASE
 
-from conftest import specs
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.ggml import ops as ggml_ops
@@ -19,6 +18,8 @@ from kernelgen.model import sizes, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Node, Shape
 from kernelgen.model.sizes import Call, Settings, pad
+
+from .conftest import specs
 
 NO_WORDS = (0,) * 16
 

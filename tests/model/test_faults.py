@@ -16,8 +16,9 @@ import headers
 import pytest
 from damage import Entry, Parts, TensorInfo, parts, put_together
 
-from conftest import ROOT, run_model
 from kernelgen.model.exporter import Exporter
+
+from .conftest import ROOT, run_model
 
 ROUNDS = 90
 
@@ -26,11 +27,10 @@ STRING, ARRAY, U32, F32 = 8, 9, 4, 6
 
 
 @pytest.fixture(scope="session")
-def programs(exporter: Exporter) -> faults.Programs:
+def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> faults.Programs:
     """Returns the programs: NEURON_KERNELGEN_SANITIZED_EXPORTER names another build of backend/sanitizers/exporter."""
     built = ROOT / "backend/sanitizers/exporter_address/export-graphs"
-    sanitized = Path(os.environ.get("NEURON_KERNELGEN_SANITIZED_EXPORTER", built)).absolute()
-    assert sanitized.exists(), f"{sanitized} is not there; run this through Bazel"
+    sanitized = there(built, "NEURON_KERNELGEN_SANITIZED_EXPORTER")
     assert exporter.libraries is not None
     return faults.Programs(exporter.program, exporter.libraries, sanitized, exporter.libraries)
 

@@ -10,7 +10,6 @@ import group_kernels as one_kernel
 import headers
 import pytest
 
-from conftest import run_model
 from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
@@ -21,6 +20,8 @@ from kernelgen.model.grouping import Groups, Outside
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import crossing, layers, whole
 from kernelgen.model.sizes import Call, Settings
+
+from .conftest import run_model
 
 SETTINGS = Settings((512,), 512, 1, (1, 5), (1,), (256,), "f16", "f16", (True,), False, False)
 

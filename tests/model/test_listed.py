@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, specs
 from kernelgen import cli
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.manifest import graph_ops
 from kernelgen.model import listed, sources
+
+from .conftest import ROOT, specs
 
 GRAPH_OPS = ROOT / "tests" / "data" / "graph-ops"
 Said = pytest.CaptureFixture[str]

@@ -13,10 +13,11 @@ import headers
 import pytest
 from headers import Header
 
-from conftest import ROOT, Derive, run_model, specs
 from kernelgen import cli
 from kernelgen.manifest import coverage, graph_ops
 from kernelgen.model.exporter import Exporter
+
+from .conftest import ROOT, Derive, run_model, specs
 
 GRAPH_OPS = ROOT / "tests" / "data" / "graph-ops"
 
@@ -383,3 +384,15 @@ def test_the_program_says_what_is_wrong_with_its_arguments(exporter: Exporter) -
         assert message in done.stderr.splitlines()[0]
     done = subprocess.run([exporter.program, "--version"], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("export-graphs format 1, for llama.cpp ")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 0.0, -1.0])
+def test_a_base_of_rope_that_no_frequency_has_is_said(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
+) -> None:
+    header = headers.decoder("llama", **headers.SMALL, fields={"rope.freq_base": value})  # type: ignore[arg-type]
+    source = headers.write(header, tmp_path / "model.gguf", sparse=True)
+    assert run_model(exporter, source, tmp_path / "m.yaml", "--n-ctx", 256, "--n-tokens", "1") == 0
+    assert "no kernel: rope: freq_base: expected " in capsys.readouterr().out
+    ops = {spec.op for spec in specs(tmp_path / "m.yaml")}
+    assert "mul_mat" in ops and "rope" not in ops

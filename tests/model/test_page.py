@@ -11,10 +11,11 @@ from pathlib import Path
 
 import headers
 
-from conftest import ROOT
 from kernelgen.cli import model
 from kernelgen.model.exporter import VARIABLE, Exporter
 from kernelgen.model.graphs import VERSION
+
+from .conftest import ROOT
 
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 GRAPHS = (ROOT / "docs" / "graphs.md").read_text(encoding="utf-8")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, specs
 from kernelgen.model.exporter import Exporter
 from published import FOLDER, FTYPES, MANIFESTS, MODELS, Manifest
 from published.__main__ import derive
+
+from .conftest import ROOT, specs
 
 # Of each model one type, and of most models only in a long run; the command's --check looks at all.
 OTHERS = [m for m in MANIFESTS if m.path.parent != FOLDER]

@@ -193,15 +193,15 @@ class GraphSpec:
 
         return GraphSpec(tuple(replace(n, inputs=tuple(map(plain, n.inputs))) for n in self.nodes), self.slots)
 
-    def uses(self, slot: int) -> tuple[Operand, ...]:
-        """Returns the distinct tensors that nodes read or write in a slot, in order of use."""
-        found: dict[Operand, None] = {}
+    def uses(self) -> list[tuple[Operand, ...]]:
+        """Returns, for each slot, the distinct tensors that nodes read or write in it, in order of use."""
+        found: list[dict[Operand, None]] = [{} for _ in self.slots]
         for node in self.nodes:
             written = [] if node.place is None else [Operand(node.place, node.output)]
             for operand in (*node.inputs, *written):
-                if operand is not None and operand.place.slot and operand.place.index == slot:
-                    found[operand] = None
-        return tuple(found)
+                if operand is not None and operand.place.slot:
+                    found[operand.place.index][operand] = None
+        return [tuple(operands) for operands in found]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as plain values; `from_json` is its inverse."""

@@ -18,10 +18,15 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/op_table.inc": lambda _: op_table.render(),
     "backend/ggml-neuron/token_table.inc": lambda _: token_table.render(),
     "backend/nrt/targets.inc": lambda _: targets.inc(),
+    "backend/simulator/src/instances.inc": lambda _: targets.instances(),
     "rules/private/actions/resources.bzl": lambda _: resources.bzl(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),
+    "tests/compilers/fake_neuronx_cc": targets.compiler_double,
     "tests/data/bundle-graph-keys.json": lambda _: graph_keys.render(),
+    "tools/kernelgen/hlo/native_driver.py": targets.native_driver,
+    "tools/kernelgen/languages/nki/devices.py": lambda _: targets.nki(),
     "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,
+    "tools/kernelgen/neff.py": targets.neff,
 }
 """What is generated: the file, and a function from its text now to what it should be."""
 

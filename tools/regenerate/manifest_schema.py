@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from kernelgen.ggml.ops import OPS
 from kernelgen.targets import TARGETS
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def render(text: str) -> str:
@@ -14,4 +20,12 @@ def render(text: str) -> str:
     definitions = schema["$defs"]
     definitions["kernel"]["properties"]["op"]["examples"] = sorted(OPS)
     definitions["target"]["enum"] = list(TARGETS)
+    experimental = _listed(name for name, target in TARGETS.items() if target.experimental)
+    definitions["target"]["description"] = f"A value of neuronx-cc's --target; experimental: {experimental}."
+    defaults = {n: [name for name, target in TARGETS.items() if target.lnc == n] for n in (1, 2)}
+    definitions["compiler"]["properties"]["lnc"]["description"] = (
+        "--lnc, physical NeuronCores per logical one; the target's default when absent "
+        f"({', '.join(f'{n} on {_listed(names)}' for n, names in defaults.items())}). "
+        "Must equal the runtime's NEURON_LOGICAL_NC_CONFIG."
+    )
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -17,16 +17,7 @@ static constexpr uint32_t MAX_CORES = 128;
 static constexpr size_t   GIB       = size_t(1) << 30;
 static constexpr size_t   MIB       = size_t(1) << 20;
 
-// HBM of a trn1 or inf2 chip, 32 GiB, for each of its two cores.
-static constexpr size_t CORE_MEMORY = 16 * GIB;
-
-// AWS's pages on Inf2, Trn1 and Trn2 instances and their NeuronCores.
-static const instance INSTANCES[] = {
-    { "trn1.2xlarge",  2, 1, 2, 1, 2,  16 * GIB, 24 * MIB },
-    { "trn1.32xlarge", 2, 6, 2, 1, 32, 16 * GIB, 24 * MIB },
-    { "inf2.48xlarge", 4, 7, 2, 1, 24, 16 * GIB, 24 * MIB },
-    { "trn2.48xlarge", 5, 7, 3, 2, 64, 24 * GIB, 28 * MIB },
-};
+#include "instances.inc"
 
 static constexpr double MAX_LAUNCH_US = 1e6;
 static constexpr size_t MAX_ALIGNMENT = 65536;
@@ -196,7 +187,7 @@ static bool read_profile(config & out, std::string & error) {
 // Sources: AWS Neuron, "Neuron device memory" of the runtime's pages, and the pages on NeuronCores.
 
 size_t config::state_buffer() const {
-    return (profile != nullptr ? profile->sbuf : 24 * MIB) * std::max(lnc, 1u);
+    return (profile != nullptr ? profile->sbuf : STATE_BUFFER) * std::max(lnc, 1u);
 }
 
 size_t config::microcode() const {

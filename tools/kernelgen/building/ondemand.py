@@ -124,7 +124,11 @@ def _ask(slot: int, step: Sequence[str]) -> tuple[int, str]:
                 code, output = json.loads(answer)
                 return int(code), str(output)
     log = Path(f"{name}.log").read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
-    return 1, f"error: the process that ran this step died; if the machine is short of memory, run fewer at once\n{log}"
+    return (
+        1,
+        "error: the process that ran this step died: the step ended it, or the machine ran out of memory (then run fewer "
+        f"at once)\n{log}",
+    )
 
 
 def _state() -> str:

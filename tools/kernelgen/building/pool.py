@@ -163,16 +163,19 @@ class Pool:
 
     def _bury(self, worker: _Worker, reason: str) -> Answer:
         """Removes a worker that died or must die, and answers for the step that it was at."""
+        reason = reason or worker.fate()
         self._forget(worker)
-        status = worker.process.returncode
-        if not reason:
-            reason = f"its worker ended with exit status {status}"
-            if status < 0:
-                reason = f"its worker was killed by {signal_name(-status)}"
-                if -status == signal.SIGKILL:
-                    reason += ": most likely the machine ran out of memory; fewer jobs (-j) need less"
         log = _end(worker.log).decode(errors="replace").splitlines()[-_TAIL:]
         return worker.end(1, "\n".join([f"error: {reason}", *(f"    {line}" for line in log)]))
+
+
+def _oom_kills() -> int | None:
+    """Returns how many processes Linux has killed for want of memory, in any control group; None where it does not tell."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def _end(log: Path) -> bytes:
@@ -193,6 +196,7 @@ class _Worker:
     deadline: float | None = None
     limit: float = 0.0
     request: int = 0
+    oom_kills: int | None = None
     log_file: IO[bytes] | None = field(default=None, repr=False)
 
     @staticmethod
@@ -214,6 +218,7 @@ class _Worker:
         self.busy, self.task, self.begun = True, task, time.monotonic()
         self.deadline = None if timeout is None else self.begun + timeout
         self.limit = timeout or 0.0
+        self.oom_kills = _oom_kills()
         self.request += 1
         if self.log_file:
             self.log_file.seek(0)
@@ -227,6 +232,24 @@ class _Worker:
     def end(self, code: int, output: str) -> Answer:
         self.busy, self.deadline = False, None
         return Answer(self.task, code, output.strip(), time.monotonic() - self.begun)
+
+    def fate(self) -> str:
+        """Returns what became of it when its output has ended, which is a moment before it does."""
+        try:
+            status = self.process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            return "its worker closed its standard output, which answers go to: a source closes only what it opened"
+        if status >= 0:
+            return f"its worker ended with exit status {status}"
+        reason = f"its worker was killed by {signal_name(-status)}"
+        if -status != signal.SIGKILL:
+            return reason
+        kills = _oom_kills()
+        if kills is None or self.oom_kills is None:
+            return f"{reason}: most likely the machine ran out of memory; fewer jobs (-j) need less"
+        if kills > self.oom_kills:
+            return f"{reason}: the machine ran out of memory; fewer jobs (-j) need less"
+        return f"{reason}, and not for want of memory: what it ran killed it, or another process did"
 
     def ask_to_stop(self) -> None:
         """Ends its input, which an idle worker takes as the end; a busy one gets a signal."""

@@ -15,27 +15,30 @@ from typing import TYPE_CHECKING, Any
 
 from kernelgen.device.libnrt import Libnrt, Model, StatusError, Tensor
 from kernelgen.hlo import proto
+from kernelgen.targets import TARGETS
 
 if TYPE_CHECKING:
     import numpy as np
 
-MANIFEST = """\
+_DOCUMENTED = ", ".join(target.name for target in TARGETS.values() if not target.experimental)
+
+MANIFEST = f"""\
 # What `kernelgen doctor --device` executes: a small kernel of each family.
 format: 1
 name: doctor
-targets: [trn1, inf2, trn2]
+targets: [{_DOCUMENTED}]
 kernels:
-  - {op: add, inputs: ["(256,4,1,1)/f32", "(256,4,1,1)/f32"], output: "(256,4,1,1)/f32"}
-  - {op: mul_mat, inputs: ["(256,128,1,1)/f16", "(256,4,1,1)/f32"], output: "(128,4,1,1)/f32"}
-  - {op: mul_mat, inputs: ["(256,128,1,1)/q8_0", "(256,4,1,1)/f32"], output: "(128,4,1,1)/f32"}
-  - {op: rms_norm, inputs: ["(256,4,1,1)/f32"], output: "(256,4,1,1)/f32", params: {eps: 1.0e-5}}
+  - {{op: add, inputs: ["(256,4,1,1)/f32", "(256,4,1,1)/f32"], output: "(256,4,1,1)/f32"}}
+  - {{op: mul_mat, inputs: ["(256,128,1,1)/f16", "(256,4,1,1)/f32"], output: "(128,4,1,1)/f32"}}
+  - {{op: mul_mat, inputs: ["(256,128,1,1)/q8_0", "(256,4,1,1)/f32"], output: "(128,4,1,1)/f32"}}
+  - {{op: rms_norm, inputs: ["(256,4,1,1)/f32"], output: "(256,4,1,1)/f32", params: {{eps: 1.0e-5}}}}
   - op: rope
     inputs: ["(64,4,4,1)/f32", "(4,1,1,1)/i32"]
     output: "(64,4,4,1)/f32"
-    params: {n_ctx_orig: 256, n_dims: 64}
-  - {op: swiglu, inputs: ["(256,4,1,1)/f32", "(256,4,1,1)/f32"], output: "(256,4,1,1)/f32"}
-  - {op: get_rows, inputs: ["(256,64,1,1)/f16", "(4,1,1,1)/i32"], output: "(256,4,1,1)/f32"}
-  - {op: set_rows, inputs: ["(256,4,1,1)/f32", "(4,1,1,1)/i64", "(256,64,1,1)/f16"], output: "(256,64,1,1)/f16"}
+    params: {{n_ctx_orig: 256, n_dims: 64}}
+  - {{op: swiglu, inputs: ["(256,4,1,1)/f32", "(256,4,1,1)/f32"], output: "(256,4,1,1)/f32"}}
+  - {{op: get_rows, inputs: ["(256,64,1,1)/f16", "(4,1,1,1)/i32"], output: "(256,4,1,1)/f32"}}
+  - {{op: set_rows, inputs: ["(256,4,1,1)/f32", "(4,1,1,1)/i64", "(256,64,1,1)/f16"], output: "(256,64,1,1)/f16"}}
   - op: flash_attn_ext
     inputs:
       - "(64,4,4,1)/f32/(4,1024,256,4096)"
@@ -43,7 +46,7 @@ kernels:
       - "(64,256,2,1)/f16/(2,256,128,65536)"
       - "(256,4,1,1)/f16"
     output: "(64,4,4,1)/f32"
-    params: {prec: 10, scale: 0.125}
+    params: {{prec: 10, scale: 0.125}}
 """
 
 TOLERANCE = 1e-5

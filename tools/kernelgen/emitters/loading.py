@@ -11,10 +11,11 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from kernelgen import languages
@@ -82,13 +83,28 @@ def load_functions(
             raise
         except BaseException as error:  # SystemExit, too: the code is anybody's
             raise _import_error(registration, error) from error
-        try:
-            functions.append(getattr(module, registration.function))
-        except AttributeError:
-            where = Location(str(registration.file), registration.line, 1)
-            raise KernelgenError(Diagnostic(f"there is no '{registration.function}' in the module", where)) from None
+        functions.append(_function(module, registration))
     _LOADED.update(digests)
     return functions
+
+
+def _function(module: ModuleType, registration: Registration) -> Callable[..., Any]:
+    """Returns a function of a module, or what a decorator makes of one."""
+    name, where = registration.function, Location(str(registration.file), registration.line, 1)
+    try:
+        found = getattr(module, name)
+    except AttributeError:
+        raise KernelgenError(Diagnostic(f"there is no '{name}' in the module", where)) from None
+    try:
+        is_function = callable(found) and isinstance(inspect.unwrap(found).__code__, CodeType)
+    except Exception:  # whatever its attributes may do
+        is_function = False
+    if not is_function:
+        what = "a module" if isinstance(found, ModuleType) else "a class" if isinstance(found, type) else None
+        message = f"'{name}' is {what or f'of type {type(found).__name__}'}, not a function"
+        raise KernelgenError(Diagnostic(message, where, "name a function, or what a decorator makes of one"))
+    made: Callable[..., Any] = found
+    return made
 
 
 def load_file(file: Path, function: str) -> tuple[str, Callable[..., Any]]:

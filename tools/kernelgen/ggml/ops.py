@@ -18,6 +18,7 @@ N_WORDS = 16
 """Length of `op_params` in 32-bit words (GGML_MAX_OP_PARAMS / 4)."""
 
 F32_MAX = float.fromhex("0x1.fffffep+127")
+F32_TINY = float.fromhex("0x1p-126")
 """The largest finite binary32 number."""
 
 ParamValue = int | float | bool
@@ -86,6 +87,7 @@ class Param:
         default: the value an absent parameter has; None when it must be given.
         choices: the values ggml knows, when they are few.
         minimum, maximum: inclusive bounds, when ggml asserts them.
+        infinite: whether a `float` may be infinite: it is a bound or a value, and not computed with.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Param:
     choices: tuple[int, ...] | None = None
     minimum: float | None = None
     maximum: float | None = None
+    infinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,7 @@ _ROPE = (
     Param("n_dims", 1, default=None, minimum=0),
     Param("mode", 2, choices=(0, 2, 8, 24, 40)),
     Param("n_ctx_orig", 4, minimum=0),
-    Param("freq_base", 5, float, 10000.0),
+    Param("freq_base", 5, float, 10000.0, minimum=F32_TINY),  # its power is no number otherwise
     Param("freq_scale", 6, float, 1.0),
     Param("ext_factor", 7, float, 0.0),
     Param("attn_factor", 8, float, 1.0),
@@ -254,8 +257,8 @@ _VARIANT_PARAMS = {
     "xielu": tuple(
         Param(name, i, float, None) for i, name in enumerate(("alpha_n", "alpha_p", "beta", "eps"), start=1)
     ),
-    "swiglu_oai": (Param("alpha", 2, float, None), Param("limit", 3, float, None, minimum=0.0)),
-    "swiglu_clamp": (Param("limit", 3, float, None, minimum=0.0),),
+    "swiglu_oai": (Param("alpha", 2, float, None), Param("limit", 3, float, None, minimum=0.0, infinite=True)),
+    "swiglu_clamp": (Param("limit", 3, float, None, minimum=0.0, infinite=True),),
 }
 """What variants of UNARY and GLU take besides the others' parameters."""
 _SNAPSHOTS = Param("K", 0, default=1, minimum=1)
@@ -300,7 +303,12 @@ def _build() -> dict[str, Op]:
         Op("mul_mat_id", ("as", "b", "ids"), 3, (_PREC, _PREC_SRC1)),
         Op("out_prod", ab, 2),
         Op("scale", ("src0",), 1, (Param("s", 0, float, None), Param("b", 1, float, 0.0))),
-        Op("clamp", ("src0",), 1, (Param("min", 0, float, None), Param("max", 1, float, None))),
+        Op(
+            "clamp",
+            ("src0",),
+            1,
+            (Param("min", 0, float, None, infinite=True), Param("max", 1, float, None, infinite=True)),
+        ),
         Op("cpy", ("src0", "dst"), 2, alias=1),
         Op("get_rows", ("src0", "rows"), 2),
         Op("set_rows", ("src0", "rows", "dst"), 3, alias=2),
@@ -310,7 +318,7 @@ def _build() -> dict[str, Op]:
         *(Op(name, ("src0",), 1) for name in ("repeat", "repeat_back", "diag")),
         *(Op(name, ab, 2, _REGION) for name in ("acc", "set")),
         Op("tri", ("src0",), 1, (Param("tri_type", 0, default=None, choices=(0, 1, 2, 3)),)),
-        Op("fill", ("src0",), 1, (Param("c", 0, float, None),)),
+        Op("fill", ("src0",), 1, (Param("c", 0, float, None, infinite=True),)),
         Op("arange", (), 0, tuple(Param(n, w, float, None) for w, n in enumerate(("start", "stop", "step")))),
         # Reduction, sorting, linear algebra.
         *(Op(name, ("src0",), 1) for name in ("sum", "mean", "cumsum", "argmax", "top_k")),

@@ -7,7 +7,7 @@ and in the same shape, no instruction is between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
     Raises:
         KernelgenError: an emitter refuses its node, or its result is not what the spec says.
     """
-    slots = [_slot(spec, i) for i in range(len(spec.slots))]
+    slots = [_slot(spec, i, uses) for i, uses in enumerate(spec.uses())]
     results = [(node, storage(spec.nodes[node].output).shape) for node in spec.escaping]
     written = spec.written
 
@@ -90,10 +90,9 @@ def _storage(spec: GraphSpec, what: str, tensor: TensorDesc) -> Storage:
         raise _failure(spec, f"{what}: {error}") from None
 
 
-def _slot(spec: GraphSpec, number: int) -> Memory:
+def _slot(spec: GraphSpec, number: int, uses: Sequence[Operand]) -> Memory:
     """Returns the parameter that a slot is: shaped as a tensor that is all of it, else flat."""
     what = f"slot {number}"
-    uses = spec.uses(number)
     stored = [_storage(spec, what, use.tensor) for use in uses]
     unit = stored[0].unit
     # a weight in a form, of other bytes than ggml's, is read whole

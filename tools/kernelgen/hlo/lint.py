@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.hlo import proto
-from kernelgen.targets import Target
+from kernelgen.targets import TARGETS, Target
 
 MAX_ID = 2**31 - 1
 
@@ -229,6 +229,9 @@ def _host(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
             yield i, f"'{i.custom_call_target}' calls back to the host"
 
 
+_WITH_F8E4M3FN = " and ".join(name for name, target in TARGETS.items() if "F8E4M3FN" in target.fp8)
+
+
 def _fp8(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
     assert target is not None
     allowed = {name.lower() for name in target.fp8}
@@ -352,7 +355,7 @@ RULES: tuple[Rule, ...] = (
     Rule("kernelgen/host", _host, "a kernel can't call the host: remove callbacks and debug prints", evidence=_JAX),
     Rule("NCC_EVRF016", _scatter_reduce, "scatter float values, or overwrite", evidence=_AWS),
     Rule("NCC_EVRF005", _types(*sorted(_FNUZ)), "FNUZ types exist on no target", evidence=_AWS),
-    Rule("NCC_EVRF051", _fp8, "F8E4M3FN exists on trn3 only", per_target=True, evidence=_AWS),
+    Rule("NCC_EVRF051", _fp8, f"F8E4M3FN exists on {_WITH_F8E4M3FN} only", per_target=True, evidence=_AWS),
     Rule(
         "NCC_EVRF029",
         _sort,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kernelgen.emitters.catalog import Catalog
@@ -20,6 +20,9 @@ from kernelgen.manifest.schema import Report
 from kernelgen.manifest.sizes import Sizes
 from kernelgen.manifest.template import Value
 from kernelgen.plan import Kernel
+
+MAX_SUGGESTIONS = 20
+"""Wrong names of an entry for which a right one is looked for: each is compared with all names, which may be ten thousand."""
 
 _NAME = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)")
 _REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([^()\s]*)\s*)?(\(.*)?", re.DOTALL)
@@ -75,6 +78,7 @@ class _GraphEntry(KernelEntry):
         super().__init__(entry, catalog, report, sizes, choice)
         self.members: list[_Member] = []
         self.names: dict[str, Node] = {}
+        self.suggestions = MAX_SUGGESTIONS
 
     def expand_graph(self) -> list[Kernel]:
         if self.entry.kind != "map" or not self.usable(self.entry):
@@ -180,11 +184,12 @@ class _GraphEntry(KernelEntry):
                 hint = "what is written in place is visible without being named: remove it"
                 self.fail(item, f"'{short(item.text)}' has no memory of its own", hint)
             elif item.text not in self.names or item.text in inputs.value:
-                near = did_you_mean(item.text, [n for n in self.names if n not in inputs.value])
+                near = self._near(item.text, (n for n in self.names if n not in inputs.value))
                 self.fail(item, f"there is no node '{short(item.text)}'{near}")
+        needed = used | named | in_place
         for member in self.members:
             name = self._of(member, "name")
-            if name.text not in used | named | in_place:
+            if name.text not in needed:
                 hint = "name it in outputs or in another node's inputs, or remove it"
                 self.fail(name, f"the result of '{short(name.text)}' is not used", hint)
         if not named and not in_place:
@@ -194,6 +199,11 @@ class _GraphEntry(KernelEntry):
         node = member.entry.get(key)
         assert node is not None
         return node
+
+    def _near(self, name: str, known: Iterable[str]) -> str:
+        """Returns what `did_you_mean` does, for the first mistakes."""
+        self.suggestions -= 1
+        return did_you_mean(name, known) if self.suggestions >= 0 else ""
 
     def _refer(self, item: Node, later: set[str], itself: str | None) -> set[str]:
         """Checks the name of a reference and returns what it refers to."""
@@ -206,7 +216,7 @@ class _GraphEntry(KernelEntry):
         if name in later:
             self.fail(item, f"node '{short(name)}' is computed later", "nodes are in the order of the graph")
         else:
-            near = did_you_mean(name, self.names)
+            near = self._near(name, self.names)
             self.fail(item, f"there is no input or earlier node '{short(name)}'{near}")
         return set()
 

@@ -538,6 +538,8 @@ def check_param(param: Param, value: object, shown: str) -> str | None:
     else:
         if value != value:
             return f"{name}: expected a number, not '{shown}'"
+        if math.isinf(value) and not param.infinite:
+            return f"{name}: expected a finite number, not '{shown}'"
         try:
             if not math.isinf(value):
                 ggml_ops.f32_bits(float(value))

@@ -338,6 +338,8 @@ class Reasons:
             return why
         params = ggml_ops.op(spec.op).by_name
         for name, value in spec.params:
+            if name not in params:  # a newer ggml's
+                return f"word {name.removeprefix('word')} of op_params is {value}, and has no meaning here"
             wrong = check_param(params[name], value, str(value))
             if wrong:
                 return wrong

@@ -31,6 +31,7 @@ from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dt
 from kernelgen.simulator import bounds, cache, products, scales
 from kernelgen.simulator.scratchpad import scratchpad_bytes
 from kernelgen.simulator.unused import unused_parameters
+from kernelgen.targets import TARGETS
 
 MAX_EXECUTABLES = 1024
 """Compiled HLO that is kept at most; what was not used for longest is compiled again when it is needed. Each takes about 640 KiB
@@ -426,8 +427,8 @@ class _Programs:
 
 
 def _core_version(info: Mapping[str, Any]) -> int:
-    device = neff.DEVICES.get(flag(info.get("flags", ()), "--target") or "", "")
-    return {"sunda": 2, "cayman": 3, "mariana": 4}.get(device, 0)
+    target = TARGETS.get(flag(info.get("flags", ()), "--target") or "")
+    return target.neuron_core if target else 0
 
 
 def _compile(hlo: bytes, strict: bool) -> tuple[Executable, tuple[str, ...]]:

@@ -12,34 +12,33 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen import targets
+from kernelgen.languages.nki import devices
 from kernelgen.languages.nki.dtypes import float32, is_float
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from kernelgen.languages.nki.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, Recorder, Storage, current
 from kernelgen.languages.nki.tensors import Tensor
 
-PARTITIONS = targets.PARTITIONS
-PSUM_BANKS = targets.PSUM_BANKS
-PSUM_BANK_BYTES = targets.PSUM_BANK_BYTES
+PARTITIONS = devices.PARTITIONS
+PSUM_BANKS = devices.PSUM_BANKS
+PSUM_BANK_BYTES = devices.PSUM_BANK_BYTES
 STATIONARY_FREE = 128
 MOVING_FREE = 512
 BN_STATS_FREE = 512
-SBUF_BYTES = {name: target.sbuf_bytes for name, target in targets.TARGETS.items()}
-"""The usable bytes of SBUF per partition."""
-TRN3_MOVING_FREE = 4096
+
+
+def _devices() -> list[devices.Device]:
+    """Returns what the kernel is for."""
+    return [devices.DEVICES[target] for target in current().targets]
 
 
 def sbuf_bytes() -> int:
     """Returns the usable bytes of SBUF per partition that all targets of the kernel have."""
-    return SBUF_BYTES[_smallest()]
+    return devices.DEVICES[_smallest()].sbuf_bytes
 
 
 def _smallest() -> str:
-    return min((t for t in current().targets if t in SBUF_BYTES), key=SBUF_BYTES.__getitem__, default="trn1")
-
-
-def _only_trn3() -> bool:
-    return all(target == "trn3" for target in current().targets)
+    """Returns the target of the kernel that has the least SBUF."""
+    return min(current().targets, key=lambda target: devices.DEVICES[target].sbuf_bytes)
 
 
 def tile(tensor: Tensor) -> None:
@@ -201,7 +200,7 @@ def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double:
             "err_size_of_dimension_exceed_arch_limit",
             f"the free size {m} of the stationary tile exceeds the hardware limit {STATIONARY_FREE}",
         )
-    limit = TRN3_MOVING_FREE if _only_trn3() else MOVING_FREE
+    limit = min(device.moving_free for device in _devices())
     if n > limit:
         raise NkiValueError(
             "err_size_of_dimension_exceed_arch_limit",
@@ -235,7 +234,7 @@ def psum_bank(target: Tensor) -> None:
     width = (sum(abs(s) * (n - 1) for s, n in target.dims[1:]) + 1) * size
     first = 0 if target.dynamic else target.offset + sum(s * (n - 1) for s, n in target.dims[1:] if s < 0)
     first = first * size % max(1, storage.bytes_per_partition) + (storage.address or 0)
-    limit = PSUM_BANK_BYTES * (PSUM_BANKS if _only_trn3() else 1)
+    limit = PSUM_BANK_BYTES * min(device.product_banks for device in _devices())
     if first % limit + width > limit:
         where = f" from byte {first:,} on" if width <= limit else ""
         raise NkiValueError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelgen.languages.nki import checks, tensors
+from kernelgen.languages.nki.devices import DEVICES
 from kernelgen.languages.nki.dtypes import dtype_of
 from kernelgen.languages.nki.errors import NkiError, NkiTypeError
 from kernelgen.languages.nki.operators import assign
@@ -435,9 +436,9 @@ class Kernel:
     @property
     def target(self) -> str:
         given = str(self.options.get("platform_target") or self.options.get("target") or "trn2")
-        known = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3", "trn1n": "trn1"}
-        given = known.get(given, given)
-        return given if given in checks.SBUF_BYTES else "trn2"
+        of_generation = {device.generation.name: name for name, device in reversed(DEVICES.items())}
+        given = of_generation.get(given, given)
+        return given if given in DEVICES else "trn2"
 
 
 def record_kernel(

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from kernelgen.languages.nki import checks, operators, tensors, turns
+from kernelgen.languages.nki.devices import DEVICES
 from kernelgen.languages.nki.dtypes import boolean, dtype_of, float32, is_float, promoted
 from kernelgen.languages.nki.elementwise import BINARY, UNARY, op_name
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError
@@ -79,7 +80,7 @@ class _TileSize:
 
     @property
     def total_available_sbuf_size(self) -> int:
-        return checks.sbuf_bytes() if recording() else checks.SBUF_BYTES["trn2"]
+        return checks.sbuf_bytes() if recording() else DEVICES["trn2"].sbuf_bytes
 
     sbuf_size_bytes = sbuf_fmax_bytes = total_available_sbuf_size
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernelgen.languages.nki.devices import DEVICES
 from kernelgen.languages.nki.errors import NkiError, kernel_location
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Recorder:
 
     Args:
         older: whether the kernel is of the generation that imports `neuronxcc.nki`.
-        targets: the targets whose limits are checked ("trn1", "trn2", …), all of them if none are given.
+        targets: the targets whose limits are checked, all of them if none are given.
         grid: the number of programs per axis.
         check: whether the limits of the hardware are checked.
     """
@@ -206,7 +207,7 @@ class Recorder:
     ) -> None:
         self.older = older
         self.targets_given = bool(targets)
-        self.targets = targets or ("trn1", "inf2", "trn2", "trn3")
+        self.targets = targets or tuple(DEVICES)
         self.grid = grid
         self.check = check
         self.program: tuple[int, ...] = ()

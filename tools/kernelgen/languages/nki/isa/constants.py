@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum, IntEnum
+from enum import Enum
 
+from kernelgen.languages.nki.devices import DEVICES
+from kernelgen.languages.nki.devices import nc_version as nc_version
 from kernelgen.languages.nki.errors import NkiValueError
 from kernelgen.languages.nki.isa.common import ReduceCmd
 from kernelgen.languages.nki.program import current
@@ -46,20 +48,13 @@ class matmul_perf_mode(Enum):
     double_pixel = "double_pixel"
 
 
-class nc_version(IntEnum):
-    gen1 = 1
-    gen2 = 2
-    gen3 = 3
-    gen4 = 4
-
-
 class dma_engine(Enum):
     dma = 1
     gpsimd_dma = 2
 
 
 reduce_cmd = ReduceCmd
-GENERATIONS = {"trn1": nc_version.gen2, "inf2": nc_version.gen2, "trn2": nc_version.gen3, "trn3": nc_version.gen4}
+GENERATIONS = {name: device.generation for name, device in DEVICES.items()}
 
 
 def needs(version: nc_version, what: str) -> None:
