@@ -582,7 +582,7 @@ def _turns(body, older=True, loop="affine_range"):
     """Returns the notes of turns that depend on each other, where `body(i, x, out, total)` is a turn."""
 
     def function(x):
-        rows = older_nl.ndarray((4, 8, 16), np.float32, buffer=older_nl.shared_hbm)
+        rows = older_nl.ndarray((4, 8, 16), np.float32, buffer=older_nl.shared_hbm, name="partly_written")
         total = older_nl.zeros((8, 16), np.float32, buffer=older_nl.sbuf)
         for i in getattr(older_nl if older else nl, loop)(4):
             body(i, older_nl.load(x[0:8, 0:16]), rows, total)
