@@ -37,14 +37,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import figures
 import made_up
 import scratch
-from kernelgen import hlo, manifest
+from kernelgen import lowering, manifest
 from kernelgen.compilers import choice
 from kernelgen.compilers.step import compile_file
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.emitters.loading import load_function
-from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
+from kernelgen.spec.op_kernel import spec_json
 
 LOOP_AT_LEAST, FLOOR_AT_MOST = 10.0, 2.0
 
@@ -89,7 +89,7 @@ def loop(source: Library, plan: Plan, count: int | None) -> float:
         start = time.perf_counter()
         for k in chosen:
             out = Path(folder) / k.spec.id
-            worker = [sys.executable, "-P", "-m", "kernelgen.worker"]
+            worker = [sys.executable, "-P", "-m", "kernelgen.steps.worker"]
             emit = [
                 "emit",
                 f"--spec={spec_json(k.spec)}",
@@ -113,7 +113,7 @@ def floor(source: Library, plan: Plan) -> tuple[float, float]:
         path, neff = Path(folder) / "k.pb", Path(folder) / "k.neff"
 
         def once(k: Kernel) -> None:
-            path.write_bytes(hlo.emit(k.spec, functions[k.spec.op]))
+            path.write_bytes(lowering.emit(k.spec, functions[k.spec.op]))
             compile_file(path, neff, config, compiler, kernel=k.spec.id)
 
         once(plan.kernels[0])  # imports JAX and starts XLA

@@ -21,11 +21,11 @@ import figures
 from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
+from kernelgen.spec.op_kernel import spec_json
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-WORKER = [sys.executable, "-P", "-m", "kernelgen.worker"]
+WORKER = [sys.executable, "-P", "-m", "kernelgen.steps.worker"]
 AT_LEAST = 8.0
 
 

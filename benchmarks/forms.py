@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"
 from harness import as_parameter, bind, emit, in_form, nmse, random_values, spec
 
 import figures
-from kernelgen.ggml import forms
+from kernelgen.ggml import weight_layouts
 from kernelgen.hlo import execute
 from kernelgen.simulator import products, scales
 
@@ -69,7 +69,7 @@ def product(weights: str, rows: int) -> Product:
 
 def measure(quick: bool) -> Iterator[figures.Figure]:
     for dtype in TYPES[:1] if quick else TYPES:
-        for form, rows in itertools.product(forms.of_type(dtype), ROWS):
+        for form, rows in itertools.product(weight_layouts.of_type(dtype), ROWS):
             plain, formed = product(dtype, rows), product(f"{dtype}:{form}", rows)
             (a,), (b,) = (one.executable.run(one.arrays) for one in (plain, formed))
             if not nmse(b, a) < 2e-5:

@@ -19,16 +19,16 @@ sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
 
 import figures
 from derive import Programs
-from kernelgen.emitters import emission
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.graph_kernel import GraphSpec
 from kernelgen.hlo.lint import errors, lint
+from kernelgen.lowering import emission
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import layers
 from kernelgen.model.sizes import Call, Settings
+from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.targets import TARGETS
 from published import MODELS
 from published.header import Header, Tensor, write

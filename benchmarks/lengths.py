@@ -2,7 +2,7 @@
 
 The manifest of Llama-3-8B is derived as the ready manifests are, for a cache of 8,192 cells and calls of up to 512 tokens.
 llama.cpp says what it computes for each number of tokens and each length; each node is served as the backend serves it
-(kernelgen.pieces), and held against a kernel of its own. Times are modelled (tools/kernelgen/costs.json). Exit status 1 when a
+(kernelgen.dispatch.lengths), and held against a kernel of its own. Times are modelled (tools/kernelgen/dispatch/costs.json). Exit status 1 when a
 limit is missed.
 """
 
@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
 import figures
 from derive import Programs
 from kernelgen import cli, manifest
+from kernelgen.dispatch.lengths import Index, Served
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.kernel import KernelSpec
 from kernelgen.model.exporter import find
 from kernelgen.model.sizes import Call, Settings, pad
-from kernelgen.pieces import Index, Served
+from kernelgen.spec.op_kernel import KernelSpec
 from published import MODELS, OPTIONS
 from published.header import write
 

@@ -27,10 +27,10 @@ import lane
 
 import figures
 import usage
-from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel
+from kernelgen.spec.op_kernel import spec_json
 
-WORKER = [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker"]
+WORKER = [sys.executable, "-P", "-m", "kernelgen.steps.worker", "--persistent_worker"]
 
 GROWTH = 1.15
 """What the worker's memory in the last fifth may be of that in the second: the first warms up."""

@@ -66,7 +66,7 @@ def sample(copy: Path, folder: Path) -> Sample:
 
     flags = CompileConfig.from_json(config).flags()
     out = {name: folder / f"one.{name}" for name in ("hlo", "neff", "origin")}
-    worker = [*python, "kernelgen.worker"]
+    worker = [*python, "kernelgen.steps.worker"]
     spec = ["--spec=" + json.dumps(kernel["spec"]), "--library=kernelgen"]
     emitter = f"--emitter={copy / 'kernels' / kernel['emitter']}.py"
     subprocess.run([*worker, "emit", *spec, emitter, f"--output={out['hlo']}"], env=env, check=True)
@@ -88,7 +88,7 @@ def _made_up_emit(arguments: Arguments) -> None:
 
 def _made_up_emit_batch(arguments: Arguments) -> None:
     from kernelgen import fileio
-    from kernelgen.kernel import KernelSpec
+    from kernelgen.spec.op_kernel import KernelSpec
 
     for text in arguments["spec"]:
         spec = KernelSpec.from_json(json.loads(text))
@@ -164,9 +164,9 @@ def files(plan: Any, made: Sample, folder: Path) -> tuple[Path, Path]:
     Returns:
         the folder of the HLO and that of the NEFFs.
     """
-    from kernelgen import neff
     from kernelgen.compilers import choice
     from kernelgen.hlo import proto
+    from kernelgen.neff import container
 
     (config,) = plan.configs
     identity = choice.resolve("simulator").identity
@@ -179,6 +179,6 @@ def files(plan: Any, made: Sample, folder: Path) -> tuple[Path, Path]:
         data = module.SerializeToString(deterministic=True)
         (hlo_folder / f"{kernel.spec.id}.hlo.pb").write_bytes(data)
         (neff_folder / f"{kernel.spec.id}.{config.key}.neff").write_bytes(
-            neff.write_simulated(data, config.flags(), identity)
+            container.write_simulated(data, config.flags(), identity)
         )
     return hlo_folder, neff_folder

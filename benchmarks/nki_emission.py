@@ -19,14 +19,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.kernel import KernelSpec
 from kernelgen.languages.nki import kernel, loading
+from kernelgen.spec.op_kernel import KernelSpec
 
 with loading.interpreter():
     import nki.isa as nisa
@@ -87,7 +87,7 @@ def emitted(spec: KernelSpec, language: str, catalog: Catalog) -> Cost:
     assert chosen is not None
     assert chosen[1].fits(spec)
     function = load_function(*chosen)
-    seconds, first, made = done(lambda: hlo.emit(spec, function))
+    seconds, first, made = done(lambda: lowering.emit(spec, function))
     module = proto.parse(made)
     return Cost(seconds, first, sum(len(computation.instructions) for computation in module.computations))
 

@@ -12,14 +12,14 @@ import json
 import sys
 from pathlib import Path
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.compilers import choice
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.step import compile_file
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.loading import load_function
 from kernelgen.emitters.scan import registration
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 
 def main(kernels: Path, output: Path) -> None:
@@ -30,7 +30,7 @@ def main(kernels: Path, output: Path) -> None:
         spec, module = KernelSpec.from_json(kernel["spec"]), Path(kernel["emitter"])
         function = load_function(Library(kernel["library"], module.parent), registration(module, spec.op))
         path = output / f"{spec.id}.hlo.pb"
-        path.write_bytes(hlo.emit(spec, function))
+        path.write_bytes(lowering.emit(spec, function))
         config = CompileConfig.from_json(kernel["config"])
         compile_file(path, output / f"{spec.id}.neff", config, compiler, kernel=spec.id)
 

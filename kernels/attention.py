@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import PREC_F32, add_mask, f32, grouped_dot, per_head, per_row, repeat, result
 from .dequantize import floats

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import f32, result
 from .windows import n_windows, overlap_add, windows

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.ggml.forms import BF16, FIELDS, PLANES
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
+from kernelgen.ggml.weight_layouts import BF16, FIELDS, PLANES
 
 from .common import Unsupported, f32
 

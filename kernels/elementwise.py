@@ -6,7 +6,7 @@ All are computed in float32 and rounded to the result's type, as ggml's CPU back
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import f32, repeat, result
 

@@ -6,7 +6,7 @@ Images are [N, C, H, W]. Where an op only moves elements, any type but quantized
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import Unsupported, result
 from .windows import windows

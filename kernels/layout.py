@@ -5,7 +5,7 @@ In a graph, reshape and transpose are views and cost nothing; as kernels they wr
 
 from jax import lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import result
 from .dequantize import floats

@@ -2,7 +2,7 @@
 
 from jax import lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 
 @emitter("solve_tri", types="f32, f32")

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.emitter import emitter
-from kernelgen.ggml.forms import TRANSPOSED
+from kernelgen.emitters import emitter
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.weight_layouts import TRANSPOSED
 
 from .common import f32, grouped_dot, result
 from .dequantize import floats

@@ -3,7 +3,7 @@
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.storage import Storage, storage, update, view
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 import nki
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, alibi_slopes, f32, result

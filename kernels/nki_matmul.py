@@ -5,7 +5,7 @@ import nki.language as nl
 from jax import lax
 
 import nki
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 from .common import result

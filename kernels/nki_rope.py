@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 import nki
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 from .common import DTYPES, f32, result

@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 import nki
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 from .common import alibi_slopes, f32, result

@@ -3,7 +3,7 @@
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import f32, per_row, result
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import Unsupported, repeat, result
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jax import lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import f32, prefix_sum, result
 

@@ -3,7 +3,7 @@
 import numpy as np
 from jax import lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import add_mask, f32, per_head, per_row, result
 

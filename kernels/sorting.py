@@ -8,7 +8,7 @@ steps over whole rows. They compare floats only; NaN counts as the largest numbe
 import numpy as np
 from jax import Array, lax
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 from .common import prefix_sum, result
 

@@ -1,4 +1,4 @@
-// What a launch takes: measurements that choose among pieces (tools/kernelgen/costs.json, GGML_NEURON_COSTS).
+// What a launch takes: measurements that choose among pieces (tools/kernelgen/dispatch/costs.json, GGML_NEURON_COSTS).
 
 #pragma once
 
@@ -27,5 +27,5 @@ struct neuron_costs {
     }
 };
 
-// Reads a text like that of tools/kernelgen/costs.json. Returns "" and sets `costs`, or returns what is wrong with it.
+// Reads a text like that of tools/kernelgen/dispatch/costs.json. Returns "" and sets `costs`, or returns what is wrong with it.
 std::string neuron_read_costs(const std::string & text, neuron_costs & costs);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t MAX_FIELDS = 5;
 
-// Bytes of the fields of a type's blocks; 0 after the last. The same table as in tools/kernelgen/ggml/forms.py; a test
+// Bytes of the fields of a type's blocks; 0 after the last. The same table as in tools/kernelgen/ggml/weight_layouts.py; a test
 // compares the two.
 struct block_fields {
     enum ggml_type type;

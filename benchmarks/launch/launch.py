@@ -23,14 +23,15 @@ sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
 import figures
-from kernelgen import hlo, neff
+from kernelgen import lowering
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
+from kernelgen.spec.op_kernel import KernelSpec
 
 # Of links, where Bazel runs this: beside them is what it built.
 ROOT = Path(__file__).absolute().parents[2]
@@ -43,7 +44,9 @@ EACH = 2000
 def _hlo() -> bytes:
     """Returns a kernel that adds 64 × 4 floats to as many."""
     f32 = TensorDesc.parse("(64,4,1,1)/f32")
-    return hlo.emit(KernelSpec.make("add", [f32, f32], f32), load_function(*Catalog([builtin_library()]).find("add")))
+    return lowering.emit(
+        KernelSpec.make("add", [f32, f32], f32), load_function(*Catalog([builtin_library()]).find("add"))
+    )
 
 
 def _launches(kernel: bytes, rounds: int) -> tuple[float, float]:
@@ -52,7 +55,7 @@ def _launches(kernel: bytes, rounds: int) -> tuple[float, float]:
     if not program.exists():
         raise SystemExit(f"{program} is not there; run this as ./bazelw run //benchmarks/launch")
     with tempfile.NamedTemporaryFile(suffix=".neff") as file:
-        file.write(neff.write_simulated(kernel, CompileConfig.make("trn1").flags(), "simulator 1"))
+        file.write(container.write_simulated(kernel, CompileConfig.make("trn1").flags(), "simulator 1"))
         file.flush()
         found = {"NEURON_SIMULATOR_PYTHON": sys.executable, "NEURON_SIMULATOR_PATH": str(ROOT / "tools")}
         done = subprocess.run(

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen import numpy as kernels
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.hlo.function import Launch, lower_function
 from kernelgen.languages import nki
+from kernelgen.languages import numpy as kernels
 from kernelgen.languages.nki import language
 from kernelgen.languages.nki.isa import newer
 from kernelgen.languages.numpy import modules
 from kernelgen.languages.numpy.dtypes import INT32, narrowed, promoted
 from kernelgen.languages.numpy.tensor import Tensor
+from kernelgen.lowering.function import Launch, lower_function
 
 Array = np.ndarray[Any, Any]
 

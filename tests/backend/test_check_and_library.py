@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import tiny_bundles
 
-from kernelgen import inspect
-from kernelgen.bundle import index, pack
+from kernelgen.bundle import describe, index, pack
 from kernelgen.bundle.json_text import MAX_DEPTH
 from kernelgen.bundle.key import key
 from kernelgen.errors import KernelgenError
-from kernelgen.graph_kernel import spec_from_json
-from kernelgen.kernel import MAX_INPUTS
+from kernelgen.spec.graph_kernel import spec_from_json
+from kernelgen.spec.op_kernel import MAX_INPUTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +59,7 @@ def library_says(run: Run, paths: Sequence[Path]) -> list[str]:
 def check_says(path: Path) -> str:
     """Returns what is wrong with a bundle, or an empty text."""
     try:
-        inspect.text(inspect.describe(path, check=True))
+        describe.text(describe.describe(path, check=True))
     except KernelgenError as error:
         return str(error)
     return ""

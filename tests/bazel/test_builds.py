@@ -57,7 +57,7 @@ def workers(checkout: scratch.Checkout) -> list[str]:
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             found.append(process.read_text().replace("\0", " "))
-    return [line for line in found if str(checkout.output_root) in line and "kernelgen.worker" in line]
+    return [line for line in found if str(checkout.output_root) in line and "kernelgen.steps.worker" in line]
 
 
 def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.Checkout) -> None:
@@ -219,7 +219,7 @@ def test_a_mistake_in_a_manifest_is_shown_with_its_place(checkout: scratch.Check
 def test_a_new_emitter_is_found_without_being_named(checkout: scratch.Checkout) -> None:
     checkout.bazel("build", "//manifests:basic_trn1")
     (checkout.path / "kernels/cubes.py").write_text(
-        '"""Cubes."""\n\nfrom kernelgen.emitter import emitter\n\n\n@emitter("cube")\ndef cube(x):\n    return x * x * x\n'
+        '"""Cubes."""\n\nfrom kernelgen.emitters import emitter\n\n\n@emitter("cube")\ndef cube(x):\n    return x * x * x\n'
     )
     entry = '  - op: cube\n    inputs: ["(4,1,1,1)/f32"]\n    output: "(4,1,1,1)/f32"\n'
     checkout.append("manifests/basic.yaml", entry)

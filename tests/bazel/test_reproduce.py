@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 
 @emitter("add")

@@ -83,7 +83,7 @@ def test_made_up_kernels_differ_and_the_stand_in_writes_one_for_all(tmp_path: Pa
     python = [sys.executable, "-P", "-m"]
     env = {**os.environ, "PYTHONPATH": str(copy / "tools"), "PYTHONDONTWRITEBYTECODE": "1"}
     for step, wanted in (("emit", sample.hlo), ("compile", sample.neff)):
-        usage.run([*python, "kernelgen.worker", step, f"--output={tmp_path / step}"], env=env)
+        usage.run([*python, "kernelgen.steps.worker", step, f"--output={tmp_path / step}"], env=env)
         assert (tmp_path / step).read_bytes() == wanted
     assert json.loads(sample.origin)["source"] == "compiled"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import neff
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
 from kernelgen.plan import Bundle
+from kernelgen.spec.op_kernel import KernelSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 
@@ -50,7 +50,7 @@ def make_kernels(folder: Path, specs: Sequence[KernelSpec], name: str = "tiny") 
         made.hlos[spec.id] = folder / f"{spec.id}.hlo.pb"
         made.neffs[spec.id] = folder / f"{spec.id}.neff"
         made.hlos[spec.id].write_bytes(hlo)
-        made.neffs[spec.id].write_bytes(neff.write_simulated(hlo, config.flags(), COMPILER))
+        made.neffs[spec.id].write_bytes(container.write_simulated(hlo, config.flags(), COMPILER))
     return made
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec, spec_json
+from kernelgen.spec.op_kernel import KernelSpec, spec_json
 
 PATH = Path(__file__).parents[1] / "data" / "bundle-keys.json"
 

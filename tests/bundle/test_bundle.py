@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import bundle, neff
+from kernelgen import bundle
 from kernelgen.bundle import pack, tree
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
+from kernelgen.spec.op_kernel import KernelSpec
 
 from .conftest import COMPILER, Kernels, make_hlo, unary
 
-REAL = neff._HEADER.pack(
+REAL = container._HEADER.pack(
     2, 1024, 9, 2, 0, b"", 1, b"", b"", b"kernel", 1, b"", 0, 1, b""
 ) + b"nonsense!"  # fmt: skip
 
@@ -168,10 +169,11 @@ def everything(folder: Path) -> dict[str, bytes]:
 BUILD = """
 import sys
 from pathlib import Path
-from kernelgen import bundle, neff
+from kernelgen import bundle
+from kernelgen.neff import container
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.plan import Bundle
 source, out = map(Path, sys.argv[1:3])
 config = CompileConfig.make("trn1")
@@ -181,7 +183,7 @@ neffs = {}
 for id in order:
     neffs[id] = out / f"{id}.neff"
     neffs[id].parent.mkdir(parents=True, exist_ok=True)
-    neffs[id].write_bytes(neff.write_simulated((source / f"{id}.hlo.pb").read_bytes(), config.flags(), "simulator x"))
+    neffs[id].write_bytes(container.write_simulated((source / f"{id}.hlo.pb").read_bytes(), config.flags(), "simulator x"))
 bundle.build(Bundle("b", "trn1", config.key, tuple(order)), specs, {i: source / f"{i}.hlo.pb" for i in order}, neffs, config,
              tree_path=out / "tree", pack_path=out / "b_trn1.kernels.gguf", embed_folder=out)
 """

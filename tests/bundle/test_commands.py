@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kernelgen import bundle, inspect, neff_description
-from kernelgen.bundle import pack
+from kernelgen import bundle
+from kernelgen.bundle import describe, pack
 from kernelgen.cli import bundle as bundle_command
 from kernelgen.cli import compile as compile_command
 from kernelgen.cli import inspect as inspect_command
 from kernelgen.errors import EXIT_USAGE, KernelgenError
 from kernelgen.hlo import proto
+from kernelgen.neff import description
 from kernelgen.plan import Kernel, Neff, Plan
 
 from .conftest import COMPILER, Kernels, make_hlo
@@ -234,7 +235,7 @@ def test_check_of_a_pack_compares_the_device(
     for id, path in kernels.neffs.items():
         path.write_bytes(real_neff(kernels.hlos[id].read_bytes(), "trn3", 2))
     with monkeypatch.context() as patch:
-        patch.setattr(neff_description, "check", lambda *arguments, **named: None)
+        patch.setattr(description, "check", lambda *arguments, **named: None)
         bundle.build(*kernels.arguments, pack_path=tmp_path / "p.gguf")
     assert described(tmp_path / "p.gguf")["kernel_count"] == 12
     text = failure(inspect_command.command, tmp_path / "p.gguf", "--check")
@@ -280,7 +281,7 @@ def test_mutated_files_never_give_another_error(out: Path, kernels: Kernels, whi
             )
         path.write_bytes(mutated[: chance.choice((len(mutated), chance.randrange(len(mutated))))])
         try:
-            inspect.text(inspect.describe(path, check=True))
+            describe.text(describe.describe(path, check=True))
         except KernelgenError as error:
             assert str(path.parent) in str(error)
 

@@ -14,8 +14,8 @@ import pytest
 from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode, spec_from_json
-from kernelgen.kernel import MAX_ID, spec_json
+from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode, spec_from_json
+from kernelgen.spec.op_kernel import MAX_ID, spec_json
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "bundle-graph-keys.json").read_text())
 T = TensorDesc.parse

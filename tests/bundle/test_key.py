@@ -12,8 +12,8 @@ from kernelgen.bundle.index import Index
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.op_kernel import KernelSpec
 
 from . import golden
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from kernelgen import cache, hlo, neff
+from kernelgen import cache, lowering
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
+from kernelgen.spec.op_kernel import KernelSpec
 
 from .store import Store
 
@@ -44,7 +45,7 @@ def modules() -> list[bytes]:
     made = []
     for n in range(1, 5):
         tensor = TensorDesc.parse(f"({8 * n},4,1,1)/f32")
-        made.append(hlo.emit(KernelSpec.make("sqr", [tensor], tensor), lambda x: x * x))
+        made.append(lowering.emit(KernelSpec.make("sqr", [tensor], tensor), lambda x: x * x))
     return made
 
 
@@ -52,7 +53,10 @@ def modules() -> list[bytes]:
 def neffs(modules: list[bytes]) -> list[tuple[cache.Key, bytes]]:
     """Keys and NEFFs of `modules`."""
     return [
-        (cache.Key.make(module, "simulator 1", TRN1.flags()), neff.write_simulated(module, TRN1.flags(), "simulator 1"))
+        (
+            cache.Key.make(module, "simulator 1", TRN1.flags()),
+            container.write_simulated(module, TRN1.flags(), "simulator 1"),
+        )
         for module in modules
     ]
 

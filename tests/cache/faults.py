@@ -174,7 +174,7 @@ def processes(root: Path) -> dict[str, list[int]]:
             if here or mark in (folder / "environ").read_bytes().split(b"\0"):
                 mine[int(folder.name)] = words
     for pid, words in mine.items():
-        if "kernelgen.worker" in words:
+        if "kernelgen.steps.worker" in words:
             found["worker"].append(pid)
         elif "build" in words and "kernelgen" in words:
             found["build"].append(pid)

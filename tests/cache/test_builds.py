@@ -165,7 +165,7 @@ def test_a_shared_cache_that_fails_is_said_once_by_cmake(
 
 def test_cmake_takes_no_neff_of_an_earlier_hlo_when_the_clock_was_set_back(tmp_path: Path, record: Path) -> None:
     (tmp_path / "mine").mkdir()
-    emitter = 'from kernelgen.emitter import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    return {}\n'
+    emitter = 'from kernelgen.emitters import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    return {}\n'
     (tmp_path / "mine" / "own.py").write_text(emitter.format("x * 2"))
     manifest(tmp_path, "relu")
     install(tmp_path / "sdk", record=str(record))

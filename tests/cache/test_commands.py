@@ -169,7 +169,7 @@ def identity() -> str:
 def test_what_an_emitter_prints_is_no_part_of_the_answer(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/own.py").write_text(
-        "from kernelgen.emitter import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    print('[')\n    return x\n"
+        "from kernelgen.emitters import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    print('[')\n    return x\n"
     )
     entry = '{op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
     (tmp_path / "m.yaml").write_text(f"format: 1\nname: m\ntargets: [trn1]\nkernels: [{entry}]\n")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen.building import pool
+from kernelgen.build import pool
 
 from .conftest import Done, environment
 
@@ -23,7 +23,7 @@ Run = Callable[..., Done]
 
 EMITTERS = """
 import os, pathlib, signal, sys, time
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 @emitter("refuse")
 def refuse(x):
@@ -198,7 +198,7 @@ def test_a_kernel_that_was_mended_is_all_that_is_compiled(kernelgen: Run, folder
 
 def test_a_kernel_that_takes_too_long_is_stopped(kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANG_FILE", str(folder / "hanging"))
-    monkeypatch.setattr("kernelgen.building.job.TIMEOUT_GRACE", 0.0)
+    monkeypatch.setattr("kernelgen.build.executor.TIMEOUT_GRACE", 0.0)
     done = build(kernelgen, folder, manifest(folder, "add", "hang"), "--timeout", "5")
     assert done.code == 1
     assert "it took longer than its time limit and was stopped" in done.err

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import worker
 from kernelgen.errors import KernelgenError
+from kernelgen.steps import worker
 
 from .conftest import Done
 
@@ -24,7 +24,7 @@ HEAD = """
 import functools, io, os, pathlib, sqlite3, subprocess, sys
 import jax.numpy as jnp
 import numpy as np
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 HERE = pathlib.Path(__file__).parent
 """

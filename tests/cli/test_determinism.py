@@ -14,7 +14,7 @@ Run = Callable[..., Done]
 
 EMITTERS = """
 import os, random
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 COUNT = 0
 

@@ -62,7 +62,7 @@ def test_what_is_no_spec(kernelgen: Run, tmp_path: Path, spec: str, message: str
 def test_the_others_are_written_when_one_fails(kernelgen: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/own.py").write_text(
-        "from kernelgen.emitter import emitter\n\n@emitter('relu')\ndef relu(x):\n    raise ValueError('broken')\n"
+        "from kernelgen.emitters import emitter\n\n@emitter('relu')\ndef relu(x):\n    raise ValueError('broken')\n"
     )
     silu = json.dumps({**RELU, "op": "silu"})
     arguments = ["--spec", json.dumps(RELU), "--spec", silu, "--kernels", tmp_path / "mine", "-o", tmp_path / "out"]

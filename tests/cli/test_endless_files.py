@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import fileio, held, neff
-from kernelgen import inspect as inspecting
-from kernelgen.bundle import pack, tree
+from kernelgen import fileio
+from kernelgen.bundle import describe as inspecting
+from kernelgen.bundle import pack, reader, tree
 from kernelgen.cli.run_kernel import _load
 from kernelgen.emitters.scan import scan
 from kernelgen.emitters.sources import of_function
 from kernelgen.errors import KernelgenError
-from kernelgen.manifest import graph_ops
+from kernelgen.model import graph_ops
+from kernelgen.neff import container
 
 
 @pytest.fixture(params=["a FIFO", "a device"])
@@ -56,7 +57,7 @@ def test_an_array_is_not_read(endless):
         _load(str(endless("x.npy")))
 
 
-@pytest.mark.parametrize("read", [neff.read_header_of, pack.read, fileio.read_input])
+@pytest.mark.parametrize("read", [container.read_header_of, pack.read, fileio.read_input])
 def test_a_reader_refuses_it(endless, read):
     with pytest.raises(OSError, match=f"it is {endless.kind}, not a file"):
         read(endless("k"))
@@ -68,7 +69,7 @@ def test_a_tree_with_one_is_refused(endless):
 
 
 def test_it_is_not_a_bundle(endless):
-    assert not held.is_bundle(endless("k"))
+    assert not reader.is_bundle(endless("k"))
 
 
 def test_a_source_that_is_too_large_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen.building.forecast import Forecast, Record, described, forecast
+from kernelgen.build.estimates import Forecast, Record, described, forecast
 from kernelgen.cache import Folder, Key, entry
 
 from .conftest import ROOT, Done

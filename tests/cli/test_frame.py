@@ -170,7 +170,7 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
 
 def test_a_users_folder_may_be_called_kernels(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
-    own = "from kernelgen.emitter import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    return x\n"
+    own = "from kernelgen.emitters import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    return x\n"
     (tmp_path / "kernels" / "own.py").write_text(own)
     done = kernelgen("plan", basic, "--kernels", tmp_path / "kernels")
     assert done.code == 0, done.err

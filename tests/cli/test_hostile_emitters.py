@@ -14,24 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import hlo, worker
-from kernelgen.building.pool import Pool
+from kernelgen import lowering
+from kernelgen.build.pool import Pool
 from kernelgen.errors import MAX_TEXT
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
-from kernelgen.step_protocol import MAX_LOG
+from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.steps import worker
+from kernelgen.steps.protocol import MAX_LOG
 
 from .conftest import Done
 
 Run = Callable[..., Done]
 
-HLO = hlo.emit(
+HLO = lowering.emit(
     KernelSpec.make("toy", [TensorDesc.parse("(4,1,1,1)/f32")], TensorDesc.parse("(4,1,1,1)/f32")), lambda x: x
 )
 
 EMITTERS = """
 import os, pathlib, signal, sys, threading, time
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 class Mute(Exception):
     def __str__(self):
@@ -270,8 +271,8 @@ def test_a_step_has_a_time_limit(folder: Path) -> None:
 @pytest.mark.parametrize(("op", "text"), [("holds", "return x * sum("), ("clings", "time.sleep(60)")])
 def test_what_does_not_stop_at_its_time_limit_ends_its_process(folder: Path, op: str, text: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "kernelgen.worker", *step_words(folder, op, "--timeout=0.5")],
-        env=os.environ | {"PYTHONPATH": str(Path(worker.__file__).parents[1])},
+        [sys.executable, "-P", "-m", "kernelgen.steps.worker", *step_words(folder, op, "--timeout=0.5")],
+        env=os.environ | {"PYTHONPATH": str(Path(worker.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,
@@ -298,7 +299,7 @@ def test_what_a_step_leaves_is_looked_at(
     # A step that succeeds and does something else.
     other = ["lint", "--target=trn1", f"--hlo={folder}/hlo", f"--stamp={folder}/stamp"]
     (folder / "hlo").write_bytes(HLO)
-    monkeypatch.setattr(f"kernelgen.building.job._Run._{name}_arguments", lambda self, task: other)
+    monkeypatch.setattr(f"kernelgen.build.executor._Run._{name}_arguments", lambda self, task: other)
     done = build(kernelgen, folder, "sees")
     assert done.code == 1 and re.search(rf"error: (the )?{name} left no {folder}/out/\.kernelgen/", done.err), done.err
     assert "0 built (0 compiled, 0 up to date), 1 failed" in done.out
@@ -319,9 +320,10 @@ def fake_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
     def make(answer: str) -> Pool:
         package = tmp_path / str(len(made)) / "kernelgen"
-        package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-        (package / "worker.py").write_text(WORKER.format(answer))
+        (package / "steps").mkdir(parents=True)
+        for name in ("__init__.py", "steps/__init__.py"):
+            (package / name).touch()
+        (package / "steps" / "worker.py").write_text(WORKER.format(answer))
         pool = Pool(1, tmp_path / "logs")
         pool._environment["PYTHONPATH"] = str(package.parent)
         made.append(pool)

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from kernelgen.building import emits, job
-from kernelgen.building.determinism import Checked
-from kernelgen.building.pool import Answer
+from kernelgen.build import executor, up_to_date
+from kernelgen.build.determinism import Checked
+from kernelgen.build.pool import Answer
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Kernel, Plan, Request
+from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import SIMULATOR_MEMORY_MB
 
 
@@ -68,12 +68,12 @@ class FakePool:
         return [Answer(task, 0, "", 0.5)]
 
 
-class Steps(list[job.Step]):
+class Steps(list[executor.Step]):
     def __init__(self) -> None:
         super().__init__()
         self.warned: list[str] = []
 
-    def step(self, step: job.Step) -> None:
+    def step(self, step: executor.Step) -> None:
         self.append(step)
 
     def warn(self, text: str) -> None:
@@ -100,13 +100,13 @@ def plan(
 
 def run(
     pool: FakePool, what: Plan, tmp_path: Path, libraries: Sequence[Library] = (), **settings: Any
-) -> tuple[job.Result, Steps]:
+) -> tuple[executor.Result, Steps]:
     given = {"compiler": "neuronx-cc", "identity": "neuronx-cc 2", "executable": Path("/x"), "memory_mb": 10**6}
-    made = job.BuildSettings(output=tmp_path, jobs=pool.size, **{**given, **settings})
+    made = executor.BuildSettings(output=tmp_path, jobs=pool.size, **{**given, **settings})
     for folder in ("hlo", "neff", "tmp"):
-        (tmp_path / job.STATE / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / executor.STATE / folder).mkdir(parents=True, exist_ok=True)
     steps = Steps()
-    result = job._Run(what, libraries or [builtin_library()], made, steps, pool, Checked({}, {})).run()  # type: ignore[arg-type]
+    result = executor._Run(what, libraries or [builtin_library()], made, steps, pool, Checked({}, {})).run()  # type: ignore[arg-type]
     assert not pool.running
     if not pool.say:
         assert steps.warned == []
@@ -200,7 +200,7 @@ def mine(tmp_path: Path) -> Library:
     """A library whose emitter of relu has a helper."""
     root = tmp_path / "mine"
     root.mkdir()
-    emitter = "from kernelgen.emitter import emitter\n\nfrom .helper import f\n\n\n@emitter('relu')\ndef relu(x):\n    return f(x)\n"
+    emitter = "from kernelgen.emitters import emitter\n\nfrom .helper import f\n\n\n@emitter('relu')\ndef relu(x):\n    return f(x)\n"
     (root / "unary.py").write_text(emitter)
     (root / "helper.py").write_text("def f(x):\n    return x\n")
     (root / "other.py").write_text("")
@@ -230,7 +230,7 @@ def test_what_is_as_an_emit_would_make_it_is_not_emitted_again(
         assert emitted(5, tmp_path, Library("mine", mine.root)) == 0
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
     assert emitted(5, tmp_path, mine) == 5
-    monkeypatch.setattr("kernelgen.building.emits.version", lambda name: f"{name} of tomorrow")
+    monkeypatch.setattr("kernelgen.build.up_to_date.version", lambda name: f"{name} of tomorrow")
     assert emitted(5, tmp_path, mine) == 5
 
 
@@ -243,7 +243,7 @@ def test_the_plan_says_which_emitter_computes_a_kernel(mine: Library, tmp_path: 
 
 def test_hlo_that_is_not_what_was_emitted_is_emitted_again(mine: Library, tmp_path: Path) -> None:
     assert emitted(3, tmp_path, mine) == 3
-    folder = tmp_path / "out" / job.STATE / "hlo"
+    folder = tmp_path / "out" / executor.STATE / "hlo"
     one, two, three = sorted(folder.glob("*.hlo.pb"))
     whole = one.read_bytes()
     one.write_bytes(whole[:5])
@@ -316,7 +316,7 @@ def test_a_module_of_the_same_name_in_the_built_in_library_counts_too(
 
 def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: Path) -> None:
     source = builtin_library()
-    made = emits.Emits(tmp_path, [source])
+    made = up_to_date.Emits(tmp_path, [source])
     relu = plan(1).kernels[0].spec
     known = {
         r.module: made.inputs(Kernel(KernelSpec.make(op, relu.inputs, relu.output), r.module))
@@ -344,11 +344,11 @@ def test_what_one_language_alone_is_made_of_is_none_of_kernels_in_others(
     }
     for name, (_, text) in sources.items():
         (library.root / f"{name}.py").write_text(text)
-    monkeypatch.setattr(emits, "_KERNELGEN", own)
+    monkeypatch.setattr(up_to_date, "_KERNELGEN", own)
     spec = plan(1).kernels[0].spec
 
     def inputs() -> dict[str, str]:
-        made = emits.Emits(tmp_path, [library])
+        made = up_to_date.Emits(tmp_path, [library])
         found = {n: made.inputs(Kernel(spec, n, "mine", language=of)) for n, (of, _) in sources.items()}
         return {name: digest for name, digest in found.items() if digest}
 
@@ -372,17 +372,17 @@ def test_what_one_language_alone_is_made_of_is_none_of_kernels_in_others(
 def test_a_link_in_the_place_of_our_own_files_is_refused(tmp_path: Path, name: str) -> None:
     other = tmp_path / "other"
     other.write_text("somebody's") if name == "lock" else other.mkdir()
-    settings = job.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
+    settings = executor.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
     settings.state.mkdir(parents=True)
     (settings.state / name).symlink_to(other)
-    with pytest.raises(KernelgenError, match=rf"{name} is a link: kernelgen .*; remove it"), job.locked(settings):
+    with pytest.raises(KernelgenError, match=rf"{name} is a link: kernelgen .*; remove it"), executor.locked(settings):
         pass
     assert name != "lock" or other.read_text() == "somebody's"
 
 
 def test_a_pipe_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
-    settings = job.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
+    settings = executor.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
     settings.state.mkdir(parents=True)
     os.mkfifo(settings.state / "lock")
-    with pytest.raises(KernelgenError, match="lock is not a file"), job.locked(settings):
+    with pytest.raises(KernelgenError, match="lock is not a file"), executor.locked(settings):
         pass

@@ -58,7 +58,7 @@ def test_a_users_emitters_are_listed_and_win(kernelgen: Run, tmp_path: Path) -> 
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "own.py").write_text(
-        "from kernelgen.emitter import emitter\n\n"
+        "from kernelgen.emitters import emitter\n\n"
         '@emitter("add")\ndef add(a, b):\n    return a + b\n\n'
         '@emitter("twice")\ndef twice(x, *, times: int = 2):\n    return x * times\n'
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from kernelgen import model_files
+from kernelgen.ggml import model_files
 
 from .conftest import Done
 

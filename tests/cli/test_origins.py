@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen.building import origins
 from kernelgen.errors import EXIT_FAILED, KernelgenError
+from kernelgen.neff import provenance
 
 
 @pytest.fixture
@@ -18,23 +18,23 @@ def made(tmp_path: Path) -> dict[str, dict[str, Path]]:
     files = {name: tmp_path / f"k.{name}" for name in ("origin", "hlo", "neff")}
     files["hlo"].write_bytes(b"HLO")
     files["neff"].write_bytes(b"NEFF")
-    origins.write(files["origin"], files["hlo"], "compiled", hashlib.sha256(b"NEFF").hexdigest())
+    provenance.write(files["origin"], files["hlo"], "compiled", hashlib.sha256(b"NEFF").hexdigest())
     return {name: {"k": path} for name, path in files.items()}
 
 
-def check(made: dict[str, dict[str, Path]]) -> dict[str, origins.NeffOrigin]:
-    return origins.check(made["origin"], made["hlo"], made["neff"])
+def check(made: dict[str, dict[str, Path]]) -> dict[str, provenance.NeffOrigin]:
+    return provenance.check(made["origin"], made["hlo"], made["neff"])
 
 
 def test_a_neff_is_as_made_when_it_has_the_digest_that_was_recorded(made: dict[str, dict[str, Path]]) -> None:
     path = made["neff"]["k"]
     known = check(made)["k"]
-    assert known.source == "compiled" and origins.is_as_made(path, known)
-    assert not origins.is_as_made(path, None)
+    assert known.source == "compiled" and provenance.is_as_made(path, known)
+    assert not provenance.is_as_made(path, None)
     path.write_bytes(b"NEFf")
-    assert not origins.is_as_made(path, known)
+    assert not provenance.is_as_made(path, known)
     path.unlink()
-    assert not origins.is_as_made(path, known)
+    assert not provenance.is_as_made(path, known)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_what_an_earlier_version_wrote_has_no_digest_and_is_taken(made: dict[str
     assert check(made)["k"].neff_sha256 == ""
     for text in ("", "[]", "{}", "7", "[" * 100_000):
         path.write_text(text)
-        assert origins.read(path) is None
+        assert provenance.read(path) is None

@@ -57,7 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the sources and unpacked."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("tools/kernelgen", "kernels"):
         shutil.copytree(ROOT / name, source / name, ignore=ignore)
     for name in ("pyproject.toml", "requirements.in", "README.md", "LICENSE"):

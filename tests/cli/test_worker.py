@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import worker
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.hlo import proto
+from kernelgen.steps import worker
 
 TENSOR = "(4,1,1,1)/f32"
 
 NOISY = """
 import ctypes, os, sys, threading, time
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 @emitter("noisy")
 def noisy(x):
@@ -99,9 +99,9 @@ def test_a_compile_prints_warnings_and_goes_on(tmp_path: Path) -> None:
 
 def serve(requests: str) -> subprocess.CompletedProcess[str]:
     """Runs a persistent worker until it has answered."""
-    tools = str(Path(worker.__file__).parents[1])
+    tools = str(Path(worker.__file__).parents[2])
     return subprocess.run(
-        [sys.executable, "-P", "-m", "kernelgen.worker", "--persistent_worker"],
+        [sys.executable, "-P", "-m", "kernelgen.steps.worker", "--persistent_worker"],
         input=requests,
         env=os.environ | {"PYTHONPATH": tools},
         capture_output=True,

@@ -54,7 +54,7 @@ NAMED = '  - {source: "own/doubled.py:doubled", inputs: ["f32[3,2,5]"], outputs:
 DOUBLED = """\
 import numpy as np
 
-from kernelgen.numpy import knob
+from kernelgen.languages.numpy import knob
 
 
 def doubled(x):
@@ -159,7 +159,7 @@ def test_every_change_runs_exactly_the_commands_it_must(tmp_path: Path, generato
 def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_path: Path, generator: str) -> None:
     library = tmp_path / "mine"
     library.mkdir()
-    good = 'from kernelgen.emitter import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    return {}\n'
+    good = 'from kernelgen.emitters import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    return {}\n'
     (library / "own.py").write_text(good.format("x.reshape(3)"))
     made = project(
         f'add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK KERNELS "{library}")', generator=generator
@@ -187,7 +187,7 @@ def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_p
 def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(project: Make, tmp_path: Path) -> None:
     library = tmp_path / "mine"
     library.mkdir()
-    module = "import time\nfrom kernelgen.emitter import emitter\n\n"
+    module = "import time\nfrom kernelgen.emitters import emitter\n\n"
     for op in ("relu", "add"):
         names = "x" if op == "relu" else "a, b"
         module += f"\n@emitter({op!r})\ndef {op}({names}):\n    WAIT_{op}\n    return {names[0]}\n"
@@ -226,7 +226,7 @@ def test_an_edit_of_data_that_an_emitter_reads_builds_its_kernels(
     library = tmp_path / "mine"
     (library / "tables").mkdir(parents=True)
     (library / "own.py").write_text(
-        "import pathlib\nfrom kernelgen.emitter import emitter\n\nHERE = pathlib.Path(__file__).parent\n"
+        "import pathlib\nfrom kernelgen.emitters import emitter\n\nHERE = pathlib.Path(__file__).parent\n"
         "FACTOR = float((HERE / 'factor.txt').read_text())\n\n\n"
         '@emitter("relu")\ndef relu(x):\n    return x * FACTOR + sum(1 for _ in (HERE / "tables").iterdir())\n'
     )

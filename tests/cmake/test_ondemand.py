@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen.building import ondemand
+from kernelgen.build import ondemand
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec, spec_json
+from kernelgen.spec.op_kernel import KernelSpec, spec_json
 
 PROGRAM = Path(ondemand.__file__)
 TENSOR = TensorDesc.parse("(8,2,1,1)/f32")
 SPEC = KernelSpec.make("relu", [TENSOR], TENSOR)
-EMITTER = 'from kernelgen.emitter import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    {}\n'
+EMITTER = 'from kernelgen.emitters import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    {}\n'
 
 
 def command(folder: Path, mode: str, *step: str, slots: int = 1) -> list[str]:

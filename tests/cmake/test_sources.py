@@ -80,7 +80,7 @@ def test_a_target_makes_data_before_an_emitter_reads_it(
     library = tmp_path / "mine"
     library.mkdir()
     (library / "own.py").write_text(
-        "from pathlib import Path\n\nfrom kernelgen.emitter import emitter\n\n\n@emitter('relu')\ndef relu(x):\n"
+        "from pathlib import Path\n\nfrom kernelgen.emitters import emitter\n\n\n@emitter('relu')\ndef relu(x):\n"
         "    return x * float(Path(__file__).with_name('factor.txt').read_text())\n"
     )
     made = project(

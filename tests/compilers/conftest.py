@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 DOUBLE = Path(__file__).parent / "fake_neuronx_cc"
 
@@ -27,7 +27,7 @@ def spec() -> KernelSpec:
 @pytest.fixture(scope="session")
 def module(spec: KernelSpec) -> bytes:
     """The HLO of `spec`."""
-    return hlo.emit(spec, lambda x: x * x)
+    return lowering.emit(spec, lambda x: x * x)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import cli, neff
+from kernelgen import cli
+from kernelgen.neff import container
 
 Install = Callable[..., Path]
 Build = Callable[..., tuple[int, str, str]]
@@ -52,7 +53,7 @@ def test_the_sdk_is_taken_where_it_is_installed(build: Build, tmp_path: Path) ->
     index = json.loads((tmp_path / "out/two_trn1/index.json").read_text())
     assert index["simulated"] is False
     for kernel in index["kernels"]:
-        header = neff.read_header((tmp_path / "out/two_trn1" / kernel["neff"]).read_bytes())
+        header = container.read_header((tmp_path / "out/two_trn1" / kernel["neff"]).read_bytes())
         assert not header.simulated
     assert len(compiles(tmp_path)) == 2
 
@@ -73,7 +74,7 @@ def test_a_neff_of_the_sdk_is_judged_by_the_digest_that_was_recorded(build: Buil
     build()
     one, two = sorted((tmp_path / "out/.kernelgen/neff").glob("*.neff"))
     data = one.read_bytes()
-    assert neff.payload_digest(data, neff.read_header(data)) is None
+    assert container.payload_digest(data, container.read_header(data)) is None
     one.write_bytes(data[:-3] + b"\1\1\1")
     before = two.read_bytes()
     code, out, _ = build()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen import compilers, neff
+from kernelgen import compilers
 from kernelgen.cache import Cache, CacheSettings, Key, Notices
 from kernelgen.compilers.choice import resolve
 from kernelgen.compilers.neuronx_cc import NeuronxCC
@@ -21,6 +21,7 @@ from kernelgen.compilers.simulator import Simulator
 from kernelgen.compilers.step import compile_file
 from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, KernelgenError
 from kernelgen.hlo import proto
+from kernelgen.neff import container
 
 Install = Callable[..., Path]
 
@@ -89,7 +90,7 @@ def test_simulator(module: bytes, tmp_path: Path) -> None:
     simulator = resolve("simulator")
     data = simulator.compile(module, config, kernel="k", log_dir=tmp_path)
     assert data == simulator.compile(module, config, kernel="other", log_dir=tmp_path), "the kernel's name is not in it"
-    unpacked = neff.read_simulated(data)
+    unpacked = container.read_simulated(data)
     assert unpacked.hlo == module
     assert unpacked.info["compiler"] == simulator.identity
     assert unpacked.info["flags"] == config.flags()
@@ -172,7 +173,7 @@ def test_compile_file(module: bytes, tmp_path: Path) -> None:
     (tmp_path / "k.hlo.pb").write_bytes(module)
     out = tmp_path / "out" / "k.neff"
     compile_file(tmp_path / "k.hlo.pb", out, CompileConfig.make("inf2"), Simulator())
-    assert neff.read_simulated(out.read_bytes()).info["flags"] == CompileConfig.make("inf2").flags()
+    assert container.read_simulated(out.read_bytes()).info["flags"] == CompileConfig.make("inf2").flags()
     assert [p.name for p in out.parent.iterdir()] == ["k.neff"]
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import neff
 from kernelgen.compilers import neuronx_cc_driver as driver
 from kernelgen.compilers import simulate
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.hlo import proto
+from kernelgen.neff import container
 
 Install = Callable[..., Path]
 
@@ -173,7 +173,7 @@ def test_the_driver_needs_nothing_but_the_standard_library() -> None:
 def test_a_simulated_neff_has_the_bytes_that_its_version_stands_for() -> None:
     # The caches know a simulated NEFF by the simulator's version: raise it with this digest.
     assert simulate.VERSION == "3"
-    made = neff.write_simulated(copy_module(), CompileConfig.make("trn1").flags(), "simulator 3 (jaxlib 0)")
+    made = container.write_simulated(copy_module(), CompileConfig.make("trn1").flags(), "simulator 3 (jaxlib 0)")
     assert hashlib.sha256(made).hexdigest() == "634ae124ba160e93af8a8aef61b437de513177b9fd24db619e0b15eed4a88594"
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from kernelgen import hlo, neff
+from kernelgen import lowering
 from kernelgen.compilers.neuronx_cc import NeuronxCC
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
+from kernelgen.spec.op_kernel import KernelSpec
 
 TRN1 = CompileConfig.make("trn1")
 KERNEL = "sqr-64x4-f32-0123456789ab"
@@ -69,9 +70,9 @@ def failure(program: Path, module: bytes, log_dir: Path, **limits: Any) -> str:
 
 def test_compiles(install: Install, module: bytes, tmp_path: Path) -> None:
     data = compile_with(install(), module, tmp_path / "logs", timeout=30, memory_mb=2000)
-    header = neff.read_header(data)
+    header = container.read_header(data)
     assert not header.simulated and header.pkg_version == 2 and header.lnc_size == 1
-    assert "sg00/PE.bin" in neff.unpack(data)
+    assert "sg00/PE.bin" in container.unpack(data)
     assert not (tmp_path / "logs").exists(), "nothing is kept when all goes well"
 
 
@@ -227,7 +228,7 @@ def product(rows: int, depth: int, columns: int, batch: int = 1) -> bytes:
     def squeezed(a: Any, b: Any) -> Any:
         return jax.lax.dot_general(a[0], b[0], (((2,), (2,)), ((0,), (0,))))[None]
 
-    return hlo.emit(KernelSpec.make("my_product", [left, right], result), squeezed)
+    return lowering.emit(KernelSpec.make("my_product", [left, right], result), squeezed)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kernelgen import neff, neff_description
+from kernelgen.neff import container, description
 
 INFO = {
     "tool_version": "the compiler's version",
@@ -103,14 +103,14 @@ def unnamed(data: bytes) -> Iterator[str]:
     Raises:
         KernelgenError: it can't be read.
     """
-    header = neff.read_header(data)
-    if any(data[556 : neff.HEADER_SIZE]):
+    header = container.read_header(data)
+    if any(data[556 : container.HEADER_SIZE]):
         yield "bytes after the header's lnc_size"
     if not header.simulated and any(header.hash[16:]):
         yield "the second half of the header's hash"
     if header.build_version and not header.simulated:
         yield "the header's build_version is not empty"
-    for name, content in neff.unpack(data, only=lambda name: name.endswith(".json") or not _named(name)).items():
+    for name, content in container.unpack(data, only=lambda name: name.endswith(".json") or not _named(name)).items():
         known = _named(name)
         if known is None:
             yield f"member {name}"
@@ -118,9 +118,9 @@ def unnamed(data: bytes) -> Iterator[str]:
             value = json.loads(content)
             yield from (f"{_short(name)}: {field}" for field in value.keys() - known.keys())
             yield from _inside(name, value)
-        elif name.endswith(f"/{neff.TENSOR_MAP}"):
+        elif name.endswith(f"/{container.TENSOR_MAP}"):
             for tensor in json.loads(content).values():
-                yield from (f"{neff.TENSOR_MAP}: {field}" for field in tensor.keys() - TENSOR.keys())
+                yield from (f"{container.TENSOR_MAP}: {field}" for field in tensor.keys() - TENSOR.keys())
 
 
 def _named(name: str) -> Mapping[str, str] | str | None:
@@ -132,16 +132,16 @@ def _short(name: str) -> str:
 
 
 def _inside(name: str, value: dict[str, Any]) -> Iterator[str]:
-    if name == neff.KELF_MEMBER:
+    if name == container.KELF_MEMBER:
         for graph in value["graphs"]:
             yield from (f"{name}: graphs: {field}" for field in graph.keys() - {"name", "definition"})
-    elif name.endswith(f"/{neff.DEFINITION}"):
+    elif name.endswith(f"/{container.DEFINITION}"):
         for variable in value["var"].values():
             kind = variable["type"]
             extra = variable.keys() - VARIABLES.get(kind, set())
-            yield from (f"{neff.DEFINITION}: var of type {kind}: {field}" for field in extra)
+            yield from (f"{container.DEFINITION}: var of type {kind}: {field}" for field in extra)
 
 
-def unnamed_bits(said: neff_description.Description) -> tuple[str, ...]:
+def unnamed_bits(said: description.Description) -> tuple[str, ...]:
     """Returns the feature bits that nothing names, as a number."""
     return tuple(text for text in said.features if text.startswith("0x"))

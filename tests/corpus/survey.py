@@ -38,12 +38,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import fields
 
-from kernelgen import neff, neff_description
 from kernelgen.cache import entry
 from kernelgen.errors import KernelgenError, printable
 from kernelgen.hlo import proto
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import ERROR, WARNING, lint
+from kernelgen.neff import container, description
 from kernelgen.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ COMPILED, FAILED, UNKNOWN = "compiled", "failed", "of unknown fate"
 CARRIER = "AwsNeuronNeff"
 """The custom call whose configuration is a NEFF."""
 
-_HEAD = tuple(package.to_bytes(8, "little") + neff.HEADER_SIZE.to_bytes(8, "little") for package in (1, 2))
+_HEAD = tuple(package.to_bytes(8, "little") + container.HEADER_SIZE.to_bytes(8, "little") for package in (1, 2))
 _MODULE_ENDS = re.compile(r"(\.hlo_module)?\.(pb|hlo)$|\.hlo\.pb$")
 _LOG, _LOGGED = "model.log", b"Failed compilation"
 
@@ -123,7 +123,7 @@ def gather(folder: Path) -> Corpus:
             corpus.passed_over.append(f"{path}: larger than {MAX_BYTES} bytes")
             continue
         data = path.read_bytes()
-        if is_neff(data) or (path.suffix == ".neff" and len(data) >= neff.HEADER_SIZE):
+        if is_neff(data) or (path.suffix == ".neff" and len(data) >= container.HEADER_SIZE):
             digest = _add_neff(corpus, path, data)
             beside.setdefault(path.parent, []).append((path.name, digest))
         elif path.suffix == ".neff":
@@ -169,8 +169,8 @@ def _add_neff(corpus: Corpus, path: Path, data: bytes) -> str:
     corpus.neffs.setdefault(digest, (path, data))
     # A simulated NEFF carries its own HLO. A damaged one is reported when the NEFFs are judged.
     with contextlib.suppress(KernelgenError):
-        if neff.read_header(data).simulated:
-            hlo = neff.read_simulated(data).hlo
+        if container.read_header(data).simulated:
+            hlo = container.read_simulated(data).hlo
             corpus.modules.setdefault(_digest(hlo), Module(path, hlo))
     return digest
 
@@ -247,27 +247,27 @@ def survey(corpus: Corpus, target: str | None, execute: int, say: Callable[[str]
     return report
 
 
-def _neffs(corpus: Corpus, report: Report) -> dict[str, neff_description.Description]:
-    said: dict[str, neff_description.Description] = {}
+def _neffs(corpus: Corpus, report: Report) -> dict[str, description.Description]:
+    said: dict[str, description.Description] = {}
     unnamed: Counter[str] = Counter()
     bits: Counter[str] = Counter()
     for digest, (path, data) in corpus.neffs.items():
         try:
-            said[digest] = neff_description.describe(data, source=str(path))
+            said[digest] = description.describe(data, source=str(path))
             unnamed.update(set(fields.unnamed(data)))
         except KernelgenError as error:
             report.wrong.append(error.diagnostics[0].message)
             continue
         bits.update(fields.unnamed_bits(said[digest]))
     report.row("NEFFs", len(corpus.neffs))
-    groups: dict[tuple[str, ...], list[neff_description.Description]] = {}
-    for digest, description in said.items():
-        hashed = neff.payload_digest(corpus.neffs[digest][1], description.header) or "unknown"
-        key = (description.identity, f"{description.device} ({', '.join(description.targets)})", f"hash: {hashed}")
-        groups.setdefault(key, []).append(description)
+    groups: dict[tuple[str, ...], list[description.Description]] = {}
+    for digest, one in said.items():
+        hashed = container.payload_digest(corpus.neffs[digest][1], one.header) or "unknown"
+        key = (one.identity, f"{one.device} ({', '.join(one.targets)})", f"hash: {hashed}")
+        groups.setdefault(key, []).append(one)
     for key, group in sorted(groups.items()):
         report.row("  " + key[0], len(group), ", ".join([*key[1:], _range("cores", [len(d.cores) for d in group])]))
-    tensors = sum(len(description.tensors) for description in said.values())
+    tensors = sum(len(one.tensors) for one in said.values())
     report.row("  inputs and outputs", tensors)
     report.row("  fields without a name", len(unnamed), "; ".join(sorted(unnamed)))
     report.row("  feature bits without a name", sum(bits.values()), ", ".join(sorted(bits)))
@@ -286,7 +286,7 @@ def _range(what: str, numbers: Sequence[int]) -> str:
     return f"{what} {min(numbers)}" if len(set(numbers)) == 1 else f"{what} {min(numbers)} to {max(numbers)}"
 
 
-def _pairs(corpus: Corpus, said: dict[str, neff_description.Description], report: Report) -> None:
+def _pairs(corpus: Corpus, said: dict[str, description.Description], report: Report) -> None:
     fates = Counter(module.fate for module in corpus.modules.values())
     report.row("HLO modules", len(corpus.modules), ", ".join(f"{n} {fate}" for fate, n in sorted(fates.items())))
     agree = dropped = retyped = 0
@@ -299,10 +299,8 @@ def _pairs(corpus: Corpus, said: dict[str, neff_description.Description], report
             if description.header.simulated:
                 lnc = description.header.lnc_size
             try:
-                expected = neff.tensors_of(module.data, source=str(module.path))
-                neff_description.check(
-                    description, expected, next(iter(description.targets), "?"), lnc, source=str(path)
-                )
+                expected = container.tensors_of(module.data, source=str(module.path))
+                description.check(description, expected, next(iter(description.targets), "?"), lnc, source=str(path))
             except KernelgenError as error:
                 report.wrong += [d.message for d in error.diagnostics]
                 continue
@@ -318,7 +316,7 @@ def _pairs(corpus: Corpus, said: dict[str, neff_description.Description], report
     )
 
 
-def _lints(corpus: Corpus, said: dict[str, neff_description.Description], target: str | None, report: Report) -> None:
+def _lints(corpus: Corpus, said: dict[str, description.Description], target: str | None, report: Report) -> None:
     counts: dict[str, Counter[str]] = {}
     for module in corpus.modules.values():
         targets = [t for _, data in module.neffs if _digest(data) in said for t in said[_digest(data)].targets] or [

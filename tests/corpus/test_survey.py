@@ -14,11 +14,12 @@ import history
 import pytest
 import survey
 
-from kernelgen import cache, hlo, neff
+from kernelgen import cache, lowering
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
+from kernelgen.spec.op_kernel import KernelSpec
 
 Make = Callable[..., bytes]
 CORPUS = "KERNELGEN_CORPUS"
@@ -30,7 +31,7 @@ def modules() -> list[bytes]:
     made = []
     for n in range(1, 4):
         tensor = TensorDesc.parse(f"({8 * n},4,1,1)/f32")
-        made.append(hlo.emit(KernelSpec.make("sqr", [tensor], tensor), lambda x: x * x))
+        made.append(lowering.emit(KernelSpec.make("sqr", [tensor], tensor), lambda x: x * x))
     return made
 
 
@@ -90,7 +91,10 @@ def folder(tmp_path: Path, modules: list[bytes], real_neff: Make) -> Path:
         )
 
     put("wrapped/wrapped_neff.hlo", edited(modules[1], carry))
-    put("simulated/k.trn1.neff", neff.write_simulated(modules[0], CompileConfig.make("trn1").flags(), "simulator 3"))
+    put(
+        "simulated/k.trn1.neff",
+        container.write_simulated(modules[0], CompileConfig.make("trn1").flags(), "simulator 3"),
+    )
     return root
 
 

@@ -22,15 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelgen import bundle, neff
+from kernelgen import bundle
 from kernelgen.bundle.index import make_slots
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.graph_kernel import GraphSpec, Spec
 from kernelgen.hlo import proto
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
 from kernelgen.plan import Bundle
-from kernelgen.source_kernel import ArrayDesc, SourceSpec
+from kernelgen.spec.graph_kernel import GraphSpec, Spec
+from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec
 
 ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("broken-bundles.json").read_text())
 
@@ -170,7 +171,7 @@ def write_right(folder: Path) -> Path:
         hlo = make_hlo(1 + number // 2)  # two kernels each have one NEFF
         hlos[spec.id], neffs[spec.id] = folder / f"{spec.id}.hlo.pb", folder / f"{spec.id}.neff"
         hlos[spec.id].write_bytes(hlo)
-        neffs[spec.id].write_bytes(neff.write_simulated(hlo, config.flags(), "simulator 1 (jaxlib 1.2.3)"))
+        neffs[spec.id].write_bytes(container.write_simulated(hlo, config.flags(), "simulator 1 (jaxlib 1.2.3)"))
     ids = tuple(spec.id for spec in made)
     bundle.build(
         Bundle("tiny", "trn1", config.key, ids), {s.id: s for s in made}, hlos, neffs, config, tree_path=folder / "tree"

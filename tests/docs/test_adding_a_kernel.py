@@ -16,7 +16,7 @@ import kernelgen
 from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.manifest import graph_ops
+from kernelgen.model import graph_ops
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-kernel.md"

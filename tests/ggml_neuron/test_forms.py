@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from programs import Programs, Result, build
 
-from kernelgen.ggml import forms
+from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.types import TYPES
 
-QUANTIZED = tuple(forms.FIELDS)
+QUANTIZED = tuple(weight_layouts.FIELDS)
 FLOATS = ("f32", "f16", "bf16")
 
 MANIFEST = """\
@@ -120,8 +120,8 @@ def test_bytes_are_in_the_order_that_kernels_read(run_forms: Forms, both: Path) 
     for t, given, kept in zip(types, lines[::2], lines[1::2], strict=True):
         data = np.frombuffer(bytes.fromhex(given), np.uint8)
         ne = (max(2 * TYPES[t].block, 96), 5, 2, 1)
-        form = forms.of_type(t)[0]
-        assert forms.pack(data, form, t, ne).tobytes().hex() == kept, t
+        form = weight_layouts.of_type(t)[0]
+        assert weight_layouts.pack(data, form, t, ne).tobytes().hex() == kept, t
 
 
 def test_what_is_kept_as_bf16_is_rounded(run_forms: Forms, rounded: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_is_kept_as_bf16_is_rounded(run_forms: Forms, rounded: Path) -> Non
             values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(TYPES[t].number))
             wanted, have = (
                 np.frombuffer(data, ml_dtypes.bfloat16).astype(np.float32)
-                for data in (forms.pack_bf16(values).tobytes(), bytes.fromhex(kept))
+                for data in (weight_layouts.pack_bf16(values).tobytes(), bytes.fromhex(kept))
             )
         # ggml and the package may differ in a float's last bit, which can tip what is rounded
         np.testing.assert_allclose(have, wanted, rtol=2**-7, err_msg=t)

@@ -14,14 +14,14 @@ import pytest
 from programs import GROUPS, RANDOM, ROOT, Programs, build
 
 from kernelgen import cli
+from kernelgen.dispatch.grouping import Groups, Outside
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.graph_kernel import GraphSpec, Place
 from kernelgen.manifest import load
-from kernelgen.manifest.graph_ops import read_graphs
-from kernelgen.model.grouping import Groups, Outside
+from kernelgen.model.graph_ops import read_graphs
+from kernelgen.spec.graph_kernel import GraphSpec, Place
 
 SHORTER = tuple(
     f"shorter-{name}"

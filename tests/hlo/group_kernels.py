@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.graph_kernel import GraphSpec, Place
 from kernelgen.hlo import execute
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.graph_kernel import GraphSpec, Place
+from kernelgen.spec.op_kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
 CATALOG = Catalog([builtin_library()])
@@ -29,8 +29,8 @@ CATALOG = Catalog([builtin_library()])
 def emit(spec: KernelSpec | GraphSpec) -> bytes:
     """Returns the HLO of a kernel of either kind."""
     if isinstance(spec, GraphSpec):
-        return hlo.emit_graph(spec, {op: load_function(*CATALOG.find(op)) for op in spec.ops}).hlo
-    return hlo.emit(spec, load_function(*CATALOG.find(spec.op)))
+        return lowering.emit_graph(spec, {op: load_function(*CATALOG.find(op)) for op in spec.ops}).hlo
+    return lowering.emit(spec, load_function(*CATALOG.find(spec.op)))
 
 
 @functools.cache

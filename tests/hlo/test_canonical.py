@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 from toys import canonical, raw, spec, wire, wire_ids
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
@@ -16,7 +16,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 F = "float32"
 LIBRARY = builtin_library()
@@ -25,7 +25,7 @@ LIBRARY = builtin_library()
 def attention() -> bytes:
     q, kv, mask = (TensorDesc.parse(t) for t in ("(16,5,8,1)/f32", "(16,12,2,1)/f16", "(12,5,1,1)/f16"))
     kernel = KernelSpec.make("flash_attn_ext", [q, kv, kv, mask], TensorDesc.parse("(16,8,5,1)/f32"), {"scale": 0.25})
-    return hlo.emit(kernel, load_function(*Catalog([LIBRARY]).find(kernel.op)))
+    return lowering.emit(kernel, load_function(*Catalog([LIBRARY]).find(kernel.op)))
 
 
 def by_name(module: bytes) -> dict[str, list[str]]:
@@ -83,12 +83,12 @@ def test_names_are_the_neffs_tensors() -> None:
 def test_an_absent_input_keeps_the_numbers_of_the_others() -> None:
     tensors = [TensorDesc.parse(t) if t else None for t in ("(8,3,4,1)/f32", None, "(4,1,1,1)/f32")]
     kernel = KernelSpec.make("soft_max", tensors, TensorDesc.parse("(8,3,4,1)/f32"))
-    module = proto.parse(hlo.emit(kernel, load_function(*Catalog([LIBRARY]).find("soft_max"))))
+    module = proto.parse(lowering.emit(kernel, load_function(*Catalog([LIBRARY]).find("soft_max"))))
     assert [p.name for p in proto.parameters(proto.entry(module))] == ["input0", "input2"]
 
 
 def test_an_in_place_result_is_recorded() -> None:
-    data = hlo.emit(spec(["(4,1,1,1)/f32", "(4,1,1,1)/f32"], "(4,1,1,1)/f32", alias=1), lambda a, b: a + b)
+    data = lowering.emit(spec(["(4,1,1,1)/f32", "(4,1,1,1)/f32"], "(4,1,1,1)/f32", alias=1), lambda a, b: a + b)
     module = proto.parse(data)
     assert [p.name for p in proto.parameters(proto.entry(module))] == ["input0", "input1.must_alias_input"]
     (entry,) = module.input_output_alias.entries
@@ -113,7 +113,7 @@ STEP = spec(["(4,1,1,1)/f32"] * 4 + ["(7,1,1,1)/f32"], "(4,1,1,1)/f32", op="opt_
 
 
 def test_what_an_op_changes_besides_its_result_is_a_result_of_its_own() -> None:
-    data = hlo.emit(STEP, lambda w, grad, m, v, params: (w + grad, m + m, v * v))
+    data = lowering.emit(STEP, lambda w, grad, m, v, params: (w + grad, m + m, v * v))
     module = proto.parse(data)
     root = next(i for i in proto.entry(module).instructions if i.opcode == "tuple")
     assert root.frontend_attributes.map[0].value == "output0,input2.updated,input3.updated"
@@ -131,7 +131,7 @@ def test_what_an_op_changes_besides_its_result_is_a_result_of_its_own() -> None:
 )
 def test_a_missing_or_wrong_update_is_refused(result, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(KernelgenError, match=message):
-        hlo.emit(STEP, lambda w, grad, m, v, params: result(w, m, v))
+        lowering.emit(STEP, lambda w, grad, m, v, params: result(w, m, v))
 
 
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: lax.reshape(x, (3, 2))], ids=["itself", "reshaped"])

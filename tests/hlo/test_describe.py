@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from toys import canonical, raw, spec
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.hlo import execute
 from kernelgen.hlo.describe import describe
 
 
 def test_a_kernel_is_described_by_its_tensors() -> None:
-    data = hlo.emit(spec(["(4,2,1,1)/f16", None, "(4,2,1,1)/f32"], "(4,2,1,1)/f32", alias=2), lambda a, b, c: a + c)
+    data = lowering.emit(
+        spec(["(4,2,1,1)/f16", None, "(4,2,1,1)/f32"], "(4,2,1,1)/f32", alias=2), lambda a, b, c: a + c
+    )
     assert str(describe(data)).splitlines() == [
         f"HLO module kernel, {len(data)} bytes, 1 computation(s)",
         "  in   input0: f16[1,1,2,4]",

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo import lower
-from kernelgen.kernel import KernelSpec
+from kernelgen.lowering import op
+from kernelgen.spec.op_kernel import KernelSpec
 
 SPECS = [
     ("rms_norm", ["(64,5,1,1)/f32"], "(64,5,1,1)/f32", {"eps": 1e-5}),
@@ -37,17 +37,17 @@ SPECS = [
 PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
-from kernelgen import hlo
+from kernelgen import hlo, lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 lib = Library("kernelgen", Path(sys.argv[1]))
 made = {}
 for op, inputs, output, params in json.loads(sys.argv[2]):
     spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output), params)
-    made[op] = hashlib.sha256(hlo.emit(spec, load_function(*Catalog([lib]).find(op)))).hexdigest()
+    made[op] = hashlib.sha256(lowering.emit(spec, load_function(*Catalog([lib]).find(op)))).hexdigest()
 print(json.dumps(made, sort_keys=True))
 """
 
@@ -97,14 +97,14 @@ def test_processes_seeds_folders_and_comments_do_not_show(tmp_path: Path) -> Non
 
 def test_a_changed_number_shows(tmp_path: Path) -> None:
     """Or the test above could compare nothing."""
-    text = "from kernelgen.emitter import emitter\n@emitter('toy')\ndef f(x): return x * {}\n"
+    text = "from kernelgen.emitters import emitter\n@emitter('toy')\ndef f(x): return x * {}\n"
     digests = set()
     for number in (2, 3):
         (tmp_path / "m.py").write_text(text.format(number))
         lib = Library("mine", tmp_path)
         t = TensorDesc.parse("(4,1,1,1)/f32")
         spec = KernelSpec.make("toy", [t], t)
-        digests.add(hashlib.sha256(hlo.emit(spec, load_function(lib, lib.scan()["toy"]))).digest())
+        digests.add(hashlib.sha256(lowering.emit(spec, load_function(lib, lib.scan()["toy"]))).digest())
     assert len(digests) == 2
 
 
@@ -114,10 +114,10 @@ def test_what_was_emitted_before_does_not_show(monkeypatch: pytest.MonkeyPatch) 
     def emit(case: tuple) -> bytes:  # type: ignore[type-arg]
         op, inputs, output, params = case
         spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output), params)
-        return hlo.emit(spec, load_function(*Catalog([lib]).find(op)))
+        return lowering.emit(spec, load_function(*Catalog([lib]).find(op)))
 
     once = [emit(case) for case in SPECS]
-    monkeypatch.setattr(lower, "CLEAR_EVERY", 1)
+    monkeypatch.setattr(op, "CLEAR_EVERY", 1)
     assert [emit(case) for case in reversed(SPECS)][::-1] == once
 
 
@@ -134,12 +134,12 @@ def test_jax_keeps_nothing_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         gc.collect()
         return sum(isinstance(o, core.Jaxpr) for o in gc.get_objects())
 
-    monkeypatch.setattr(lower, "CLEAR_EVERY", 8)
-    monkeypatch.setattr(lower, "_lowered", 0)
+    monkeypatch.setattr(op, "CLEAR_EVERY", 8)
+    monkeypatch.setattr(op, "_lowered", 0)
     counts = []
     for n in range(1, 33):
         t = TensorDesc.make((n * 3, 2, 1, 1), "f32")
-        hlo.emit(KernelSpec.make("rms_norm", [t], t, {"eps": 1e-5}), function)
+        lowering.emit(KernelSpec.make("rms_norm", [t], t, {"eps": 1e-5}), function)
         if n % 8 == 0:
             counts.append(jaxprs())
     assert counts[-1] <= counts[0] + 4, counts

@@ -13,11 +13,12 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml import shapes
 from kernelgen.ggml.ops import op as ggml_op
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
-from kernelgen.hlo import emit_graph, execute
+from kernelgen.hlo import execute
 from kernelgen.hlo.describe import describe
 from kernelgen.hlo.lint import errors, lint
-from kernelgen.neff import tensors_of
+from kernelgen.lowering import emit_graph
+from kernelgen.neff.container import tensors_of
+from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 from kernelgen.targets import TARGETS
 
 from . import group_kernels as groups

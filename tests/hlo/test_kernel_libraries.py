@@ -20,11 +20,11 @@ from kernelgen.emitters.loading import load_function
 from kernelgen.emitters.scan import registration
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
-from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Plan, Request
+from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.op_kernel import KernelSpec
 
-HEADER = "from kernelgen.emitter import emitter\n"
+HEADER = "from kernelgen.emitters import emitter\n"
 
 
 def library(root: Path, **modules: str) -> Library:
@@ -62,8 +62,8 @@ def test_a_signature_is_read_without_importing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, name",
     [
-        ("from kernelgen.emitter import emitter as e\n@e('a')\ndef f(x): ...\n", "a"),
-        ("import kernelgen.emitter\n@kernelgen.emitter.emitter('a')\ndef f(x): ...\n", "a"),
+        ("from kernelgen.emitters import emitter as e\n@e('a')\ndef f(x): ...\n", "a"),
+        ("import kernelgen.emitters\n@kernelgen.emitters.emitter('a')\ndef f(x): ...\n", "a"),
         ("from kernelgen import emitter\n@emitter.emitter('a')\ndef f(x): ...\n", "a"),
     ],
 )
@@ -240,7 +240,7 @@ def test_scanning_imports_no_jax() -> None:
 
 EMIT = """
 import sys
-from kernelgen import worker
+from kernelgen.steps import worker
 tensor = "(4,1,1,1)/f32"
 spec = '{"op": "%s", "inputs": ["%s"], "output": "%s", "params": {}, "alias": null}' % (sys.argv[3], tensor, tensor)
 words = ["emit", f"--spec={spec}", f"--library={sys.argv[1]}", f"--emitter={sys.argv[2]}", "--output=out.hlo.pb"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import spec
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute, proto
@@ -21,7 +21,7 @@ def opcodes(text: str) -> set[str]:
     """Returns the opcodes that reading a view takes, of a kernel that negates it."""
     t = TensorDesc.parse(text)
     ne = text.split("/")[0]
-    data = hlo.emit(spec([text], f"{ne}/{t.dtype}"), lambda x: -x)
+    data = lowering.emit(spec([text], f"{ne}/{t.dtype}"), lambda x: -x)
     return {i.opcode for c in proto.parse(data).computations for i in c.instructions} - {"parameter", "negate"}
 
 
@@ -65,7 +65,7 @@ def test_types_that_the_device_lacks_arrive_as_others(text: str, dtype: str, sha
 
 def test_the_lower_words_of_i64_are_used() -> None:
     values = np.array([3, -1, 2**31 - 1], np.int64)
-    data = hlo.emit(spec(["(3,1,1,1)/i64"], "(3,1,1,1)/i32"), lambda x: x + 0)
+    data = lowering.emit(spec(["(3,1,1,1)/i64"], "(3,1,1,1)/i32"), lambda x: x + 0)
     (y,) = execute.run(data, [values.view(np.int32).reshape(1, 1, 1, 3, 2)])
     np.testing.assert_array_equal(y.reshape(-1), values.astype(np.int32))
 
@@ -79,7 +79,7 @@ def test_any_strides_are_read_as_numpy_reads_them(ne: Any, steps: Any, seed: int
     t = TensorDesc.make(ne, "f32", [4 * s for s in steps])
     flat = np.random.default_rng(seed).normal(size=t.storage_bytes // 4).astype(np.float32)
     want = np.lib.stride_tricks.as_strided(flat, t.shape, t.nb[::-1])
-    data = hlo.emit(spec([str(t)], str(TensorDesc.make(ne, "f32"))), lambda x: -x)
+    data = lowering.emit(spec([str(t)], str(TensorDesc.make(ne, "f32"))), lambda x: -x)
     np.testing.assert_array_equal(-execute.run(data, [flat.reshape(storage(t).shape)])[0], want)
 
 
@@ -98,7 +98,7 @@ def test_any_disjoint_strides_are_written_in_place(ne: Any, gaps: Any, order: An
     want = flat.copy()
     np.lib.stride_tricks.as_strided(want, t.shape, t.nb[::-1])[...] = value
     dense = TensorDesc.make(ne, "f32")
-    data = hlo.emit(spec([str(dense), str(t)], str(dense), alias=1), lambda x, dst: x)
+    data = lowering.emit(spec([str(dense), str(t)], str(dense), alias=1), lambda x, dst: x)
     (y,) = execute.run(data, [value, flat.reshape(storage(t).shape)])
     np.testing.assert_array_equal(y.reshape(-1), want)
 
@@ -154,7 +154,7 @@ def test_a_dense_permutation_is_not_flattened() -> None:
 )
 def test_a_failure_names_kernel_place_and_reason(kernel: Any, function: Any, message: str) -> None:
     with pytest.raises(KernelgenError) as caught:
-        hlo.emit(kernel, function)
+        lowering.emit(kernel, function)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.message.startswith(f"kernel {kernel.id}: ") and message in diagnostic.message
     assert diagnostic.location and diagnostic.location.file == __file__
@@ -166,7 +166,7 @@ def test_the_line_is_that_of_the_emitter() -> None:
         return x.no_such_method()
 
     with pytest.raises(KernelgenError) as caught:
-        hlo.emit(spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"), broken)
+        lowering.emit(spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"), broken)
     location = caught.value.diagnostics[0].location
     assert location and location.line == broken.__code__.co_firstlineno + 1
 
@@ -178,4 +178,4 @@ def test_a_kernel_that_no_target_takes_is_refused_at_once() -> None:
         KernelgenError,
         match=r"test_views.py:\d+:1: error: kernel toy-3-f32-\w+: \[NCC_EVRF001\] .*: topk is not supported",
     ):
-        hlo.emit(spec(["(9,1,1,1)/f32"], "(3,1,1,1)/f32"), lambda x: lax.top_k(x, 3)[0])
+        lowering.emit(spec(["(9,1,1,1)/f32"], "(3,1,1,1)/f32"), lambda x: lax.top_k(x, 3)[0])

@@ -13,15 +13,15 @@ import numpy as np
 from reference import DTYPES, EXAMPLES, compute
 from reference.core import dequantize
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
-from kernelgen.ggml import forms, ops, shapes
+from kernelgen.ggml import ops, shapes, weight_layouts
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
 LIBRARY = builtin_library()
@@ -53,7 +53,7 @@ def emit(kernel: KernelSpec, languages: tuple[str, ...] = LANGUAGES) -> bytes:
     catalog = Catalog([LIBRARY])
     chosen = catalog.choose(kernel, languages, "trn2") if languages else catalog.find(kernel.op)
     assert chosen is not None
-    return hlo.emit(kernel, load_function(*chosen))
+    return lowering.emit(kernel, load_function(*chosen))
 
 
 def combinations(op: str) -> list[tuple[str, ...]]:
@@ -144,9 +144,9 @@ def in_form(storage: Array, logical: Array, t: TensorDesc) -> Array:
         logical: the same as an array, `[ne3, ne2, ne1, ne0]` or bytes per row.
         t: the tensor.
     """
-    if t.form == forms.BF16:
-        return forms.pack_bf16(dequantize(logical, t))
-    return forms.pack(storage, t.form, t.dtype, t.ne) if t.form else storage
+    if t.form == weight_layouts.BF16:
+        return weight_layouts.pack_bf16(dequantize(logical, t))
+    return weight_layouts.pack(storage, t.form, t.dtype, t.ne) if t.form else storage
 
 
 def check(

@@ -7,9 +7,9 @@ import pytest
 from harness import Array, spec
 from reference import compute
 
-from kernelgen.ggml.chains import Member, members
-from kernelgen.kernel import KernelSpec
-from kernelgen.pieces import Index
+from kernelgen.dispatch.lengths import Index
+from kernelgen.ggml.unfused_attention import Member, members
+from kernelgen.spec.op_kernel import KernelSpec
 
 N, CELLS, HEADS, HEAD, ROOM = 7, 9, 4, 16, 24
 SHAPE = f"({CELLS},{N},{HEADS},1)/f32"

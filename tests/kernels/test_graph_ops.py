@@ -10,8 +10,8 @@ from harness import check, emit
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.lint import lint
-from kernelgen.kernel import KernelSpec
-from kernelgen.manifest import graph_ops
+from kernelgen.model import graph_ops
+from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from harness import LIBRARY, check, emit, spec
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.loading import load_function
 from kernelgen.hlo import execute
@@ -76,7 +76,7 @@ def test_the_hlo_of_a_kernel_in_nki_is_its_own():
 def emitted(kernel, targets):
     chosen = Catalog([LIBRARY]).choose(kernel, NKI, targets[0])
     assert chosen is not None
-    return hlo.emit_in("nki", kernel, load_function(*chosen), targets)
+    return lowering.emit_in("nki", kernel, load_function(*chosen), targets)
 
 
 @pytest.mark.parametrize("targets", [("trn1",), ("trn2",), ("trn1", "trn2")], ids="+".join)

@@ -8,7 +8,7 @@ from harness import check, emit, spec
 
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.lint import lint
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 SPECIAL = np.array(

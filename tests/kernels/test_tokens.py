@@ -11,7 +11,7 @@ from reference import compute
 
 from kernelgen.ggml.ops import GLU, OPS, UNARY
 from kernelgen.ggml.tokens import Cut, cuts, why_not
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 N = 7
 """Tokens of the nodes; no other extent is the same."""

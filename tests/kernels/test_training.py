@@ -7,7 +7,7 @@ import pytest
 from harness import check, emit, spec
 from reference.training import distribution
 
-from kernelgen.neff import tensors_of
+from kernelgen.neff.container import tensors_of
 
 PADDED = "(16,4,3,1)/f32/(4,80,320,960)"
 """Rows with gaps between them."""

@@ -12,17 +12,17 @@ from nki_double import Double
 
 from kernelgen import manifest
 from kernelgen.cli.frame import run
-from kernelgen.compilers import simulate
+from kernelgen.compilers import nki_calls, simulate
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.emission import emit
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.hlo import native_calls, proto
+from kernelgen.hlo import proto
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import errors, lint
 from kernelgen.languages.nki.native import using
-from kernelgen.neff import tensors_of
+from kernelgen.lowering.emission import emit
+from kernelgen.neff.container import tensors_of
 from kernelgen.plan import Plan
 
 KERNEL = (Path(__file__).parents[1] / "data" / "native_kernels" / "kernels" / "add.py").read_text()
@@ -73,7 +73,7 @@ def test_each_target_has_a_call_of_its_own_with_the_whole_configuration(plan: tu
         kept = {a.key: a.value for a in call.frontend_attributes.map}
         assert {k: v for k, v in kept.items() if not k.startswith("neff_")} == {"has_collectives": "1"}
         assert not errors(lint(hlo))
-        assert native_calls.materialized(hlo, Path("nowhere")) == hlo
+        assert nki_calls.materialized(hlo, Path("nowhere")) == hlo
 
 
 def test_a_file_is_named_by_its_content_and_put_back_for_the_compiler(
@@ -85,10 +85,10 @@ def test_a_file_is_named_by_its_content_and_put_back_for_the_compiler(
     assert canonicalize(hlo, names[:2], names[2:]) == hlo
     config = json.loads(base64.b64decode(call_of(hlo).backend_config))
     assert config["version"] == 4 and config["path"].startswith("sha256:")
-    given = native_calls.materialized(hlo, tmp_path)
+    given = nki_calls.materialized(hlo, tmp_path)
     path = Path(json.loads(base64.b64decode(call_of(given).backend_config))["path"])
     assert path.parent == tmp_path and json.loads(path.read_text())["of"] == "add"
-    assert native_calls.ARTIFACT.encode() not in given
+    assert nki_calls.ARTIFACT.encode() not in given
     other = emitted(plan, Double(True), 1)
     assert call_of(other).backend_config != call_of(hlo).backend_config
 

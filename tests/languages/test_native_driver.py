@@ -17,19 +17,19 @@ from pathlib import Path
 import pytest
 
 from kernelgen import manifest
+from kernelgen.compilers import nki_driver
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.hlo import native_driver
-from kernelgen.kernel import spec_json
 from kernelgen.plan import Plan
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.op_kernel import spec_json
+from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"
 NKI = ROOT / "tests" / "data" / "fake_nki"
 FAKE_NEURONX_CC = ROOT / "tests" / "compilers" / "fake_neuronx_cc"
-DRIVER = Path(native_driver.__file__)
+DRIVER = Path(nki_driver.__file__)
 KERNELS = """\
 import os
 
@@ -132,7 +132,7 @@ def record(folder: Path, target: str, spec: SourceSpec, **more: str) -> subproce
 def emit(folder: Path, target: str, spec: SourceSpec, native: str) -> subprocess.CompletedProcess[str]:
     """Runs the step that emits a kernel, which has no NKI, with a record."""
     return run(
-        *("-m", "kernelgen.worker", "emit", f"--spec={spec_json(spec)}", "--library=m", f"--target={target}"),
+        *("-m", "kernelgen.steps.worker", "emit", f"--spec={spec_json(spec)}", "--library=m", f"--target={target}"),
         *(f"--emitter={folder / 'add.py'}", f"--native={folder / native}.json", f"--output={folder / target}.pb"),
         "--undeclared=refuse",
         path=str(TOOLS),
@@ -201,7 +201,7 @@ def test_neuronx_cc_is_given_the_files_beside_hlo_that_stays_as_it_is(
     (scratch / "hlo.pb").write_bytes(hlo)
     flags = ["--framework", "XLA", "--target", target, "--output", "kernel.neff"]
     done = run(
-        *("-m", "kernelgen.hlo.native_program", compiler, "compile", "hlo.pb", *flags),
+        *("-m", "kernelgen.compilers.nki_program", compiler, "compile", "hlo.pb", *flags),
         path=str(TOOLS),
         cwd=scratch,
         KERNELGEN_HOME=str(scratch),
@@ -216,4 +216,4 @@ def test_neuronx_cc_is_given_the_files_beside_hlo_that_stays_as_it_is(
 
 
 def test_nki_knows_every_target() -> None:
-    assert {name: f"gen{target.neuron_core}" for name, target in TARGETS.items()} == native_driver.GENERATIONS
+    assert {name: f"gen{target.neuron_core}" for name, target in TARGETS.items()} == nki_driver.GENERATIONS

@@ -15,9 +15,7 @@ from traced import run
 from kernelgen.emitters.loading import load_file
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.hlo.function import Launch, lower_function
-from kernelgen.languages.numpy.dtypes import promoted
-from kernelgen.numpy import (
+from kernelgen.languages.numpy import (
     all_reduce,
     constant,
     conv2d,
@@ -31,6 +29,8 @@ from kernelgen.numpy import (
     trace,
     zeros,
 )
+from kernelgen.languages.numpy.dtypes import promoted
+from kernelgen.lowering.function import Launch, lower_function
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 
@@ -333,10 +333,10 @@ def gives_text(x: Any) -> Any:
         (
             branches,
             "2: a branch or loop depends on values that are not known while the kernel is traced "
-            "(choose between values with np.where, and repeat with kernelgen.numpy.fori_loop)",
+            "(choose between values with np.where, and repeat with kernelgen.languages.numpy.fori_loop)",
         ),
         (repeats, "1: a branch or loop depends on values"),
-        (sorts, "1: np.sort is not supported in a kernel (use kernelgen.numpy.topk)"),
+        (sorts, "1: np.sort is not supported in a kernel (use kernelgen.languages.numpy.topk)"),
         (
             transforms,
             "1: np.fft.fft is not supported in a kernel (docs/kernels-in-numpy.md lists the functions that are)",

@@ -13,19 +13,20 @@ import numpy as np
 import pytest
 from nki_double import Double
 
-from kernelgen import manifest, worker
-from kernelgen.building.emits import Emits
+from kernelgen import manifest
+from kernelgen.build.up_to_date import Emits
 from kernelgen.cli.frame import run
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.emission import Emission, asked, emit
 from kernelgen.emitters.fingerprint import of_sources
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.filenames import hlo_file
-from kernelgen.kernel import spec_json
 from kernelgen.languages.nki import prebuilt
 from kernelgen.languages.nki.native import using
+from kernelgen.lowering.emission import Emission, asked, emit
 from kernelgen.plan import Kernel, Plan
+from kernelgen.spec.filenames import hlo_file
+from kernelgen.spec.op_kernel import spec_json
+from kernelgen.steps import worker
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "native_kernels"
 

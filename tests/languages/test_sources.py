@@ -12,16 +12,16 @@ import pytest
 from kernelgen import manifest
 from kernelgen.bundle.key import fnv1a, key
 from kernelgen.cli.frame import run
-from kernelgen.differentiable import operator
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.emission import emit
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.graph_kernel import spec_from_json
 from kernelgen.hlo import execute
-from kernelgen.neff import tensors_of
+from kernelgen.lowering.emission import emit
+from kernelgen.manifest.differentiable import operator
+from kernelgen.neff.container import tensors_of
 from kernelgen.plan import Plan
-from kernelgen.source_kernel import ArrayDesc, SourceSpec
+from kernelgen.spec.graph_kernel import spec_from_json
+from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec
 
 KERNELS = {
     "scan.py": """\

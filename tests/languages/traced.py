@@ -9,8 +9,8 @@ import numpy as np
 
 from kernelgen.hlo import execute
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.hlo.function import Launch, lower_function
 from kernelgen.hlo.lint import errors, lint
+from kernelgen.lowering.function import Launch, lower_function
 from kernelgen.targets import TARGETS
 
 

@@ -44,9 +44,9 @@ import models
 from kernelgen import cli, fileio, manifest
 from kernelgen.ggml.ops import op
 from kernelgen.ggml.tokens import cuts
-from kernelgen.graph_kernel import GraphSpec
-from kernelgen.kernel import KernelSpec
 from kernelgen.model import exporter
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 N_CTX = 256
 """Cells of the context that test-llama-archs makes."""

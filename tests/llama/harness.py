@@ -20,7 +20,7 @@ from pathlib import Path
 import kernelgen
 from kernelgen import bundle as bundles
 from kernelgen import manifest
-from kernelgen.building import job
+from kernelgen.build import executor
 from kernelgen.compilers import choice
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.emitters.catalog import Catalog
@@ -165,7 +165,7 @@ class _Reporter:
     def warn(self, text: str) -> None:
         self.say(text)
 
-    def step(self, step: job.Step) -> None:
+    def step(self, step: executor.Step) -> None:
         self.done += 1
         if time.monotonic() - self.last > 15:
             self.last = time.monotonic()
@@ -201,7 +201,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
     request = replace(request, configs=tuple(c for c in request.configs if c.target == TARGET))
     plan = Plan.merge([request])
     compiler = choice.resolve("simulator")
-    settings = job.BuildSettings(
+    settings = executor.BuildSettings(
         output=output,
         compiler=compiler.name,
         identity=compiler.identity,
@@ -211,8 +211,8 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
     )
     refused: dict[str, int] = {}
     failed: dict[str, str] = {}
-    with job.locked(settings):
-        result = job.run(plan, libraries, settings, _Reporter(len(plan.neffs), say))
+    with executor.locked(settings):
+        result = executor.run(plan, libraries, settings, _Reporter(len(plan.neffs), say))
         for step in result.steps:
             if step.failure is None:
                 continue

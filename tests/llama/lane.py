@@ -40,20 +40,21 @@ import harness
 
 import kernelgen
 from kernelgen import bundle as bundles
-from kernelgen import fileio, hlo, neff
+from kernelgen import fileio, lowering
 from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulator import Simulator
-from kernelgen.emitters import emission
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.errors import KernelgenError
-from kernelgen.graph_kernel import GraphSpec
-from kernelgen.kernel import KernelSpec
+from kernelgen.lowering import emission
 from kernelgen.manifest import document, kernels, schema, settings
+from kernelgen.neff import container
 from kernelgen.plan import Bundle, Kernel
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 FORMAT = 1
 """Raised when results of before are not what this would write."""
@@ -224,7 +225,7 @@ class Builder:
         if isinstance(spec, GraphSpec):
             return emission.emit(self.catalog.emitters(self.catalog.kernel(spec)), spec).hlo
         chosen = self.catalog.choose(spec, self.languages, harness.TARGET)
-        return hlo.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
+        return lowering.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
 
     def build(self, entries: Sequence[str], folder: Path, progress: Progress) -> tuple[Built, str]:
         """Makes the pack of `folder/kernels`, and returns what became of the entries and the pack's digest.
@@ -296,7 +297,9 @@ class Builder:
                     continue
                 built.sizes[kernel_id] = len(module)
                 (scratch / f"{kernel_id}.hlo.pb").write_bytes(module)
-                (scratch / f"{kernel_id}.neff").write_bytes(neff.write_simulated(module, config.flags(), self.identity))
+                (scratch / f"{kernel_id}.neff").write_bytes(
+                    container.write_simulated(module, config.flags(), self.identity)
+                )
             if built.sizes:
                 bundles.build(
                     Bundle("group", harness.TARGET, config.key, tuple(sorted(built.sizes))),

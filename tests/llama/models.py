@@ -36,8 +36,8 @@ import harness
 import lane
 
 from kernelgen import fileio
-from kernelgen.graph_kernel import GraphSpec
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 LIMIT = 1e-4
 """Normalised mean squared error of the logits against the CPU's; test-llama-archs' own."""

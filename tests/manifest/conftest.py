@@ -30,7 +30,7 @@ def _emitter(op: Op) -> str:
 def make_library(folder: Path, ops: list[str] | None = None) -> Library:
     """Writes a library that claims to compute `ops` (all of ggml's by default, and the custom op `my_bias`)."""
     chosen = OPS.values() if ops is None else [OPS[name] for name in ops]
-    text = "from kernelgen.emitter import emitter\n" + "".join(map(_emitter, chosen))
+    text = "from kernelgen.emitters import emitter\n" + "".join(map(_emitter, chosen))
     folder.mkdir(exist_ok=True)
     (folder / "everything.py").write_text(text + CUSTOM, encoding="utf-8")
     return Library("stub", folder)

@@ -9,13 +9,14 @@ import pytest
 
 from kernelgen import cli, manifest
 from kernelgen.cli import coverage as command
+from kernelgen.dispatch import coverage
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import ENUM
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
-from kernelgen.manifest import coverage, graph_ops
+from kernelgen.model import graph_ops
+from kernelgen.spec.op_kernel import KernelSpec
 
 from .conftest import make_library
 
@@ -308,7 +309,7 @@ def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
 SORTS = """
 import jax.numpy as jnp
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 
 @emitter("silu")

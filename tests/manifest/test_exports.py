@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli, manifest
+from kernelgen.dispatch import coverage
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
-from kernelgen.kernel import KernelSpec
-from kernelgen.manifest import coverage, graph_ops
+from kernelgen.model import graph_ops
+from kernelgen.spec.op_kernel import KernelSpec
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"
 LLAMA3 = Path(__file__).parents[2] / "manifests" / "llama3.yaml"

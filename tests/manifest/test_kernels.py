@@ -14,10 +14,10 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml import shapes
 from kernelgen.ggml.ops import OPS
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
-from kernelgen.manifest import graph_ops
 from kernelgen.manifest.template import Template
+from kernelgen.model import graph_ops
 from kernelgen.plan import Request
+from kernelgen.spec.op_kernel import KernelSpec
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"
 
@@ -105,7 +105,7 @@ def test_the_first_library_that_has_an_op_wins(library: Library, tmp_path: Path)
     shutil.copytree(library.root, tmp_path / "mine")
     mine = Library("mine", tmp_path / "mine")
     (mine.root / "everything.py").write_text(
-        "from kernelgen.emitter import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    return x\n", encoding="utf-8"
+        "from kernelgen.emitters import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    return x\n", encoding="utf-8"
     )
     body = 'kernels:\n  - {op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}\n'
     body += '  - {op: silu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}\n'

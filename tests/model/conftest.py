@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.kernel import KernelSpec
 from kernelgen.model.exporter import VARIABLE, Exporter
+from kernelgen.spec.op_kernel import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 

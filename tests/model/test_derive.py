@@ -13,11 +13,11 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
 from kernelgen.model import sizes, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Node, Shape
 from kernelgen.model.sizes import Call, Settings, pad
+from kernelgen.spec.op_kernel import KernelSpec
 
 from .conftest import specs
 

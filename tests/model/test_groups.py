@@ -11,15 +11,15 @@ import headers
 import pytest
 
 from kernelgen import manifest
+from kernelgen.dispatch.grouping import Groups, Outside
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.graph_kernel import GraphSpec
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
-from kernelgen.model.grouping import Groups, Outside
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import crossing, layers, whole
 from kernelgen.model.sizes import Call, Settings
+from kernelgen.spec.graph_kernel import GraphSpec
 
 from .conftest import run_model
 

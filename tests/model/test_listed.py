@@ -14,8 +14,7 @@ from kernelgen import cli
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.manifest import graph_ops
-from kernelgen.model import listed, sources
+from kernelgen.model import graph_ops, listed, sources
 
 from .conftest import ROOT, specs
 

@@ -14,7 +14,8 @@ import pytest
 from headers import Header
 
 from kernelgen import cli
-from kernelgen.manifest import coverage, graph_ops
+from kernelgen.dispatch import coverage
+from kernelgen.model import graph_ops
 from kernelgen.model.exporter import Exporter
 
 from .conftest import ROOT, Derive, run_model, specs

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from kernelgen import hlo, neff, neff_description
+from kernelgen import lowering
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container, description
+from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 T = TensorDesc.parse
@@ -33,12 +34,12 @@ def module() -> bytes:
         T("(8,4,1,1)/bf16"),
         alias=0,
     )
-    return hlo.emit(spec, lambda x, rows, blocks: x + rows.sum().astype(x.dtype) + blocks.sum().astype(x.dtype))
+    return lowering.emit(spec, lambda x, rows, blocks: x + rows.sum().astype(x.dtype) + blocks.sum().astype(x.dtype))
 
 
 def repacked(data: bytes, **members: Any) -> bytes:
     """Returns a NEFF with members replaced, by names in which `_` is `/` and `.`: None takes one away."""
-    files: dict[str, bytes | None] = dict(neff.unpack(data))
+    files: dict[str, bytes | None] = dict(container.unpack(data))
     for name, value in members.items():
         known = next(n for n in files if n.replace("/", "_").replace(".", "_").replace("-", "_") == name)
         files[known] = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
@@ -55,17 +56,17 @@ def repacked(data: bytes, **members: Any) -> bytes:
 
 
 def member(data: bytes, name: str) -> Any:
-    return json.loads(neff.unpack(data)[name])
+    return json.loads(container.unpack(data)[name])
 
 
 def test_every_target_has_a_device() -> None:
-    assert neff.DEVICES.keys() == TARGETS.keys()
+    assert container.DEVICES.keys() == TARGETS.keys()
 
 
 def test_compiler_target_and_tensors_are_in_the_payload(module: bytes, real_neff: Make) -> None:
     data = real_neff(module, "trn2", 2)
-    said = neff_description.describe(data)
-    assert neff.read_header(data).build_version == ""
+    said = description.describe(data)
+    assert container.read_header(data).build_version == ""
     assert said.identity == "neuronx-cc 2.24.5133.0+58f8de22"
     assert (said.device, said.targets, said.cores) == ("cayman", ("trn2",), ("sg00", "sg01"))
     assert said.features == ("logical cores",) and said.header.neff_version == (2, 0)
@@ -75,23 +76,23 @@ def test_compiler_target_and_tensors_are_in_the_payload(module: bytes, real_neff
         ("input2", "in", "u8", (1, 1, 2, 2, 34), 136),
         ("output0", "out", "bf16", (1, 1, 4, 8), 64),
     ], "the outputs of both cores are one"
-    assert neff_description.describe(real_neff(module, "inf2", 1)).targets == ("trn1", "trn1n", "inf2")
+    assert description.describe(real_neff(module, "inf2", 1)).targets == ("trn1", "trn1n", "inf2")
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_simulated_neff_says_the_same(module: bytes, real_neff: Make, target: str) -> None:
     config = CompileConfig.make(target)
-    real = neff_description.describe(real_neff(module, target, config.lnc))
-    simulated = neff_description.describe(neff.write_simulated(module, config.flags(), "simulator 3 (jaxlib 1)"))
+    real = description.describe(real_neff(module, target, config.lnc))
+    simulated = description.describe(container.write_simulated(module, config.flags(), "simulator 3 (jaxlib 1)"))
     assert simulated.identity == "simulator 3 (jaxlib 1)"
     assert (simulated.device, simulated.cores, simulated.tensors) == (real.device, real.cores, real.tensors)
     for said in (real, simulated):
-        neff_description.check(said, neff.tensors_of(module), target, config.lnc)
+        description.check(said, container.tensors_of(module), target, config.lnc)
 
 
 def test_members_of_a_simulated_neff_have_the_form_of_a_real_one(module: bytes, real_neff: Make) -> None:
     config = CompileConfig.make("trn2")
-    real, simulated = real_neff(module, "trn2", 2), neff.write_simulated(module, config.flags(), "simulator 3")
+    real, simulated = real_neff(module, "trn2", 2), container.write_simulated(module, config.flags(), "simulator 3")
     for name in ("info.json", "kelf-0.json", "neff.json", "sg00/def.json", "sg01/tensor_map.json"):
         theirs, ours = member(real, name), member(simulated, name)
         assert ours.keys() <= theirs.keys()
@@ -123,36 +124,36 @@ def wide(*types: str) -> bytes:
 
 def test_types_and_shapes_may_differ_at_equal_size(real_neff: Make) -> None:
     module = wide("s64", "pred")
-    said = neff_description.describe(real_neff(module, "trn1", 1))
+    said = description.describe(real_neff(module, "trn1", 1))
     assert [(t.dtype, t.shape) for t in said.tensors[:4]] == [
         ("s32", (3, 10)),
         ("s32", (2,)),
         ("u8", (3, 5)),
         ("u8", ()),
     ]
-    neff_description.check(said, neff.tensors_of(module), "trn1", 1)
-    simulated = neff.write_simulated(module, CompileConfig.make("trn1").flags(), "s")
-    assert neff_description.describe(simulated).tensors == said.tensors
+    description.check(said, container.tensors_of(module), "trn1", 1)
+    simulated = container.write_simulated(module, CompileConfig.make("trn1").flags(), "s")
+    assert description.describe(simulated).tensors == said.tensors
 
 
 def test_inputs_may_be_missing_and_outputs_may_not(module: bytes, real_neff: Make) -> None:
-    expected = neff.tensors_of(module)
-    said = neff_description.describe(real_neff(module, "trn2", 2, drop=["input1"]))
+    expected = container.tensors_of(module)
+    said = description.describe(real_neff(module, "trn2", 2, drop=["input1"]))
     assert [t.name for t in said.tensors] == ["input0.must_alias_input", "input2", "output0"]
-    neff_description.check(said, expected, "trn2", 2)
+    description.check(said, expected, "trn2", 2)
     data = real_neff(module, "trn1", 1)
     definition = member(data, "sg00/def.json")
     del definition["var"]["output0"]
     with pytest.raises(KernelgenError, match=r"x\.neff: it has no output output0, which its HLO has"):
-        neff_description.check(
-            neff_description.describe(repacked(data, sg00_def_json=definition)), expected, "trn1", 1, source="x.neff"
+        description.check(
+            description.describe(repacked(data, sg00_def_json=definition)), expected, "trn1", 1, source="x.neff"
         )
 
 
 def test_a_neff_of_another_kernel_target_or_core_is_refused(module: bytes, real_neff: Make) -> None:
-    said = neff_description.describe(real_neff(module, "trn1", 1))
+    said = description.describe(real_neff(module, "trn1", 1))
     with pytest.raises(KernelgenError) as caught:
-        neff_description.check(said, neff.tensors_of(wide("f32")), "trn2", 2, source="x.neff")
+        description.check(said, container.tensors_of(wide("f32")), "trn2", 2, source="x.neff")
     text = str(caught.value)
     assert "x.neff: compiled for sunda (trn1, trn1n, inf2), not for trn2 (cayman)" in text
     assert "x.neff: compiled for logical cores of 1 physical cores, with code for 1; expected 2" in text
@@ -160,14 +161,14 @@ def test_a_neff_of_another_kernel_target_or_core_is_refused(module: bytes, real_
     assert "its output output0 has 64 bytes; its HLO's output0: f32[3,5], 60" in text
     assert "it has no output output1, which its HLO has" in text
     with pytest.raises(KernelgenError, match="for sunda"):
-        neff_description.check_device(said, "trn3", 1)
-    neff_description.check_device(said, "inf2", 1)
+        description.check_device(said, "trn3", 1)
+    description.check_device(said, "inf2", 1)
 
 
 def test_the_hash_is_the_md5_up_to_2_14_and_unknown_afterwards(module: bytes, real_neff: Make) -> None:
     def digest(version: str) -> str | None:
         data = real_neff(module, "trn1", 1, version=version)
-        return neff.payload_digest(data, neff.read_header(data))
+        return container.payload_digest(data, container.read_header(data))
 
     assert [
         digest(v)
@@ -182,7 +183,7 @@ def test_the_hash_is_the_md5_up_to_2_14_and_unknown_afterwards(module: bytes, re
 
 def test_two_compiles_are_never_byte_equal(module: bytes, real_neff: Make) -> None:
     one, two = real_neff(module, "trn1", 1), real_neff(module, "trn1", 1)
-    assert one != two and neff_description.describe(one).tensors == neff_description.describe(two).tensors
+    assert one != two and description.describe(one).tensors == description.describe(two).tensors
     assert len(one) % 10240 == 1024 and one[1028:1032] != bytes(4), "a gzip with a time, filled up to blocks of a tar"
     assert real_neff(module, "trn1", 1, steady=True) == real_neff(module, "trn1", 1, steady=True)
 
@@ -211,7 +212,7 @@ def test_two_compiles_are_never_byte_equal(module: bytes, real_neff: Make) -> No
 def test_what_can_not_be_read_is_said(module: bytes, real_neff: Make, members: dict[str, Any], message: str) -> None:
     data = repacked(real_neff(module, "trn2", 2), **members)
     with pytest.raises(KernelgenError, match=r"x\.neff: damaged NEFF") as caught:
-        neff_description.describe(data, source="x.neff")
+        description.describe(data, source="x.neff")
     assert message in str(caught.value)
 
 
@@ -222,19 +223,19 @@ def test_damage_anywhere_in_a_gzip_is_noticed(module: bytes, real_neff: Make) ->
         broken = bytearray(data)
         broken[at] ^= 4
         with pytest.raises(KernelgenError, match="damaged NEFF"):
-            neff_description.describe(bytes(broken))
+            description.describe(bytes(broken))
 
 
 def test_a_text_that_is_too_large_is_refused(module: bytes, real_neff: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neff_description, "MAX_TEXT", 200)
+    monkeypatch.setattr(description, "MAX_TEXT", 200)
     with pytest.raises(KernelgenError, match="claims"):
-        neff_description.describe(real_neff(module, "trn1", 1))
+        description.describe(real_neff(module, "trn1", 1))
 
 
 def test_the_double_says_of_hlo_what_kernelgen_says(module: bytes, real_neff: Make) -> None:
     """Two readers of HLO that share nothing: the double's is 60 lines of Python."""
-    said = neff_description.describe(real_neff(module, "trn1", 1))
+    said = description.describe(real_neff(module, "trn1", 1))
     assert [(t.name, t.usage, t.size) for t in said.tensors] == [
-        (t.name, t.usage, t.size) for t in neff.tensors_of(module)
+        (t.name, t.usage, t.size) for t in container.tensors_of(module)
     ]
-    assert hashlib.sha256(module).digest() in neff.unpack(real_neff(module, "trn1", 1))["sg00/PE.bin"]
+    assert hashlib.sha256(module).digest() in container.unpack(real_neff(module, "trn1", 1))["sg00/PE.bin"]

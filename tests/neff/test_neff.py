@@ -12,12 +12,13 @@ import tarfile
 
 import pytest
 
-from kernelgen import hlo, neff
+from kernelgen import lowering
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
+from kernelgen.spec.op_kernel import KernelSpec
 
 T = TensorDesc.parse
 CONFIG = CompileConfig.make("trn2")
@@ -33,12 +34,14 @@ def module() -> bytes:
         T("(8,4,1,1)/bf16"),
         alias=0,
     )
-    return hlo.emit(spec, lambda x, absent, rows, blocks: x + rows.sum().astype(x.dtype) + blocks.sum().astype(x.dtype))
+    return lowering.emit(
+        spec, lambda x, absent, rows, blocks: x + rows.sum().astype(x.dtype) + blocks.sum().astype(x.dtype)
+    )
 
 
 @pytest.fixture(scope="session")
 def simulated(module: bytes) -> bytes:
-    return neff.write_simulated(module, CONFIG.flags(), COMPILER)
+    return container.write_simulated(module, CONFIG.flags(), COMPILER)
 
 
 def real(payload: bytes = b"", *, version: int = 2) -> bytes:
@@ -72,7 +75,7 @@ def real(payload: bytes = b"", *, version: int = 2) -> bytes:
 
 
 def test_tensors_come_from_the_entry_computation(module: bytes) -> None:
-    tensors = neff.tensors_of(module)
+    tensors = container.tensors_of(module)
     assert [(t.name, t.usage, t.dtype, t.shape, t.size, t.alias) for t in tensors] == [
         ("input0.must_alias_input", "in", "bf16", (1, 1, 4, 8), 64, None),
         ("input2", "in", "s32", (1, 1, 1, 4, 2), 32, None),
@@ -91,20 +94,20 @@ def test_several_results(module: bytes) -> None:
     both.frontend_attributes.map.add(key="neff_output_names", value="a,b")
     entry.root_id = 9999
     message.input_output_alias.entries[0].output_shape_index.append(1)
-    tensors = neff.tensors_of(proto.serialize(message))
+    tensors = container.tensors_of(proto.serialize(message))
     assert [(t.name, t.alias) for t in tensors if t.usage == "out"] == [("a", None), ("b", "input0.must_alias_input")]
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x08\x01", bytes(100)])
 def test_what_is_no_hlo(data: bytes) -> None:
     with pytest.raises(KernelgenError, match=r"k\.hlo\.pb: .*not a serialized HloModuleProto"):
-        neff.tensors_of(data, source="k.hlo.pb")
+        container.tensors_of(data, source="k.hlo.pb")
 
 
 def test_round_trip(module: bytes, simulated: bytes) -> None:
-    made = neff.read_simulated(simulated)
+    made = container.read_simulated(simulated)
     assert made.hlo == module
-    assert made.tensors == neff.tensors_of(module)
+    assert made.tensors == container.tensors_of(module)
     assert made.info == {
         "format": 3,
         "compiler": COMPILER,
@@ -147,45 +150,45 @@ def test_payload_is_a_tar_without_time_or_owner(simulated: bytes) -> None:
 
 
 def test_bytes_depend_on_settings_and_compiler(module: bytes, simulated: bytes) -> None:
-    assert simulated == neff.write_simulated(module, CONFIG.flags(), COMPILER)
+    assert simulated == container.write_simulated(module, CONFIG.flags(), COMPILER)
     others = [
-        neff.write_simulated(module, CompileConfig.make("trn1").flags(), COMPILER),
-        neff.write_simulated(module, CompileConfig.make("trn2", optlevel=1).flags(), COMPILER),
-        neff.write_simulated(module, CONFIG.flags(), COMPILER + "x"),
+        container.write_simulated(module, CompileConfig.make("trn1").flags(), COMPILER),
+        container.write_simulated(module, CompileConfig.make("trn2", optlevel=1).flags(), COMPILER),
+        container.write_simulated(module, CONFIG.flags(), COMPILER + "x"),
     ]
     assert len({simulated, *others}) == 4
 
 
 def test_a_long_identity_fits_the_header(module: bytes) -> None:
-    data = neff.write_simulated(module, CONFIG.flags(), "x" * 300)
-    assert neff.read_header(data).simulated and neff.read_simulated(data).info["compiler"] == "x" * 300
+    data = container.write_simulated(module, CONFIG.flags(), "x" * 300)
+    assert container.read_header(data).simulated and container.read_simulated(data).info["compiler"] == "x" * 300
     assert data[40 + 127] == 0, "text is ended by a zero"
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_real_header(version: int) -> None:
     data = real(version=version)
-    header = neff.read_header(data)
-    assert header == neff.read_header(data[:1024], total=len(data))
+    header = container.read_header(data)
+    assert header == container.read_header(data[:1024], total=len(data))
     assert (header.pkg_version, header.neff_version, header.build_version) == (version, (2, 0), "")
     assert (header.num_tpb, header.name, header.feature_bits, header.lnc_size) == (1, "kernel", 5, 2)
     assert (header.requested_tpb, header.tpb_per_node) == (1, b"\1" + bytes(63))
-    assert neff.payload_digest(data, header) == "MD5"
-    assert neff.payload_digest(data + b"x", header) is None
+    assert container.payload_digest(data, header) == "MD5"
+    assert container.payload_digest(data + b"x", header) is None
     assert not header.simulated
-    assert neff.members(data) == {"sg00/def.json": 2}
-    assert neff.unpack(data) == {"sg00/def.json": b"{}"}
+    assert container.members(data) == {"sg00/def.json": 2}
+    assert container.unpack(data) == {"sg00/def.json": b"{}"}
 
 
 def test_a_real_neff_is_not_for_the_simulator() -> None:
     with pytest.raises(KernelgenError, match=r"x\.neff: a NEFF for a Neuron device, which the simulator"):
-        neff.read_simulated(real(), source="x.neff")
+        container.read_simulated(real(), source="x.neff")
 
 
 def test_text_without_an_end() -> None:
     data = bytearray(real())
     data[40:168] = b"\xff" * 128
-    assert neff.read_header(bytes(data)).build_version == "\ufffd" * 128
+    assert container.read_header(bytes(data)).build_version == "\ufffd" * 128
 
 
 @pytest.mark.parametrize("which", ["simulated", "real"])
@@ -193,9 +196,9 @@ def test_truncated_anywhere(simulated: bytes, which: str) -> None:
     data = simulated if which == "simulated" else real()
     for length in [*range(0, 1025, 41), 1024, *range(1025, len(data), 101), len(data) - 1]:
         with pytest.raises(KernelgenError, match=r"x\.neff: (not a NEFF|NEFF cut off)"):
-            neff.read_header(data[:length], source="x.neff")
+            container.read_header(data[:length], source="x.neff")
     with pytest.raises(KernelgenError, match="1 bytes after its end"):
-        neff.read_header(data + b"x")
+        container.read_header(data + b"x")
 
 
 def test_damage_anywhere_is_noticed(simulated: bytes) -> None:
@@ -205,7 +208,7 @@ def test_damage_anywhere_is_noticed(simulated: bytes) -> None:
         data = bytearray(simulated)
         data[at] ^= 1 << chance.randrange(8)
         with pytest.raises(KernelgenError):
-            neff.read_simulated(bytes(data))
+            container.read_simulated(bytes(data))
 
 
 def reseal(data: bytes, payload: bytes) -> bytes:
@@ -224,7 +227,7 @@ def test_a_good_digest_over_bad_content(simulated: bytes) -> None:
         for _ in range(chance.choice((1, 3, 20))):
             payload[chance.randrange(len(payload))] = chance.randrange(256)
         try:
-            neff.read_simulated(reseal(simulated, bytes(payload)))
+            container.read_simulated(reseal(simulated, bytes(payload)))
         except KernelgenError as error:
             assert "NEFF" in str(error)
 
@@ -244,36 +247,38 @@ def payload_with(**members: bytes) -> bytes:
 )
 def test_bad_members(simulated: bytes, made: bytes) -> None:
     with pytest.raises(KernelgenError, match="damaged simulated NEFF"):
-        neff.read_simulated(reseal(simulated, payload_with(simulated_json=made, hlo_module_pb=b"x")))
+        container.read_simulated(reseal(simulated, payload_with(simulated_json=made, hlo_module_pb=b"x")))
 
 
 def test_a_member_that_is_no_hlo(simulated: bytes) -> None:
     made = json.dumps({"hlo_sha256": hashlib.sha256(b"x").hexdigest()}).encode()
     with pytest.raises(KernelgenError, match=r"x\.neff: not a serialized HloModuleProto"):
-        neff.read_simulated(reseal(simulated, payload_with(simulated_json=made, hlo_module_pb=b"x")), source="x.neff")
+        container.read_simulated(
+            reseal(simulated, payload_with(simulated_json=made, hlo_module_pb=b"x")), source="x.neff"
+        )
 
 
 def test_missing_member(simulated: bytes) -> None:
     with pytest.raises(KernelgenError, match=r"damaged simulated NEFF: KeyError: 'simulated\.json'"):
-        neff.read_simulated(reseal(simulated, payload_with(hlo_module_pb=b"x")))
+        container.read_simulated(reseal(simulated, payload_with(hlo_module_pb=b"x")))
 
 
 def test_a_member_that_claims_terabytes(simulated: bytes) -> None:
     member = tarfile.TarInfo("hlo_module.pb")
     member.size = 2**42
     with pytest.raises(KernelgenError, match="claims 4398046511104 bytes"):
-        neff.unpack(reseal(simulated, member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
+        container.unpack(reseal(simulated, member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
 
 
 def test_another_version(simulated: bytes) -> None:
     data = bytearray(simulated)
     data[32] = 4
     with pytest.raises(KernelgenError, match="a simulated NEFF of version 4; this kernelgen reads 3"):
-        neff.read_simulated(bytes(data))
+        container.read_simulated(bytes(data))
 
 
 def test_json_is_canonical(simulated: bytes) -> None:
-    files = neff.unpack(simulated, only=lambda name: name.endswith(".json"))
+    files = container.unpack(simulated, only=lambda name: name.endswith(".json"))
     assert len(files) == 8
     for data in files.values():
         text = data.decode()

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelgen import inspect, modelled_cost
+from kernelgen.bundle import describe
+from kernelgen.dispatch import modelled_cost
 from kernelgen.errors import KernelgenError
-from kernelgen.filenames import notes_file
-from kernelgen.hlo import emit
-from kernelgen.kernel import KernelSpec
 from kernelgen.languages.nki import kernel, loading
 from kernelgen.languages.nki.cost import cost
+from kernelgen.lowering import emit
+from kernelgen.spec.filenames import notes_file
+from kernelgen.spec.op_kernel import KernelSpec
 
 with loading.interpreter():
     import neuronxcc.nki.language as older_nl
@@ -82,17 +83,17 @@ def test_inspect_prints_the_cost_that_is_noted_beside_the_hlo(tmp_path: Path):
     file = tmp_path / "toy.hlo.pb"
     file.write_bytes(emit(spec, lambda x: x))
     with pytest.raises(KernelgenError, match="no cost is noted"):
-        inspect.describe(file, cost=True)
+        describe.describe(file, cost=True)
     a, b = np.zeros((1024, 64), np.float16), np.zeros((1024, 256), np.float16)
     recorded = kernel.record(products, [a, b], {}, older=False)
     noted = cost(recorded.block, recorded.storages).to_json()
     (tmp_path / notes_file("toy")).write_text(json.dumps({"nki": ["a note"], "costs": [noted]}))
-    assert inspect.describe(file)["notes"] == {"nki": ["a note"]}
-    found = inspect.describe(file, cost=True)
+    assert describe.describe(file)["notes"] == {"nki": ["a note"]}
+    found = describe.describe(file, cost=True)
     (made,) = found["cost"]
     assert made["modelled"] is True
     assert made["bottleneck"] == "dma"
     assert made["cycles"]["dma"] == -(-noted["dma_bytes"] * 14 // 3300)  # 330 GB/s at 1.4 GHz
-    text = inspect.text(found)
+    text = describe.text(found)
     assert "modelled, not measured; the bottleneck is dma" in text
     assert f"17 instructions {made['cycles']['dma']:>12,} cycles, {noted['dma_bytes']:,} bytes" in text

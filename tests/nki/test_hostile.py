@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import worker
 from kernelgen.languages.nki import loading, program
+from kernelgen.steps import worker
 
 HEAD = """
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 def copied(x):

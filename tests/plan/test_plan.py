@@ -18,8 +18,8 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml import ops
 from kernelgen.ggml.tensor import TensorDesc, dense_strides
 from kernelgen.ggml.types import TYPES
-from kernelgen.kernel import MAX_ID, KernelSpec, spec_from_ggml, spec_json
 from kernelgen.plan import Kernel, Plan, Request
+from kernelgen.spec.op_kernel import MAX_ID, KernelSpec, spec_from_ggml, spec_json
 
 F32 = st.floats(width=32, allow_nan=False)
 NE = st.tuples(*[st.integers(1, 64)] * 4)
@@ -203,7 +203,7 @@ def test_every_infinity_and_nan_has_json() -> None:
 
 
 def test_ids_are_the_same_in_processes_with_other_hash_seeds() -> None:
-    code = "from kernelgen.ggml.tensor import *; from kernelgen.kernel import *; t = TensorDesc.make((4, 3, 2, 1), 'f32'); print(KernelSpec.make('add', [t, t], t).id)"
+    code = "from kernelgen.ggml.tensor import *; from kernelgen.spec.op_kernel import *; t = TensorDesc.make((4, 3, 2, 1), 'f32'); print(KernelSpec.make('add', [t, t], t).id)"
     ids = {
         subprocess.run(
             [sys.executable, "-c", code],

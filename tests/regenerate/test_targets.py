@@ -33,10 +33,10 @@ kernels:
 SAID = {
     "backend/nrt/targets.inc": '{ "trn9", { "trn9" }, { 99 }, 2 },',
     "rules/private/targets.bzl": '    "trn9": struct(\n',
-    "tools/kernelgen/hlo/native_driver.py": '    "trn9": "gen9",\n',
+    "tools/kernelgen/compilers/nki_driver.py": '    "trn9": "gen9",\n',
     "tools/kernelgen/languages/nki/devices.py": '    "trn9": Device(nc_version.gen9, 300000, 512, 1),\n',
     "tools/kernelgen/manifest/manifest.schema.json": '        "trn9",\n',
-    "tools/kernelgen/neff.py": '        "trn9": "denali",\n',
+    "tools/kernelgen/neff/container.py": '        "trn9": "denali",\n',
 }
 
 
@@ -91,10 +91,10 @@ def test_kernels_for_a_new_target_are_built_and_described(checkout: Path) -> Non
 def test_a_new_target_is_known_to_what_describes_and_compiles_kernels(checkout: Path) -> None:
     said = """
 import runpy
-from kernelgen import neff
+from kernelgen.neff import container
 from kernelgen.cli.model import _ALL_TARGETS
 from kernelgen.device import checks as device
-from kernelgen.hlo import native_driver
+from kernelgen.compilers import nki_driver
 from kernelgen.languages.nki import isa, kernel, program
 from kernelgen.languages.nki.isa import constants
 print(neff.DEVICES["trn9"], native_driver.GENERATIONS["trn9"], "trn9" in _ALL_TARGETS, "trn9" in device.MANIFEST)

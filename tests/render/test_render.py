@@ -16,11 +16,11 @@ from kernelgen.cache import OFF, CacheSettings
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.graph_kernel import GraphSpec
-from kernelgen.kernel import KernelSpec, spec_json
 from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec, spec_json
+from kernelgen.spec.source_kernel import SourceSpec
 
 MANIFEST = """
 format: 1

@@ -19,20 +19,21 @@ import pytest
 from nki_double import Double
 from starlark import ROOT, Failed, Packages
 
-from kernelgen import manifest, neff, worker
-from kernelgen.building import origins
+from kernelgen import manifest
 from kernelgen.bundle import pack, pack_name
 from kernelgen.cache import OFF
 from kernelgen.cli import bundle_forms
 from kernelgen.cli.frame import run as cli
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.emission import emit
 from kernelgen.emitters.library import builtin_library
-from kernelgen.filenames import hlo_file, notes_file
 from kernelgen.languages.nki import native
+from kernelgen.lowering.emission import emit
+from kernelgen.neff import container, provenance
 from kernelgen.plan import BundleEntries, Plan
 from kernelgen.render import bazel, cmake
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.filenames import hlo_file, notes_file
+from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.steps import worker
 
 IDENTITY = "simulator 1 (jaxlib 1.2.3)"
 
@@ -94,7 +95,7 @@ class Ways:
         for n in self.plan.neffs:
             hlo, path = folder / "hlo" / hlo_file(n.kernel), folder / "neff" / f"{n.id}.neff"
             compiled(hlo, configs[n.config].flags(), path)
-            origins.write(origins.beside(path), hlo, "compiled", hashlib.sha256(path.read_bytes()).hexdigest())
+            provenance.write(provenance.beside(path), hlo, "compiled", hashlib.sha256(path.read_bytes()).hexdigest())
         for bundle in self.plan.bundles:
             step("bundle", f"@{folder / 'steps' / f'{bundle.id}.bundle'}", f"--pack={folder / pack_name(bundle.id)}")
         return {path.name: path.read_bytes() for path in folder.glob("*.gguf")}
@@ -145,7 +146,7 @@ class Ways:
 
 
 def compiled(hlo: Path, flags: list[str], output: Path) -> None:
-    output.write_bytes(neff.write_simulated(hlo.read_bytes(), flags, IDENTITY))
+    output.write_bytes(container.write_simulated(hlo.read_bytes(), flags, IDENTITY))
 
 
 def step(*words: str) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import hlo, neff
+from kernelgen import lowering
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.neff import container
+from kernelgen.spec.op_kernel import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +81,9 @@ def make_neff(tmp_path_factory: pytest.TempPathFactory) -> Make:
             if function is None:
                 function = load_function(*Catalog([builtin_library()]).find(spec.op))
             path.write_bytes(
-                neff.write_simulated(hlo.emit(spec, function), CompileConfig.make("trn1").flags(), "simulator 1")
+                container.write_simulated(
+                    lowering.emit(spec, function), CompileConfig.make("trn1").flags(), "simulator 1"
+                )
             )
         return path
 

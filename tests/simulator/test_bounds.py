@@ -12,9 +12,9 @@ import pytest
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute
-from kernelgen.hlo.lower import traced_hlo
-from kernelgen.kernel import KernelSpec
+from kernelgen.lowering.op import traced_hlo
 from kernelgen.simulator import bounds
+from kernelgen.spec.op_kernel import KernelSpec
 
 Array = Any
 

@@ -22,17 +22,17 @@ ARRAYS = [np.arange(8, dtype=np.float32), np.full(8, 3, np.float32)]
 
 @pytest.fixture
 def hlo() -> Hlo:
-    from kernelgen import hlo
+    from kernelgen import lowering
     from kernelgen.emitters.library import builtin_library
     from kernelgen.emitters.loading import load_function
     from kernelgen.ggml.tensor import TensorDesc
-    from kernelgen.kernel import KernelSpec
+    from kernelgen.spec.op_kernel import KernelSpec
 
     def make(op: str) -> bytes:
         source = builtin_library()
         t = TensorDesc.parse("(8,1,1,1)/f32")
         spec = KernelSpec.make(op, [t, t], t, {})
-        return hlo.emit(spec, load_function(source, source.scan()[op]))
+        return lowering.emit(spec, load_function(source, source.scan()[op]))
 
     return make
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[..., Path]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
 from kernelgen.simulator import device as module
 from kernelgen.simulator.device import Arena, Device, DeviceError
+from kernelgen.spec.op_kernel import KernelSpec
 
 Make = Callable[..., Path]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import neff
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.neff import container
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -75,11 +75,13 @@ def test_refuses(client: Run, add: Path, tmp_path: Path, name: str) -> None:
 def test_refuses_hlo_that_does_not_compile(client: Run, add: Path, tmp_path: Path) -> None:
     from kernelgen.hlo import proto
 
-    module = proto.parse(neff.read_simulated(add.read_bytes()).hlo)
+    module = proto.parse(container.read_simulated(add.read_bytes()).hlo)
     root = next(i for i in proto.entry(module).instructions if i.opcode == "add")
     root.opcode = "no-such-thing"
     path = tmp_path / "bad.neff"
-    path.write_bytes(neff.write_simulated(proto.serialize(module), CompileConfig.make("trn1").flags(), "simulator 1"))
+    path.write_bytes(
+        container.write_simulated(proto.serialize(module), CompileConfig.make("trn1").flags(), "simulator 1")
+    )
     result = client("load", path)
     assert result.stdout.strip() == "NRT_FAILURE"
     assert "NRT simulator ERROR nrt_load: XLA does not compile the HLO: " in result.stderr

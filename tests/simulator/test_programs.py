@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelgen import neff
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo.lower import traced_hlo
-from kernelgen.kernel import KernelSpec
+from kernelgen.lowering.op import traced_hlo
+from kernelgen.neff import container
 from kernelgen.simulator.scratchpad import scratchpad_bytes
+from kernelgen.spec.op_kernel import KernelSpec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[..., Path]
@@ -114,8 +114,8 @@ def test_a_program_whose_scratchpad_has_no_memory_is_refused(
 
 def compiled_for(add: Path, folder: Path, target: str, lnc: int) -> Path:
     path = folder / f"{target}-{lnc}.neff"
-    hlo = neff.read_simulated(add.read_bytes()).hlo
-    path.write_bytes(neff.write_simulated(hlo, CompileConfig.make(target, lnc=lnc).flags(), "simulator 1"))
+    hlo = container.read_simulated(add.read_bytes()).hlo
+    path.write_bytes(container.write_simulated(hlo, CompileConfig.make(target, lnc=lnc).flags(), "simulator 1"))
     return path
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelgen import hlo
+from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute, proto
-from kernelgen.hlo.lower import traced_hlo
-from kernelgen.kernel import KernelSpec
+from kernelgen.lowering.op import traced_hlo
 from kernelgen.simulator import products, scales
+from kernelgen.spec.op_kernel import KernelSpec
 
 Array = Any
 
@@ -24,7 +24,7 @@ def product(weights: str) -> bytes:
     """Returns the HLO of a product of 256 × 64 quantized weights and one row."""
     inputs = [TensorDesc.parse(f"(256,64,1,1)/{weights}"), TensorDesc.parse("(256,1,1,1)/f32")]
     spec = KernelSpec.make("mul_mat", inputs, TensorDesc.parse("(64,1,1,1)/f32"))
-    return hlo.emit(spec, load_function(*Catalog([builtin_library()]).find("mul_mat")))
+    return lowering.emit(spec, load_function(*Catalog([builtin_library()]).find("mul_mat")))
 
 
 def opcodes(module: bytes) -> list[str]:

@@ -67,7 +67,7 @@ kernelgen_tool = rule(
     doc = "A build step of kernelgen. `srcs` are the modules that the step imports and no others, so that a change elsewhere rebuilds nothing.",
     implementation = _kernelgen_tool_impl,
     attrs = {
-        "module": attr.string(default = "kernelgen.worker", doc = "The module to run."),
+        "module": attr.string(default = "kernelgen.steps.worker", doc = "The module to run."),
         "python": attr.label(default = "@neuron_python//:python", allow_single_file = True, doc = "A launcher of the Python environment."),
         "srcs": attr.label_list(allow_files = True),
         "without_comments": attr.bool(doc = "Whether lines of comment, and kernelgen's version, are not part of the step."),

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
-from kernelgen.graph_kernel import Spec, spec_from_json
-from kernelgen.kernel import spec_json
 from kernelgen.languages import DEFAULT, built_id
-from kernelgen.source_kernel import SourceSpec, own_target
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.graph_kernel import Spec, spec_from_json
+from kernelgen.spec.op_kernel import spec_json
+from kernelgen.spec.source_kernel import SourceSpec, own_target
 from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
 
 FORMAT = 1

@@ -23,10 +23,10 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "rules/private/targets.bzl": lambda _: targets.bzl(),
     "tests/compilers/fake_neuronx_cc": targets.compiler_double,
     "tests/data/bundle-graph-keys.json": lambda _: graph_keys.render(),
-    "tools/kernelgen/hlo/native_driver.py": targets.native_driver,
+    "tools/kernelgen/compilers/nki_driver.py": targets.native_driver,
     "tools/kernelgen/languages/nki/devices.py": lambda _: targets.nki(),
     "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,
-    "tools/kernelgen/neff.py": targets.neff,
+    "tools/kernelgen/neff/container.py": targets.neff,
 }
 """What is generated: the file, and a function from its text now to what it should be."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 
 _T = TensorDesc.parse
 

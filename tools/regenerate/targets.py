@@ -118,13 +118,13 @@ def _inside(text: str, code: str) -> str:
 
 
 def neff(text: str) -> str:
-    """Returns the text of tools/kernelgen/neff.py."""
+    """Returns the text of tools/kernelgen/neff/container.py."""
     rows = "".join(f'        "{t.name}": "{t.device}",\n' for t in TARGETS.values())
     return _inside(text, f"DEVICES: Mapping[str, str] = MappingProxyType(\n    {{\n{rows}    }}\n)\n")
 
 
 def native_driver(text: str) -> str:
-    """Returns the text of tools/kernelgen/hlo/native_driver.py."""
+    """Returns the text of tools/kernelgen/compilers/nki_driver.py."""
     rows = "".join(f'    "{t.name}": "gen{t.neuron_core}",\n' for t in TARGETS.values())
     return _inside(text, f"GENERATIONS: Mapping[str, str] = {{\n{rows}}}\n")
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from kernelgen.bundle.key import key, tensor_words
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
 from kernelgen.plan import Plan
+from kernelgen.spec.op_kernel import KernelSpec
 
 
 def lookups(specs: Iterable[KernelSpec]) -> str:

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from kernelgen.emitter import emitter
+from kernelgen.emitters import emitter
 
 
 @emitter("squared_relu")

@@ -99,7 +99,7 @@ exec '{python}' "$@"
 
 _CACHE = """\
 #!/bin/sh
-# Looks for a NEFF in kernelgen's cache, or runs the command that makes it: see kernelgen/cache/__main__.py.
+# Looks for a NEFF in kernelgen's cache, or runs the command that makes it: see kernelgen/compilers/cached.py.
 {settings}
 PYTHONPATH='{tools}' PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 exec '{python}' -P -m kernelgen.cache "$@"
 """

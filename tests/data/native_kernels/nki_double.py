@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelgen.hlo.native_driver import Config
+from kernelgen.compilers.nki_driver import Config
 
 
 class Double:

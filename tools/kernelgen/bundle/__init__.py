@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import kernelgen
-from kernelgen import neff as neff_format
-from kernelgen import neff_description
 from kernelgen.bundle import embed, pack, tree
 from kernelgen.bundle.contents import FORMATS, SPEC_DEPTH, BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.index import Index
 from kernelgen.bundle.json_text import read_json
-from kernelgen.canonical import canonical_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.filenames import kernel_of, notes_file
-from kernelgen.graph_kernel import Spec
-from kernelgen.kernel import spec_json
+from kernelgen.neff import container as neff_format
+from kernelgen.neff import description
 from kernelgen.plan import Bundle, BundleEntries
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.filenames import kernel_of, notes_file
+from kernelgen.spec.graph_kernel import Spec
+from kernelgen.spec.op_kernel import spec_json
 
 __all__ = ["FORMATS", "BundleOrigin", "Contents", "StoredFile", "build", "build_planned", "gather", "pack_name"]
 
@@ -181,7 +181,7 @@ def gather(
                 )
             if neff.said is not None:
                 tensors = neff_format.tensors_of(Path(hlos[kernel]).read_bytes(), source=str(hlos[kernel]))
-                neff_description.check(neff.said, tensors, config.target, config.lnc, source=str(neffs[kernel]))
+                description.check(neff.said, tensors, config.target, config.lnc, source=str(neffs[kernel]))
         except KernelgenError as error:
             mistakes += [Diagnostic(f"kernel {kernel}: {d.message}", d.location, d.hint) for d in error.diagnostics]
             continue
@@ -234,7 +234,7 @@ class _Neff:
     made_by: str
     hlo_sha256: str | None
     """None for a real NEFF, which does not tell what it was compiled from."""
-    said: neff_description.Description | None = None
+    said: description.Description | None = None
     """Of a real NEFF, what is to be compared with the HLO instead."""
 
 
@@ -250,7 +250,7 @@ def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
     file = StoredFile(path, sha, len(data))
     header = neff_format.read_header(data, source=str(path))
     if not header.simulated:
-        said = neff_description.describe(data, source=str(path))
+        said = description.describe(data, source=str(path))
         made = _Neff(len(known), file, False, said.identity, None, said)
     else:
         info = neff_format.read_simulated(data, source=str(path)).info

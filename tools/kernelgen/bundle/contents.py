@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kernelgen.bundle.index import Index
 from kernelgen.errors import KernelgenError
-from kernelgen.graph_kernel import GraphSpec, Spec
-from kernelgen.kernel import MAX_ID
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.graph_kernel import GraphSpec, Spec
+from kernelgen.spec.op_kernel import MAX_ID
+from kernelgen.spec.source_kernel import SourceSpec
 
 FORMATS = (1, 2, 3)
 """Versions of the bundle format that are read (docs/bundle-format.md).

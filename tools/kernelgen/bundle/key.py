@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from kernelgen.canonical import canonical_json
 from kernelgen.ggml import ops as ggml_ops
-from kernelgen.ggml.forms import FORMS
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.graph_kernel import GraphNode, GraphSpec, Place, Spec
-from kernelgen.kernel import KernelSpec, params_to_json
-from kernelgen.source_kernel import KEY, SourceSpec
+from kernelgen.ggml.weight_layouts import FORMS
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Place, Spec
+from kernelgen.spec.op_kernel import KernelSpec, params_to_json
+from kernelgen.spec.source_kernel import KEY, SourceSpec
 
 MASK = 2**64 - 1
 ABSENT = MASK

@@ -17,8 +17,8 @@ from kernelgen import fileio
 from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, is_kernel_id, is_sha256, readable
 from kernelgen.bundle.index import Index, make_slots
 from kernelgen.errors import KernelgenError
-from kernelgen.gguf_reader import BOOL, MAGIC, STRING, U32, U64, Damaged, Reader, Value
-from kernelgen.kernel import spec_json
+from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, Damaged, Reader, Value
+from kernelgen.spec.op_kernel import spec_json
 
 ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64

@@ -19,7 +19,7 @@ from kernelgen.bundle.index import make_slots
 from kernelgen.bundle.json_text import read_json
 from kernelgen.bundle.key import key
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.graph_kernel import Spec, spec_from_json
+from kernelgen.spec.graph_kernel import Spec, spec_from_json
 from kernelgen.targets import TARGETS
 
 

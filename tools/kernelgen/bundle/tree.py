@@ -14,10 +14,10 @@ from typing import Any
 from kernelgen import fileio
 from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, file_name, is_kernel_id, is_sha256, readable
 from kernelgen.bundle.json_text import read_json
-from kernelgen.canonical import canonical_json
 from kernelgen.errors import KernelgenError
-from kernelgen.filenames import NEFF, hlo_file
-from kernelgen.kernel import spec_json
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.filenames import NEFF, hlo_file
+from kernelgen.spec.op_kernel import spec_json
 
 INDEX = "index.json"
 

@@ -21,8 +21,8 @@ from kernelgen.cache import entry, shared
 from kernelgen.cache.entry import Damaged
 from kernelgen.cache.folder import Folder
 from kernelgen.cache.notices import Notices
-from kernelgen.compilers.identity import Key
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
+from kernelgen.neff.identity import Key
 
 __all__ = ["OFF", "Cache", "CacheSettings", "Damaged", "Folder", "Key", "Notices"]
 

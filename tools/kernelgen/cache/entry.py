@@ -16,9 +16,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from kernelgen.canonical import canonical_json
-from kernelgen.compilers.identity import FORMAT, Key
 from kernelgen.errors import KernelgenError
+from kernelgen.neff.identity import FORMAT, Key
+from kernelgen.spec.canonical import canonical_json
 
 SUFFIX = ".entry"
 """What files of entries end with, after the key's name."""
@@ -160,7 +160,7 @@ def unpack(data: bytes, name: str) -> tuple[Head, bytes]:
     Raises:
         Damaged: it is cut off, a byte is not as it was written, or it belongs under another name.
     """
-    from kernelgen import neff as neff_format  # imports protobuf, which plans have no use for
+    from kernelgen.neff import container as neff_format  # imports protobuf, which plans have no use for
 
     head, end = read_head(data, name)
     first = data.index(b"\n") + 1

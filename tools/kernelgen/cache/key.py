@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernelgen.compilers.identity import Key
+from kernelgen.neff.identity import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from kernelgen.plan import Plan
 
 if TYPE_CHECKING:
     from kernelgen import cache
-    from kernelgen.building.job import BuildSettings, Preview, Result, Step
+    from kernelgen.build.executor import BuildSettings, Preview, Result, Step
 
 
 @click.command(short_help="Do the whole job, from manifests to bundles.")
@@ -90,12 +90,12 @@ def command(
     plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog, used), targets))
     whole, plan = plan, _only(plan, only)
 
-    from kernelgen.building import job
+    from kernelgen.build import executor
     from kernelgen.compilers import choice
     from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 
     chosen = choice.resolve(compiler)
-    settings = job.BuildSettings(
+    settings = executor.BuildSettings(
         output=output,
         compiler=chosen.name,
         identity=chosen.identity,
@@ -107,21 +107,21 @@ def command(
         cache=caches,
     )
     if dry_run:
-        preview = job.preview(plan, catalog.folders, settings)
+        preview = executor.preview(plan, catalog.folders, settings)
         _print_plan(plan, whole, preview, output)
         if text := _forecast(preview, settings):
             click.echo(text)
         return EXIT_OK
     begun = time.monotonic()
-    with _terminated_as_interrupt(), job.locked(settings):
+    with _terminated_as_interrupt(), executor.locked(settings):
         with _reporter(len(plan.neffs)) as reporter:
             reporter.say(chosen.note or f"compiling with {settings.identity}")
             if chosen.name != "simulator" and (
-                ahead := _forecast(job.preview(plan, catalog.folders, settings), settings)
+                ahead := _forecast(executor.preview(plan, catalog.folders, settings), settings)
             ):
                 reporter.say(ahead)
-            checked = job.check_determinism(plan, catalog.folders, settings) if check_determinism else None
-            result = job.run(plan, catalog.folders, settings, reporter, checked)
+            checked = executor.check_determinism(plan, catalog.folders, settings) if check_determinism else None
+            result = executor.run(plan, catalog.folders, settings, reporter, checked)
         failed = [step for step in result.steps if step.failure is not None]
         written = _write_bundles(plan, result, settings, forms) if only is None else []
     _summarize(whole, result, failed, written, only, time.monotonic() - begun)
@@ -141,7 +141,7 @@ def _forecast(preview: Preview, settings: BuildSettings) -> str:
     """Returns how many compiles are ahead and how long they may take; nothing for the simulator, which takes seconds."""
     if settings.compiler == "simulator" or not preview.lacking:
         return ""
-    from kernelgen.building.forecast import described
+    from kernelgen.build.estimates import described
 
     return described(preview.forecast, not preview.exact, settings.jobs)
 

@@ -9,8 +9,8 @@ import click
 from kernelgen import fileio
 from kernelgen.cli import bundle_forms
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
-from kernelgen.filenames import NEFF, hlo_file
 from kernelgen.plan import Bundle, Plan
+from kernelgen.spec.filenames import NEFF, hlo_file
 
 
 @click.command(short_help="Put compiled kernels together into a bundle.")

@@ -20,7 +20,7 @@ from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
-from kernelgen.filenames import kernel_of
+from kernelgen.spec.filenames import kernel_of
 
 if TYPE_CHECKING:
     from kernelgen.cache.explain import Explanation, Wanted
@@ -139,7 +139,7 @@ def _of_manifests(
     from kernelgen.cache import Key
     from kernelgen.cache.explain import Wanted
     from kernelgen.cli.emit import select
-    from kernelgen.emitters import emission
+    from kernelgen.lowering import emission
 
     if not manifests:
         raise click.UsageError(f"{pattern} is no HLO file: give the MANIFEST that has such a kernel")

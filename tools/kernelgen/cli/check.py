@@ -17,7 +17,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError, described
 from kernelgen.manifest.sources import Check
 from kernelgen.plan import Kernel, Plan
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.source_kernel import SourceSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,9 +57,9 @@ def command(manifests: tuple[Path, ...], catalog: Catalog, only: str | None) -> 
 
 def _compare(kernel: Kernel, check: Check, kernels: dict[str, Kernel], catalog: Catalog) -> list[str]:
     """Returns how a kernel differs from its reference, a line for each result that does."""
-    from kernelgen.emitters import emission
     from kernelgen.hlo import execute, judge
-    from kernelgen.neff import tensors_of
+    from kernelgen.lowering import emission
+    from kernelgen.neff.container import tensors_of
 
     spec = kernel.spec
     assert isinstance(spec, SourceSpec)
@@ -107,7 +107,7 @@ def _gradients(forward: Kernel, arrays: Sequence[Array], catalog: Catalog) -> li
     import jax.numpy as jnp
     import numpy as np
 
-    from kernelgen.differentiable import as_jax
+    from kernelgen.manifest.differentiable import as_jax
 
     spec = forward.spec
     assert isinstance(spec, SourceSpec)

@@ -14,22 +14,22 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from kernelgen import manifest, model_files, pieces
+from kernelgen import manifest
 from kernelgen.cli import options, run_options
+from kernelgen.dispatch import coverage, lengths
+from kernelgen.dispatch.coverage import Coverage, GraphOp, Row
+from kernelgen.dispatch.grouping import Groups
+from kernelgen.dispatch.lengths import Served
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
-from kernelgen.ggml import tokens
-from kernelgen.graph_kernel import GraphSpec
-from kernelgen.kernel import KernelSpec, spec_json
-from kernelgen.manifest import coverage, graph_ops
-from kernelgen.manifest.coverage import Coverage, GraphOp, Row
-from kernelgen.manifest.graph_ops import Export
-from kernelgen.model import exporter
+from kernelgen.ggml import model_files, tokens
+from kernelgen.model import exporter, graph_ops
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.derive import Reasons
-from kernelgen.model.grouping import Groups
+from kernelgen.model.graph_ops import Export
 from kernelgen.model.sizes import Settings
-from kernelgen.pieces import Served
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec, spec_json
 from kernelgen.targets import TARGETS
 
 
@@ -134,16 +134,16 @@ class _Held:
 
 
 def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
-    from kernelgen import held
+    from kernelgen.bundle import reader
 
     manifests = []
-    bundles: list[held.Bundle] = []
+    bundles: list[reader.Bundle] = []
     for path in paths:
         model = model_files.recognize(path, "manifest", packs=True)
         if model is not None:
             raise KernelgenError(model)
-        if held.is_bundle(path):
-            bundles += held.read(path)
+        if reader.is_bundle(path):
+            bundles += reader.read(path)
         else:
             manifests.append(path)
     targets = list(dict.fromkeys(bundle.target for bundle in bundles))
@@ -200,7 +200,7 @@ class _Refusals:
 
     def _ask(self, spec: KernelSpec, target: str) -> str | None:
         from kernelgen.compilers.base import refuse_unsupported
-        from kernelgen.emitters import emission
+        from kernelgen.lowering import emission
 
         try:
             emitters = self._catalog.emitters(self._catalog.kernel(spec))
@@ -277,7 +277,7 @@ class _Report:
 
 
 def _report(graphs: Sequence[Export], held: frozenset[KernelSpec], why: _Why) -> _Report:
-    index = pieces.Index.of(held)
+    index = lengths.Index.of(held)
     served = {
         spec: how
         for spec in dict.fromkeys(spec for graph in graphs for spec, _, _ in graph.ops)

@@ -14,14 +14,14 @@ from pathlib import Path
 import click
 
 from kernelgen import fileio
-from kernelgen.canonical import canonical_json
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.filenames import hlo_file, notes_file
-from kernelgen.graph_kernel import GraphSpec, Spec, spec_from_json, spec_ops
 from kernelgen.plan import Kernel, Plan
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.filenames import hlo_file, notes_file
+from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json, spec_ops
+from kernelgen.spec.source_kernel import SourceSpec
 
 
 @click.command(short_help="Write the HLO of kernels.")
@@ -109,7 +109,7 @@ def _spec(text: str) -> Spec:
 
 
 def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagnostic]:
-    from kernelgen.building import determinism
+    from kernelgen.build import determinism
     from kernelgen.emitters.limit import EMIT_TIMEOUT
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -118,12 +118,12 @@ def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagn
 
 
 def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
-    from kernelgen.emitters.emission import using_prebuilt
     from kernelgen.emitters.loading import load_functions
-    from kernelgen.hlo import stages
-    from kernelgen.hlo.function import lower_source
-    from kernelgen.hlo.graph import lower_graph
-    from kernelgen.hlo.lower import lower
+    from kernelgen.lowering import stages
+    from kernelgen.lowering.emission import using_prebuilt
+    from kernelgen.lowering.function import lower_source
+    from kernelgen.lowering.graph import lower_graph
+    from kernelgen.lowering.op import lower
 
     path = output / f"{kernel.id}.{stage}.txt"
     emitters, before = catalog.emitters(kernel), catalog.prebuilt_of(kernel)
@@ -141,7 +141,7 @@ def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
 
 
 def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
-    from kernelgen.emitters import emission
+    from kernelgen.lowering import emission
 
     path = (output / hlo_file(kernel.id)).absolute()
     # The paths are what this command prints: what an emitter prints goes to the other stream.

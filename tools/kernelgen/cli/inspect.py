@@ -25,18 +25,18 @@ def command(paths: tuple[Path, ...], check: bool, cost: bool, form: str) -> None
     What it is, for which target, made by which compiler, inputs and outputs, sizes. Files are told by their content. JSON is one
     object for each path, in a list.
     """
-    from kernelgen import inspect
+    from kernelgen.bundle import describe
 
     found = []
     mistakes: list[Diagnostic] = []
     for path in paths:
         try:
-            found.append(inspect.describe(path, check=check, cost=cost))
+            found.append(describe.describe(path, check=check, cost=cost))
         except KernelgenError as error:
             mistakes += error.diagnostics
     if form == "json":
         click.echo(json.dumps(found, indent=1))
     elif found:
-        click.echo(printable("\n\n".join(map(inspect.text, found))))
+        click.echo(printable("\n\n".join(map(describe.text, found))))
     if mistakes:
         raise KernelgenError(mistakes)

@@ -18,7 +18,7 @@ from kernelgen.cli import options, run_options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.ggml import forms
+from kernelgen.ggml import weight_layouts
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, Model
@@ -55,7 +55,7 @@ _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 @click.option(
     "--weights",
     multiple=True,
-    type=click.Choice(list(forms.FORMS)),
+    type=click.Choice(list(weight_layouts.FORMS)),
     help="A form that the kernels want weights in, where their types have it; may be given several times.  "
     "[default: as ggml has them]",
 )

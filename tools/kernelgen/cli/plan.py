@@ -10,9 +10,9 @@ import click
 from kernelgen import manifest
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.graph_kernel import GraphSpec, Spec
 from kernelgen.plan import Kernel, Plan
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.graph_kernel import GraphSpec, Spec
+from kernelgen.spec.source_kernel import SourceSpec
 
 
 @click.command(short_help="Print the kernels, compiles and bundles that manifests ask for.")

@@ -44,8 +44,8 @@ def command(manifests: tuple[Path, ...], catalog: Catalog, targets: tuple[str, .
 
 
 def _make(kernel: Kernel, catalog: Catalog) -> Path:
-    from kernelgen.emitters import emission
     from kernelgen.languages.nki import prebuilt
+    from kernelgen.lowering import emission
 
     file = catalog.prebuilt_of(kernel)
     assert file is not None

@@ -16,10 +16,10 @@ from kernelgen import fileio
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.graph_kernel import GraphSpec
 from kernelgen.languages import LANGUAGES
 from kernelgen.plan import Kernel
-from kernelgen.source_kernel import ArrayDesc, SourceSpec
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,7 +123,7 @@ def _canonical(lowered: Any, parameters: Sequence[tuple[tuple[int, ...], str]], 
 
 def _of_file(kernel: str, inputs: Sequence[str], params: Sequence[str], targets: tuple[str, ...], seed: int) -> _Made:
     from kernelgen.emitters.loading import load_file
-    from kernelgen.hlo.function import Launch, lower_function
+    from kernelgen.lowering.function import Launch, lower_function
 
     file, _, name = kernel.rpartition(":")
     language, function = load_file(Path(file), name)
@@ -160,8 +160,8 @@ def _of_manifest(
 
 
 def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
-    from kernelgen.emitters.emission import emit
-    from kernelgen.neff import tensors_of
+    from kernelgen.lowering.emission import emit
+    from kernelgen.neff.container import tensors_of
 
     spec = kernel.spec
     assert isinstance(spec, SourceSpec)
@@ -173,8 +173,8 @@ def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
 
 def _emitted(spec: Any, catalog: Catalog, language: str, targets: tuple[str, ...]) -> _Made:
     from kernelgen.emitters.loading import load_function
-    from kernelgen.hlo.lower import lower
     from kernelgen.hlo.storage import storage
+    from kernelgen.lowering.op import lower
 
     (kernel, *_) = catalog.kernels(spec, (language,), targets or ("trn1",))
     ((library, registration),) = catalog.emitters(kernel)

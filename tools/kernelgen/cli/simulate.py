@@ -16,8 +16,9 @@ from pathlib import Path
 import click
 
 import kernelgen
-from kernelgen import cache, neff
+from kernelgen import cache
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.neff import container
 from kernelgen.simulator import protocol
 
 LIBRARY = "libnrt.so.1"
@@ -108,7 +109,7 @@ class Versions:
     protocol: int
 
 
-OURS = Versions(neff.SIMULATED_FORMAT, protocol.VERSION)
+OURS = Versions(container.SIMULATED_FORMAT, protocol.VERSION)
 
 
 def versions(libnrt: Path) -> Versions | None:
@@ -199,7 +200,7 @@ def _bundles(paths: str) -> list[Path]:
     return found
 
 
-def _first_neff(bundle: Path) -> neff.Header:
+def _first_neff(bundle: Path) -> container.Header:
     """Returns the header of a bundle's first NEFF: all are of one compiler.
 
     Raises:
@@ -209,8 +210,10 @@ def _first_neff(bundle: Path) -> neff.Header:
 
     if bundle.is_file():
         made = pack.read(bundle)
-        return neff.read_header(made.read_neff(0, neff.HEADER_SIZE), total=made.neffs[0].size, source=str(bundle))
-    return neff.read_header_of(bundle / tree.read_index(bundle)["kernels"][0]["neff"])
+        return container.read_header(
+            made.read_neff(0, container.HEADER_SIZE), total=made.neffs[0].size, source=str(bundle)
+        )
+    return container.read_header_of(bundle / tree.read_index(bundle)["kernels"][0]["neff"])
 
 
 def find(named: Path | None, environment: Mapping[str, str]) -> Path:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.compilers import neuronx_cc_driver as driver
+from kernelgen.compilers import nki_calls
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, Diagnostic, KernelgenError
-from kernelgen.hlo import native_calls
 
 NAME = driver.NAME
 
@@ -68,7 +68,7 @@ class NeuronxCC:
         try:
             with tempfile.TemporaryDirectory(prefix="kernelgen-native-") as folder:
                 return driver.compile_hlo(
-                    native_calls.materialized(hlo, Path(folder)),
+                    nki_calls.materialized(hlo, Path(folder)),
                     self.executable,
                     config.flags(),
                     neff=f"{kernel}.{config.key}",

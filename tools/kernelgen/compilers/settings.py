@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelgen.canonical import canonical_json
+from kernelgen.spec.canonical import canonical_json
 from kernelgen.targets import TARGETS
 
 

@@ -1,6 +1,6 @@
-"""Simulates one compile: checks that XLA compiles the HLO, and packs it into a simulated NEFF (`kernelgen.neff`).
+"""Simulates one compile: checks that XLA compiles the HLO, and packs it into a simulated NEFF (`kernelgen.neff.container`).
 
-    python -m kernelgen.compilers.simulate @ARGUMENTS          see `kernelgen.step_protocol`
+    python -m kernelgen.compilers.simulate @ARGUMENTS          see `kernelgen.steps.protocol`
 
 Bazel runs this program in place of neuronx-cc. The program and the modules that it imports are inputs of every simulated compile;
 so they are few, and what changes often (planning, the lint, reports) is not among them. A simulated NEFF loads on no device.
@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelgen import neff, step_protocol
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.fileio import write_bytes
 from kernelgen.hlo.cpu import check_compiles
-from kernelgen.step_protocol import Arguments, one
+from kernelgen.neff import container
+from kernelgen.steps import protocol
+from kernelgen.steps.protocol import Arguments, one
 
 VERSION = "3"
 """Raised when the simulator makes other NEFFs of the same HLO; a test holds the bytes of one against it."""
@@ -50,7 +51,7 @@ def simulate(hlo: bytes, flags: Sequence[str]) -> bytes:
         check_compiles(hlo)
     except ValueError as error:
         raise KernelgenError(f"the simulator cannot compile it: {error}", exit_code=EXIT_FAILED) from None
-    return neff.write_simulated(hlo, flags, identity())
+    return container.write_simulated(hlo, flags, identity())
 
 
 def step(arguments: Arguments) -> None:
@@ -66,4 +67,4 @@ def step(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(step_protocol.main({"compile": step}, __doc__, sys.argv[1:]))
+    sys.exit(protocol.main({"compile": step}, __doc__, sys.argv[1:]))

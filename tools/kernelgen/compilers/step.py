@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelgen import fileio, neff_description
-from kernelgen import neff as neff_format
+from kernelgen import fileio
 from kernelgen.compilers.base import Compiler, refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.filenames import kernel_of
+from kernelgen.neff import container as neff_format
+from kernelgen.neff import description
+from kernelgen.spec.filenames import kernel_of
 
 if TYPE_CHECKING:
     from kernelgen.cache import Cache
@@ -105,7 +106,7 @@ def _check(made: bytes, hlo: bytes, config: CompileConfig, kernel: str, compiler
     """Raises when a NEFF that was just made is not for the target, or has not the HLO's tensors: no cache may get it."""
     try:
         expected = neff_format.tensors_of(hlo)
-        neff_description.check(neff_description.describe(made), expected, config.target, config.lnc)
+        description.check(description.describe(made), expected, config.target, config.lnc)
     except KernelgenError as error:
         what = [
             Diagnostic(

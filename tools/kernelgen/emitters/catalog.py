@@ -14,14 +14,14 @@ from pathlib import Path
 from kernelgen.emitters.library import Library, emitters_of
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
-from kernelgen.filenames import native_file
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import Op, Param
-from kernelgen.graph_kernel import GraphSpec, Spec, spec_ops
-from kernelgen.kernel import KernelSpec
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.filenames import native_file
+from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_ops
+from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.source_kernel import SourceSpec
 
 
 class Catalog:

@@ -9,10 +9,10 @@ import hashlib
 import io
 import tokenize
 
-from kernelgen.canonical import canonical_json
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
+from kernelgen.spec.canonical import canonical_json
 
 _NOTHING = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 

@@ -14,9 +14,9 @@ from kernelgen.emitters import scan
 from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.sources import of_source
 from kernelgen.errors import Diagnostic, KernelgenError, Location
-from kernelgen.graph_kernel import GraphSpec, Spec, spec_ops
 from kernelgen.languages import DEFAULT
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_ops
+from kernelgen.spec.source_kernel import SourceSpec
 
 BUILTIN = "kernelgen"
 """Name of the library that comes with kernelgen."""

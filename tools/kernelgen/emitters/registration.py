@@ -10,8 +10,8 @@ from kernelgen.emitters.conditions import Condition
 from kernelgen.emitters.type_rows import Row
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
-from kernelgen.kernel import KernelSpec
 from kernelgen.languages import DEFAULT
+from kernelgen.spec.op_kernel import KernelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Registration:
         types: the types that inputs may have, in rows; empty when not declared.
         language: what the kernel is written in.
         targets: the targets that it is for; empty for all.
-        forms: the forms that the op's weights may have besides ggml's own (`kernelgen.ggml.forms`).
+        forms: the forms that the op's weights may have besides ggml's own (`kernelgen.ggml.weight_layouts`).
         where: what the kernel's sizes and parameters must fulfil, else it is for another emitter.
         env: (name, value) of the environment variables that its file sees, which are all; None for those of this process.
         lowering: as of `SourceSpec`.

@@ -9,12 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernelgen import fileio
-from kernelgen.emitter import CONTEXT
-from kernelgen.emitters import conditions, signature, type_rows
+from kernelgen.emitters import CONTEXT, conditions, signature, type_rows
 from kernelgen.emitters.registration import ParamSpec, Registration
 from kernelgen.emitters.type_rows import Row
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
-from kernelgen.ggml.forms import FORMS
+from kernelgen.ggml.weight_layouts import FORMS
 from kernelgen.languages import DEFAULT, LANGUAGES
 from kernelgen.targets import TARGETS
 
@@ -100,12 +99,12 @@ def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Di
 
 
 def _decorator_names(tree: ast.Module) -> set[str]:
-    """Returns the expressions by which the module may call `kernelgen.emitter.emitter`."""
-    names = {"kernelgen.emitter.emitter"}
+    """Returns the expressions by which the module may call `kernelgen.emitters.emitter`."""
+    names = {"kernelgen.emitters.emitter"}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             for alias in node.names:
-                if (node.module, alias.name) == ("kernelgen.emitter", "emitter"):
+                if (node.module, alias.name) == ("kernelgen.emitters", "emitter"):
                     names.add(alias.asname or "emitter")
                 elif (node.module, alias.name) == ("kernelgen", "emitter"):
                     names.add(f"{alias.asname or 'emitter'}.emitter")

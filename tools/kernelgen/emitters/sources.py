@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernelgen import fileio
+from kernelgen.emitters.detect import language_of
 from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.scan import MAX_SOURCE, parse
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
-from kernelgen.languages.detect import language_of
-from kernelgen.source_kernel import SourceSpec
+from kernelgen.spec.source_kernel import SourceSpec
 
 
 def of_source(spec: SourceSpec, file: Path) -> Registration:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernelgen.ggml import forms
+from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.types import TYPES
 
 _TENSOR = re.compile(
@@ -27,7 +27,7 @@ class TensorDesc:
         dtype: ggml's type name.
         nb: strides in bytes, always filled in and canonical: where ne is 1 the stride that density would give. nb[0] is the
             distance between elements, or between blocks of a quantized type.
-        form: in which order the tensor's bytes are (`kernelgen.ggml.forms`); empty for ggml's own. The strides are those that
+        form: in which order the tensor's bytes are (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are those that
             ggml knows, whatever the form.
     """
 
@@ -49,7 +49,7 @@ class TensorDesc:
         made = _desc(tuple(ne), dtype, None if nb is None else tuple(nb))
         if not form:
             return made
-        problem = forms.problem(form, dtype, made.ne, made.nb)
+        problem = weight_layouts.problem(form, dtype, made.ne, made.nb)
         if problem is not None:
             raise ValueError(problem)
         return TensorDesc(made.ne, dtype, made.nb, form)

@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelgen.hlo import native_calls, proto
+from kernelgen.compilers import nki_calls
+from kernelgen.hlo import proto
 
 MODULE_NAME = "kernel"
 MUST_ALIAS_SUFFIX = ".must_alias_input"
@@ -254,8 +255,8 @@ def _strip(module: Any) -> None:
                 # A custom call's configuration is an argument of the call.
                 if name != "backend_config" or i.opcode != "custom-call":
                     i.ClearField(name)
-            kept = [a for a in i.frontend_attributes.map if i.custom_call_target == native_calls.TARGET]
-            attributes = {a.key: a.value for a in kept if a.key in native_calls.ATTRIBUTES}
+            kept = [a for a in i.frontend_attributes.map if i.custom_call_target == nki_calls.TARGET]
+            attributes = {a.key: a.value for a in kept if a.key in nki_calls.ATTRIBUTES}
             i.ClearField("frontend_attributes")
             for key, value in sorted(attributes.items()):
                 i.frontend_attributes.map.add(key=key, value=value)

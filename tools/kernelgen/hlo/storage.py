@@ -8,7 +8,7 @@ tensor that is not contiguous is a view of its storage, and the view is part of 
   rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
-A weight may be in another form than ggml's (`kernelgen.ggml.forms`). Its view is then what is stored: of `planes` it has a row's
+A weight may be in another form than ggml's (`kernelgen.ggml.weight_layouts`). Its view is then what is stored: of `planes` it has a row's
 bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its elements.
 
 Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from kernelgen.ggml.forms import BF16, PLANES, TRANSPOSED
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
+from kernelgen.ggml.weight_layouts import BF16, PLANES, TRANSPOSED
 
 _ARRAY_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "i16": "int16", "i32": "int32"}
 

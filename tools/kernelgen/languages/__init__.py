@@ -1,7 +1,7 @@
 """Languages that kernels are written in: each turns a kernel's function into JAX operations while JAX traces.
 
 `protocol` is what a language has to offer. What is around it (parameters, their names, aliases, the canonical form, time limits,
-what is read) is the same for all and lies in `kernelgen.hlo.lower` and `kernelgen.emitters`. Importing this package imports neither
+what is read) is the same for all and lies in `kernelgen.lowering.op` and `kernelgen.emitters`. Importing this package imports neither
 JAX nor NumPy.
 """
 

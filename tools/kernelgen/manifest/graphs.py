@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean
-from kernelgen.ggml.forms import WEIGHTS
 from kernelgen.ggml.ops import Op
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.languages import DEFAULT
 from kernelgen.manifest import kernels
 from kernelgen.manifest.document import Node, short
@@ -20,6 +19,7 @@ from kernelgen.manifest.schema import Report
 from kernelgen.manifest.sizes import Sizes
 from kernelgen.manifest.template import Value
 from kernelgen.plan import Kernel
+from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 
 MAX_SUGGESTIONS = 20
 """Wrong names of an entry for which a right one is looked for: each is compared with all names, which may be ten thousand."""

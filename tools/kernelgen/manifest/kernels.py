@@ -14,10 +14,9 @@ from kernelgen.errors import KernelgenError, did_you_mean, nearest
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
 from kernelgen.ggml import types as ggml_types
-from kernelgen.ggml.forms import WEIGHTS, of_type
 from kernelgen.ggml.ops import Op, Param, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.kernel import KernelSpec
+from kernelgen.ggml.weight_layouts import WEIGHTS, of_type
 from kernelgen.manifest import sizes as manifest_sizes
 from kernelgen.manifest.document import Node, short
 from kernelgen.manifest.schema import Report, describe
@@ -25,6 +24,7 @@ from kernelgen.manifest.settings import Changes, KernelSettings
 from kernelgen.manifest.sizes import NO_SIZES, Condition, Sizes
 from kernelgen.manifest.template import Template, TemplateError, Value
 from kernelgen.plan import Kernel
+from kernelgen.spec.op_kernel import KernelSpec
 
 MAX_KERNELS = 100_000
 """Kernels that one entry, and one manifest, may stand for."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelgen import fileio, model_files
+from kernelgen import fileio
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.ggml import model_files
 from kernelgen.manifest import document, graphs, kernels, recorded, schema, settings, sizes, sources
 from kernelgen.manifest.document import Document, Node
 from kernelgen.manifest.schema import Report

@@ -18,7 +18,7 @@ from kernelgen.manifest.document import Node, short
 from kernelgen.manifest.kernels import KernelEntry
 from kernelgen.manifest.template import Value
 from kernelgen.plan import Kernel
-from kernelgen.source_kernel import ArrayDesc, SourceSpec, static
+from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec, static
 
 ONLY_OF_OPS = ("output", "languages")
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
-from kernelgen.graph_kernel import GraphSpec
-from kernelgen.kernel import KernelSpec
 from kernelgen.manifest.kernels import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
@@ -25,6 +23,8 @@ from kernelgen.model.graphs import Graph, Node
 from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
 from kernelgen.model.kernel_formulas import Asked, KernelFormula, Point, constant, fit
 from kernelgen.model.sizes import NAMES, Call, Settings
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
 
 
 class Entry(Asked[KernelFormula]):

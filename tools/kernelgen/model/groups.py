@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.graph_kernel import GraphSpec, Loose, LooseNode
 from kernelgen.model import repeats
 from kernelgen.model.formulas import Fitter, Formula
 from kernelgen.model.graphs import At, Graph, Shape
 from kernelgen.model.kernel_formulas import Asked, KernelFormula, Point, TensorFormula, fit_tensor
 from kernelgen.model.repeats import Segment
 from kernelgen.model.sizes import NAMES
+from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 
 Cut = Callable[[Graph], list[Segment]]
 

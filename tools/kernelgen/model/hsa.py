@@ -21,12 +21,12 @@ from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.kernel import KernelSpec
 from kernelgen.manifest import document, kernels
 from kernelgen.manifest.document import Entry, Node, short
 from kernelgen.manifest.schema import Report, describe
 from kernelgen.model.derive import Reasons
 from kernelgen.model.sources import MAX_JSON, read_json
+from kernelgen.spec.op_kernel import KernelSpec
 
 _TEXTS = ("kernel_name", "kernel_source", "arch", "output_tensor", "exported_name")
 _KEYS = (*_TEXTS, "input_tensors")

@@ -10,10 +10,10 @@ from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.kernel import KernelSpec
 from kernelgen.model.formulas import Fitter, Formula
 from kernelgen.model.graphs import Node, Shape
 from kernelgen.model.sizes import NAMES
+from kernelgen.spec.op_kernel import KernelSpec
 
 Point = Mapping[str, int]
 """The sizes of a call by name."""

@@ -14,15 +14,15 @@ from typing import Any
 from kernelgen import fileio, manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.kernel import KernelSpec
-from kernelgen.manifest import document, graph_ops, kernels
+from kernelgen.manifest import document, kernels
 from kernelgen.manifest.schema import Report
-from kernelgen.model import hsa
+from kernelgen.model import graph_ops, hsa
 from kernelgen.model.derive import Derived, Entry, Reasons, graph_kernels
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import Cut
 from kernelgen.model.kernel_formulas import constant
 from kernelgen.model.sources import Kind, Source
+from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelgen import model_files
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
+from kernelgen.ggml import model_files
 from kernelgen.model import graphs
 
 MAX_JSON = 1 << 22

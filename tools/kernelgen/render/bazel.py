@@ -12,17 +12,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernelgen.canonical import canonical_json
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.filenames import entries_file, native_file
-from kernelgen.graph_kernel import GraphSpec
-from kernelgen.kernel import KernelSpec, param_text, spec_json
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
-from kernelgen.source_kernel import SourceSpec, own_target
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.filenames import entries_file, native_file
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec, param_text, spec_json
+from kernelgen.spec.source_kernel import SourceSpec, own_target
 
 
 @dataclass(frozen=True, slots=True)

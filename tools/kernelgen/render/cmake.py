@@ -1,6 +1,6 @@
 """A plan as what `rules/cmake/NeuronKernels.cmake` builds from: a file of calls of its functions, and the arguments of each step.
 
-What a step does is in files (`steps/…`), a `--name=value` a line as `kernelgen.worker` takes them, so that CMake sees names alone.
+What a step does is in files (`steps/…`), a `--name=value` a line as `kernelgen.steps.worker` takes them, so that CMake sees names alone.
 A file holds what its step's result depends on and nothing else: a step runs again when its file changed.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.cache import CacheSettings
-from kernelgen.canonical import canonical_json
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import EMIT_TIMEOUT
-from kernelgen.filenames import NEFF, entries_file, hlo_file
-from kernelgen.graph_kernel import GraphSpec
-from kernelgen.kernel import spec_json
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.filenames import NEFF, entries_file, hlo_file
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import spec_json
 
 BATCH = 32
 """About how many kernels are emitted by one command. Fewer share the work better, more make fewer processes."""

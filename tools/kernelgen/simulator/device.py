@@ -23,11 +23,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from kernelgen import neff
-from kernelgen.compilers.identity import flag
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
+from kernelgen.neff import container
+from kernelgen.neff.identity import flag
 from kernelgen.simulator import bounds, cache, products, scales
 from kernelgen.simulator.scratchpad import scratchpad_bytes
 from kernelgen.simulator.unused import unused_parameters
@@ -242,7 +242,7 @@ class Device:
         self._programs = _Programs(strict, self._forget_launches)
         client()  # a machine without jaxlib is told so before it has a model
 
-    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[neff.Tensor, ...], Needs]:
+    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[container.Tensor, ...], Needs]:
         """Returns a new model's number, its tensors, inputs first, without those that are dropped, and what it needs of a core.
 
         Args:
@@ -255,7 +255,7 @@ class Device:
             DeviceError: XLA does not compile it.
         """
         data = self._arenas[arena].data[offset : offset + size]
-        contents = neff.read_simulated(data, source="nrt_load")
+        contents = container.read_simulated(data, source="nrt_load")
         program = self._programs.of(contents.hlo)
         executable = self._programs.compiled(program)
         types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters]

@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 from kernelgen.hlo import proto
-from kernelgen.neff import ELEMENT_SIZES
+from kernelgen.neff.container import ELEMENT_SIZES
 
 _ALIASES = {"reshape", "bitcast", "get-tuple-element", "tuple", "broadcast", "slice", "transpose", "convert"}
 """Instructions that only show their operands in another way, so they take no memory."""

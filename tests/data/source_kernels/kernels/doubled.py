@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from kernelgen.numpy import knob
+from kernelgen.languages.numpy import knob
 
 
 def doubled(x, *, label, factor, on, none):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kernelgen.ggml.forms import WEIGHTS
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes import (
     attention,
@@ -32,6 +31,7 @@ from kernelgen.ggml.shapes import (
 )
 from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Problem, Rule, text
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.weight_layouts import WEIGHTS
 
 __all__ = ["Problem", "check", "result"]
 

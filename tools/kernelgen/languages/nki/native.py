@@ -2,9 +2,9 @@
 
 What is called is the target `AwsNeuronCustomNativeKernel`, whose configuration the toolchain writes. Up to NKI 0.3 the
 configuration is all there is; from 0.4 on it names a file, which neuronx-cc reads. The call holds that file by its content
-(`kernelgen.hlo.native_calls`).
+(`kernelgen.compilers.nki_calls`).
 
-The compiler is run in this process (`kernelgen.hlo.native_driver`), or was run before, by another Python, and a record says what it
+The compiler is run in this process (`kernelgen.compilers.nki_driver`), or was run before, by another Python, and a record says what it
 made: so it is in Bazel.
 """
 
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kernelgen.compilers import nki_calls, nki_driver
+from kernelgen.compilers.nki_driver import Toolchain
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.hlo import native_calls, native_driver
-from kernelgen.hlo.native_driver import Toolchain
 from kernelgen.languages.protocol import Call, Returned
 
 _CHOSEN: list[Toolchain] = []
@@ -71,7 +71,7 @@ def toolchain() -> Toolchain:
     Raises:
         KernelgenError: none is installed.
     """
-    found = _CHOSEN[-1] if _CHOSEN else native_driver.installed()
+    found = _CHOSEN[-1] if _CHOSEN else nki_driver.installed()
     if found is None:
         raise KernelgenError(
             "the lowering 'native' needs NKI's own compiler, which is not installed; use 'lowering: interpreted'",
@@ -106,14 +106,14 @@ def called(function: Callable[..., Any], call: Call) -> Returned:
         for dtype, shape, content in made["constants"]
     ]
     function_of_arrays = jax.ffi.ffi_call(
-        native_calls.TARGET,
+        nki_calls.TARGET,
         shapes,
         custom_call_api_version=2,
         legacy_backend_config=made["text"],
         input_output_aliases=aliases,
     )
-    attributes = {native_calls.ARTIFACT: made["file"]} if made["file"] else {}
-    attributes |= {native_calls.COLLECTIVES: "1"} if made["collectives"] else {}
+    attributes = {nki_calls.ARTIFACT: made["file"]} if made["file"] else {}
+    attributes |= {nki_calls.COLLECTIVES: "1"} if made["collectives"] else {}
     with metadata.set_xla_metadata(**attributes):
         results = function_of_arrays(*given, *constants)
     updated = {i: results[k] for i, k in aliases.items()}
@@ -126,8 +126,8 @@ def _compiled(tools: Toolchain, function: Callable[..., Any], call: Call, given:
 
     arrays = [np.zeros(a.shape, a.dtype) for a in given]
     try:
-        made = native_driver.record(tools, function, arrays, call.keywords, call.grid, call.targets[0])
-    except native_driver.Failure as error:
+        made = nki_driver.record(tools, function, arrays, call.keywords, call.grid, call.targets[0])
+    except nki_driver.Failure as error:
         raise KernelgenError(str(error), exit_code=EXIT_FAILED) from error
     for records in _KEEPING:
         records.append(made)
@@ -137,7 +137,7 @@ def _compiled(tools: Toolchain, function: Callable[..., Any], call: Call, given:
 def _recorded(call: Call, given: list[Any]) -> Mapping[str, Any]:
     """Returns the record, which is of what is asked for."""
     file, made = _RECORDS[-1]
-    wanted = native_driver.asked(given, call.keywords, call.grid, call.targets[0])
+    wanted = nki_driver.asked(given, call.keywords, call.grid, call.targets[0])
     if made["asked"] != wanted:
         differing = sorted(key for key in wanted if made["asked"].get(key) != wanted[key])
         what = "; ".join(f"{key} is {made['asked'].get(key)}, not {wanted[key]}" for key in differing)

@@ -1,6 +1,6 @@
 """What NKI's own compiler made of a kernel, kept in a file, so that builds without that compiler have the kernel, too.
 
-The file is JSON: the compiler's record (`kernelgen.hlo.native_driver`), of which kernel and target it is, and a digest of its
+The file is JSON: the compiler's record (`kernelgen.compilers.nki_driver`), of which kernel and target it is, and a digest of its
 sources. `recording` makes it, `using` reads it. From then on all goes as with the compiler itself, so the HLO has the same bytes.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.canonical import canonical_json
+from kernelgen.compilers import nki_driver
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
-from kernelgen.hlo import native_driver
 from kernelgen.languages.nki import native
+from kernelgen.spec.canonical import canonical_json
 
 FORMAT = 1
 """Version of the file."""
@@ -65,10 +65,10 @@ def using(file: Path, asked: Asked) -> Iterator[None]:
         )
     made = kept["made"]
     if made["file"]:
-        name = native_driver.content_name(base64.b64decode(made["file"]))
+        name = nki_driver.content_name(base64.b64decode(made["file"]))
         try:
-            native_driver.renamed(made["text"], name, name)
-        except native_driver.Failure:
+            nki_driver.renamed(made["text"], name, name)
+        except nki_driver.Failure:
             raise _error(f"{file}: its configuration does not name its artifact, {name}") from None
     with native.known(file, made):
         yield

@@ -1,36 +1,79 @@
-"""Kernels in NumPy: a plain function of arrays, which NumPy's own protocols hand over while it is traced.
+"""What kernels in NumPy import besides NumPy itself: docs/kernels-in-numpy.md.
 
-`kernelgen.numpy` is what kernels import. A `Tensor` (`tensor`) stands for an array that is not known yet; NumPy's functions
-dispatch on it (`functions`), and what they compute becomes JAX operations. Importing this package imports neither NumPy nor JAX.
+    import numpy as np
+
+    from kernelgen.languages.numpy import knob, trace
+
+    @trace
+    def add(a, b):
+        return np.add(a, b)
+
+Outside of kernelgen such a function computes with NumPy.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernelgen.languages.protocol import Call, Language, Returned
+from kernelgen.languages.numpy.apis import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    constant,
+    conv2d,
+    conv3d,
+    full,
+    reduce_scatter,
+    rms_norm,
+    softmax,
+    topk,
+    zeros,
+)
+from kernelgen.languages.numpy.knobs import knob
+from kernelgen.languages.numpy.loops import fori_loop
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "constant",
+    "conv2d",
+    "conv3d",
+    "fori_loop",
+    "full",
+    "knob",
+    "reduce_scatter",
+    "rms_norm",
+    "softmax",
+    "topk",
+    "trace",
+    "zeros",
+]
 
 
-class _NumPy:
-    name = "numpy"
+def trace(
+    function: Callable[..., Any] | None = None,
+    *,
+    input_specs: Sequence[tuple[Sequence[int], str]] | None = None,
+    name: str | None = None,
+) -> Any:
+    """Marks a function as a kernel in NumPy. Called from Python it computes as it is written.
 
-    @contextlib.contextmanager
-    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
-        """Lets imports of nkipy and nkigen find what `kernelgen.numpy` has, and sets `env`."""
-        from kernelgen.languages.environment import environment
-        from kernelgen.languages.numpy.modules import PACKAGES, modules
-        from kernelgen.languages.standing_in import standing_in
+    Args:
+        function: the function, when the decorator is written without parentheses.
+        input_specs: shape and dtype (`((128, 512), "f32")`) of each argument, for `kernelgen run` without a manifest.
+        name: another name than the function's, for readers.
+    """
 
-        with environment(env), standing_in(PACKAGES, modules()):
-            yield
+    def mark(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(kernel)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return kernel(*args, **kwargs)
 
-    def call(self, function: Callable[..., Any], call: Call) -> Returned:
-        from kernelgen.languages.numpy.tracing import traced
+        run.input_specs = input_specs  # type: ignore[attr-defined]
+        run.language = "numpy"  # type: ignore[attr-defined]
+        return run
 
-        return traced(function, call)
-
-
-LANGUAGE: Language = _NumPy()
+    return mark if function is None else mark(function)

@@ -1,11 +1,11 @@
-"""What kernels in NumPy import of AWS's `nkipy` and `nkigen`: the same functions as `kernelgen.numpy` has, by their names there."""
+"""What kernels in NumPy import of AWS's `nkipy` and `nkigen`: the same functions as `kernelgen.languages.numpy` has, by their names there."""
 
 from __future__ import annotations
 
 import types
 from typing import Any
 
-from kernelgen import numpy as kernels
+from kernelgen.languages import numpy as kernels
 from kernelgen.languages.standing_in import made
 
 PACKAGES = ("nkipy", "nkigen")

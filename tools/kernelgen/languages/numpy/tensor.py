@@ -28,8 +28,8 @@ REDUCTIONS |= {np.logical_and: np.all, np.logical_or: np.any}
 INSTEAD = {
     "positive": "np.copy(x)",
     "arctan2": "np.arctan(y / x), and np.where for the quadrant",
-    "sort": "kernelgen.numpy.topk",
-    "argsort": "kernelgen.numpy.topk",
+    "sort": "kernelgen.languages.numpy.topk",
+    "argsort": "kernelgen.languages.numpy.topk",
     "nonzero": "np.where(condition, x, y): how many there are is not known while tracing",
     "unique": "np.where(condition, x, y): how many there are is not known while tracing",
     "float_power": "np.power",
@@ -44,7 +44,7 @@ INSTEAD = {
     "vdot": "np.dot",
     "nan_to_num": "np.where(np.isnan(x), 0, x)",
     "isinf": "np.abs(x) == np.inf",
-    "median": "kernelgen.numpy.topk",
+    "median": "kernelgen.languages.numpy.topk",
     "insert": "np.concatenate",
     "delete": "np.concatenate",
     "append": "np.concatenate",
@@ -146,7 +146,7 @@ class Tensor:
     def __bool__(self) -> bool:
         raise refused(
             "a branch or loop depends on values that are not known while the kernel is traced",
-            "choose between values with np.where, and repeat with kernelgen.numpy.fori_loop",
+            "choose between values with np.where, and repeat with kernelgen.languages.numpy.fori_loop",
         )
 
     def _unknown(self, what: str) -> KernelgenError:

@@ -1,0 +1,118 @@
+"""Whether emitters give the same HLO every time: each kernel is emitted by two processes that have nothing in common.
+
+The processes have different seeds of Python's hashes, which order its sets, and emit the kernels in opposite orders, so that what
+an emitter keeps from one kernel to the next shows, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelgen.build.pool import Pool
+from kernelgen.build.up_to_date import emit_arguments
+from kernelgen.emitters.library import Library
+from kernelgen.emitters.scan import registration
+from kernelgen.emitters.sources import of_source
+from kernelgen.errors import Diagnostic, Location
+from kernelgen.hlo.compare import first_difference
+from kernelgen.plan import Kernel
+from kernelgen.spec.filenames import hlo_file
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.source_kernel import SourceSpec
+
+_SEEDS = ("1", "2")
+HINT = (
+    "an emitter's result must follow from the kernel, its sources and the files that it reads: no random numbers without a seed, "
+    "no order of a set, no id() or hash(), no time, nothing kept from one kernel to the next"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What emitting kernels twice gave.
+
+    Attributes:
+        differences: what is wrong with those that came out differently, by kernel id.
+        hlos: the HLO of the others, by kernel id; a kernel that can't be emitted at all is in neither.
+    """
+
+    differences: dict[str, Diagnostic]
+    hlos: dict[str, Path]
+
+
+def check(
+    kernels: Sequence[Kernel], libraries: Sequence[Library], scratch: Path, jobs: int, timeout: float | None
+) -> Checked:
+    """Emits kernels twice and compares.
+
+    Args:
+        kernels: which.
+        libraries: every kernel library that they name.
+        scratch: an empty folder, where `Checked.hlos` are.
+        jobs: processes at once.
+        timeout: seconds that one kernel may take.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+    sources = {library.name: library for library in libraries}
+    rounds = [
+        _emit(order, sources, scratch.absolute() / seed, jobs, timeout, seed)
+        for seed, order in zip(_SEEDS, (kernels, kernels[::-1]), strict=True)
+    ]
+    found = Checked({}, {})
+    for kernel in kernels:
+        id = kernel.id
+        first, second = (done[id] for done in rounds)
+        if isinstance(first, Path) and isinstance(second, Path):
+            one, other = first.read_bytes(), second.read_bytes()
+            if one == other:
+                found.hlos[id] = first
+                continue
+            what = first_difference(one, other)
+        elif isinstance(first, Path) or isinstance(second, Path):
+            what = f"one of them fails:\n{second if isinstance(first, Path) else first}"
+        else:
+            continue
+        message = f"kernel {id}: two processes emit different HLO: {what}"
+        found.differences[id] = Diagnostic(message, place(kernel, sources), HINT)
+    return found
+
+
+def place(kernel: Kernel, libraries: Mapping[str, Library]) -> Location | None:
+    """Returns where the emitter of a kernel is in its module; None for a graph kernel, which has several."""
+    if isinstance(kernel.spec, GraphSpec):
+        return None
+    file = libraries[kernel.library].file(kernel.emitter)
+    if isinstance(kernel.spec, SourceSpec):
+        return Location(str(file), of_source(kernel.spec, file).line, 1)
+    return Location(str(file), registration(file, kernel.spec.op).line, 1)
+
+
+def _emit(
+    kernels: Sequence[Kernel],
+    sources: dict[str, Library],
+    folder: Path,
+    jobs: int,
+    timeout: float | None,
+    seed: str,
+) -> dict[str, Path | str]:
+    """Returns the HLO of each kernel, or why there is none."""
+    (folder / "tmp").mkdir(parents=True)
+    done: dict[str, Path | str] = {}
+    waiting = list(reversed(kernels))
+    with Pool(jobs, folder / "logs", {"PYTHONHASHSEED": seed, "TMPDIR": str(folder / "tmp")}) as pool:
+        while True:
+            while waiting and pool.idle:
+                kernel = waiting.pop()
+                output = folder / hlo_file(kernel.id)
+                pool.start(kernel, emit_arguments(kernel, sources, output), timeout)
+            answers = pool.wait()
+            if not answers:
+                return done
+            for answer in answers:
+                id = answer.task.id
+                output = folder / hlo_file(id)
+                done[id] = answer.output if answer.exit_code or not output.is_file() else output

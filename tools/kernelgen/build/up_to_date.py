@@ -1,0 +1,227 @@
+"""Which HLO files of a build folder are what an emit would write now, so that only the others are emitted.
+
+Beside a kernel's HLO lies `<kernel>.inputs`, with digests: of all that is known beforehand to go into the HLO (the kernel, its
+emitter and the modules that this imports, kernelgen without the languages that none of these is in, Python, the packages that
+emitting uses and the environment variables that they read), of each file that the emitter read while it ran, and of the HLO. All
+must be as they are now; times of files say nothing. What imports anything else, runs a program or reads what is not a file is
+emitted by every build.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from kernelgen import fileio
+from kernelgen.emitters import foreign
+from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.library import Library
+from kernelgen.errors import KernelgenError
+from kernelgen.languages import LANGUAGES
+from kernelgen.plan import Kernel
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.filenames import hlo_file, native_file, notes_file
+from kernelgen.spec.op_kernel import spec_json
+
+_PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "neuronx-cc", "nki", "numpy", "protobuf")
+_KNOWN = frozenset({*sys.stdlib_module_names, *_PACKAGES, "kernelgen", "neuronxcc", "nkigen", "nkipy", "torch_neuronx"})
+"""What may be imported: the digest covers it."""
+
+_VARIABLES = ("JAX_", "XLA_")
+_KERNELGEN = Path(__file__).resolve().parent.parent
+
+
+class Emits:
+    """What is there, and what it was made from.
+
+    Args:
+        folder: where the HLO files are.
+        libraries: every kernel library that the plan names.
+    """
+
+    def __init__(self, folder: Path, libraries: Sequence[Library]) -> None:
+        self._folder = folder
+        self.libraries = {library.name: library for library in libraries}
+        self._data: dict[str, str | None] = {}
+        self._own = {p.relative_to(_KERNELGEN): _digest(p) for p in sorted(_KERNELGEN.rglob("*.py"))}
+        self._common = {
+            "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
+            "packages": {name: _version(name) for name in _PACKAGES},
+            "python": platform.python_version(),
+        }
+
+    def hlo(self, kernel: Kernel) -> Path:
+        """Returns where a kernel's HLO is, or will be."""
+        return self._folder / hlo_file(kernel.id)
+
+    def notes(self, kernel: Kernel) -> Path:
+        """Returns where what is noted about a kernel is, or will be."""
+        return self._folder / notes_file(kernel.id)
+
+    def modules(self, kernel: Kernel) -> list[tuple[Library, Path]]:
+        """Returns the modules that compute a kernel, with their libraries."""
+        return modules(kernel, self.libraries)
+
+    def inputs(self, kernel: Kernel) -> str | None:
+        """Returns a digest of what the kernel's HLO is made from.
+
+        None when that is not known: a source imports what is none of the library's own, or it is broken, which the emit will say.
+        """
+        emitters = []
+        languages = {kernel.language}
+        try:
+            for library, module in self.modules(kernel):
+                files = dependencies(library, module.stem)
+                if any(_imports_others(file.read_bytes(), file.parent) for file in files):
+                    return None
+                languages = languages.union(*(_languages_imported(file.read_bytes()) for file in files))
+                sources = [[file.parent == library.root, file.name, _digest(file)] for file in files]
+                emitters.append({"library": library.name, "module": module.stem, "sources": sources})
+        except (KernelgenError, OSError):
+            return None
+        own: dict[str, Any] = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
+        own |= {"prebuilt": _prebuilt_arguments(kernel, self.libraries)}
+        own |= {"kernelgen": {str(p): d for p, d in self._own.items() if _language(p) in ("", *languages)}}
+        return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
+
+    def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
+        """Returns whether the HLO was made from these inputs and from data that is as it was, and is as it was made."""
+        if inputs is None:
+            return False
+        try:
+            note = json.loads(self._note_file(kernel).read_bytes())
+            return (
+                note["inputs"] == inputs
+                and note["hlo"] == _digest(self.hlo(kernel))
+                and (not kernel.noted or self.notes(kernel).is_file())
+                and all(self._digest_of_data(path) == digest for path, digest in note["data"].items())
+            )
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return False
+
+    def _digest_of_data(self, path: str) -> str | None:
+        # Once in a build: kernels share their data, which may be large.
+        if path not in self._data:
+            self._data[path] = foreign.digest(path)
+        return self._data[path]
+
+    def forget(self, kernel: Kernel) -> None:
+        """Removes a kernel's HLO, so that what is there later was made later.
+
+        Raises:
+            OSError: the folder can't be written.
+        """
+        self._note_file(kernel).unlink(missing_ok=True)
+        self.hlo(kernel).unlink(missing_ok=True)
+
+    def note(self, kernel: Kernel, inputs: str, reads: Path) -> None:
+        """Remembers what the HLO that was just written was made from, if that can be told.
+
+        Args:
+            kernel: whose HLO it is.
+            inputs: what was known beforehand (`inputs`).
+            reads: what the emit step wrote about what its emitter read.
+
+        Raises:
+            OSError: the folder can't be written.
+        """
+        try:
+            record = json.loads(reads.read_bytes())
+        except (OSError, ValueError):
+            return
+        if not record["unknown"]:
+            note = {"data": record["data"], "hlo": _digest(self.hlo(kernel)), "inputs": inputs}
+            fileio.write_bytes(self._note_file(kernel), canonical_json(note).encode())
+
+    def _note_file(self, kernel: Kernel) -> Path:
+        return self._folder / f"{kernel.id}.inputs"
+
+
+def modules(kernel: Kernel, libraries: Mapping[str, Library]) -> list[tuple[Library, Path]]:
+    """Returns the modules that a plan names for a kernel, with their libraries, which are given by name."""
+    return [(libraries[name], libraries[name].file(module)) for name, module in kernel.emitters]
+
+
+def emit_arguments(kernel: Kernel, libraries: Mapping[str, Library], output: Path) -> list[str]:
+    """Returns the arguments of the step that emits a kernel (`kernelgen.steps.worker`)."""
+    return [
+        "emit",
+        f"--spec={spec_json(kernel.spec)}",
+        *(word for library, file in modules(kernel, libraries) for word in _module_arguments(library, file)),
+        f"--output={output}",
+        *(f"--target={target}" for target in kernel.targets),
+        *_prebuilt_arguments(kernel, libraries),
+    ]
+
+
+def _prebuilt_arguments(kernel: Kernel, libraries: Mapping[str, Library]) -> list[str]:
+    if not kernel.prebuilt:
+        return []
+    return [f"--prebuilt={libraries[kernel.prebuilt].root.absolute() / native_file(kernel.id)}"]
+
+
+def _module_arguments(library: Library, file: Path) -> tuple[str, str]:
+    return f"--library={library.name}", f"--emitter={file.absolute()}"
+
+
+def _language(file: Path) -> str:
+    """Returns which language alone a file of kernelgen is of, if it is of one."""
+    return file.parts[1] if file.parts[0] == "languages" and file.parts[1] in LANGUAGES else ""
+
+
+@lru_cache(maxsize=1024)
+def _languages_imported(source: bytes) -> frozenset[str]:
+    """Returns the languages of which a module imports something itself; all of them where that can't be told."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "kernelgen" and parts[1:2] in ([], ["*"], ["languages"]):
+                found |= {*parts[2:3]} & {*LANGUAGES} or {*LANGUAGES}
+            elif parts[:2] == ["kernelgen", "numpy"]:
+                found.add("numpy")
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1024)
+def _imports_others(source: bytes, folder: Path) -> bool:
+    """Returns whether a module imports what is neither one of `_KNOWN` nor a module beside it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        elif isinstance(node, ast.ImportFrom):
+            # `from . import x` and `from .x import …`: a folder's files, or those above this one, are not looked at.
+            beside = [node.module] if node.module else [alias.name for alias in node.names]
+            if node.level > 1 or any("." in name or (folder / name).is_dir() for name in beside):
+                return True
+            continue
+        else:
+            continue
+        if any(name.partition(".")[0] not in _KNOWN for name in names):
+            return True
+    return False
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # the emit will say so
+        return "none"
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,53 @@
+"""Calls of what NKI's own compiler made of a kernel: the part of HLO that names files, and how these are named by their content.
+
+In a canonical module a call's configuration names its file as `sha256:<digest>`, and the file's bytes are an attribute of the call,
+in base64. So the module's bytes say all that the NEFF depends on, and no path. `materialized` makes of it what neuronx-cc is given.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from kernelgen.compilers.nki_driver import Failure, content_name, renamed
+from kernelgen.errors import EXIT_FAILED, KernelgenError
+from kernelgen.hlo import proto
+
+TARGET = "AwsNeuronCustomNativeKernel"
+"""The custom call's target."""
+COLLECTIVES = "has_collectives"
+"""The frontend attribute of a call of a kernel that communicates with others."""
+ARTIFACT = "kernelgen_artifact"
+"""The frontend attribute that holds the bytes of the file that a call names; neuronx-cc is not given it."""
+ATTRIBUTES = (ARTIFACT, COLLECTIVES)
+
+
+def materialized(hlo: bytes, folder: Path) -> bytes:
+    """Returns a module as neuronx-cc is given it: the files that it needs are in a folder, and its calls name them there.
+
+    Args:
+        hlo: a canonical module; one without such calls is returned as it is.
+        folder: where the files are written.
+
+    Raises:
+        KernelgenError: a call's configuration does not name its file.
+        OSError: the folder can't be written.
+    """
+    if ARTIFACT.encode() not in hlo:
+        return hlo
+    module = proto.parse(hlo)
+    for computation in module.computations:
+        for call in computation.instructions:
+            for attribute in [a for a in call.frontend_attributes.map if a.key == ARTIFACT]:
+                content = base64.b64decode(attribute.value)
+                path = folder / f"{hashlib.sha256(content).hexdigest()}.nki"
+                path.write_bytes(content)
+                try:
+                    call.backend_config = renamed(
+                        call.backend_config.decode(), content_name(content), str(path)
+                    ).encode()
+                except Failure as error:
+                    raise KernelgenError(str(error), exit_code=EXIT_FAILED) from error
+                call.frontend_attributes.map.remove(attribute)
+    return proto.serialize(module)

@@ -1,0 +1,206 @@
+"""Compares the kernels of manifests and bundles with the ops of a model's graphs.
+
+Kernels are compared as specs, which are canonical: strides of dimensions with one element don't count, defaults are filled in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kernelgen.dispatch.lengths import Served
+from kernelgen.model.graph_ops import Step
+from kernelgen.spec.op_kernel import KernelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOp:
+    """One op of a graph export.
+
+    Attributes:
+        spec: the kernel it needs.
+        line: where it is in the export, from 1.
+        name: llama.cpp's name of the node.
+    """
+
+    spec: KernelSpec
+    line: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What kernels do for a graph.
+
+    Attributes:
+        covered: ops that have a kernel, or are computed by those for other numbers of tokens, in the export's order.
+        missing: the others.
+        beyond: kernels that no op of the graph needs, sorted by id.
+    """
+
+    covered: tuple[GraphOp, ...]
+    missing: tuple[GraphOp, ...]
+    beyond: tuple[KernelSpec, ...]
+
+
+def compare(
+    kernels: Iterable[KernelSpec],
+    graph: Sequence[tuple[KernelSpec, int, str]],
+    served: Mapping[KernelSpec, Served] | None = None,
+    grouped: Collection[KernelSpec] = (),
+) -> Coverage:
+    """Returns which ops of `graph` (from `graph_ops.read`) `kernels` compute, and which kernels are beyond it.
+
+    Args:
+        kernels: what there is.
+        graph: the ops.
+        served: how ops are computed, where they are; by default by the kernels that are made for them alone.
+        grouped: ops all of whose nodes are in groups, which need no kernel of their own.
+    """
+    held = set(kernels)
+    ops = [GraphOp(*item) for item in graph]
+    by = {spec: (spec,) for spec in held} if served is None else {spec: how.kernels for spec, how in served.items()}
+    needed = {kernel for op in ops for kernel in by.get(op.spec, ())}
+    return Coverage(
+        tuple(op for op in ops if op.spec in by or op.spec in grouped),
+        tuple(op for op in ops if op.spec not in by and op.spec not in grouped),
+        tuple(sorted(held - needed, key=lambda spec: spec.id)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Graphs that differ in the length of the cache alone, and of which as much is covered.
+
+    Attributes:
+        sizes: what they have in common, by name; empty where the export does not say.
+        lengths: of the cache, in ascending order, each once; empty where there is none.
+        graphs: how many they are.
+        nodes: how many nodes each has.
+        covered: how many of these kernels compute.
+        launches: of kernels, for these.
+        padding: rows of a graph that are computed beyond the nodes' own, or twice.
+        groups: how many of the launches are of groups; None where there are no groups.
+        grouped: how many nodes these have.
+        outside: how many nodes of each op are in no group, by why.
+    """
+
+    sizes: Mapping[str, int | str]
+    lengths: tuple[int, ...]
+    graphs: int
+    nodes: int
+    covered: int
+    launches: int
+    padding: int
+    groups: int | None = None
+    grouped: int = 0
+    outside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def rows(steps: Iterable[Step], served: Mapping[KernelSpec, Served]) -> list[Row]:
+    """Returns what is covered of graphs, in their order."""
+    found: dict[tuple[tuple[tuple[str, int | str], ...], int, int, int, int, object], list[Step]] = {}
+    for step in steps:
+        sizes: list[tuple[str, int | str]] = [
+            (name, size) for name, size in step.sizes.items() if name not in ("n_kv", "n_kv_swa")
+        ]
+        if "n_ctx" in step.context:
+            sizes.append(("n_ctx", int(step.context["n_ctx"])))
+        if "flash_attn" in step.context:
+            sizes.append(("flash_attn", "on" if step.context["flash_attn"] else "off"))
+        grouped = (step.groups, json.dumps(ops_outside(step), sort_keys=True))
+        key = (tuple(sizes), sum(step.nodes.values()), covered(step, served), *launches(step, served), grouped)
+        found.setdefault(key, []).append(step)
+    return [
+        Row(
+            dict(sizes),
+            tuple(sorted({step.sizes["n_kv"] for step in steps if "n_kv" in step.sizes})),
+            len(steps),
+            nodes,
+            computed,
+            launched,
+            padding,
+            None if steps[0].groups is None else len(steps[0].groups),
+            sum(steps[0].groups or ()),
+            ops_outside(steps[0]),
+        )
+        for (sizes, nodes, computed, launched, padding, _), steps in found.items()
+    ]
+
+
+def ops_outside(step: Step) -> dict[str, dict[str, int]]:
+    """Returns how many nodes of each op of a graph are in no group, by why."""
+    found: dict[str, dict[str, int]] = {}
+    for why, nodes in step.outside.items():
+        ops = Counter[str]()
+        for spec, count in nodes.items():
+            ops[spec.op] += count
+        found[why] = dict(sorted(ops.items()))
+    return found
+
+
+def covered(step: Step, served: Collection[KernelSpec]) -> int:
+    """Returns how many nodes of a graph are served, by groups or one by one."""
+    return sum(step.groups or ()) + sum(count for spec, count in step.alone.items() if spec in served)
+
+
+def launches(step: Step, served: Mapping[KernelSpec, Served]) -> tuple[int, int]:
+    """Returns how many launches the served nodes of a graph take, and how many rows of padding they have."""
+    found = [(served[spec], count) for spec, count in step.alone.items() if spec in served]
+    alone = sum(len(s.kernels) * count for s, count in found)
+    return len(step.groups or ()) + alone, sum(s.padding * count for s, count in found)
+
+
+def nearest(
+    missing: Sequence[GraphOp], kernels: Iterable[KernelSpec]
+) -> dict[KernelSpec, tuple[KernelSpec, list[str]]]:
+    """Returns for each missing op the kernel of the same op that differs least, and how; nothing where its op has none."""
+    by_op: dict[str, list[KernelSpec]] = defaultdict(list)
+    for spec in sorted(set(kernels), key=lambda spec: spec.id):
+        by_op[spec.op].append(spec)
+    found = {}
+    for op in missing:
+        candidates = by_op.get(op.spec.op)
+        if candidates and op.spec not in found:
+            other = min(candidates, key=lambda held: (len(differences(op.spec, held)), _figures(op.spec, held)))
+            found[op.spec] = (other, differences(op.spec, other))
+    return found
+
+
+def _figures(wanted: KernelSpec, held: KernelSpec) -> int:
+    """Returns how many dimensions and strides differ, of kernels with as many inputs."""
+    pairs = zip((*wanted.inputs, wanted.output), (*held.inputs, held.output), strict=False)
+    return sum(x != y for a, b in pairs if a and b for x, y in zip((*a.ne, *a.nb), (*b.ne, *b.nb), strict=True))
+
+
+def differences(wanted: KernelSpec, held: KernelSpec) -> list[str]:
+    """Returns in words where `held` is not `wanted`; both compute the same op."""
+    found = []
+    for i in range(max(len(wanted.inputs), len(held.inputs))):
+        a = wanted.inputs[i] if i < len(wanted.inputs) else None
+        b = held.inputs[i] if i < len(held.inputs) else None
+        if a != b:
+            found.append(f"input {i} is {b or 'absent'}, not {a or 'absent'}")
+    if wanted.output != held.output:
+        found.append(f"output is {held.output}, not {wanted.output}")
+    a_params, b_params = dict(wanted.params), dict(held.params)
+    for name in sorted(a_params.keys() | b_params.keys()):
+        if a_params.get(name) != b_params.get(name):
+            found.append(f"{name} is {_value(b_params.get(name, 0))}, not {_value(a_params.get(name, 0))}")
+    if wanted.alias != held.alias:
+        found.append(f"alias is {_alias(held.alias)}, not {_alias(wanted.alias)}")
+    return found
+
+
+def _value(value: object) -> str:
+    """Returns a parameter as the backend writes it, which says the same when it runs (`backend/ggml-neuron/missing.cpp`)."""
+    if isinstance(value, float):
+        mantissa, e, exponent = str(value).partition("e")
+        return f"{mantissa}{'' if '.' in mantissa or not exponent else '.0'}{e}{exponent}"
+    return str(value).lower()
+
+
+def _alias(alias: int | None) -> str:
+    return "none" if alias is None else str(alias)

@@ -1,0 +1,173 @@
+"""Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/groups.cpp`): the same rules, for reports.
+
+From a node on the longest group wins that there is a kernel for; the search goes on behind it. A group's shapes are the
+graph's own, as with GGML_NEURON_EXACT=1: the backend also computes groups of fewer tokens or of a shorter cache by kernels for more
+(`group_lengths.cpp`), and groups of more tokens in pieces (`group_pieces.cpp`), which is not looked for here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+
+from kernelgen.model.graphs import Graph
+from kernelgen.model.groups import readers_of, segment_spec
+from kernelgen.model.repeats import Segment
+from kernelgen.spec.graph_kernel import GraphSpec, Place
+from kernelgen.spec.op_kernel import KernelSpec
+
+
+class Outside(enum.IntEnum):
+    """Why a node is in no group; of several reasons the last one counts."""
+
+    OP = 0
+    PLACE = 1
+    CUT = 2
+    WIRING = 3
+    RESULT = 4
+
+    @property
+    def words(self) -> str:
+        """The reason as the backend says it."""
+        return _WORDS[self]
+
+
+_WORDS = (
+    "no group has such a node",
+    "their groups have other nodes beside them",
+    "their part of the graph ends before the group does",
+    "their group is wired in another way",
+    "another result of their group is used outside of it",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """What groups do for a graph.
+
+    Attributes:
+        groups: the groups, in the order of the graph.
+        outside: (number of a node, why) of the nodes that are in none.
+    """
+
+    groups: tuple[GraphSpec, ...]
+    outside: tuple[tuple[int, Outside], ...]
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are in groups."""
+        return sum(len(group.nodes) for group in self.groups)
+
+
+class Groups:
+    """Graph kernels that there are, to be found in graphs.
+
+    Args:
+        specs: the kernels.
+    """
+
+    def __init__(self, specs: Iterable[GraphSpec]) -> None:
+        self._patterns: dict[KernelSpec, dict[tuple[KernelSpec, ...], set[GraphSpec]]] = defaultdict(dict)
+        self._members: set[KernelSpec] = set()
+        for spec in specs:
+            kernels = tuple(node.kernel for node in spec.nodes)
+            self._patterns[kernels[0]].setdefault(kernels, set()).add(spec)
+            self._members.update(kernels)
+        self._nodes: dict[int, tuple[Hashable, KernelSpec | None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
+    def find(self, graph: Graph) -> Grouping:
+        """Returns which of a graph's nodes run in groups."""
+        tokens = [self._token(node) for node in graph.nodes]
+        reasons = [Outside.PLACE if token in self._members else Outside.OP for token in tokens]
+        readers = readers_of(graph)
+        groups, outside = [], []
+        at = 0
+        while at < len(tokens):
+            group = self._at(graph, tokens, at, readers, reasons)
+            if group is None:
+                outside.append((at, reasons[at]))
+                at += 1
+            else:
+                groups.append(group)
+                at += len(group.nodes)
+        return Grouping(tuple(groups), tuple(outside))
+
+    def _token(self, node: Hashable) -> KernelSpec | None:
+        # A reader gives equal nodes as one object; it is kept, so that its id stays its own.
+        known = self._nodes.get(id(node))
+        if known is None:
+            try:
+                spec = node.spec()  # type: ignore[attr-defined]
+            except (TypeError, ValueError):
+                spec = None
+            known = self._nodes[id(node)] = (node, spec)
+        return known[1]
+
+    def _at(
+        self,
+        graph: Graph,
+        tokens: list[KernelSpec | None],
+        first: int,
+        readers: dict[int, int],
+        reasons: list[Outside],
+    ) -> GraphSpec | None:
+        """Returns the longest group that begins with a node; notes why others do not."""
+        token = tokens[first]
+        patterns = self._patterns.get(token) if token is not None else None
+        for kernels in sorted(patterns or (), key=len, reverse=True):
+            end = first + len(kernels)
+            if tuple(tokens[first:end]) != kernels[: len(tokens) - first]:
+                continue
+            if end > len(tokens):
+                _note(reasons, first, len(tokens), Outside.CUT)
+                continue
+            assert patterns is not None
+            try:
+                spec = segment_spec(graph, Segment(first, end), readers)
+            except ValueError:
+                _note(reasons, first, end, Outside.WIRING)
+                continue
+            if spec in patterns[kernels]:
+                return spec
+            apart = next((other for other in patterns[kernels] if _has_slots_of(spec, other)), None)
+            if apart is not None:
+                return apart
+            same = any(_wiring(spec) == _wiring(other) for other in patterns[kernels])
+            _note(reasons, first, end, Outside.RESULT if same else Outside.WIRING)
+        return None
+
+
+def _note(reasons: list[Outside], first: int, end: int, reason: Outside) -> None:
+    reasons[first:end] = [max(known, reason) for known in reasons[first:end]]
+
+
+def _has_slots_of(spec: GraphSpec, kernel: GraphSpec) -> bool:
+    """Returns whether a kernel computes a group, which has one tensor where the kernel has several slots."""
+    if len(kernel.slots) <= len(spec.slots):
+        return False
+    whole: dict[int, tuple[int, int]] = {}  # of a kernel's slot, where it begins in which one of the group
+
+    def same(a: Place | None, b: Place | None) -> bool:
+        if a is None or b is None or not (a.slot and b.slot):
+            return a == b
+        return whole.setdefault(b.index, (a.index, a.offset - b.offset)) == (a.index, a.offset - b.offset)
+
+    for one, other in zip(spec.nodes, kernel.nodes, strict=True):
+        places = [(one.place, other.place)]
+        for a, b in zip(one.inputs, other.inputs, strict=True):
+            places.append((None if a is None else a.place, None if b is None else b.place))
+        if one.escapes != other.escapes or not all(same(a, b) for a, b in places):
+            return False
+    written = {whole[slot][0] for slot in kernel.written}
+    uses = Counter(slot for slot, _ in whole.values())
+    return all(uses[slot] == 1 for slot in written)
+
+
+def _wiring(spec: GraphSpec) -> Hashable:
+    """Returns what a group is without what is seen outside of it."""
+    return tuple(replace(node, escapes=False) for node in spec.nodes), spec.slots

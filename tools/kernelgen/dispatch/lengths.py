@@ -1,0 +1,239 @@
+"""Which kernels compute a node that no kernel is made for: those for other numbers of tokens, and for longer caches.
+
+The backend does the same when it runs (`backend/ggml-neuron/kernels.cpp`, `tokens.cpp`); this tells it beforehand.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kernelgen.dispatch.costs import Costs, builtin
+from kernelgen.ggml.tokens import Cut, Tensors, cuts
+from kernelgen.ggml.unfused_attention import Member, members
+from kernelgen.spec.op_kernel import KernelSpec
+
+MAX_PIECES = 16
+"""More launches than this for one node are not better than the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a node is computed.
+
+    Attributes:
+        kernels: one for each launch, in their order.
+        pieces: the first token of each and for how many its kernel is; empty when the only kernel is for the node as it is.
+        padding: rows that are computed beyond the node's, or twice.
+        us, exact_us: modelled microseconds, and those of a kernel for the node as it is.
+        bytes, exact_bytes: read for any number of tokens: weights, and what attention reads of the cache.
+    """
+
+    kernels: tuple[KernelSpec, ...]
+    pieces: tuple[tuple[int, int], ...]
+    padding: int
+    us: float
+    exact_us: float
+    bytes: int
+    exact_bytes: int
+
+
+@dataclass(slots=True)
+class Index:
+    """Kernels by what they are regardless of how many tokens they are for."""
+
+    costs: Costs = field(default_factory=builtin)
+    _exact: dict[tuple[Hashable, ...], KernelSpec] = field(default_factory=dict)
+    _sizes: defaultdict[tuple[Hashable, ...], set[tuple[int, int | None]]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
+    _heads: defaultdict[int, set[tuple[int, int]]] = field(default_factory=lambda: defaultdict(set))
+    """Tokens and cells of products of several heads, by the number of heads."""
+
+    @staticmethod
+    def of(kernels: Iterable[KernelSpec], costs: Costs | None = None) -> Index:
+        """Returns the index of some kernels, which are chosen by `costs`, those of costs.json by default."""
+        index = Index(costs or builtin())
+        for kernel in kernels:
+            index._exact[_key(kernel, (*kernel.inputs, kernel.output))] = kernel
+            for cut in cuts(kernel.op, kernel.inputs, kernel.output):
+                index._sizes[_family(kernel, cut)].add((cut.n, cut.n_more))
+            if kernel.op == "mul_mat" and kernel.output.ne[2] > 1:
+                index._heads[kernel.output.ne[2]].add((kernel.output.ne[1], kernel.output.ne[0]))
+        return index
+
+    def serve(self, node: KernelSpec, room: int | None = None) -> Served | None:
+        """Returns how a node is computed, or None when no kernels do.
+
+        One of attention without flash attention is computed where all of them are, by kernels of the same numbers; here each is
+        looked at for itself.
+
+        Args:
+            node: as the kernel that would be made for it.
+            room: cells of the cache that attention reads on in; None: as many as kernels have.
+        """
+        exact = self._exact.get(_key(node, (*node.inputs, node.output)))
+        ways = list(cuts(node.op, node.inputs, node.output))
+        if exact is not None:
+            us, read = self._alone(node, ways)
+            return Served((exact,), (), 0, us, us, read, read)
+        for cut in ways:
+            sizes = self._sizes.get(_family(node, cut), set())
+            masked = cut.rule.mask is not None
+            for longer in _lengths(cut, sizes):
+                if masked and longer is not None and room is not None and longer > max(room, cut.n_more or 0):
+                    break
+                if (found := self._pieces(node, cut, sizes, longer)) is not None:
+                    return found
+        for member in members(node.op, node.inputs, node.output):
+            if (found := self._in_chain(node, member, room)) is not None:
+                return found
+        return None
+
+    def _in_chain(self, node: KernelSpec, member: Member, room: int | None) -> Served | None:
+        """Returns how a node of attention without flash attention is computed."""
+        sizes = self._heads[member.heads]
+        lengths: Sequence[int | None] = [None]
+        if member.n_cells is not None:
+            least = member.n_cells
+            lengths = sorted({m for _, m in sizes if m >= least and (room is None or m <= max(room, least))})
+        for cells in lengths:
+            kernels = {}
+            for n in sorted({n for n, _ in sizes}):
+                kernel = self._exact.get(_key(node, member.piece(n, cells)))
+                if kernel is not None:
+                    kernels[n] = kernel
+            costs = {n: self._member_us(member, n, cells) for n in kernels}
+            pieces = choose(member.n, list(kernels), list(costs.values()), again=True)
+            if pieces:
+                return Served(
+                    tuple(kernels[n] for _, n in pieces),
+                    tuple(pieces),
+                    sum(n for _, n in pieces) - member.n,
+                    sum(costs[n] for _, n in pieces),
+                    self._member_us(member, member.n, member.n_cells),
+                    member_traffic(member, 1, cells)[0] * len(pieces),
+                    member_traffic(member, 1, member.n_cells)[0],
+                )
+        return None
+
+    def _member_us(self, member: Member, n: int, cells: int | None) -> float:
+        whole, rows = member_traffic(member, n, cells)
+        return self.costs.launch(whole, rows / n, n)
+
+    def _pieces(
+        self, node: KernelSpec, cut: Cut, sizes: Iterable[tuple[int, int | None]], longer: int | None
+    ) -> Served | None:
+        kernels = {}
+        for n in sorted(n for n, m in sizes if m == longer):
+            kernel = self._exact.get(_key(node, cut.piece(n, longer)))
+            if kernel is not None:
+                kernels[n] = kernel
+        whole, row = traffic(node, cut, longer)
+        costs = {n: self.costs.launch(whole, row, n) for n in kernels}
+        again = node.alias is None or node.op in ("set_rows", "cpy")
+        pieces = choose(cut.n, list(kernels), list(costs.values()), again=again)
+        if not pieces:
+            return None
+        us, read = self._alone(node, [cut])
+        return Served(
+            tuple(kernels[n] for _, n in pieces),
+            tuple(pieces),
+            sum(n for _, n in pieces) - cut.n,
+            sum(costs[n] for _, n in pieces),
+            us,
+            whole * len(pieces),
+            read,
+        )
+
+    def _alone(self, node: KernelSpec, ways: Sequence[Cut]) -> tuple[float, int]:
+        """Returns the modelled microseconds of a kernel that is made for the node, and what it reads for any number of tokens."""
+        cut = max(ways, key=lambda cut: cut.n, default=None)
+        if cut is None:
+            size = sum(t.storage_bytes for t in (*node.inputs, node.output) if t is not None)
+            return self.costs.launch(size, 0, 1), size
+        whole, row = traffic(node, cut, cut.n_more)
+        return self.costs.launch(whole, row, cut.n), whole
+
+
+def _lengths(cut: Cut, sizes: Iterable[tuple[int, int | None]]) -> list[int | None]:
+    """Returns the lengths of kernels that are long enough, ascending; [None] where none is asked for."""
+    if cut.n_more is None:
+        return [None]
+    found: list[int | None] = []
+    found += sorted({m for _, m in sizes if m is not None and m >= cut.n_more})
+    return found
+
+
+def traffic(node: KernelSpec, cut: Cut, n_more: int | None) -> tuple[int, int]:
+    """Returns the bytes that are read for any number of tokens, and those that are read and written for each."""
+    whole = row = 0
+    for i, (t, axis) in enumerate(zip(cut.piece(1, n_more), cut.axes, strict=True)):
+        if t is None:
+            continue
+        if axis is not None:
+            row += t.storage_bytes
+        elif i < len(node.inputs) and i != node.alias and (i not in cut.rule.more or cut.rule.mask is not None):
+            whole += t.storage_bytes  # of a table some rows are read, and of what is written to none
+    return whole, row
+
+
+def member_traffic(member: Member, n: int, n_cells: int | None) -> tuple[int, int]:
+    """Returns the bytes that are read for any number of tokens, and those that are read and written for `n`."""
+    whole = rows = 0
+    for i, t in enumerate(member.piece(n, n_cells)):
+        if t is not None and i in member.tokens:
+            rows += t.storage_bytes
+        elif t is not None:
+            whole += t.storage_bytes
+    return whole, rows
+
+
+def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool) -> list[tuple[int, int]]:
+    """Returns pieces that together are `n` tokens, those that take least time, as pairs of the first token and the number.
+
+    One piece for more than `n` tokens when that is better; none where the kernels make no such pieces, or too many.
+
+    Args:
+        n: tokens.
+        counts: for what numbers there are kernels, ascending.
+        costs: what a launch of each takes.
+        again: whether rows may be computed twice, with the same result: then the last piece may begin early.
+    """
+    best = float("inf")
+    found: list[tuple[int, int]] = []
+    for size, cost in zip(counts, costs, strict=True):
+        whole = max(n // size, 1)
+        left = n - whole * size
+        total, then, times = whole * cost, 0, 0
+        if left > 0:
+            rest, then, times = _cover(left, whole * size, counts, costs, again)
+            total += rest
+        if total < best and whole + times <= MAX_PIECES:
+            best = total
+            found = [(i * size, size) for i in range(whole)]
+            found += [(min(whole * size + i * then, n - then), then) for i in range(times)]
+    return found
+
+
+def _cover(
+    left: int, before: int, counts: Sequence[int], costs: Sequence[float], again: bool
+) -> tuple[float, int, int]:
+    """Returns the cost, size and number of equal pieces for what is left after `before` tokens."""
+    best = (float("inf"), 0, 0)
+    for size, cost in zip(counts, costs, strict=True):
+        times = -(-left // size)
+        if times > MAX_PIECES or (left % size and (not again or size > before + left)):
+            continue
+        if times * cost < best[0]:
+            best = (times * cost, size, times)
+    return best
+
+
+def _key(node: KernelSpec, tensors: Tensors) -> tuple[Hashable, ...]:
+    return (node.op, node.params, node.alias, *tensors)
+
+
+def _family(node: KernelSpec, cut: Cut) -> tuple[Hashable, ...]:
+    return (node.op, node.params, node.alias, *cut.family)

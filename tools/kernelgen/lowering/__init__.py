@@ -1,0 +1,101 @@
+"""Lowering: from an emitter to the canonical HLO of a kernel.
+
+`emit` and its relatives are called with an emitter; `emission` finds a kernel's emitter, and is what the build steps call. JAX is
+imported by the functions that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelgen.errors import Location
+    from kernelgen.lowering.op import Lowered
+    from kernelgen.spec.graph_kernel import GraphSpec
+    from kernelgen.spec.op_kernel import KernelSpec
+    from kernelgen.spec.source_kernel import SourceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What emitting a kernel gives.
+
+    Attributes:
+        hlo: the canonical serialized `HloModuleProto`.
+        notes: what its language says of it besides, as JSON values.
+    """
+
+    hlo: bytes
+    notes: Mapping[str, Any]
+
+
+def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
+    """Returns the canonical serialized `HloModuleProto` of a kernel in JAX; as `emit_in`."""
+    return emit_in("jax", spec, function).hlo
+
+
+def emit_in(language: str, spec: KernelSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()) -> Emitted:
+    """Returns the kernel's canonical HLO, the same bytes for the same meaning, anywhere, and what is noted beside it.
+
+    Args:
+        language: what the emitter is written in.
+        spec: the kernel.
+        function: its emitter (`kernelgen.emitters.loading`).
+        targets: the targets that it is for; languages that know their limits check them.
+
+    Raises:
+        KernelgenError: the emitter refuses the kernel or returns something else, or no target's compiler would take the HLO.
+    """
+    # Imported here: other steps read HLO, and must not be redone when lowering changes.
+    from kernelgen.lowering.op import lower, place
+
+    return _canonical(spec.id, lower(spec, function, language, targets), place(function))
+
+
+def emit_source(
+    language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()
+) -> Emitted:
+    """Returns the canonical HLO of a kernel that is named by its source, and what is noted beside it.
+
+    Args:
+        language: what the function is written in.
+        spec: the kernel.
+        function: it.
+        targets: the targets that it is for; languages that know their limits check them.
+
+    Raises:
+        KernelgenError: the function fails, its results are not those declared, or no target's compiler would take the HLO.
+    """
+    from kernelgen.lowering.function import lower_source
+    from kernelgen.lowering.op import place
+
+    return _canonical(spec.id, lower_source(language, spec, function, targets), place(function))
+
+
+def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> Emitted:
+    """Returns the canonical HLO of a graph kernel, and what is noted beside it; its emitters are in JAX.
+
+    Args:
+        spec: the kernel.
+        functions: the emitter of each of its ops.
+
+    Raises:
+        KernelgenError: an emitter refuses its node or returns something else, or no target's compiler would take the HLO.
+    """
+    from kernelgen.lowering.graph import lower_graph
+
+    return _canonical(spec.id, lower_graph(spec, functions), None)
+
+
+def _canonical(id: str, lowered: Lowered, place: Location | None) -> Emitted:
+    from kernelgen.errors import Diagnostic, KernelgenError
+    from kernelgen.hlo.canonicalize import canonicalize
+    from kernelgen.hlo.lint import errors, lint
+
+    hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
+    findings = errors(lint(hlo))
+    if findings:
+        raise KernelgenError([Diagnostic(f"kernel {id}: {f}", place, f.hint) for f in findings], exit_code=1)
+    return Emitted(hlo, lowered.notes)

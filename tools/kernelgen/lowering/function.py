@@ -1,0 +1,179 @@
+"""From a kernel that no op names to HLO: its function, on arrays of given shapes and dtypes.
+
+`kernelgen.lowering.op` does the same for the emitter of an op, whose arrays are views of ggml's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kernelgen import languages
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, described
+from kernelgen.languages.emitting import add_notes, emitting
+from kernelgen.languages.protocol import Call
+from kernelgen.lowering.op import Lowered, place, traced_hlo
+from kernelgen.spec.source_kernel import SourceSpec
+
+Array = tuple[tuple[int, ...], str]
+"""Shape and NumPy dtype name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a function is called.
+
+    Attributes:
+        inputs: the array arguments, in order.
+        outputs: the results, or None when they are whatever the function returns.
+        keywords: static arguments.
+        grid: how many programs there are in each dimension; empty for none.
+        targets: the targets whose limits must hold.
+        lowering: `interpreted` or `native`.
+        names: the names of the arguments that the inputs are; empty where they are the function's first ones.
+    """
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...] | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    grid: tuple[int, ...] = ()
+    targets: tuple[str, ...] = ()
+    lowering: str = "interpreted"
+    names: tuple[str, ...] = ()
+
+
+def launch_of(spec: SourceSpec, targets: tuple[str, ...]) -> Launch:
+    """Returns how the function of a kernel is called that is named by its source."""
+    return Launch(
+        tuple(a.numpy for a in spec.inputs),
+        tuple(a.numpy for a in spec.outputs),
+        dict(spec.params),
+        spec.grid,
+        targets,
+        spec.lowering,
+        spec.arguments,
+    )
+
+
+def jax_function(
+    language: str, function: Callable[..., Any], launch: Launch, name: str
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns a function of JAX arrays that computes what a function of any language returns, for JAX to trace.
+
+    Args:
+        language: what it is written in.
+        function: it.
+        launch: how it is called.
+        name: the kernel's name in messages.
+    """
+
+    def called(*arrays: Any) -> tuple[Any, ...]:
+        with emitting(launch.targets):
+            call = _call(arrays, launch)
+            results = list(languages.get(language).call(function, call).results)
+        if launch.outputs is not None:
+            _check(results, launch.outputs, lambda message: KernelgenError(f"kernel {name}: {message}"))
+        return tuple(results)
+
+    return called
+
+
+def _call(arrays: tuple[Any, ...], launch: Launch) -> Call:
+    return Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering, launch.names)
+
+
+def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...]) -> Lowered:
+    """Traces the function of a kernel that is named by its source, as `lower_function`; results are aliased as the spec says.
+
+    Args:
+        language: what it is written in.
+        spec: the kernel.
+        function: it.
+        targets: the targets that it is for.
+
+    Raises:
+        KernelgenError: the function fails, or its results are not those declared.
+    """
+    lowered = lower_function(language, function, launch_of(spec, targets), spec.id)
+    for result, parameter in spec.alias:
+        other = lowered.aliases.get(result, parameter)
+        taken = next((k for k, i in lowered.aliases.items() if i == parameter and k != result), None)
+        if other != parameter or taken is not None:
+            what = (
+                f"the function writes result {result} to input {other}"
+                if taken is None
+                else f"the function writes result {taken} to input {parameter}"
+            )
+            raise KernelgenError(
+                Diagnostic(f"kernel {spec.id}: {what}, and alias says that result {result} is written to {parameter}"),
+                exit_code=EXIT_FAILED,
+            )
+    return replace(lowered, aliases={**lowered.aliases, **dict(spec.alias)})
+
+
+def lower_function(language: str, function: Callable[..., Any], launch: Launch, name: str) -> Lowered:
+    """Traces a function once.
+
+    Args:
+        language: what it is written in.
+        function: it.
+        launch: how it is called.
+        name: the kernel's name in messages.
+
+    Returns:
+        the HLO. A result is `output<k>`, and what is written to input i is `input<i>.updated`, which shares that input's memory:
+        a changed input that the function does not return comes after the results.
+
+    Raises:
+        KernelgenError: the function fails, or its results are not those declared.
+    """
+    aliases: dict[int, int] = {}
+    names: list[str] = []
+
+    def failure(message: str, error: BaseException | None = None) -> KernelgenError:
+        return KernelgenError(Diagnostic(f"kernel {name}: {message}", place(function, error)), exit_code=EXIT_FAILED)
+
+    def kernel(*arrays: Any) -> Any:
+        call = _call(arrays, launch)
+        returned = languages.get(language).call(function, call)
+        add_notes(returned.notes)
+        results = list(returned.results)
+        for k, result in enumerate(results):
+            if not hasattr(result, "shape") or not hasattr(result, "dtype"):
+                raise failure(f"result {k} is {type(result).__name__}, not an array")
+        updated = dict(returned.updated)
+        names[:] = []
+        for k, result in enumerate(results):
+            i = next((i for i, new in updated.items() if new is result), None)
+            if i is not None:
+                aliases[k] = i
+                del updated[i]
+            names.append(f"output{k}" if i is None else f"input{i}.updated")
+        if launch.outputs is not None:
+            _check(results, launch.outputs, failure)
+        for i, new in sorted(updated.items()):
+            aliases[len(results)] = i
+            names.append(f"input{i}.updated")
+            results.append(new)
+        if not results:
+            raise failure("the function returns nothing, and changes no argument")
+        return tuple(results)
+
+    try:
+        with emitting(launch.targets) as noted:
+            hlo, traced = traced_hlo(kernel, launch.inputs)
+    except (KernelgenError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, too: a kernel is anybody's code
+        raise failure(described(error), error) from error
+    inputs = tuple(f"input{i}" for i in range(len(launch.inputs)))
+    return Lowered(hlo, inputs, tuple(names), aliases, noted.notes, traced)
+
+
+def _check(results: Sequence[Any], outputs: Sequence[Array], failure: Callable[[str], KernelgenError]) -> None:
+    if len(results) != len(outputs):
+        raise failure(f"the function returns {len(results)} results, and {len(outputs)} are declared")
+    for k, (result, (shape, dtype)) in enumerate(zip(results, outputs, strict=True)):
+        if tuple(result.shape) != shape or str(result.dtype) != dtype:
+            raise failure(f"result {k} is {result.dtype}{list(result.shape)}, and {dtype}{list(shape)} is declared")

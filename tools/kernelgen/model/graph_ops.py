@@ -1,0 +1,263 @@
+"""Reads the ops of a model's graphs, as llama.cpp's `test-export-graph-ops` writes them, or export-graphs (backend/exporter).
+
+The former has one line per distinct op:
+
+    op type ne[4] n_params params[n_params] n_inputs {type ne[4] nb[4]}* name
+
+All numbers are ggml's enum values; the name is the rest of the line and may hold blanks. The latter is described in docs/graphs.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kernelgen import fileio
+from kernelgen.errors import Diagnostic, KernelgenError, Location
+from kernelgen.ggml.ops import N_WORDS
+from kernelgen.spec.op_kernel import KernelSpec, spec_from_ggml
+
+if TYPE_CHECKING:
+    from kernelgen.dispatch.grouping import Groups
+from kernelgen.manifest.document import short
+from kernelgen.model.graphs import Graph, Reader
+
+_MAX_INPUTS = 10  # GGML_MAX_SRC
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one graph computes.
+
+    Attributes:
+        line: where it is in the export, from 1; or the graph's number.
+        sizes: of the call: `n_tokens`, `n_outputs`, `n_seqs`, `n_kv`, `n_kv_swa`, as far as the export says; empty where it
+            holds the distinct ops of several graphs.
+        context: the context's settings, such as `n_ctx` and `flash_attn`; as `sizes`.
+        nodes: how many of its nodes each kernel computes.
+        groups: how many of its nodes each group has, one for each launch; None where the export has no whole graphs, or there
+            are no groups.
+        outside: how many nodes each kernel computes that are in no group, by why; `nodes` where there are no groups.
+    """
+
+    line: int
+    sizes: Mapping[str, int]
+    context: Mapping[str, Any]
+    nodes: Mapping[KernelSpec, int]
+    groups: tuple[int, ...] | None = None
+    outside: Mapping[str, Mapping[KernelSpec, int]] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> Mapping[KernelSpec, int]:
+        """How many nodes each kernel computes by itself."""
+        if self.groups is None:
+            return self.nodes
+        found: Counter[KernelSpec] = Counter()
+        for nodes in self.outside.values():
+            found.update(nodes)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What a model's graphs compute.
+
+    Attributes:
+        file: what the export is called in messages.
+        ops: (kernel, line, node name) of every distinct op, where it is first.
+        steps: the graphs.
+    """
+
+    file: str
+    ops: tuple[tuple[KernelSpec, int, str], ...]
+    steps: tuple[Step, ...]
+
+
+class Collector:
+    """Makes an `Export` of graphs.
+
+    Args:
+        file: what it is called.
+        groups: the graph kernels that there are.
+    """
+
+    def __init__(self, file: str, groups: Groups | None = None) -> None:
+        self._file = file
+        self._groups = groups
+        self._specs: dict[int, KernelSpec] = {}
+        self._found: dict[KernelSpec, tuple[KernelSpec, int, str]] = {}
+        self._steps: list[Step] = []
+
+    def add(self, graph: Graph, line: int) -> None:
+        """Adds a graph; nodes without elements need no kernel.
+
+        Raises:
+            KernelgenError: a node is none that a kernel can compute.
+        """
+        nodes: Counter[KernelSpec] = Counter()
+        for node, name in zip(graph.nodes, graph.names, strict=True):
+            if node.empty:
+                continue
+            spec = self._specs.get(id(node))  # a reader gives equal nodes as one object
+            if spec is None:
+                try:
+                    spec = self._specs[id(node)] = node.spec()
+                except (TypeError, ValueError) as error:
+                    raise KernelgenError(Diagnostic(f"{short(name)}: {error}", Location(self._file, line, 1))) from None
+            self._found.setdefault(spec, (spec, line, name))
+            nodes[spec] += 1
+        self._steps.append(self._step(graph, line, nodes))
+
+    def _step(self, graph: Graph, line: int, nodes: Counter[KernelSpec]) -> Step:
+        step = Step(line, graph.sizes, graph.context, MappingProxyType(nodes))
+        if not self._groups:
+            return step
+        grouping = self._groups.find(graph)
+        outside: dict[str, Counter[KernelSpec]] = {}
+        for i, why in grouping.outside:
+            spec = self._specs.get(id(graph.nodes[i]))
+            if spec is not None:
+                outside.setdefault(why.words, Counter())[spec] += 1
+        return replace(step, groups=tuple(len(group.nodes) for group in grouping.groups), outside=outside)
+
+    def export(self) -> Export:
+        """Returns what was added.
+
+        Raises:
+            KernelgenError: nothing was, or it computes nothing.
+        """
+        if not self._found:
+            raise KernelgenError(Diagnostic("no op in the graph export", Location(self._file, 1, 1)))
+        return Export(self._file, tuple(self._found.values()), tuple(self._steps))
+
+
+def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
+    """Returns (kernel, line, node name) of every distinct op, in the file's order.
+
+    Raises:
+        KernelgenError: as of `read_export`.
+    """
+    return list(read_export(path).ops)
+
+
+def read_export(path: str | Path, groups: Groups | None = None) -> Export:
+    """Returns what a file holds; of test-export-graph-ops that is one step without sizes, with each distinct op once.
+
+    In whole graphs `groups` are looked for.
+
+    Raises:
+        KernelgenError: the file can't be read, holds no op, or has broken lines; each is named.
+    """
+    file = str(path)
+    data = _read(path)
+    if data.startswith(b"{"):
+        return _graphs(data, file, groups)
+    lines = data.decode("utf-8", "replace").splitlines()
+    found: list[tuple[KernelSpec, int, str]] = []
+    problems: list[Diagnostic] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            spec, name = _parse(line)
+        except _Broken as error:
+            problems.append(Diagnostic(str(error), Location(file, number, error.column)))
+        else:
+            found.append((spec, number, name))
+    if problems:
+        raise KernelgenError(problems)
+    if not found:
+        raise KernelgenError(Diagnostic("no op in the graph export", Location(file, 1, 1)))
+    return Export(file, tuple(found), (Step(1, {}, {}, Counter(spec for spec, _, _ in found)),))
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return fileio.read_input(path)
+    except OSError as error:
+        raise KernelgenError(f"can't read '{path}': {error.strerror or error}") from None
+
+
+def read_graphs(path: str | Path) -> list[Graph]:
+    """Returns the graphs of an export, each once; none of one that holds the distinct ops of several.
+
+    Raises:
+        KernelgenError: the file can't be read, or a line is broken.
+    """
+    data = _read(path)
+    if not data.startswith(b"{"):
+        return []
+    reader = Reader(data.splitlines(), str(path))
+    reader.model()
+    found: dict[object, Graph] = {}
+    for graph in reader.graphs():
+        roots = tuple((root.shape, root.node, root.output) for root in graph.roots.values())  # names are for readers
+        found.setdefault((graph.nodes, graph.wires, roots), graph)
+    return list(found.values())
+
+
+def _graphs(data: bytes, file: str, groups: Groups | None) -> Export:
+    reader = Reader(data.splitlines(), file)
+    reader.model()
+    collector = Collector(file, groups)
+    for number, graph in enumerate(reader.graphs(), 2):
+        collector.add(graph, number)
+    return collector.export()
+
+
+class _Broken(Exception):
+    def __init__(self, message: str, column: int) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+class _Fields:
+    """The blank-separated integers of a line, taken one after another."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+        self.at = 0
+
+    def take(self, what: str, low: int = -(2**63), high: int = 2**63 - 1) -> int:
+        """Returns the next field; `what` names it in a message."""
+        begin = self.at
+        while begin < len(self.line) and self.line[begin] == " ":
+            begin += 1
+        end = begin
+        while end < len(self.line) and self.line[end] != " ":
+            end += 1
+        text = self.line[begin:end]
+        if not text:
+            raise _Broken(f"the line ends where {what} is expected", begin + 1)
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
+            raise _Broken(f"expected {what}, not '{short(text, 40)}'", begin + 1)
+        self.at = end
+        return int(text)
+
+    def rest(self) -> str:
+        return self.line[self.at :].strip()
+
+
+def _parse(line: str) -> tuple[KernelSpec, str]:
+    fields = _Fields(line)
+    op = fields.take("an op number")
+    kind = fields.take("a type number")
+    ne = [fields.take(f"ne{i} of the result", 1) for i in range(4)]
+    fields.take(f"the count of parameters ({N_WORDS})", N_WORDS, N_WORDS)
+    words = [fields.take(f"word {i} of op_params", -(2**31), 2**31 - 1) for i in range(N_WORDS)]
+    count = fields.take(f"the count of inputs (at most {_MAX_INPUTS})", 0, _MAX_INPUTS)
+    inputs = []
+    for i in range(count):
+        t = fields.take(f"the type number of input {i}")
+        input_ne = [fields.take(f"ne{d} of input {i}", 1) for d in range(4)]
+        input_nb = [fields.take(f"nb{d} of input {i}", 0) for d in range(4)]
+        inputs.append((t, input_ne, input_nb))
+    try:
+        return spec_from_ggml(op, words, inputs, (kind, ne)), fields.rest() or "-"
+    except ValueError as error:
+        raise _Broken(str(error), 1) from None

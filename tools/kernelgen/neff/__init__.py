@@ -1,0 +1,1 @@
+"""NEFFs: the container, and what one says about itself."""

@@ -1,0 +1,204 @@
+"""What a NEFF says about itself, and whether it is the one that a build asked for.
+
+The header of a real NEFF names neither compiler nor target. Both stand in its payload, and so do its tensors:
+
+    info.json                 `tool_version`: the compiler's version
+    kelf-0.json               `target`: what the device is called (`neff.DEVICES`); `graphs`: one for each physical core
+    sgNN/def.json             `var`: of a core, what it reads and writes, with sizes in bytes
+    sgNN/tensor_map.json      the types and shapes of these
+
+A simulated NEFF has the same members. The form is that of the NEFFs of neuronx-cc 2.0 to 2.24 (docs/compilers.md). What a device
+runs is not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.neff import container
+from kernelgen.neff.container import DEVICES, Header, Tensor
+
+MAX_TEXT = 1 << 28
+"""Bytes that one of these members may have; the largest that was seen has 1.5 million."""
+
+FEATURES = {
+    0x4: "custom ops",
+    0x100: "bound check of indirect copies",
+    0x200: "DMA descriptors of higher dimensions",
+    0xC00: "logical cores",
+}
+"""Bits of the header's `feature_bits`, by what `def.json` calls them. 0x1000, 0x8000 and 0x200000 were seen without a name."""
+
+# XLA's names of the types that NEFFs name as NumPy does.
+_TYPES = {
+    **{"uint8": "u8", "int8": "s8", "uint16": "u16", "int16": "s16", "uint32": "u32", "int32": "s32"},
+    **{"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"},
+    **{"float8_e5m2": "f8e5m2", "float8_e4m3fn": "f8e4m3fn", "float8_e4m3": "f8e4m3", "float8_e3m4": "f8e3m4"},
+}
+_USAGES = {"input": "in", "output": "out"}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a NEFF says about itself.
+
+    Attributes:
+        header: its header.
+        compiler: the compiler's version; of a simulated NEFF the simulator's identity.
+        device: what it calls the device.
+        cores: names of what each physical core runs.
+        tensors: inputs, then outputs, by name. Of an input that the compiler found not to matter there is nothing. Which output
+            shares an input's memory is not said.
+    """
+
+    header: Header
+    compiler: str
+    device: str
+    cores: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def identity(self) -> str:
+        """What made it, as `Compiler.identity`."""
+        return self.compiler if self.header.simulated else f"neuronx-cc {self.compiler}"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets that it can be for."""
+        return tuple(target for target, device in DEVICES.items() if device == self.device)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the runtime must support, by name; bits without a name as a number."""
+        named = [name for bits, name in FEATURES.items() if self.header.feature_bits & bits == bits]
+        left = self.header.feature_bits & ~sum(bits for bits in FEATURES if self.header.feature_bits & bits == bits)
+        return (*named, *([hex(left)] if left else []))
+
+
+def describe(data: bytes, *, source: str = "NEFF") -> Description:
+    """Returns what a NEFF says about itself, after reading its payload to the end.
+
+    Args:
+        data: the NEFF.
+        source: what errors call it.
+
+    Raises:
+        KernelgenError: not a NEFF, damaged, or of a form that is not known.
+    """
+    header = container.read_header(data, source=source)
+
+    def wanted(name: str) -> bool:
+        return name in (container.INFO_MEMBER, container.KELF_MEMBER) or name.endswith(
+            (f"/{container.DEFINITION}", f"/{container.TENSOR_MAP}")
+        )
+
+    files = container.unpack(data, source=source, only=wanted, limit=MAX_TEXT)
+
+    def member(name: str) -> dict[str, Any]:
+        if name not in files:
+            raise KernelgenError(f"{source}: damaged NEFF, or of a form that is not known: it has no {name}")
+        try:
+            value = json.loads(files[name])
+        except (ValueError, RecursionError) as error:
+            raise KernelgenError(f"{source}: damaged NEFF: {name} is not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise KernelgenError(f"{source}: damaged NEFF: {name} is not an object")
+        return value
+
+    try:
+        compiler, kelf = member(container.INFO_MEMBER)["tool_version"], member(container.KELF_MEMBER)
+        device, graphs = kelf["target"], [(graph["name"], graph["definition"]) for graph in kelf["graphs"]]
+        if not all(isinstance(text, str) for text in (compiler, device, *sum(graphs, ()))) or not graphs:
+            raise ValueError("its compiler, its target or its graphs are not text, or missing")
+        found: dict[str, Tensor] = {}
+        for _, definition in graphs:
+            types = member(f"{definition.rpartition('/')[0]}/{container.TENSOR_MAP}")
+            for tensor in _tensors(member(definition)["var"], types):
+                known = found.setdefault(tensor.name, tensor)
+                if (known.usage, known.size) != (tensor.usage, tensor.size):
+                    raise ValueError(f"its cores do not agree about {tensor.name}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise KernelgenError(f"{source}: damaged NEFF, or of a form that is not known: {what}") from None
+    tensors = sorted(found.values(), key=lambda tensor: tensor.usage == "out")
+    return Description(header, compiler, device, tuple(name for name, _ in graphs), tuple(tensors))
+
+
+def _tensors(variables: dict[str, Any], types: dict[str, Any]) -> list[Tensor]:
+    """Returns the inputs and outputs among a core's variables, in their order."""
+    made = []
+    for name, variable in variables.items():
+        if variable["type"] in _USAGES:
+            size, dtype, shape = variable["size"], types[name]["dtype"], types[name]["tf_shape"]
+            if not all(isinstance(n, int) for n in (size, *shape)) or not isinstance(dtype, str):
+                raise ValueError(f"the size, the type or the shape of {name} cannot be read")
+            made.append(Tensor(name, _USAGES[variable["type"]], _TYPES.get(dtype, dtype), tuple(shape), size))
+    return made
+
+
+def check(said: Description, expected: Sequence[Tensor], target: str, lnc: int, *, source: str = "NEFF") -> None:
+    """Raises where a NEFF is not the one that is expected.
+
+    Inputs may be missing, because the compiler drops those that do not matter. Types and shapes may differ at equal size: a device
+    has no 64-bit integers and no bools.
+
+    Args:
+        said: what it says.
+        expected: the tensors of its HLO (`neff.tensors_of`).
+        target: neuronx-cc's `--target`.
+        lnc: physical cores of a logical one.
+        source: what errors call it.
+
+    Raises:
+        KernelgenError: all that differs.
+    """
+    mistakes = [*_wrong_device(said, target, lnc), *_wrong_tensors(said, expected)]
+    if mistakes:
+        raise KernelgenError([Diagnostic(f"{source}: {text}") for text in mistakes])
+
+
+def check_device(said: Description, target: str, lnc: int, *, source: str = "NEFF") -> None:
+    """Raises where a NEFF is for another device than it is expected to be; see `check`.
+
+    Raises:
+        KernelgenError: all that differs.
+    """
+    mistakes = _wrong_device(said, target, lnc)
+    if mistakes:
+        raise KernelgenError([Diagnostic(f"{source}: {text}") for text in mistakes])
+
+
+def _wrong_device(said: Description, target: str, lnc: int) -> list[str]:
+    mistakes = []
+    if said.device != DEVICES.get(target):
+        what = f"{said.device} ({', '.join(said.targets) or 'no target that is known'})"
+        mistakes.append(f"compiled for {what}, not for {target} ({DEVICES.get(target, 'unknown')})")
+    if (said.header.lnc_size, len(said.cores)) != (lnc, lnc):
+        cores = f"{said.header.lnc_size} physical cores, with code for {len(said.cores)}"
+        mistakes.append(f"compiled for logical cores of {cores}; expected {lnc}")
+    return mistakes
+
+
+def _wrong_tensors(said: Description, expected: Sequence[Tensor]) -> list[str]:
+    mistakes = []
+    wanted = {(tensor.name, tensor.usage): tensor for tensor in expected}
+    labels = {"in": "input", "out": "output"}
+    for tensor in said.tensors:
+        of_hlo = wanted.get((tensor.name, tensor.usage))
+        if of_hlo is None:
+            mistakes.append(f"it has an {labels[tensor.usage]} {tensor.name}, which its HLO has not")
+        elif of_hlo.size != tensor.size:
+            mistakes.append(
+                f"its {labels[tensor.usage]} {tensor.name} has {tensor.size} bytes; its HLO's {of_hlo}, {of_hlo.size}"
+            )
+    there = {tensor.name for tensor in said.tensors if tensor.usage == "out"}
+    mistakes += [
+        f"it has no output {tensor.name}, which its HLO has"
+        for tensor in expected
+        if tensor.usage == "out" and tensor.name not in there
+    ]
+    return mistakes

@@ -1,0 +1,128 @@
+"""Where the NEFFs of a build folder came from, and what their bytes were: what the steps of a build tell each other.
+
+A compile step writes, beside its NEFF, which HLO the NEFF is of, the NEFF's digest, and whether it was compiled. A NEFF is as it
+was made when it has that digest: it is not known how neuronx-cc makes the hash in a NEFF's header. `kernelgen build` compiles again
+what is not as it was made. CMake's bundle step counts, and it refuses such a NEFF, and one of an earlier HLO: build tools go by
+files' times, and believe that nothing changed when the clock was set back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelgen import fileio
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.spec.canonical import canonical_json
+
+
+@dataclass(frozen=True, slots=True)
+class NeffOrigin:
+    """What a compile step says of its NEFF.
+
+    Attributes:
+        hlo_sha256: digest of the HLO that it is of, in hex.
+        source: `compiled`, or a level of the cache.
+        run: differs from run to run of the step.
+        neff_sha256: digest of the NEFF, in hex; empty when an earlier version of kernelgen wrote this.
+    """
+
+    hlo_sha256: str
+    source: str
+    run: str
+    neff_sha256: str = ""
+
+
+def beside(neff: Path) -> Path:
+    """Returns where the origin of a NEFF is, or will be."""
+    return neff.with_suffix(".origin")
+
+
+def write(path: str | Path, hlo: str | Path, source: str, neff_sha256: str) -> None:
+    """Writes the origin of a NEFF that was just made.
+
+    Raises:
+        OSError: a file can't be read or written.
+    """
+    digest = hashlib.sha256(Path(hlo).read_bytes()).hexdigest()
+    value = {"hlo_sha256": digest, "neff_sha256": neff_sha256, "run": secrets.token_hex(8), "source": source}
+    fileio.write_bytes(path, canonical_json(value).encode())
+
+
+def read(path: str | Path) -> NeffOrigin | None:
+    """Returns an origin, None when there is none that can be read."""
+    try:
+        value = json.loads(Path(path).read_bytes())
+        hlo, source, run = (str(value[name]) for name in ("hlo_sha256", "source", "run"))
+        return NeffOrigin(hlo, source, run, str(value.get("neff_sha256", "")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def is_as_made(neff: Path, origin: NeffOrigin | None) -> bool:
+    """Returns whether a NEFF is there with the bytes that its step wrote; a full disk or a stray hand may have changed them."""
+    if origin is None:
+        return False
+    try:
+        return hashlib.sha256(neff.read_bytes()).hexdigest() == origin.neff_sha256
+    except OSError:
+        return False
+
+
+def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> dict[str, NeffOrigin]:
+    """Returns the origins of kernels' NEFFs, after comparing them with the HLO and the NEFFs that there are now.
+
+    Args:
+        origins: the origins' files, by kernel.
+        hlos: their HLO files.
+        neffs: their NEFF files.
+
+    Raises:
+        KernelgenError: NEFFs are of other HLO, or not as they were made. They are removed, so that the next build makes them.
+    """
+    known: dict[str, NeffOrigin] = {}
+    stale = []
+    for kernel, path in origins.items():
+        origin = read(path)
+        try:
+            digest = hashlib.sha256(hlos[kernel].read_bytes()).hexdigest()
+        except OSError:
+            continue  # the bundle's own checks say it better
+        if origin is None or origin.hlo_sha256 != digest:
+            neffs[kernel].unlink(missing_ok=True)
+            stale.append(
+                Diagnostic(
+                    f"kernel {kernel}: {neffs[kernel]} is not of the HLO that there is now",
+                    hint="it was removed: build again (files' times do not tell what changed, as after a clock was set back)",
+                )
+            )
+        elif origin.neff_sha256 and neffs[kernel].exists() and not is_as_made(neffs[kernel], origin):
+            neffs[kernel].unlink(missing_ok=True)
+            stale.append(
+                Diagnostic(
+                    f"kernel {kernel}: {neffs[kernel]} is not as it was compiled: its SHA-256 is another",
+                    hint="it was removed: build again",
+                )
+            )
+        else:
+            known[kernel] = origin
+    if stale:
+        raise KernelgenError(stale, exit_code=EXIT_FAILED)
+    return known
+
+
+def count(path: str | Path, known: Mapping[str, NeffOrigin]) -> str:
+    """Returns how many NEFFs were compiled since the last call for this path, and how many came from a cache, in words."""
+    try:
+        before = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        before = {}
+    runs = {kernel: origin.run for kernel, origin in known.items()}
+    fileio.write_bytes(path, canonical_json(runs).encode())
+    new = [o for kernel, o in known.items() if not isinstance(before, dict) or before.get(kernel) != o.run]
+    compiled = sum(o.source == "compiled" for o in new)
+    return f"{len(known)} kernels: {compiled} compiled, {len(new) - compiled} from the cache, {len(known) - len(new)} as before"

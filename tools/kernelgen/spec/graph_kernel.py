@@ -1,0 +1,399 @@
+"""What a graph kernel is: several nodes of a ggml graph that one kernel computes, and the id that follows from them.
+
+Its nodes are those that compute something, in the order of the graph. The memory that they read and write is that of a *slot*, a
+tensor that the kernel is given (a weight, a cache, what an earlier kernel computed), or of a *node* that has memory of its own.
+Views are references into either. No address, name or layer number is in it, so that equal parts of graphs are equal: the layers of
+a transformer are one kernel.
+
+Nothing here says how it is computed (`kernelgen.lowering.graph`). docs/graph-kernels.md describes the form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.spec.op_kernel import MAX_ID, MAX_INPUTS, KernelSpec, param_from_json, params_to_json, spec_json
+from kernelgen.spec.source_kernel import SourceSpec
+
+OP = "graph"
+"""What stands for an op's name in a graph kernel's key, and in lists of kernels."""
+
+MAX_NODES = 65536
+"""Nodes that a graph kernel may have: a whole step of a large model has some thousands."""
+
+_REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([0-9]{1,18})\s*)?(\(.*)?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is.
+
+    Attributes:
+        slot: whether it is in a slot; else it is in the memory of a node.
+        index: the slot's number, or the node's.
+        offset: bytes from the slot's base, which is the lowest address that the kernel uses of it, or from the node's data.
+    """
+
+    slot: bool
+    index: int
+    offset: int = 0
+
+    def __str__(self) -> str:
+        name = f"{'s' if self.slot else 'n'}{self.index}"
+        return f"{name}+{self.offset}" if self.offset else name
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that a node reads, and where it is."""
+
+    place: Place
+    tensor: TensorDesc
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.tensor}"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A node of a group.
+
+    Attributes:
+        op: `ggml_op_desc` in lower case.
+        inputs: ggml's `src[0…]`; None for one that is absent before one that is there.
+        output: the result.
+        params: (name, value) sorted by name, all of them, floats rounded to binary32.
+        place: the memory that the result is written to; None for memory of its own.
+        escapes: whether what is in its own memory is read outside of the group.
+    """
+
+    op: str
+    inputs: tuple[Operand | None, ...]
+    output: TensorDesc
+    params: tuple[tuple[str, ParamValue], ...] = ()
+    place: Place | None = None
+    escapes: bool = False
+
+    @property
+    def alias(self) -> int | None:
+        """The input whose memory the result is written to; None when it has memory of its own."""
+        if self.place is None:
+            return None
+        preferred = ggml_ops.op(self.op).alias
+        order = range(len(self.inputs)) if preferred is None else (preferred,)
+        for i in order:
+            operand = self.inputs[i] if i < len(self.inputs) else None
+            if (
+                operand is not None
+                and operand.place == self.place
+                and (operand.tensor.ne, operand.tensor.type_text) == (self.output.ne, self.output.type_text)
+            ):
+                return i
+        return None
+
+    @property
+    def kernel(self) -> KernelSpec:
+        """The op kernel that computes this node by itself."""
+        inputs = [None if i is None else i.tensor for i in self.inputs]
+        return KernelSpec.make(self.op, inputs, self.output, dict(self.params), self.alias)
+
+    @property
+    def op_params(self) -> tuple[int, ...]:
+        """ggml's 16 words of `op_params`; all 0 for a custom op."""
+        return ggml_ops.op(self.op).encode(dict(self.params))
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """A tensor whose root has any name, at any address: what `GraphSpec.make` is given.
+
+    Attributes:
+        root: names the memory: of a node, its position; of a slot, anything else that is not a number.
+        offset: bytes from any point of the root, the same one for all uses; of a node, from its data.
+        tensor: the tensor.
+    """
+
+    root: Hashable
+    offset: int
+    tensor: TensorDesc
+
+
+@dataclass(frozen=True, slots=True)
+class LooseNode:
+    """A node before slots are numbered; as `GraphNode`, with `into` for `place`."""
+
+    op: str
+    inputs: tuple[Loose | None, ...]
+    output: TensorDesc
+    params: Mapping[str, ParamValue]
+    into: Loose | None = None
+    escapes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """What one graph kernel computes; made by `make`, which gives equal structure one form.
+
+    Attributes:
+        nodes: in the order in which they are computed.
+        slots: bytes of each slot, from its base to the end of its last use; numbered by first use: in the order of nodes, within a
+            node its inputs and then its result.
+    """
+
+    nodes: tuple[GraphNode, ...]
+    slots: tuple[int, ...]
+    id: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", _graph_id(self))
+
+    @staticmethod
+    def make(nodes: Iterable[LooseNode]) -> GraphSpec:
+        """Returns the canonical form of nodes.
+
+        Raises:
+            ValueError: they are not a group: a node reads memory of a later one, a view has another type than its root or is beyond
+                it, a result is written to memory that is none of the node's inputs, or no result is read.
+        """
+        return _Maker(list(nodes)).spec()
+
+    @property
+    def op(self) -> str:
+        """What stands where the op of an op kernel does."""
+        return OP
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The distinct ops, sorted."""
+        return tuple(sorted({node.op for node in self.nodes}))
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The numbers of the slots that a node writes to, ascending."""
+        return tuple(sorted({n.place.index for n in self.nodes if n.place is not None and n.place.slot}))
+
+    @property
+    def escaping(self) -> tuple[int, ...]:
+        """The numbers of the nodes whose results are read outside, ascending."""
+        return tuple(i for i, node in enumerate(self.nodes) if node.escapes)
+
+    @property
+    def without_forms(self) -> GraphSpec:
+        """The kernel of the same group on weights as ggml has them."""
+
+        def plain(operand: Operand | None) -> Operand | None:
+            return None if operand is None else Operand(operand.place, operand.tensor.in_form(""))
+
+        return GraphSpec(tuple(replace(n, inputs=tuple(map(plain, n.inputs))) for n in self.nodes), self.slots)
+
+    def uses(self) -> list[tuple[Operand, ...]]:
+        """Returns, for each slot, the distinct tensors that nodes read or write in it, in order of use."""
+        found: list[dict[Operand, None]] = [{} for _ in self.slots]
+        for node in self.nodes:
+            written = [] if node.place is None else [Operand(node.place, node.output)]
+            for operand in (*node.inputs, *written):
+                if operand is not None and operand.place.slot:
+                    found[operand.place.index][operand] = None
+        return [tuple(operands) for operands in found]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the spec as plain values; `from_json` is its inverse."""
+        return {
+            "graph": [
+                {
+                    "op": node.op,
+                    "inputs": [None if i is None else str(i) for i in node.inputs],
+                    "output": str(node.output) if node.place is None else f"{node.place} {node.output}",
+                    "params": params_to_json(node.params),
+                    "escapes": node.escapes,
+                }
+                for node in self.nodes
+            ]
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> GraphSpec:
+        """Returns the spec that `to_json` wrote.
+
+        Raises:
+            ValueError, KeyError: `value` is not such a spec, or not in canonical form.
+        """
+        nodes = []
+        for node in value["graph"]:
+            written, offset, output = parse_reference(node["output"], nameless=True)
+            if output is None:
+                raise ValueError(f"'{node['output']}' lacks its tensor")
+            if not isinstance(node["escapes"], bool):
+                raise ValueError(f"escapes is true or false, not {node['escapes']!r}")
+            nodes.append(
+                LooseNode(
+                    node["op"],
+                    tuple(None if i is None else _loose(i) for i in node["inputs"]),
+                    output,
+                    {name: param_from_json(v) for name, v in node["params"].items()},
+                    None if written is None else Loose(_root(written), offset, output),
+                    node["escapes"],
+                )
+            )
+        spec = GraphSpec.make(nodes)
+        if spec.to_json() != value:
+            raise ValueError("not in canonical form")
+        return spec
+
+
+Spec = KernelSpec | GraphSpec | SourceSpec
+"""What one kernel computes."""
+
+
+def spec_from_json(value: Mapping[str, Any]) -> Spec:
+    """Returns the spec of any kind that `to_json` wrote.
+
+    Raises:
+        ValueError, KeyError: `value` is not such a spec.
+    """
+    if "source" in value:
+        return SourceSpec.from_json(value)
+    return GraphSpec.from_json(value) if "graph" in value else KernelSpec.from_json(value)
+
+
+def spec_ops(spec: Spec) -> tuple[str, ...]:
+    """Returns the distinct ops that a kernel computes, sorted; the name of one that no op names."""
+    return spec.ops if isinstance(spec, GraphSpec) else (spec.op,)
+
+
+def parse_reference(text: str, *, nameless: bool = False) -> tuple[str | None, int, TensorDesc | None]:
+    """Returns (name, offset in bytes, tensor) of `NAME`, `NAME (…)/dtype[/(…)]` or `NAME+OFFSET (…)/dtype[/(…)]`.
+
+    Args:
+        text: the reference; the tensor is None when it does not say one.
+        nameless: whether it may also be a tensor alone; then the name is None.
+
+    Raises:
+        ValueError: `text` is not a reference, or the tensor not one.
+    """
+    if nameless and text.lstrip().startswith("("):
+        return None, 0, TensorDesc.parse(text)
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        raise ValueError("expected NAME, NAME (ne0,ne1,ne2,ne3)/dtype, or NAME+OFFSET (ne0,ne1,ne2,ne3)/dtype")
+    name, offset, tensor = match.groups()
+    if offset is not None and tensor is None:
+        raise ValueError("a view with an offset says its tensor: NAME+OFFSET (ne0,ne1,ne2,ne3)/dtype")
+    return name, int(offset or 0), None if tensor is None else TensorDesc.parse(tensor)
+
+
+def _loose(text: str) -> Loose:
+    name, offset, tensor = parse_reference(text)
+    if tensor is None or name is None:
+        raise ValueError(f"'{text}' lacks its tensor")
+    return Loose(_root(name), offset, tensor)
+
+
+def _root(name: str) -> Hashable:
+    if not re.fullmatch("[sn][0-9]{1,6}", name):
+        raise ValueError(f"'{name}' is neither a slot (s0) nor a node (n0)")
+    return int(name[1:]) if name[0] == "n" else name
+
+
+class _Maker:
+    """Numbers slots and checks nodes."""
+
+    def __init__(self, nodes: Sequence[LooseNode]) -> None:
+        if not 0 < len(nodes) <= MAX_NODES:
+            raise ValueError(f"a graph kernel has 1 to {MAX_NODES} nodes, not {len(nodes)}")
+        self.nodes = nodes
+        self.numbers: dict[Hashable, int] = {}
+        self.low: dict[Hashable, int] = {}
+        self.high: dict[Hashable, int] = {}
+        self.types: dict[Hashable, str] = {}
+        for i, node in enumerate(nodes):
+            for loose in (*node.inputs, node.into):
+                if loose is not None:
+                    self._note(i, loose)
+
+    def _note(self, i: int, loose: Loose) -> None:
+        root, end = loose.root, loose.offset + loose.tensor.storage_bytes
+        what = f"node {i}, {self.nodes[i].op}"
+        if isinstance(root, int):
+            if not 0 <= root <= i:
+                raise ValueError(f"{what}: it reads node {root}, which is not computed before it")
+            owner = self.nodes[root]
+            if owner.into is not None:
+                raise ValueError(f"{what}: node {root} has no memory of its own: name what it is written to")
+            if loose.tensor.dtype != owner.output.dtype:
+                raise ValueError(f"{what}: a view of node {root} is {owner.output.dtype}, not {loose.tensor.dtype}")
+            if loose.offset < 0 or end > owner.output.storage_bytes:
+                raise ValueError(
+                    f"{what}: a view of node {root} ends at byte {end}, and the node has {owner.output.storage_bytes}"
+                )
+            return
+        self.numbers.setdefault(root, len(self.numbers))
+        self.low[root] = min(loose.offset, self.low.get(root, loose.offset))
+        self.high[root] = max(end, self.high.get(root, end))
+        if self.types.setdefault(root, loose.tensor.type_text) != loose.tensor.type_text:
+            raise ValueError(
+                f"{what}: a view has the type of its tensor, {self.types[root]}, not {loose.tensor.type_text}"
+            )
+
+    def _place(self, loose: Loose) -> Place:
+        if isinstance(loose.root, int):
+            return Place(False, loose.root, loose.offset)
+        return Place(True, self.numbers[loose.root], loose.offset - self.low[loose.root])
+
+    def _node(self, i: int, node: LooseNode) -> GraphNode:
+        op = ggml_ops.op(node.op)
+        what = f"node {i}, {node.op}"
+        if op.updates:
+            raise ValueError(f"{what}: an op that changes several of its inputs is not part of a group")
+        inputs = [None if t is None else Operand(self._place(t), t.tensor) for t in node.inputs]
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        if len(inputs) > MAX_INPUTS:
+            raise ValueError(f"{what}: {len(inputs)} inputs, more than {MAX_INPUTS}")
+        place = None if node.into is None else self._place(node.into)
+        made = GraphNode(
+            node.op,
+            tuple(inputs),
+            node.output,
+            tuple(sorted(op.with_defaults(node.params).items())),
+            place,
+            node.escapes,
+        )
+        if place is None:
+            if not node.output.contiguous:
+                raise ValueError(f"{what}: a result with memory of its own is contiguous")
+            # ggml_cast names its own result as what it writes to.
+            own = [t is not None and t.root == i for t in node.inputs]
+            if any(own) and (node.op != "cpy" or own != [False, True]):
+                raise ValueError(f"{what}: it reads its own result")
+            if op.alias is not None and not any(own):
+                raise ValueError(f"{what}: {node.op} writes its result to input {op.alias}")
+        else:
+            if node.escapes:
+                raise ValueError(f"{what}: what is written in place has no memory of its own that escapes")
+            if made.alias is None:
+                raise ValueError(f"{what}: the memory that it writes to is none of its inputs")
+        return made
+
+    def spec(self) -> GraphSpec:
+        nodes = tuple(self._node(i, node) for i, node in enumerate(self.nodes))
+        slots = tuple(self.high[root] - self.low[root] for root in self.numbers)
+        if len(slots) > MAX_NODES or any(extent >= 2**63 for extent in slots):
+            raise ValueError(f"a graph kernel has at most {MAX_NODES} slots, of less than 2^63 bytes each")
+        spec = GraphSpec(nodes, slots)
+        if not spec.escaping and not spec.written:
+            raise ValueError("no result is read outside of the group")
+        return spec
+
+
+def _graph_id(spec: GraphSpec) -> str:
+    digest = hashlib.sha256(spec_json(spec).encode()).hexdigest()[:12]
+    head = f"graph-{len(spec.nodes)}-{'-'.join(node.op for node in spec.nodes[:8])}"
+    return f"{head[: MAX_ID - 13].rstrip('-')}-{digest}"
