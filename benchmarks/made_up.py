@@ -77,6 +77,12 @@ def sample(copy: Path, folder: Path) -> Sample:
 
 
 _WORKER = """
+import json
+from pathlib import Path
+
+from kernelgen.steps.common import write_depfile
+from kernelgen.steps.protocol import one
+
 _MADE_UP = {{"hlo": bytes.fromhex("{hlo}"), "neff": bytes.fromhex("{neff}")}}
 
 
@@ -133,7 +139,7 @@ esac
 
 def stand_in(copy: Path, made: Sample, folder: Path) -> None:
     """Makes the emit and compile steps of a scratch copy write one kernel's HLO and NEFF, whatever they are asked for."""
-    for program, addition in (("worker.py", _WORKER), ("compilers/simulate.py", _SIMULATE)):
+    for program, addition in (("steps/worker.py", _WORKER), ("steps/simulate.py", _SIMULATE)):
         path = copy / "tools/kernelgen" / program
         before, found, after = path.read_text().partition('if __name__ == "__main__":')
         if not found:

@@ -26,9 +26,11 @@ KERNEL = "sqr-64x4-f32-0123456789ab"
 
 # What the rules copy without its lines of comment: the driver, and the modules of the simulator's step (tools/kernelgen/BUILD.bazel).
 COPIED = [
-    *("canonical.py", "errors.py", "fileio.py", "neff.py", "step_protocol.py"),
-    *("compilers/__init__.py", "compilers/identity.py", "compilers/neuronx_cc_driver.py", "compilers/simulate.py"),
-    *("hlo/__init__.py", "hlo/cpu.py", "hlo/proto.py"),
+    *("errors.py", "fileio.py", "spec/__init__.py", "spec/canonical.py"),
+    *("compilers/__init__.py", "compilers/neuronx_cc_driver.py", "compilers/simulate.py"),
+    *("hlo/__init__.py", "hlo/cpu.py", "hlo/custom_calls.py", "hlo/proto.py"),
+    *("neff/__init__.py", "neff/container.py", "neff/identity.py"),
+    *("steps/__init__.py", "steps/protocol.py", "steps/simulate.py"),
 ]
 
 
@@ -82,7 +84,9 @@ def cache(program: Path, tmp_path: Path, **variables: str) -> None:
     tools = DRIVER.parents[2]
     text = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
     script = program.with_name("neff-cache")
-    script.write_text(f'#!/bin/sh\n{text}PYTHONPATH={tools} exec {sys.executable} -P -m kernelgen.cache "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\n{text}PYTHONPATH={tools} exec {sys.executable} -P -m kernelgen.compilers.cached "$@"\n'
+    )
     script.chmod(0o755)
 
 

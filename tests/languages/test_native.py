@@ -17,7 +17,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.hlo import proto
+from kernelgen.hlo import custom_calls, proto
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import errors, lint
 from kernelgen.languages.nki.native import using
@@ -88,7 +88,7 @@ def test_a_file_is_named_by_its_content_and_put_back_for_the_compiler(
     given = nki_calls.materialized(hlo, tmp_path)
     path = Path(json.loads(base64.b64decode(call_of(given).backend_config))["path"])
     assert path.parent == tmp_path and json.loads(path.read_text())["of"] == "add"
-    assert nki_calls.ARTIFACT.encode() not in given
+    assert custom_calls.ARTIFACT.encode() not in given
     other = emitted(plan, Double(True), 1)
     assert call_of(other).backend_config != call_of(hlo).backend_config
 

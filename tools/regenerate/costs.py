@@ -1,4 +1,4 @@
-"""backend/ggml-neuron/costs.inc: the figures by which the backend chooses among kernels, from tools/kernelgen/dispatch/costs.json."""
+"""backend/ggml-neuron/costs.inc, from tools/kernelgen/dispatch/costs.json: the figures by which kernels are chosen."""
 
 from __future__ import annotations
 

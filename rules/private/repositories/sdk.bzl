@@ -101,7 +101,7 @@ _CACHE = """\
 #!/bin/sh
 # Looks for a NEFF in kernelgen's cache, or runs the command that makes it: see kernelgen/compilers/cached.py.
 {settings}
-PYTHONPATH='{tools}' PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 exec '{python}' -P -m kernelgen.cache "$@"
+PYTHONPATH='{tools}' PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 exec '{python}' -P -m kernelgen.compilers.cached "$@"
 """
 
 # What configures kernelgen's cache, beside the first two, one of which has to be set.
@@ -213,7 +213,7 @@ neuron_sdk = repository_rule(
     doc = "The Neuron SDK's compiler, when this machine or the remote workers have it.",
     implementation = _sdk_impl,
     attrs = {
-        "_nki_driver": attr.label(default = "//tools/kernelgen:hlo/native_driver.py"),
+        "_nki_driver": attr.label(default = "//tools/kernelgen:compilers/nki_driver.py"),
         "_python": attr.label(default = "@neuron_python//:python"),
         "_tool": attr.label(default = "//tools/kernelgen:__init__.py"),
     },

@@ -81,7 +81,7 @@ neuron_toolchain = rule(
         "_driver": attr.label(default = "//tools/kernelgen:neuronx_cc_driver", allow_single_file = True),
         "_flag": attr.label(default = "//rules:compiler"),
         "_native": attr.label(default = "//tools/kernelgen:native", providers = [KernelgenToolInfo]),
-        "_nki_driver": attr.label(default = "//tools/kernelgen:native_driver", allow_single_file = True),
+        "_nki_driver": attr.label(default = "//tools/kernelgen:nki_driver", allow_single_file = True),
         "_simulator": attr.label(default = "//tools/kernelgen:simulate", providers = [KernelgenToolInfo]),
     },
 )

@@ -1,6 +1,6 @@
 """Takes a NEFF from the caches, or makes it: what Bazel's compile actions call where a cache is configured.
 
-    python -m kernelgen.cache KEY OUTPUT COMMAND...
+    python -m kernelgen.compilers.cached KEY OUTPUT COMMAND...
 
 KEY is the NEFF's key as JSON (`compilers.identity.Key`), OUTPUT the file to write, COMMAND what compiles it to OUTPUT. The
 environment says which caches there are (docs/caching.md). The exit status is COMMAND's when it ran and failed, and 75

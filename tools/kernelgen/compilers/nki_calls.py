@@ -13,14 +13,7 @@ from pathlib import Path
 from kernelgen.compilers.nki_driver import Failure, content_name, renamed
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.hlo import proto
-
-TARGET = "AwsNeuronCustomNativeKernel"
-"""The custom call's target."""
-COLLECTIVES = "has_collectives"
-"""The frontend attribute of a call of a kernel that communicates with others."""
-ARTIFACT = "kernelgen_artifact"
-"""The frontend attribute that holds the bytes of the file that a call names; neuronx-cc is not given it."""
-ATTRIBUTES = (ARTIFACT, COLLECTIVES)
+from kernelgen.hlo.custom_calls import ARTIFACT
 
 
 def materialized(hlo: bytes, folder: Path) -> bytes:

@@ -1,6 +1,6 @@
 """Runs NKI's own compiler on one kernel, and writes what it made of it.
 
-    python3 native_driver.py --identity=NAME --emitter=FILE.py --call=JSON --target=TARGET --output=FILE
+    python3 nki_driver.py --identity=NAME --emitter=FILE.py --call=JSON --target=TARGET --output=FILE
 
 In Bazel this file is an input of every native kernel, and is run by the Python that has NKI, not by kernelgen's own: it needs
 Python 3.8, NumPy and NKI, and nothing of kernelgen. `kernelgen build` and CMake call `record` in their own process.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-TEXT = resources.files("kernelgen").joinpath("costs.json").read_text(encoding="utf-8")
+TEXT = resources.files("kernelgen.dispatch").joinpath("costs.json").read_text(encoding="utf-8")
 """costs.json."""
 
 

@@ -1,4 +1,6 @@
-"""How an emitter is written and found: one decorated function of arrays and named parameters.
+"""Emitters: how one is written, found in a folder's sources, chosen for an op, and imported.
+
+An emitter is one decorated function of arrays and named parameters:
 
     from kernelgen.emitters import emitter
 
@@ -20,6 +22,9 @@ of parameters of integers ("x_ne0 <= 4096"; `kernelgen.emitters.conditions`): a 
 `forms` names the forms in which the emitter takes the op's weights besides ggml's own: a weight in the form `planes` arrives as
 the bytes of its rows, `(ne3, ne2, ne1, bytes per row)`, and one in `transposed` as it is stored, `(ne3, ne2, ne0, ne1)`.
 Several emitters may compute an op, each in a module of its own: a manifest's `languages` chooses (`kernelgen.emitters.catalog`).
+
+`library` is a folder of emitters, `scan` reads its modules without importing them, `catalog` says which library computes an op.
+`dependencies` and `loading` are what a build needs of one emitter. `kernelgen.lowering` makes HLO of its function.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ import ast
 from kernelgen.emitters.scan import parse
 
 _NKI = ("nki", "neuronxcc", "torch_neuronx", "nki_cpu_simulator")
-_NUMPY = ("kernelgen.languages.numpy", "nkipy", "nkigen")
+_NUMPY = ("kernelgen.languages.numpy", "kernelgen.numpy", "nkipy", "nkigen")
 
 
 def language_of(source: bytes, file: str) -> str:
-    """Returns `nki` for a file that imports NKI; `numpy` for one that imports `kernelgen.languages.numpy`, or NumPy and not JAX; else `jax`.
+    """Returns a file's language: `nki`, `numpy` or `jax`.
+
+    A file that imports NKI is in NKI. One that imports `kernelgen.languages.numpy`, or NumPy and not JAX, is in NumPy.
 
     Args:
         source: the file's bytes.

@@ -98,16 +98,20 @@ def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Di
     return tuple(module.found), tuple(module.mistakes)
 
 
+_MODULES = ("kernelgen.emitters", "kernelgen.emitter")
+"""Where the decorator is: by its name, and by the one that it had."""
+
+
 def _decorator_names(tree: ast.Module) -> set[str]:
     """Returns the expressions by which the module may call `kernelgen.emitters.emitter`."""
-    names = {"kernelgen.emitters.emitter"}
+    names = {f"{module}.emitter" for module in _MODULES}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             for alias in node.names:
-                if (node.module, alias.name) == ("kernelgen.emitters", "emitter"):
+                if node.module in _MODULES and alias.name == "emitter":
                     names.add(alias.asname or "emitter")
-                elif (node.module, alias.name) == ("kernelgen", "emitter"):
-                    names.add(f"{alias.asname or 'emitter'}.emitter")
+                elif f"{node.module}.{alias.name}" in _MODULES:
+                    names.add(f"{alias.asname or alias.name}.emitter")
     return names
 
 

@@ -27,8 +27,8 @@ class TensorDesc:
         dtype: ggml's type name.
         nb: strides in bytes, always filled in and canonical: where ne is 1 the stride that density would give. nb[0] is the
             distance between elements, or between blocks of a quantized type.
-        form: in which order the tensor's bytes are (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are those that
-            ggml knows, whatever the form.
+        form: in which order the tensor's bytes are (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are those
+            that ggml knows, whatever the form.
     """
 
     ne: Dims

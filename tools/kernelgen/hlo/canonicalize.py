@@ -21,8 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelgen.compilers import nki_calls
-from kernelgen.hlo import proto
+from kernelgen.hlo import custom_calls, proto
 
 MODULE_NAME = "kernel"
 MUST_ALIAS_SUFFIX = ".must_alias_input"
@@ -255,8 +254,8 @@ def _strip(module: Any) -> None:
                 # A custom call's configuration is an argument of the call.
                 if name != "backend_config" or i.opcode != "custom-call":
                     i.ClearField(name)
-            kept = [a for a in i.frontend_attributes.map if i.custom_call_target == nki_calls.TARGET]
-            attributes = {a.key: a.value for a in kept if a.key in nki_calls.ATTRIBUTES}
+            kept = [a for a in i.frontend_attributes.map if i.custom_call_target == custom_calls.TARGET]
+            attributes = {a.key: a.value for a in kept if a.key in custom_calls.ATTRIBUTES}
             i.ClearField("frontend_attributes")
             for key, value in sorted(attributes.items()):
                 i.frontend_attributes.map.add(key=key, value=value)

@@ -8,8 +8,8 @@ tensor that is not contiguous is a view of its storage, and the view is part of 
   rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
-A weight may be in another form than ggml's (`kernelgen.ggml.weight_layouts`). Its view is then what is stored: of `planes` it has a row's
-bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its elements.
+A weight may be in another form than ggml's (`kernelgen.ggml.weight_layouts`). Its view is then what is stored: of `planes` it has a
+row's bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its elements.
 
 Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
 bytes. `view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.

@@ -1,8 +1,8 @@
 """Languages that kernels are written in: each turns a kernel's function into JAX operations while JAX traces.
 
 `protocol` is what a language has to offer. What is around it (parameters, their names, aliases, the canonical form, time limits,
-what is read) is the same for all and lies in `kernelgen.lowering.op` and `kernelgen.emitters`. Importing this package imports neither
-JAX nor NumPy.
+what is read) is the same for all and lies in `kernelgen.lowering` and `kernelgen.emitters`. Importing this package imports
+neither JAX nor NumPy.
 """
 
 from __future__ import annotations

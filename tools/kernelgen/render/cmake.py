@@ -1,7 +1,7 @@
 """A plan as what `rules/cmake/NeuronKernels.cmake` builds from: a file of calls of its functions, and the arguments of each step.
 
-What a step does is in files (`steps/…`), a `--name=value` a line as `kernelgen.steps.worker` takes them, so that CMake sees names alone.
-A file holds what its step's result depends on and nothing else: a step runs again when its file changed.
+What a step does is in files (`steps/…`), a `--name=value` a line as `kernelgen.steps.worker` takes them, so that CMake sees names
+alone. A file holds what its step's result depends on and nothing else: a step runs again when its file changed.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ What is called is the target `AwsNeuronCustomNativeKernel`, whose configuration 
 configuration is all there is; from 0.4 on it names a file, which neuronx-cc reads. The call holds that file by its content
 (`kernelgen.compilers.nki_calls`).
 
-The compiler is run in this process (`kernelgen.compilers.nki_driver`), or was run before, by another Python, and a record says what it
-made: so it is in Bazel.
+The compiler is run in this process (`kernelgen.compilers.nki_driver`), or was run before, by another Python, and a record says what
+it made: so it is in Bazel.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelgen.compilers import nki_calls, nki_driver
+from kernelgen.compilers import nki_driver
 from kernelgen.compilers.nki_driver import Toolchain
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.hlo import custom_calls
 from kernelgen.languages.protocol import Call, Returned
 
 _CHOSEN: list[Toolchain] = []
@@ -39,7 +40,7 @@ def using(toolchain: Toolchain) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded(file: Path) -> Iterator[None]:
-    """Has the kernel that is emitted while the block lasts be what a record of `native_driver` says."""
+    """Has the kernel that is emitted while the block lasts be what a record of `nki_driver` says."""
     with known(file, json.loads(file.read_bytes())):  # read here: it is not what the kernel's file reads
         yield
 
@@ -106,14 +107,14 @@ def called(function: Callable[..., Any], call: Call) -> Returned:
         for dtype, shape, content in made["constants"]
     ]
     function_of_arrays = jax.ffi.ffi_call(
-        nki_calls.TARGET,
+        custom_calls.TARGET,
         shapes,
         custom_call_api_version=2,
         legacy_backend_config=made["text"],
         input_output_aliases=aliases,
     )
-    attributes = {nki_calls.ARTIFACT: made["file"]} if made["file"] else {}
-    attributes |= {nki_calls.COLLECTIVES: "1"} if made["collectives"] else {}
+    attributes = {custom_calls.ARTIFACT: made["file"]} if made["file"] else {}
+    attributes |= {custom_calls.COLLECTIVES: "1"} if made["collectives"] else {}
     with metadata.set_xla_metadata(**attributes):
         results = function_of_arrays(*given, *constants)
     updated = {i: results[k] for i, k in aliases.items()}

@@ -8,7 +8,9 @@
     def add(a, b):
         return np.add(a, b)
 
-Outside of kernelgen such a function computes with NumPy.
+Outside of kernelgen such a function computes with NumPy. While a kernel is traced, a `Tensor` (`tensor`) stands for an array that
+is not known yet; NumPy's functions dispatch on it (`functions`), and what they compute becomes JAX operations. `adapter` is what
+kernelgen calls.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kernelgen.languages.numpy.adapter import LANGUAGE
 from kernelgen.languages.numpy.apis import (
     all_gather,
     all_reduce,
@@ -35,6 +38,7 @@ from kernelgen.languages.numpy.knobs import knob
 from kernelgen.languages.numpy.loops import fori_loop
 
 __all__ = [
+    "LANGUAGE",
     "all_gather",
     "all_reduce",
     "all_to_all",

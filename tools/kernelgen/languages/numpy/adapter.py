@@ -1,8 +1,4 @@
-"""Kernels in NumPy: a plain function of arrays, which NumPy's own protocols hand over while it is traced.
-
-`kernelgen.languages.numpy` is what kernels import. A `Tensor` (`tensor`) stands for an array that is not known yet; NumPy's functions
-dispatch on it (`functions`), and what they compute becomes JAX operations. Importing this package imports neither NumPy nor JAX.
-"""
+"""NumPy as a language of kernels: how its files are imported, and how one of its functions is called (`languages.protocol`)."""
 
 from __future__ import annotations
 

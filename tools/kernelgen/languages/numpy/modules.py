@@ -1,4 +1,4 @@
-"""What kernels in NumPy import of AWS's `nkipy` and `nkigen`: the same functions as `kernelgen.languages.numpy` has, by their names there."""
+"""The modules of nkipy and nkigen that kernels import: the functions that `kernelgen.languages.numpy` has, by their names there."""
 
 from __future__ import annotations
 

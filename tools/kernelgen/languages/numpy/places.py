@@ -8,7 +8,7 @@ from types import FrameType
 
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
 
-_OWN = (str(Path(__file__).parent), str(Path(__file__).parent.parent.parent / "numpy.py"))
+_OWN = str(Path(__file__).parent)
 _OTHERS = ("jax", "jaxlib", "numpy", "contextlib", "functools")
 
 

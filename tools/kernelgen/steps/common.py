@@ -1,0 +1,53 @@
+"""What several steps do: the depfile, the version of JAX, warnings and the time limit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from kernelgen import fileio
+from kernelgen.errors import KernelgenError
+from kernelgen.steps.protocol import Arguments, maybe
+
+
+def check_jax(arguments: Arguments) -> None:
+    """Raises when JAX is another than the build was planned for (`--jax`).
+
+    Raises:
+        KernelgenError: it is.
+    """
+    planned = maybe(arguments, "jax")
+    if planned and version("jax") != planned:
+        raise KernelgenError(
+            f"the build is for jax {planned}, and {sys.prefix} has jax {version('jax')}: configure the build again"
+        )
+
+
+def write_depfile(arguments: Arguments, target: str, sources: Sequence[Path] = ()) -> None:
+    """Writes the `--depfile`, if one is asked for: `target` depends on what of kernelgen was imported, and on `sources`."""
+    path = maybe(arguments, "depfile")
+    if path is None:
+        return
+    # Emitters of other kernels may have been imported too; `sources` says which count.
+    names = [name for name in sys.modules if f"{name}.".startswith("kernelgen.")]
+    own = [sys.modules[name] for name in names if not name.startswith("kernelgen.kernels")]
+    paths = [Path(__file__).with_name("worker.py"), *(Path(m.__file__) for m in own if m.__file__), *sources]
+    files = {str(p.resolve()) for p in paths}
+    rule = " \\\n  ".join([f"{_makefile(target)}:", *map(_makefile, sorted(files))])
+    fileio.write_bytes(path, f"{rule}\n".encode())
+
+
+def _makefile(path: str) -> str:
+    return path.replace("$", "$$").replace("#", "\\#").replace(" ", "\\ ")
+
+
+def warn(texts: Iterable[str]) -> None:
+    for text in dict.fromkeys(texts):
+        print(f"warning: {text}")
+
+
+def timeout_of(arguments: Arguments) -> float | None:
+    """Returns `--timeout`, or None for no limit."""
+    return float(maybe(arguments, "timeout") or 0) or None

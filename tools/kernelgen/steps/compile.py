@@ -1,0 +1,62 @@
+"""`compile`: one HLO to one NEFF."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kernelgen.cache import Cache, CacheSettings, Notices
+from kernelgen.compilers import choice
+from kernelgen.compilers.step import compile_file
+from kernelgen.errors import KernelgenError
+from kernelgen.neff import provenance
+from kernelgen.steps.common import timeout_of, warn
+from kernelgen.steps.flags import config_of
+from kernelgen.steps.protocol import Arguments, maybe, one
+
+
+def run(arguments: Arguments) -> None:
+    """Compiles one HLO: `--compiler`, a `--flag` for each of neuronx-cc's arguments, `--kernel` (id), `--hlo`, `--output`.
+
+    neuronx-cc also takes `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a
+    failure is kept.
+
+    `--cache` is a folder of NEFFs; `--shared-cache` (URL or folder), `--shared-cache-mode` and `--shared-cache-timeout` (seconds)
+    the one that machines share; `--notices` (a folder) and `--build` (any word) keep their warnings from being printed by every
+    step. What the NEFF was made of, its digest, and whether it was compiled now, is written to `--origin`
+    (`kernelgen.neff.provenance`).
+    """
+    executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
+    compiler = choice.resolve(one(arguments, "compiler"), path=executable)
+    planned = maybe(arguments, "identity")
+    if planned and compiler.identity != planned:
+        # The NEFF would be stored under the name of a compiler that did not make it.
+        raise KernelgenError(
+            f"the build is for {planned}, and this machine has {compiler.identity} ({executable or sys.prefix})"
+        )
+    done = compile_file(
+        Path(one(arguments, "hlo")),
+        Path(one(arguments, "output")),
+        config_of(arguments),
+        compiler,
+        kernel=one(arguments, "kernel"),
+        log_dir=maybe(arguments, "log-dir"),
+        timeout=timeout_of(arguments),
+        memory_mb=int(memory) if memory else None,
+        cache=_cache(arguments),
+    )
+    warn(done.warnings)
+    if origin := maybe(arguments, "origin"):
+        provenance.write(origin, one(arguments, "hlo"), done.source, done.sha256)
+
+
+def _cache(arguments: Arguments) -> Cache | None:
+    words = [maybe(arguments, name) for name in ("cache", "shared-cache", "shared-cache-mode", "shared-cache-timeout")]
+    if not words[0] and not words[1]:
+        return None  # as in Bazel, which has caches of its own
+
+    folder = maybe(arguments, "notices")
+    notices = Notices(
+        lambda text: print(f"warning: {text}"), Path(folder) if folder else None, maybe(arguments, "build") or ""
+    )
+    return Cache(CacheSettings.from_arguments(*words), notices)

@@ -1,0 +1,58 @@
+"""`emit`: one kernel's HLO."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from kernelgen import fileio
+from kernelgen.emitters.library import Library, emitters_of
+from kernelgen.errors import KernelgenError
+from kernelgen.languages.nki import native
+from kernelgen.lowering.emission import emit as run_emitter
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.graph_kernel import spec_from_json
+from kernelgen.steps.common import check_jax, timeout_of
+from kernelgen.steps.protocol import Arguments, maybe, one
+
+
+def run(arguments: Arguments) -> None:
+    """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`.
+
+    A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in its order.
+    `--target` is one of those that it is for, where its language asks (`Kernel.targets`). With `--notes` (a path) it also writes
+    what is noted about the kernel, with `--reads` (a path) which data the emitter read. With `--undeclared=refuse` the emitter may
+    read no other data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take. `--native` is
+    the record of what NKI's own compiler made of the kernel (`hlo.native_driver`), `--prebuilt` a file of `kernelgen prebuild`,
+    which holds one.
+    """
+    check_jax(arguments)
+    spec = spec_from_json(json.loads(one(arguments, "spec")))
+    modules = modules_of(arguments)
+    # What an emitter imports is told by other means (`helpers`), and it may read its own source.
+    declared = [*arguments["data"], *(str(path) for _, m in modules for path in (m.parent / "__init__.py", m))]
+    record, prebuilt = maybe(arguments, "native"), maybe(arguments, "prebuilt")
+    with native.recorded(Path(record)) if record else contextlib.nullcontext():
+        made = run_emitter(
+            emitters_of(spec, modules),
+            spec,
+            declared if maybe(arguments, "undeclared") else None,
+            timeout_of(arguments),
+            tuple(arguments["target"]),
+            Path(prebuilt) if prebuilt else None,
+        )
+    fileio.write_bytes(one(arguments, "output"), made.hlo)
+    if path := maybe(arguments, "notes"):
+        fileio.write_bytes(path, canonical_json(made.notes).encode())
+    if path := maybe(arguments, "reads"):
+        read = {"data": made.data, "unknown": [what for what, _ in made.unknown]}
+        fileio.write_bytes(path, canonical_json(read).encode())
+
+
+def modules_of(arguments: Arguments) -> list[tuple[Library, Path]]:
+    """Returns the modules of `--emitter`, each with its `--library`."""
+    names, modules = arguments["library"], arguments["emitter"]
+    if not modules or len(names) != len(modules):
+        raise KernelgenError(f"expected as many libraries as emitters, not {len(names)} and {len(modules)}")
+    return [(Library(name, Path(module).parent), Path(module)) for name, module in zip(names, modules, strict=True)]

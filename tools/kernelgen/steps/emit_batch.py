@@ -1,0 +1,73 @@
+"""`emit-batch`: the HLO of all kernels of a module, for build tools that call a step once per module."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kernelgen import fileio
+from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.library import emitters_of
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
+from kernelgen.languages import DEFAULT, built_id
+from kernelgen.lowering.emission import emit as run_emitter
+from kernelgen.lowering.emission import unfollowed
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.filenames import hlo_file, native_file, notes_file
+from kernelgen.spec.graph_kernel import spec_from_json
+from kernelgen.spec.source_kernel import own_target
+from kernelgen.steps.common import check_jax, timeout_of, write_depfile
+from kernelgen.steps.emit import modules_of
+from kernelgen.steps.protocol import Arguments, maybe, one
+
+
+def run(arguments: Arguments) -> None:
+    """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
+
+    Graph kernels have several modules, as of `emit`. `--timeout` is how many seconds each may take, `--target` as of `emit`;
+    `--prebuilt` is the folder of such files. A file that is there with the same content keeps its time, so that nothing is compiled
+    for it; the stamp is written when all are up to date. A kernel that fails does not stop the others, and leaves no file.
+    The data that the emitter reads is in the depfile, and an emitter that does what no build tool can follow is refused.
+    """
+    check_jax(arguments)
+    modules, folder = modules_of(arguments), Path(one(arguments, "folder"))
+    kept = maybe(arguments, "prebuilt")
+    mistakes: dict[Diagnostic, None] = {}
+    data: set[Path] = set()
+    code = EXIT_OK
+    for text in arguments["spec"]:
+        spec = spec_from_json(json.loads(text))
+        output = notes = folder / hlo_file(spec.id)
+        try:
+            emitters = emitters_of(spec, modules)
+            language = emitters[0][1].language  # a group's are in one
+            id = built_id(spec.id, language, own_target(spec, arguments["target"]))
+            output, notes = folder / hlo_file(id), folder / notes_file(id)
+            made = run_emitter(
+                emitters,
+                spec,
+                timeout=timeout_of(arguments),
+                targets=tuple(arguments["target"]),
+                prebuilt=Path(kept) / native_file(id) if kept else None,
+            )
+            if made.unknown:
+                raise KernelgenError(unfollowed(spec, made.unknown), exit_code=EXIT_FAILED)
+            data |= {_there(Path(path)) for path in made.data}
+            if language != DEFAULT:
+                fileio.write_if_changed(notes, canonical_json(made.notes).encode())
+            fileio.write_if_changed(output, made.hlo)
+        except KernelgenError as error:
+            for path in (output, notes):
+                path.unlink(missing_ok=True)
+            mistakes |= dict.fromkeys(error.diagnostics)
+            code = max(code, error.exit_code, EXIT_FAILED)
+    if mistakes:
+        raise KernelgenError(mistakes, exit_code=code)
+    sources = dict.fromkeys(file for library, module in modules for file in dependencies(library, module.stem))
+    write_depfile(arguments, one(arguments, "stamp"), [*sources, *sorted(data)])
+    fileio.write_bytes(one(arguments, "stamp"), b"")
+
+
+def _there(path: Path) -> Path:
+    """Returns a path that is there: of one that is not, the folder whose time changes when it comes to be."""
+    return next((p for p in (path, *path.parents) if p.exists()), Path("/"))
