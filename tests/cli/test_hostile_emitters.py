@@ -299,7 +299,7 @@ def test_what_a_step_leaves_is_looked_at(
     # A step that succeeds and does something else.
     other = ["lint", "--target=trn1", f"--hlo={folder}/hlo", f"--stamp={folder}/stamp"]
     (folder / "hlo").write_bytes(HLO)
-    monkeypatch.setattr(f"kernelgen.build.executor._Run._{name}_arguments", lambda self, task: other)
+    monkeypatch.setattr(f"kernelgen.build.executor.Executor._{name}_arguments", lambda self, task: other)
     done = build(kernelgen, folder, "sees")
     assert done.code == 1 and re.search(rf"error: (the )?{name} left no {folder}/out/\.kernelgen/", done.err), done.err
     assert "0 built (0 compiled, 0 up to date), 1 failed" in done.out

@@ -21,6 +21,7 @@ import kernelgen
 from kernelgen import bundle as bundles
 from kernelgen import manifest
 from kernelgen.build import executor
+from kernelgen.build.folder import BuildSettings, locked
 from kernelgen.compilers import choice
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.emitters.catalog import Catalog
@@ -201,7 +202,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
     request = replace(request, configs=tuple(c for c in request.configs if c.target == TARGET))
     plan = Plan.merge([request])
     compiler = choice.resolve("simulator")
-    settings = executor.BuildSettings(
+    settings = BuildSettings(
         output=output,
         compiler=compiler.name,
         identity=compiler.identity,
@@ -211,7 +212,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
     )
     refused: dict[str, int] = {}
     failed: dict[str, str] = {}
-    with executor.locked(settings):
+    with locked(settings):
         result = executor.run(plan, libraries, settings, _Reporter(len(plan.neffs), say))
         for step in result.steps:
             if step.failure is None:

@@ -25,7 +25,9 @@ from kernelgen.plan import Plan
 
 if TYPE_CHECKING:
     from kernelgen import cache
-    from kernelgen.build.executor import BuildSettings, Preview, Result, Step
+    from kernelgen.build.executor import Result, Step
+    from kernelgen.build.folder import BuildSettings
+    from kernelgen.build.preview import Preview
 
 
 @click.command(short_help="Do the whole job, from manifests to bundles.")
@@ -90,12 +92,13 @@ def command(
     plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog, used), targets))
     whole, plan = plan, _only(plan, only)
 
-    from kernelgen.build import executor
+    from kernelgen.build import executor, preview
+    from kernelgen.build.folder import BuildSettings, locked
     from kernelgen.compilers import choice
     from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 
     chosen = choice.resolve(compiler)
-    settings = executor.BuildSettings(
+    settings = BuildSettings(
         output=output,
         compiler=chosen.name,
         identity=chosen.identity,
@@ -107,19 +110,19 @@ def command(
         cache=caches,
     )
     if dry_run:
-        preview = executor.preview(plan, catalog.folders, settings)
-        _print_plan(plan, whole, preview, output)
-        if text := _forecast(preview, settings):
+        ahead = preview.preview(plan, catalog.folders, settings)
+        _print_plan(plan, whole, ahead, output)
+        if text := _forecast(ahead, settings):
             click.echo(text)
         return EXIT_OK
     begun = time.monotonic()
-    with _terminated_as_interrupt(), executor.locked(settings):
+    with _terminated_as_interrupt(), locked(settings):
         with _reporter(len(plan.neffs)) as reporter:
             reporter.say(chosen.note or f"compiling with {settings.identity}")
             if chosen.name != "simulator" and (
-                ahead := _forecast(executor.preview(plan, catalog.folders, settings), settings)
+                text := _forecast(preview.preview(plan, catalog.folders, settings), settings)
             ):
-                reporter.say(ahead)
+                reporter.say(text)
             checked = executor.check_determinism(plan, catalog.folders, settings) if check_determinism else None
             result = executor.run(plan, catalog.folders, settings, reporter, checked)
         failed = [step for step in result.steps if step.failure is not None]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kernelgen.build import executor, up_to_date
+from kernelgen.build import folder as build_folder
 from kernelgen.build.determinism import Checked
 from kernelgen.build.pool import Answer
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
@@ -102,11 +103,11 @@ def run(
     pool: FakePool, what: Plan, tmp_path: Path, libraries: Sequence[Library] = (), **settings: Any
 ) -> tuple[executor.Result, Steps]:
     given = {"compiler": "neuronx-cc", "identity": "neuronx-cc 2", "executable": Path("/x"), "memory_mb": 10**6}
-    made = executor.BuildSettings(output=tmp_path, jobs=pool.size, **{**given, **settings})
+    made = build_folder.BuildSettings(output=tmp_path, jobs=pool.size, **{**given, **settings})
     for folder in ("hlo", "neff", "tmp"):
-        (tmp_path / executor.STATE / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / build_folder.STATE / folder).mkdir(parents=True, exist_ok=True)
     steps = Steps()
-    result = executor._Run(what, libraries or [builtin_library()], made, steps, pool, Checked({}, {})).run()  # type: ignore[arg-type]
+    result = executor.Executor(what, libraries or [builtin_library()], made, steps, pool, Checked({}, {})).run()  # type: ignore[arg-type]
     assert not pool.running
     if not pool.say:
         assert steps.warned == []
@@ -243,7 +244,7 @@ def test_the_plan_says_which_emitter_computes_a_kernel(mine: Library, tmp_path: 
 
 def test_hlo_that_is_not_what_was_emitted_is_emitted_again(mine: Library, tmp_path: Path) -> None:
     assert emitted(3, tmp_path, mine) == 3
-    folder = tmp_path / "out" / executor.STATE / "hlo"
+    folder = tmp_path / "out" / build_folder.STATE / "hlo"
     one, two, three = sorted(folder.glob("*.hlo.pb"))
     whole = one.read_bytes()
     one.write_bytes(whole[:5])
@@ -372,17 +373,20 @@ def test_what_one_language_alone_is_made_of_is_none_of_kernels_in_others(
 def test_a_link_in_the_place_of_our_own_files_is_refused(tmp_path: Path, name: str) -> None:
     other = tmp_path / "other"
     other.write_text("somebody's") if name == "lock" else other.mkdir()
-    settings = executor.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
+    settings = build_folder.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
     settings.state.mkdir(parents=True)
     (settings.state / name).symlink_to(other)
-    with pytest.raises(KernelgenError, match=rf"{name} is a link: kernelgen .*; remove it"), executor.locked(settings):
+    with (
+        pytest.raises(KernelgenError, match=rf"{name} is a link: kernelgen .*; remove it"),
+        build_folder.locked(settings),
+    ):
         pass
     assert name != "lock" or other.read_text() == "somebody's"
 
 
 def test_a_pipe_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
-    settings = executor.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
+    settings = build_folder.BuildSettings(tmp_path / "out", "simulator", "simulator 1", None, jobs=1, memory_mb=1000)
     settings.state.mkdir(parents=True)
     os.mkfifo(settings.state / "lock")
-    with pytest.raises(KernelgenError, match="lock is not a file"), executor.locked(settings):
+    with pytest.raises(KernelgenError, match="lock is not a file"), build_folder.locked(settings):
         pass

@@ -1,0 +1,124 @@
+"""The folder of a build, what is in it, and the lock on it.
+
+Everything between the manifests and the bundles lives in one folder, `<output>/.kernelgen`:
+
+    hlo/<kernel>.hlo.pb     what was emitted last; <kernel>.inputs beside it says from what, so that it is not emitted again
+    neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else;
+                            <key>.origin beside it has the digest of the NEFF (`kernelgen.neff.provenance`)
+    logs/  tmp/             of the workers
+
+So a NEFF that is there with its digest is up to date, whichever kernel, manifest or earlier build it was made for. What is not
+there may be in a cache that other builds share (`kernelgen.cache`); a compile step looks there first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kernelgen import cache
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.emitters.limit import EMIT_TIMEOUT
+from kernelgen.errors import KernelgenError
+from kernelgen.neff import provenance
+from kernelgen.spec.filenames import NEFF
+
+STATE = ".kernelgen"
+"""The folder in the output folder that holds what is between manifests and bundles."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """How to build.
+
+    Attributes:
+        output: the output folder.
+        compiler: `neuronx-cc` or `simulator`, as resolved.
+        identity: the compiler's identity.
+        executable: the compiler's program, when it is one.
+        jobs: workers.
+        memory_mb: MiB that all compiles may need together.
+        timeout: seconds one step may take, or None.
+        emit_timeout: seconds emitting one kernel may take, or None.
+        cache: the caches that builds share.
+    """
+
+    output: Path
+    compiler: str
+    identity: str
+    executable: Path | None
+    jobs: int
+    memory_mb: int
+    timeout: float | None = None
+    emit_timeout: float | None = EMIT_TIMEOUT
+    cache: cache.CacheSettings = cache.OFF
+
+    @property
+    def state(self) -> Path:
+        return self.output / STATE
+
+
+@contextlib.contextmanager
+def locked(settings: BuildSettings) -> Iterator[None]:
+    """Holds the output folder against other builds; leftovers of one that was killed are removed.
+
+    Raises:
+        KernelgenError: another build is at work there, or what should be kernelgen's own there is a link or no file.
+        OSError: the folder can't be written.
+    """
+    # The whole of it may be a link: who put it there keeps it elsewhere.
+    settings.state.mkdir(parents=True, exist_ok=True)
+    for folder in (settings.state / name for name in ("hlo", "neff", "logs", "tmp")):
+        folder.mkdir(exist_ok=True)
+        if folder.is_symlink():
+            raise KernelgenError(f"{folder} is a link: kernelgen keeps its own files there; remove it")
+    with _open_lock(settings.state / "lock") as lock:
+        # The system drops the lock when its holder dies, so it can't go stale.
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise KernelgenError(f"{settings.output}: another build is at work there") from None
+        _tidy(settings)
+        try:
+            yield
+        finally:
+            _tidy(settings)
+
+
+def _open_lock(path: Path) -> IO[bytes]:
+    """Opens a file of no content; a link is not followed, and a FIFO does not block."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise KernelgenError(f"{path} is a link: kernelgen locks a file of its own there; remove it") from None
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise KernelgenError(f"{path} is not a file: kernelgen locks a file of its own there; remove it")
+    return os.fdopen(file, "r+b")
+
+
+def _tidy(settings: BuildSettings) -> None:
+    shutil.rmtree(settings.state / "tmp", ignore_errors=True)
+    for folder in ("hlo", "neff"):
+        for leftover in (settings.state / folder).glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+
+def neff_file(settings: BuildSettings, hlo: bytes, config: CompileConfig) -> Path:
+    key = cache.Key.make(hlo, settings.identity, config.flags())
+    return settings.state / "neff" / f"{key.name[:40]}{NEFF}"
+
+
+def is_whole(path: Path) -> bool:
+    """Returns whether a NEFF is there as it was made; another one is made again."""
+    return provenance.is_as_made(path, provenance.read(provenance.beside(path)))

@@ -1,0 +1,83 @@
+"""What a build would do now, and how long that may take: `kernelgen build --dry-run` prints it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernelgen import cache
+from kernelgen.build.estimates import Forecast, Record, forecast
+from kernelgen.build.folder import BuildSettings, is_whole, neff_file
+from kernelgen.build.up_to_date import Emits
+from kernelgen.emitters.library import Library
+from kernelgen.plan import Neff, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a build would do now.
+
+    Attributes:
+        emits: how many kernels it would emit.
+        compiles: which NEFFs it would make at most: a kernel that is emitted may have the HLO that it had, and a cache may have its
+            NEFF.
+        lacking: those of `compiles` that this machine's cache does not have, as far as the HLO is known.
+        forecast: how long compiling `lacking` may take.
+        exact: whether all of `lacking` are certain to be compiled, if every kernel can be.
+    """
+
+    emits: int
+    compiles: tuple[Neff, ...]
+    lacking: tuple[Neff, ...]
+    forecast: Forecast
+    exact: bool
+
+
+def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> Preview:
+    """Returns what a build would do now. Nothing is emitted, and no shared cache is asked."""
+    configs = {config.key: config for config in plan.configs}
+    made = Emits(settings.state / "hlo", libraries)
+    current = {
+        kernel.id: made.hlo(kernel).read_bytes()
+        for kernel in plan.kernels
+        if made.is_current(kernel, made.inputs(kernel))
+    }
+    compiles, lacking = [], []
+    folder = cache.Folder(settings.cache.folder) if settings.cache.folder else None
+    for neff in plan.neffs:
+        hlo = current.get(neff.kernel)
+        if hlo is not None and is_whole(neff_file(settings, hlo, configs[neff.config])):
+            continue
+        compiles.append(neff)
+        key = None if hlo is None else cache.Key.make(hlo, settings.identity, configs[neff.config].flags())
+        if folder is None or key is None or not folder.path(key.name).is_file():
+            lacking.append(neff)
+    return Preview(
+        len(plan.kernels) - len(current),
+        tuple(compiles),
+        tuple(lacking),
+        forecast([neff.kernel for neff in lacking], _records(folder, settings.identity), _at_once(lacking, settings)),
+        settings.cache.shared is None and all(neff.kernel in current for neff in lacking),
+    )
+
+
+def _records(folder: cache.Folder | None, identity: str) -> list[Record]:
+    """Returns the compiles that a cache has a record of: of this version of the compiler, or where it has none, of all of it."""
+    found: dict[str, list[Record]] = {}
+    with contextlib.suppress(OSError):
+        for stored in folder.entries() if folder else ():
+            with contextlib.suppress(OSError, cache.Damaged):
+                head = folder.head(stored.name) if folder else None
+                if head is not None and head.seconds is not None:
+                    found.setdefault(head.key.compiler, []).append(Record(head.kernel, head.seconds))
+    name = identity.partition(" ")[0]
+    others = [r for compiler, records in found.items() if compiler.partition(" ")[0] == name for r in records]
+    return found.get(identity) or others
+
+
+def _at_once(neffs: Sequence[Neff], settings: BuildSettings) -> int:
+    """Returns how many compiles run at once, as `Executor` starts them."""
+    needs = [neff.needs(settings.compiler) for neff in neffs]
+    memory, cpus = (max((need[i] for need in needs), default=1) for i in (0, 1))
+    return max(1, min(settings.memory_mb // memory, settings.jobs // cpus))
