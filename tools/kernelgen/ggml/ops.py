@@ -281,152 +281,186 @@ _POOL = Param("pool", 0, default=None, choices=(0, 1))
 """ggml's `op`: the maximum or the mean."""
 
 
-def _build() -> dict[str, Op]:
-    ab = ("src0", "src1")
-    eps = Param("eps", 0, float, default=None, minimum=0.0)
-    ops = [
-        *(Op(name, ab, 2) for name in ("add", "sub", "mul", "div")),
-        *(Op(name, ("src0",), 1) for name in ("sqr", "sqrt", "log", "sin", "cos", "sum_rows", "cont", "dup")),
-        # The view ops cost nothing inside a graph; as kernels they materialise the view.
-        *(Op(name, ("src0",), 1) for name in ("reshape", "transpose")),
-        Op("norm", ("src0",), 1, (eps,)),
-        Op("rms_norm", ("src0",), 1, (eps,)),
-        Op("l2_norm", ("src0",), 1, (eps,)),
+_AB = ("src0", "src1")
+_EPS = Param("eps", 0, float, default=None, minimum=0.0)
+
+_ARITHMETIC_AND_NORMS = (
+    *(Op(name, _AB, 2) for name in ("add", "sub", "mul", "div")),
+    *(Op(name, ("src0",), 1) for name in ("sqr", "sqrt", "log", "sin", "cos", "sum_rows", "cont", "dup")),
+    # The view ops cost nothing inside a graph; as kernels they materialise the view.
+    *(Op(name, ("src0",), 1) for name in ("reshape", "transpose")),
+    Op("norm", ("src0",), 1, (_EPS,)),
+    Op("rms_norm", ("src0",), 1, (_EPS,)),
+    Op("l2_norm", ("src0",), 1, (_EPS,)),
+    Op(
+        "group_norm",
+        ("src0",),
+        1,
+        (Param("n_groups", 0, default=None), Param("eps", 1, float, None, minimum=0.0)),
+    ),
+)
+
+_PRODUCTS_AND_ROWS = (
+    Op("mul_mat", _AB, 2, (_PREC, Param("hint", 1), _PREC_SRC1)),
+    Op("mul_mat_id", ("as", "b", "ids"), 3, (_PREC, _PREC_SRC1)),
+    Op("out_prod", _AB, 2),
+    Op("scale", ("src0",), 1, (Param("s", 0, float, None), Param("b", 1, float, 0.0))),
+    Op(
+        "clamp",
+        ("src0",),
+        1,
+        (Param("min", 0, float, None, infinite=True), Param("max", 1, float, None, infinite=True)),
+    ),
+    Op("cpy", ("src0", "dst"), 2, alias=1),
+    Op("get_rows", ("src0", "rows"), 2),
+    Op("set_rows", ("src0", "rows", "dst"), 3, alias=2),
+    Op("get_rows_back", ("src0", "rows"), 2),
+)
+
+_MOVEMENT = (
+    Op("concat", _AB, 2, (Param("dim", 0, default=None, choices=(0, 1, 2, 3)),)),
+    *(Op(name, ("src0",), 1) for name in ("repeat", "repeat_back", "diag")),
+    *(Op(name, _AB, 2, _REGION) for name in ("acc", "set")),
+    Op("tri", ("src0",), 1, (Param("tri_type", 0, default=None, choices=(0, 1, 2, 3)),)),
+    Op("fill", ("src0",), 1, (Param("c", 0, float, None, infinite=True),)),
+    Op("arange", (), 0, tuple(Param(n, w, float, None) for w, n in enumerate(("start", "stop", "step")))),
+)
+
+# Reduction, sorting, linear algebra.
+_REDUCTION = (
+    *(Op(name, ("src0",), 1) for name in ("sum", "mean", "cumsum", "argmax", "top_k")),
+    Op("count_equal", _AB, 2),
+    Op("argsort", ("src0",), 1, (Param("order", 0, default=None, choices=(0, 1)),)),
+    Op("solve_tri", _AB, 2),
+    Op("soft_max", ("src0", "mask", "sinks"), 1, _SOFT_MAX),
+    Op("soft_max_back", ("grad", "y"), 2, _SOFT_MAX),
+    *(Op(name, ("src0", "pos", "freq_factors"), 2, _ROPE) for name in ("rope", "rope_back")),
+    Op(
+        "flash_attn_ext",
+        ("q", "k", "v", "mask", "sinks"),
+        3,
+        (
+            Param("scale", 0, float, None),
+            Param("max_bias", 1, float, 0.0, minimum=0.0),
+            Param("logit_softcap", 2, float, 0.0),
+            Param("prec", 3, choices=_PREC.choices),
+            Param("n_kv_max", 4, minimum=0),
+        ),
+    ),
+)
+
+_ELEMENTS = (
+    Op("add1", _AB, 2),
+    Op("add_id", ("src0", "src1", "ids"), 3),
+    Op("leaky_relu", ("src0",), 1, (Param("negative_slope", 0, float, None),)),
+    Op("lightning_indexer", ("q", "k", "weights", "mask"), 4),
+    *(Op(name, ("src0",), 1, (Param("n_past", 0, minimum=0),)) for name in ("diag_mask_inf", "diag_mask_zero")),
+)
+
+# Hyper-connections, as DeepSeek-V4 mixes residual streams.
+_HYPER_CONNECTIONS = (
+    Op(
+        "dsv4_hc_pre",
+        ("x", "weights"),
+        2,
+        (Param("scale", 0, float, 1.0), Param("gated", 1, bool, False)),
+    ),
+    Op(
+        "dsv4_hc_comb",
+        ("mixes", "scale", "base"),
+        3,
+        (Param("eps", 0, float, None), Param("n_iter", 1, default=None, minimum=1)),
+    ),
+    Op("dsv4_hc_post", ("x", "residual", "post", "comb"), 3),
+)
+
+# State-space models and linear attention.
+_RECURRENT = (
+    Op("ssm_conv", ("sx", "c"), 2),
+    Op("ssm_scan", ("s", "x", "dt", "a", "b", "c", "ids"), 7, (_SNAPSHOTS,)),
+    Op("rwkv_wkv6", ("k", "v", "r", "tf", "td", "state"), 6),
+    Op("rwkv_wkv7", ("r", "w", "k", "v", "a", "b", "state"), 7),
+    Op(
+        "gated_linear_attn",
+        ("k", "v", "q", "g", "state"),
+        5,
+        (Param("scale", 0, float, None),),
+    ),
+    Op("gated_delta_net", ("q", "k", "v", "g", "beta", "state"), 6, (_SNAPSHOTS,)),
+    *(Op(name, ("src0",), 1, _VARIANT_PARAMS.get(name, ()), variant=number) for number, name in enumerate(UNARY)),
+    *(Op(name, _AB, 1, (_SWAPPED, *_VARIANT_PARAMS.get(name, ())), variant=number) for number, name in enumerate(GLU)),
+)
+
+_TRAINING = (
+    Op("silu_back", ("grad", "src1"), 2),
+    Op("rms_norm_back", ("grad", "src1"), 2, (_EPS,)),
+    Op("cross_entropy_loss", ("logits", "labels"), 2),
+    Op("cross_entropy_loss_back", ("grad", "logits", "labels"), 3),
+    Op("opt_step_adamw", ("src0", "grad", "m", "v", "params"), 5, alias=0, updates=(2, 3)),
+    Op("opt_step_sgd", ("src0", "grad", "params"), 3, alias=0),
+)
+
+# Convolutions, and im2col that makes matrix products of them.
+_CONVOLUTION = (
+    Op("im2col", _CONV, 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
+    Op("im2col_back", ("src0", "kernel"), 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
+    Op("im2col_3d", _CONV, 2, (*_STEPS_3D, *_needed(9, "IC"))),
+    Op("col2im_1d", ("src0",), 1, (*_steps("s0"), *_needed(1, "oc"), Param("p0", 2))),
+    Op("conv_2d", _CONV, 2, _STEPS_2D),
+    Op("conv_2d_dw", _CONV, 2, _STEPS_2D),
+    Op("conv_3d", _CONV, 2, (*_STEPS_3D, *_needed(9, "c", "n", "oc"))),
+    Op("conv_transpose_1d", _CONV, 2, _steps("s0", "p0", "d0")),
+    Op("conv_transpose_2d", _CONV, 2, _steps("stride")),
+)
+
+_POOLING = (
+    Op("pool_1d", ("src0",), 1, (_POOL, *_needed(1, "k0", "s0"), Param("p0", 3))),
+    *(
         Op(
-            "group_norm",
-            ("src0",),
-            1,
-            (Param("n_groups", 0, default=None), Param("eps", 1, float, None, minimum=0.0)),
-        ),
-        # matrix products
-        Op("mul_mat", ab, 2, (_PREC, Param("hint", 1), _PREC_SRC1)),
-        Op("mul_mat_id", ("as", "b", "ids"), 3, (_PREC, _PREC_SRC1)),
-        Op("out_prod", ab, 2),
-        Op("scale", ("src0",), 1, (Param("s", 0, float, None), Param("b", 1, float, 0.0))),
-        Op(
-            "clamp",
-            ("src0",),
-            1,
-            (Param("min", 0, float, None, infinite=True), Param("max", 1, float, None, infinite=True)),
-        ),
-        Op("cpy", ("src0", "dst"), 2, alias=1),
-        Op("get_rows", ("src0", "rows"), 2),
-        Op("set_rows", ("src0", "rows", "dst"), 3, alias=2),
-        Op("get_rows_back", ("src0", "rows"), 2),
-        # Movement.
-        Op("concat", ab, 2, (Param("dim", 0, default=None, choices=(0, 1, 2, 3)),)),
-        *(Op(name, ("src0",), 1) for name in ("repeat", "repeat_back", "diag")),
-        *(Op(name, ab, 2, _REGION) for name in ("acc", "set")),
-        Op("tri", ("src0",), 1, (Param("tri_type", 0, default=None, choices=(0, 1, 2, 3)),)),
-        Op("fill", ("src0",), 1, (Param("c", 0, float, None, infinite=True),)),
-        Op("arange", (), 0, tuple(Param(n, w, float, None) for w, n in enumerate(("start", "stop", "step")))),
-        # Reduction, sorting, linear algebra.
-        *(Op(name, ("src0",), 1) for name in ("sum", "mean", "cumsum", "argmax", "top_k")),
-        Op("count_equal", ab, 2),
-        Op("argsort", ("src0",), 1, (Param("order", 0, default=None, choices=(0, 1)),)),
-        Op("solve_tri", ab, 2),
-        Op("soft_max", ("src0", "mask", "sinks"), 1, _SOFT_MAX),
-        Op("soft_max_back", ("grad", "y"), 2, _SOFT_MAX),
-        *(Op(name, ("src0", "pos", "freq_factors"), 2, _ROPE) for name in ("rope", "rope_back")),
-        Op(
-            "flash_attn_ext",
-            ("q", "k", "v", "mask", "sinks"),
-            3,
-            (
-                Param("scale", 0, float, None),
-                Param("max_bias", 1, float, 0.0, minimum=0.0),
-                Param("logit_softcap", 2, float, 0.0),
-                Param("prec", 3, choices=_PREC.choices),
-                Param("n_kv_max", 4, minimum=0),
-            ),
-        ),
-        # Each element.
-        Op("add1", ab, 2),
-        Op("add_id", ("src0", "src1", "ids"), 3),
-        Op("leaky_relu", ("src0",), 1, (Param("negative_slope", 0, float, None),)),
-        Op("lightning_indexer", ("q", "k", "weights", "mask"), 4),
-        *(Op(name, ("src0",), 1, (Param("n_past", 0, minimum=0),)) for name in ("diag_mask_inf", "diag_mask_zero")),
-        # Hyper-connections, as DeepSeek-V4 mixes residual streams.
-        Op(
-            "dsv4_hc_pre",
-            ("x", "weights"),
-            2,
-            (Param("scale", 0, float, 1.0), Param("gated", 1, bool, False)),
-        ),
-        Op(
-            "dsv4_hc_comb",
-            ("mixes", "scale", "base"),
-            3,
-            (Param("eps", 0, float, None), Param("n_iter", 1, default=None, minimum=1)),
-        ),
-        Op("dsv4_hc_post", ("x", "residual", "post", "comb"), 3),
-        # State-space models and linear attention.
-        Op("ssm_conv", ("sx", "c"), 2),
-        Op("ssm_scan", ("s", "x", "dt", "a", "b", "c", "ids"), 7, (_SNAPSHOTS,)),
-        Op("rwkv_wkv6", ("k", "v", "r", "tf", "td", "state"), 6),
-        Op("rwkv_wkv7", ("r", "w", "k", "v", "a", "b", "state"), 7),
-        Op(
-            "gated_linear_attn",
-            ("k", "v", "q", "g", "state"),
-            5,
-            (Param("scale", 0, float, None),),
-        ),
-        Op("gated_delta_net", ("q", "k", "v", "g", "beta", "state"), 6, (_SNAPSHOTS,)),
-        *(Op(name, ("src0",), 1, _VARIANT_PARAMS.get(name, ()), variant=number) for number, name in enumerate(UNARY)),
-        *(
-            Op(name, ab, 1, (_SWAPPED, *_VARIANT_PARAMS.get(name, ())), variant=number)
-            for number, name in enumerate(GLU)
-        ),
-        # Training.
-        Op("silu_back", ("grad", "src1"), 2),
-        Op("rms_norm_back", ("grad", "src1"), 2, (eps,)),
-        Op("cross_entropy_loss", ("logits", "labels"), 2),
-        Op("cross_entropy_loss_back", ("grad", "logits", "labels"), 3),
-        Op("opt_step_adamw", ("src0", "grad", "m", "v", "params"), 5, alias=0, updates=(2, 3)),
-        Op("opt_step_sgd", ("src0", "grad", "params"), 3, alias=0),
-        # Convolutions, and im2col that makes matrix products of them.
-        Op("im2col", _CONV, 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
-        Op("im2col_back", ("src0", "kernel"), 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
-        Op("im2col_3d", _CONV, 2, (*_STEPS_3D, *_needed(9, "IC"))),
-        Op("col2im_1d", ("src0",), 1, (*_steps("s0"), *_needed(1, "oc"), Param("p0", 2))),
-        Op("conv_2d", _CONV, 2, _STEPS_2D),
-        Op("conv_2d_dw", _CONV, 2, _STEPS_2D),
-        Op("conv_3d", _CONV, 2, (*_STEPS_3D, *_needed(9, "c", "n", "oc"))),
-        Op("conv_transpose_1d", _CONV, 2, _steps("s0", "p0", "d0")),
-        Op("conv_transpose_2d", _CONV, 2, _steps("stride")),
-        # Pooling.
-        Op("pool_1d", ("src0",), 1, (_POOL, *_needed(1, "k0", "s0"), Param("p0", 3))),
-        *(
-            Op(
-                name,
-                inputs,
-                len(inputs),
-                (_POOL, *_needed(1, "k0", "k1", "s0", "s1"), Param("p0", 5), Param("p1", 6)),
-            )
-            for name, inputs in (("pool_2d", ("src0",)), ("pool_2d_back", ab))
-        ),
-        # Images.
-        Op("upscale", ("src0",), 1, (Param("mode", 0, choices=(0, 1, 2, 256, 257, 258, 513, 769)),)),
-        Op(
-            "pad",
-            ("src0",),
-            1,
-            (*_steps("lp0", "rp0", "lp1", "rp1", "lp2", "rp2", "lp3", "rp3"), Param("circular", 8, bool, False)),
-        ),
-        Op("pad_reflect_1d", ("src0",), 1, _steps("p0", "p1")),
-        Op("roll", ("src0",), 1, tuple(Param(f"shift{i}", i) for i in range(4))),
-        Op(
-            "timestep_embedding",
-            ("src0",),
-            1,
-            (*_needed(0, "dim"), Param("max_period", 1, default=10000)),
-        ),
-        Op("win_part", ("src0",), 1, _needed(0, "npx", "npy", "w")),
-        Op("win_unpart", ("src0",), 1, _needed(0, "w")),
-        Op("get_rel_pos", ("src0",), 1),
-        Op("add_rel_pos", ("src0", "pw", "ph"), 3, (Param("inplace", 0, bool, False),)),
-    ]
-    return {op.name: replace(op, tokens=_TOKENS.get(op.name, ())) for op in ops}
+            name,
+            inputs,
+            len(inputs),
+            (_POOL, *_needed(1, "k0", "k1", "s0", "s1"), Param("p0", 5), Param("p1", 6)),
+        )
+        for name, inputs in (("pool_2d", ("src0",)), ("pool_2d_back", _AB))
+    ),
+)
+
+_IMAGES = (
+    Op("upscale", ("src0",), 1, (Param("mode", 0, choices=(0, 1, 2, 256, 257, 258, 513, 769)),)),
+    Op(
+        "pad",
+        ("src0",),
+        1,
+        (*_steps("lp0", "rp0", "lp1", "rp1", "lp2", "rp2", "lp3", "rp3"), Param("circular", 8, bool, False)),
+    ),
+    Op("pad_reflect_1d", ("src0",), 1, _steps("p0", "p1")),
+    Op("roll", ("src0",), 1, tuple(Param(f"shift{i}", i) for i in range(4))),
+    Op(
+        "timestep_embedding",
+        ("src0",),
+        1,
+        (*_needed(0, "dim"), Param("max_period", 1, default=10000)),
+    ),
+    Op("win_part", ("src0",), 1, _needed(0, "npx", "npy", "w")),
+    Op("win_unpart", ("src0",), 1, _needed(0, "w")),
+    Op("get_rel_pos", ("src0",), 1),
+    Op("add_rel_pos", ("src0", "pw", "ph"), 3, (Param("inplace", 0, bool, False),)),
+)
+
+_ALL = (
+    *_ARITHMETIC_AND_NORMS,
+    *_PRODUCTS_AND_ROWS,
+    *_MOVEMENT,
+    *_REDUCTION,
+    *_ELEMENTS,
+    *_HYPER_CONNECTIONS,
+    *_RECURRENT,
+    *_TRAINING,
+    *_CONVOLUTION,
+    *_POOLING,
+    *_IMAGES,
+)
 
 
 _TOKENS: Mapping[str, tuple[Tokens, ...]] = {
@@ -454,7 +488,7 @@ _TOKENS: Mapping[str, tuple[Tokens, ...]] = {
 RECURRENT = ("ssm_conv", "ssm_scan", "rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn", "gated_delta_net")
 """Ops in which a token's result depends on those of the tokens before it: they can't be cut along them."""
 
-OPS = MappingProxyType(_build())
+OPS = MappingProxyType({op.name: replace(op, tokens=_TOKENS.get(op.name, ())) for op in _ALL})
 """Every op that a manifest can name, by name."""
 
 
