@@ -2,7 +2,7 @@
 
     ./bazelw run //tests/llama:derived                     every architecture of test-llama-archs
     ./bazelw run //tests/llama:derived -- -a llama,qwen3   these
-    ./bazelw run //tests/llama:derived -- --write-page     all, and write the table to docs/architectures.md
+    ./bazelw run //tests/llama:derived -- --write-page     all, and write the table to docs/model-support.md
 
 test-llama-archs writes a small random model of an architecture. Its manifest is derived, and llama-bench runs it on a simulated
 NeuronCore, with flash attention and without, and records what it asks for: a prompt of 64 tokens and 8 generated ones, after a warm-up,
@@ -43,7 +43,7 @@ N_CTX = 256
 N_TOKENS = (1, 2, GENERATED, PROMPT)
 """Tokens per call: llama-bench warms up with 2, and a context for 8 tokens is reserved for as many."""
 
-PAGE = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "architectures.md"
+PAGE = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "model-support.md"
 
 EXPLAINED = {
     "deepseek4 (MoE)": "llama.cpp reserves memory for one more compressed row than a call has",
@@ -169,7 +169,7 @@ def compare_all(programs: harness.Programs, names: Sequence[str], say: harness.S
 
 
 _INTRO = """\
-# Architectures
+# Which model architectures work
 
 Every architecture of which llama.cpp's `test-llama-archs` writes a model: the kernels that [`kernelgen model`](models.md) derives from the file's
 header, and those that a run of the model asks for on a [simulated](simulator.md) NeuronCore. The page is written by
@@ -211,7 +211,7 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-a", dest="names", metavar="NAMES", default="", help="architectures; all by default")
-    parser.add_argument("--write-page", action="store_true", help="write docs/architectures.md")
+    parser.add_argument("--write-page", action="store_true", help="write docs/model-support.md")
     args = parser.parse_args()
     rows = compare_all(harness.Programs.find(), [name for name in args.names.split(",") if name])
     if args.write_page:

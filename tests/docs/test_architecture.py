@@ -1,0 +1,70 @@
+"""docs/architecture.md's floors against the package: which module imports which."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tools" / "kernelgen"
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+FLOORS = re.findall(r"^\d+\. `(\w+)`", PAGE.partition("## Floors")[2].partition("\n## ")[0], re.MULTILINE)
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yields the package or module of kernelgen that each import names, and its line; imports inside of functions count."""
+    for node in ast.iter_child_nodes(tree):
+        if is_for_types(node):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            if node.module == "kernelgen":
+                yield from ((alias.name, node.lineno) for alias in node.names)
+            elif node.module.startswith("kernelgen."):
+                yield node.module.split(".")[1], node.lineno
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("kernelgen.")]
+            yield from ((name.split(".")[1], node.lineno) for name in names)
+        yield from imported(node)
+
+
+def upward(path: Path, text: str) -> list[str]:
+    """Returns the imports of a module that go to a floor above its own, each with its line."""
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    allowed = FLOORS[: FLOORS.index(own) + 1]
+    return [
+        f"{path.name}:{line}: {name}"
+        for name, line in imported(ast.parse(text))
+        if name in FLOORS and name not in allowed
+    ]
+
+
+def test_every_part_of_the_package_has_a_floor() -> None:
+    parts = {
+        path.name.removesuffix(".py")
+        for path in PACKAGE.iterdir()
+        if (path / "__init__.py").exists() or path.suffix == ".py"
+    }
+    assert parts - {"__init__", "__main__"} == set(FLOORS)
+    assert len(FLOORS) == len(set(FLOORS))
+
+
+def test_imports_go_down() -> None:
+    modules = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in FLOORS]
+    assert len(modules) > 200
+    assert [wrong for path in modules for wrong in upward(path, path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["from kernelgen.cli import frame", "from kernelgen import build", "import kernelgen.plan"]
+)
+def test_an_import_that_goes_up_is_found(line: str) -> None:
+    assert len(upward(PACKAGE / "hlo" / "proto.py", f"def f():\n    {line}\n")) == 1
+    assert upward(PACKAGE / "cli" / "plan.py", line) == []
