@@ -57,7 +57,7 @@ NO_KEYS = {
     "forms": "likewise",
     "off": "no folder",
     "language": "of an emitter's decorator",
-    "knob.fuse kernelgen.languages.numpy fori_loop replica_groups": "kernelgen.languages.numpy",
+    "knob.fuse kernelgen.languages numpy fori_loop replica_groups": "kernelgen.languages.numpy",
     "mem_space partition_dim reduction_tile tile_op tile_size": "of knobs",
     "mutable_tensor shared_hbm err_lowering": "NKI",
     "skip_middle_end_transformations enable_stack_allocator force_auto_alloc": "decorators of NKI's first generation",
