@@ -9,8 +9,8 @@
 
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "kernels.h"
 #include "scratch_pack.h"
+#include "select/kernel_store.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -123,7 +123,7 @@ static double measure(const neuron_kernel_store & store, const std::vector<ggml_
         const double start = now_ns();
         for (size_t round = 0; round < N_ROUNDS; round++) {
             for (const ggml_tensor * node : nodes) {
-                const size_t pieces = store.serve(node).pieces.size();
+                const size_t pieces = store.select(node).pieces.size();
                 found += wanted < 0 ? pieces > 0 : pieces == (size_t) wanted;
             }
         }

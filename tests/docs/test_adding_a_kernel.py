@@ -21,7 +21,7 @@ from kernelgen.model import graph_ops
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-kernel.md"
 PACKAGE = Path(kernelgen.__file__).parent
-TABLE = "backend/ggml-neuron/op_table.inc"
+TABLE = "backend/ggml-neuron/report/op_table.inc"
 
 
 def section(title: str) -> str:

@@ -161,8 +161,8 @@ def run_on_two_cores(run: Run, kernels: Path, *scenarios: str, launch_us: int, *
 
 
 def test_a_core_waits_for_another(run: Run, kernels: Path) -> None:
-    result = run_on_two_cores(run, kernels, "two-cores-in-flight", "two-cores-held", launch_us=20_000)
-    assert result.said == {"two-cores-in-flight": "ok", "two-cores-held": "ok"}, result.log
+    result = run_on_two_cores(run, kernels, "two-cores-in-flight", "two-cores-fenced", launch_us=20_000)
+    assert result.said == {"two-cores-in-flight": "ok", "two-cores-fenced": "ok"}, result.log
 
 
 def test_cores_that_wait_for_each_other(run: Run, kernels: Path) -> None:
@@ -187,9 +187,9 @@ def test_copies_around_a_kernel_wait_in_the_queue(run: Run, kernels: Path) -> No
 
 def test_one_launch_at_a_time_on_two_cores(run: Run, kernels: Path) -> None:
     result = run_on_two_cores(
-        run, kernels, "two-cores-ahead", "two-cores-held", launch_us=0, GGML_NEURON_QUEUE_DEPTH="1"
+        run, kernels, "two-cores-ahead", "two-cores-fenced", launch_us=0, GGML_NEURON_QUEUE_DEPTH="1"
     )
-    assert result.said == {"two-cores-ahead": "ok", "two-cores-held": "ok"}, result.log
+    assert result.said == {"two-cores-ahead": "ok", "two-cores-fenced": "ok"}, result.log
     assert "jobs waited" not in result.log
 
 
@@ -260,14 +260,14 @@ def test_to_read_what_was_not_computed_ends_the_program(run: Run, kernels: Path)
 
 
 def test_a_cache_that_is_lost_stays_so_until_it_is_set(run: Run, kernels: Path) -> None:
-    result = run_with_fault(run, kernels, "loses-a-cache", "execute@1")
-    assert result.said == {"loses-a-cache": "ok"}, result.log
+    result = run_with_fault(run, kernels, "poisons-a-cache", "execute@1")
+    assert result.said == {"poisons-a-cache": "ok"}, result.log
     assert "reads what a launch that failed was to compute for an earlier graph" in result.log
 
 
 def test_what_one_core_lost_fails_the_graph_of_another(run: Run, kernels: Path) -> None:
-    result = run_with_fault(run, kernels, "loses-for-another-core", "execute@3", cores=2)
-    assert result.said == {"loses-for-another-core": "ok"}, result.log
+    result = run_with_fault(run, kernels, "poisons-for-another-core", "execute@3", cores=2)
+    assert result.said == {"poisons-for-another-core": "ok"}, result.log
 
 
 def test_a_core_that_is_lost_stays_so(run: Run, kernels: Path) -> None:

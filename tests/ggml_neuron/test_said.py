@@ -133,10 +133,10 @@ def test_a_mistyped_variable_is_answered_by_the_nearest(run: Run, kernels: Path,
 
 def test_every_variable_is_known() -> None:
     """Those that the backend and kernelgen read, and the table of docs/llama-cpp.md."""
-    source = (ROOT / "backend" / "ggml-neuron" / "variables.cpp").read_text()
+    source = (ROOT / "backend" / "ggml-neuron" / "report" / "environment.cpp").read_text()
     known = set(re.findall(r'"((?:GGML_NEURON|NEURON_KERNELGEN)_\w+)"', source))
     read: set[str] = set()
-    for path in (*(ROOT / "backend").rglob("*.cpp"), *(ROOT / "backend" / "ggml-neuron").glob("*.h")):
+    for path in (*(ROOT / "backend").rglob("*.cpp"), *(ROOT / "backend" / "ggml-neuron").rglob("*.h")):
         read |= set(re.findall(r'(?:getenv|neuron_variable)\("(GGML_NEURON_\w+)"\)', path.read_text()))
     for path in (ROOT / "tools" / "kernelgen").rglob("*.py"):
         read |= set(re.findall(r'"(NEURON_KERNELGEN_\w+)"', path.read_text()))

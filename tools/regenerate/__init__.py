@@ -14,9 +14,9 @@ from pathlib import Path
 from regenerate import costs, graph_keys, manifest_schema, op_table, resources, targets, token_table
 
 FILES: Mapping[str, Callable[[str], str]] = {
-    "backend/ggml-neuron/costs.inc": lambda _: costs.render(),
-    "backend/ggml-neuron/op_table.inc": lambda _: op_table.render(),
-    "backend/ggml-neuron/token_table.inc": lambda _: token_table.render(),
+    "backend/ggml-neuron/select/costs.inc": lambda _: costs.render(),
+    "backend/ggml-neuron/report/op_table.inc": lambda _: op_table.render(),
+    "backend/ggml-neuron/select/token_table.inc": lambda _: token_table.render(),
     "backend/nrt/targets.inc": lambda _: targets.inc(),
     "backend/simulator/src/instances.inc": lambda _: targets.instances(),
     "rules/private/actions/resources.bzl": lambda _: resources.bzl(),

@@ -1,4 +1,4 @@
-"""backend/ggml-neuron/costs.inc, from tools/kernelgen/dispatch/costs.json: the figures by which kernels are chosen."""
+"""backend/ggml-neuron/select/costs.inc, from tools/kernelgen/dispatch/costs.json: the figures by which kernels are chosen."""
 
 from __future__ import annotations
 

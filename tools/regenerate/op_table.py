@@ -1,4 +1,4 @@
-"""backend/ggml-neuron/op_table.inc: what the backend must know of kernelgen's ops to write a manifest of the ones it lacks.
+"""backend/ggml-neuron/report/op_table.inc: what the backend must know of kernelgen's ops to write a manifest of the ones it lacks.
 
 Parameters come from `kernelgen.ggml.ops`; which ops have an emitter, and which types an op takes, from the kernel library.
 """

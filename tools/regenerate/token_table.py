@@ -1,4 +1,4 @@
-"""backend/ggml-neuron/token_table.inc: how the backend cuts ops along tokens, from `kernelgen.ggml.ops`."""
+"""backend/ggml-neuron/select/token_table.inc: how the backend cuts ops along tokens, from `kernelgen.ggml.ops`."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
 // A case is a line of numbers: tokens, 1 when rows may be computed twice, bytes that are read for any number of tokens, bytes of
 // a token, and for which numbers of tokens there are kernels. Printed is a line of `first:n` for each piece.
 
-#include "../costs.h"
-#include "../tokens.h"
+#include "select/costs.h"
+#include "select/tokens.h"
 
 #include <cstdio>
 #include <iostream>

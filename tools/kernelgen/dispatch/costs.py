@@ -1,7 +1,7 @@
 """What a kernel's launch takes, by measurements: how kernels for other numbers of tokens than a node has are chosen and judged.
 
 The figures are data (`costs.json`), which names their sources; a user's own can take their place. The backend computes the same
-(`backend/ggml-neuron/costs.cpp`).
+(`backend/ggml-neuron/select/costs.cpp`).
 """
 
 from __future__ import annotations

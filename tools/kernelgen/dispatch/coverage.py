@@ -195,7 +195,9 @@ def differences(wanted: KernelSpec, held: KernelSpec) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """Returns a parameter as the backend writes it, which says the same when it runs (`backend/ggml-neuron/missing.cpp`)."""
+    """Returns a parameter as the backend writes it, which says the same when it runs
+    (`backend/ggml-neuron/report/missing.cpp`).
+    """
     if isinstance(value, float):
         mantissa, e, exponent = str(value).partition("e")
         return f"{mantissa}{'' if '.' in mantissa or not exponent else '.0'}{e}{exponent}"

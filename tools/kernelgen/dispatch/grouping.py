@@ -1,8 +1,9 @@
-"""Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/groups.cpp`): the same rules, for reports.
+"""Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/select/groups.cpp`): the same rules, for
+reports.
 
 From a node on the longest group wins that there is a kernel for; the search goes on behind it. A group's shapes are the
 graph's own, as with GGML_NEURON_EXACT=1: the backend also computes groups of fewer tokens or of a shorter cache by kernels for more
-(`group_lengths.cpp`), and groups of more tokens in pieces (`group_pieces.cpp`), which is not looked for here.
+(`select/group_lengths.cpp`), and groups of more tokens in pieces (`select/group_pieces.cpp`), which is not looked for here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which kernels compute a node that no kernel is made for: those for other numbers of tokens, and for longer caches.
 
-The backend does the same when it runs (`backend/ggml-neuron/kernels.cpp`, `tokens.cpp`); this tells it beforehand.
+The backend does the same when it runs (`backend/ggml-neuron/select/kernel_store.cpp`, `tokens.cpp`); this tells it beforehand.
 """
 
 from __future__ import annotations

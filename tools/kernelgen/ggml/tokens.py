@@ -1,7 +1,7 @@
 """Cutting a node along its tokens: what kernels for other numbers of tokens, or longer caches, have instead of its tensors.
 
 Which axis of which tensor is the tokens' stands beside each op (`kernelgen.ggml.ops.Tokens`). The backend cuts alike
-(`backend/ggml-neuron/tokens.cpp`).
+(`backend/ggml-neuron/select/tokens.cpp`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The rows of a token are apart from each other in the scores of all heads, so none of the nodes is cut for itself
 (`kernelgen.ggml.tokens`). The backend computes them together, from MUL_MAT of the keys to CONT, with what is between in scratch
-memory (`backend/ggml-neuron/chains.h`).
+memory (`backend/ggml-neuron/select/unfused_attention.h`).
 """
 
 from __future__ import annotations

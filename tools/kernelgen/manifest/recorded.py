@@ -3,7 +3,8 @@
     - {op: "add", inputs: […], output: "…"}  # asked for 12 times, executed 8 times
 
 What is only asked for comes from graphs that are measured and never computed, and from a warm-up. The comment is
-backend/ggml-neuron/record.cpp's, which keeps each entry on a line of its own; earlier versions of it wrote no `executed`.
+backend/ggml-neuron/report/record_ops.cpp's, which keeps each entry on a line of its own; earlier versions of
+it wrote no `executed`.
 """
 
 from __future__ import annotations

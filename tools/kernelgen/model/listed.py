@@ -109,7 +109,7 @@ def _comment(item: Item) -> str:
 
 # --- what the backend recorded -------------------------------------------------------------------------------------------------
 
-# As backend/ggml-neuron/record.cpp writes them; an entry that could not be built then is a comment.
+# As backend/ggml-neuron/report/record_ops.cpp writes them; an entry that could not be built then is a comment.
 _ENTRY = re.compile(r"  (?P<refused># )?- (?P<entry>\{op: .*\})  # asked for (?P<count>[0-9]{1,18}) times?")
 
 

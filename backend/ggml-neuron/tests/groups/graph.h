@@ -2,10 +2,10 @@
 
 #pragma once
 
-#include "../../groups.h"
 #include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
+#include "select/groups.h"
 
 #include <cstdint>
 #include <functional>

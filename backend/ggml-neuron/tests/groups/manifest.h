@@ -2,9 +2,9 @@
 
 #pragma once
 
-#include "../../groups.h"
 #include "ggml.h"
 #include "graph.h"
+#include "select/groups.h"
 
 #include <algorithm>
 #include <cstddef>

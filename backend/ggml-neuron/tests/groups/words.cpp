@@ -1,10 +1,10 @@
 // Groups as words.
 
-#include "../../groups.h"
 #include "../values.h"
 #include "ggml-impl.h"
 #include "ggml.h"
 #include "graph.h"
+#include "select/groups.h"
 
 #include <algorithm>
 #include <cinttypes>

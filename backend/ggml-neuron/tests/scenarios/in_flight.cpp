@@ -88,7 +88,7 @@ static void fails_later(bool and_read) {
 }
 
 // What was to change a KV cache fails when its graph was given back: whatever reads the cache fails until it is set anew.
-static void loses_a_cache() {
+static void poisons_a_cache() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, cache);
     const auto       fill_from = [&graph](size_t first) {
@@ -110,7 +110,7 @@ static void loses_a_cache() {
 }
 
 // A launch on one NeuronCore fails late. The graph of another that computes with its result fails, and the first one's next.
-static void loses_for_another() {
+static void poisons_for_another() {
     const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
     const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
     placed                 from(first, add);
@@ -144,14 +144,14 @@ static void waits_for_another_device() {
 
 scenario_table in_flight_scenarios() {
     return {
-        { "in-flight",              [] { in_flight(neuron, 6); }                             },
-        { "in-flight-in-threads",   [] { in_threads(3, [](int) { in_flight(neuron, 3); }); } },
-        { "fails-late",             fails_late                                               },
-        { "freed-unused",           freed_unused                                             },
-        { "fails-later",            [] { fails_later(false); }                               },
-        { "fails-later-and-read",   [] { fails_later(true); }                                },
-        { "loses-a-cache",          loses_a_cache                                            },
-        { "loses-for-another-core", loses_for_another                                        },
-        { "another-device",         waits_for_another_device                                 },
+        { "in-flight",                [] { in_flight(neuron, 6); }                             },
+        { "in-flight-in-threads",     [] { in_threads(3, [](int) { in_flight(neuron, 3); }); } },
+        { "fails-late",               fails_late                                               },
+        { "freed-unused",             freed_unused                                             },
+        { "fails-later",              [] { fails_later(false); }                               },
+        { "fails-later-and-read",     [] { fails_later(true); }                                },
+        { "poisons-a-cache",          poisons_a_cache                                          },
+        { "poisons-for-another-core", poisons_for_another                                      },
+        { "another-device",           waits_for_another_device                                 },
     };
 }

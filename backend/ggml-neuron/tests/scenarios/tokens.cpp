@@ -191,7 +191,7 @@ static void set_inputs(const layer & l, const call & c) {
     set_each<int32_t>(l.positions, [&](int64_t i) { return c.past + i; });
     set_each<int32_t>(l.experts, [](int64_t i) { return (i / 2 + i % 2) % EXPERT; });
     set_each<int32_t>(l.out_ids, [&](int64_t i) { return c.n - c.n_out + i; });
-    // cells in no order, as a cache has that served several sequences
+    // cells in no order, as a cache has that several sequences used
     const auto cell_of = [&](int64_t i) {
         return (c.past + i) * 3 % c.n_kv;
     };

@@ -103,7 +103,7 @@ static void two_cores_behind() {
 }
 
 // A tensor is set, computed anew and then freed, when a copy of it waits for the core that it is copied to.
-static void two_cores_held() {
+static void two_cores_fenced() {
     pair_of_cores               t(2);
     placed &                    from        = t.from[0];
     const std::function<void()> overwrite[] = {
@@ -185,7 +185,7 @@ scenario_table two_cores_scenarios() {
         { "two-cores-in-flight", two_cores_in_flight },
         { "two-cores-ahead",     two_cores_ahead     },
         { "two-cores-behind",    two_cores_behind    },
-        { "two-cores-held",      two_cores_held      },
+        { "two-cores-fenced",    two_cores_fenced    },
         { "two-cores-crossing",  two_cores_crossing  },
         { "two-cores-waiting",   two_cores_waiting   },
         { "two-cores-late",      two_cores_late      },

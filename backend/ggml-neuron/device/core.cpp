@@ -1,0 +1,162 @@
+#include "device/core.h"
+
+#include "report/log.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) : nrt(nrt), vnc(vnc), launch_queue(nrt, vnc, mutex) {}
+
+bool neuron_core::open() {
+    const std::string & failure = nrt.init();
+    if (!failure.empty()) {
+        NEURON_ERROR("core %d: %s\n", vnc, failure.c_str());
+    }
+    return failure.empty();
+}
+
+void neuron_core::release() {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        launch_queue.wait_for_all();
+    }
+    launch_queue.stop();
+    std::lock_guard<std::mutex> lock(mutex);
+    if (launch_queue.is_queue() && launch_queue.queued()) {
+        NEURON_LOG("core %d: %llu launches, %llu of them while another one was in flight\n", vnc,
+                   (unsigned long long) launch_queue.queued(), (unsigned long long) launch_queue.overlapping());
+    }
+    if (launch_queue.jobs_done()) {
+        NEURON_LOG("core %d: %llu jobs waited for another core\n", vnc, (unsigned long long) launch_queue.jobs_done());
+    }
+    destroy_all_bound_launches();
+    for (auto & entry : models) {
+        if (entry.second->handle) {
+            unload(*entry.second);
+        }
+    }
+    if (scratch_memory) {
+        free_locked(scratch_memory);
+        scratch_memory = nullptr;
+    }
+}
+
+// Returns NRT_QUEUE_FULL when it let go of the mutex: then it is to be tried again.
+NRT_STATUS neuron_core::try_launch(neuron_bound_launch & bound_launch,
+                                   neuron_stream &       stream,
+                                   uint64_t              graph,
+                                   uint64_t              number,
+                                   const std::string &   node) {
+    if (launch_queue.is_full()) {
+        launch_queue.wait_for_first();
+        return NRT_QUEUE_FULL;
+    }
+    if (stream.failed != NRT_SUCCESS) {
+        return stream.failed;
+    }
+    if (!bound_launch.model->handle) {
+        std::string      message;
+        const NRT_STATUS status = load(*bound_launch.model, message);
+        epoch += status != NRT_SUCCESS;                          // plans that have the program are made anew
+        return status == NRT_SUCCESS ? NRT_QUEUE_FULL : status;  // to load may have let go of the mutex
+    }
+    bound_launch.model->last_used = ++clock;
+    const NRT_STATUS status       = launch_queue.launch(bound_launch, stream, graph, number, node);
+    if (status == NRT_QUEUE_FULL) {
+        launch_queue.wait_for_queue();
+    }
+    return status;
+}
+
+NRT_STATUS neuron_core::execute(neuron_bound_launch & bound_launch, neuron_stream & stream, const char * node) {
+    const auto launch = [this, &bound_launch, &stream, graph = stream.graph,
+                         node = std::string(node)](uint64_t number) {
+        return try_launch(bound_launch, stream, graph, number, node);
+    };
+    NRT_STATUS status = NRT_QUEUE_FULL;
+    while (status == NRT_QUEUE_FULL && !launch_queue.must_queue(bound_launch.uses)) {
+        status = launch(NEURON_LAST);
+    }
+    if (status != NRT_QUEUE_FULL) {
+        return status;
+    }
+    launch_queue.queue(stream, bound_launch.uses, [launch](uint64_t number) {
+        NRT_STATUS status = NRT_QUEUE_FULL;
+        while (status == NRT_QUEUE_FULL) {
+            status = launch(number);
+        }
+        return status;
+    });
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS neuron_core::in_order(neuron_stream & stream, std::vector<neuron_use> uses, const neuron_work & work) {
+    if (!launch_queue.must_queue(uses)) {
+        return work(NEURON_LAST);
+    }
+    launch_queue.queue(stream, std::move(uses), work);
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS neuron_core::write(neuron_stream & stream, const neuron_operand & to, const void * data) {
+    const neuron_use use = { to.memory, to.offset, to.size, true };
+    if (!launch_queue.must_queue({ use })) {
+        return to.memory->write_locked(data, to.offset, to.size);
+    }
+    launch_queue.queue(
+        stream, { use },
+        [to, kept = std::vector<uint8_t>((const uint8_t *) data, (const uint8_t *) data + to.size)](uint64_t number) {
+            return to.memory->write_locked(kept.data(), to.offset, to.size, number);
+        });
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS neuron_core::copy(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to) {
+    return in_order(stream,
+                    {
+                        { from.memory, from.offset, from.size, false },
+                        { to.memory,   to.offset,   from.size, true  }
+    },
+                    [this, from, to](uint64_t number) { return copy(from, to, number); });
+}
+
+void neuron_core::wait_for(neuron_stream & stream, neuron_core & other, uint64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    launch_queue.queue(stream, {}, [this, &other, number](uint64_t) {
+        const neuron_unlocked             unlocked(mutex);
+        const std::lock_guard<std::mutex> lock(other.mutex);
+        other.launch_queue.wait_for(number);
+        return NRT_SUCCESS;
+    });
+}
+
+void neuron_core::copy_from(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to) {
+    neuron_core &          other = *from.memory->core;
+    const std::scoped_lock both(mutex, other.mutex);
+    const uint64_t         fence = other.launch_queue.add_fence({ from.memory, from.offset, from.size, false });
+    launch_queue.queue(
+        stream,
+        {
+            { to.memory, to.offset, from.size, true }
+    },
+        [this, &other, from, to, fence](uint64_t number) {
+            std::vector<uint8_t> data(from.size);
+            NRT_STATUS           status;
+            {
+                const neuron_unlocked             unlocked(mutex);
+                const std::lock_guard<std::mutex> lock(other.mutex);
+                status = from.memory->read_locked(data.data(), from.offset, from.size, fence);
+                other.launch_queue.remove_fence(fence);
+            }
+            return status != NRT_SUCCESS ? status : to.memory->write_locked(data.data(), to.offset, from.size, number);
+        });
+}
+
+NRT_STATUS neuron_core::finish(neuron_stream & stream) {
+    launch_queue.wait_for(stream);
+    const NRT_STATUS status = stream.failed;
+    stream.failed           = NRT_SUCCESS;
+    launch_queue.forget_poisoned(stream);
+    return status;
+}

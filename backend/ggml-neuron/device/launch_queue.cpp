@@ -1,0 +1,500 @@
+#include "device/launch_queue.h"
+
+#include "device/core.h"
+#include "report/environment.h"
+#include "report/log.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+// libnrt's queue holds no more requests.
+static constexpr size_t MAX_DEPTH = 63;
+
+// After so many launches in a queue that was full once, one more is tried: what filled it may be gone, or may have been larger programs.
+static constexpr size_t WIDEN_AFTER = 32;
+
+// Reads how many launches may be in flight. Says once when the variable is not such a number.
+static size_t read_depth() {
+    static const size_t depth = [] {
+        const std::string what = "a number from 1 to " + std::to_string(MAX_DEPTH);
+        return neuron_number("GGML_NEURON_QUEUE_DEPTH", what.c_str(), 1, MAX_DEPTH, NEURON_QUEUE_DEPTH);
+    }();
+    return depth;
+}
+
+static uint64_t next_stream_id() {
+    static std::atomic<uint64_t> next{ 1 };
+    return next++;
+}
+
+neuron_stream::neuron_stream() : id(next_stream_id()) {}
+
+// Reads how many launches may be in flight of this runtime: no more than the user allows it.
+static size_t read_depth(const neuron_nrt & nrt) {
+    if (!nrt.has_queues) {
+        return 1;
+    }
+    const size_t depth = read_depth();
+    if (nrt.max_in_flight == 0 || nrt.max_in_flight >= depth) {
+        return depth;
+    }
+    NEURON_LOG("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS allows %zu launches in flight, not %zu\n", nrt.max_in_flight,
+               depth);
+    return nrt.max_in_flight;
+}
+
+neuron_launch_queue::neuron_launch_queue(const neuron_nrt & nrt, int vnc, std::mutex & mutex) :
+    nrt(nrt), vnc(vnc), mutex(mutex), depth(read_depth(nrt)),
+    has_events(nrt.nrta_event_register_seq_id_completion != nullptr) {}
+
+neuron_launch_queue::~neuron_launch_queue() {
+    stop();
+    for (const int event : events) {
+        close(event);
+    }
+    for (auto & q : parked) {
+        q.release();  // the runtime may write to it for as long as the process lives
+    }
+}
+
+static bool overlaps(const neuron_use & a, const neuron_use & b) {
+    return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+}
+
+static bool conflicts(const neuron_use & a, const neuron_use & b) {
+    return overlaps(a, b) && (a.written || b.written);
+}
+
+static void note_changes(const std::vector<neuron_use> & uses) {
+    for (const neuron_use & use : uses) {
+        if (use.written) {
+            use.memory->note_change(use.offset, use.size);
+        }
+    }
+}
+
+static bool conflicts(const std::vector<neuron_use> & uses, const neuron_use & use) {
+    return std::any_of(uses.begin(), uses.end(), [&use](const neuron_use & other) { return conflicts(other, use); });
+}
+
+//
+// launching
+//
+
+bool neuron_launch_queue::is_full() {
+    reap();
+    return launched.size() >= room;
+}
+
+void neuron_launch_queue::wait_for_queue() {
+    if (!launched.empty()) {
+        room     = launched.size();  // as many as the runtime takes
+        n_fitted = 0;
+        wait_for_first();
+        return;
+    }
+    // another library in the process fills the queue
+    const neuron_unlocked unlocked(mutex);
+    std::this_thread::sleep_for(std::chrono::microseconds(10));
+}
+
+NRT_STATUS neuron_launch_queue::launch(neuron_bound_launch & bound_launch,
+                                       neuron_stream &       stream,
+                                       uint64_t              graph,
+                                       uint64_t              number,
+                                       const std::string &   node) {
+    if (!poisoned.empty()) {
+        if (reads_poisoned(bound_launch, node.c_str())) {
+            return NRT_EXEC_COMPLETED_WITH_ERR;
+        }
+        for (const neuron_use & use : bound_launch.uses) {
+            if (use.written) {
+                forget_poisoned(use);
+            }
+        }
+    }
+    note_changes(bound_launch.uses);
+    if (number == NEURON_LAST) {
+        number = stream.last = ++last_number;
+    }
+    auto q          = std::make_unique<queued_launch>();
+    q->bound_launch = &bound_launch;
+    q->stream       = &stream;
+    q->graph        = graph;
+    q->node         = node;
+    q->number       = number;
+    n_launched++;
+    return depth > 1 ? schedule(bound_launch, *q.release()) : execute(bound_launch, *q.release());
+}
+
+// Takes the launch.
+NRT_STATUS neuron_launch_queue::schedule(neuron_bound_launch & bound_launch, queued_launch & q) {
+    n_overlapping += !launched.empty();
+    launched.emplace_back(&q);
+    NRT_STATUS status = nrt.nrta_execute_schedule(bound_launch.model->handle, bound_launch.input, bound_launch.output,
+                                                  0, &q.status, &q.seq);
+    if (status == NRT_QUEUE_FULL) {
+        launched.pop_back();
+        n_overlapping -= !launched.empty();
+        n_launched--;
+        return status;
+    }
+    if (status != NRT_SUCCESS) {
+        status = judge(q, status, "nrta_execute_schedule");
+        launched.pop_back();
+    }
+    return status;
+}
+
+// Takes the launch, and lets go of the mutex while the device computes.
+NRT_STATUS neuron_launch_queue::execute(neuron_bound_launch & bound_launch, queued_launch & q) {
+    launched.emplace_back(&q);
+    {
+        const neuron_unlocked unlocked(mutex);
+        q.status = nrt.nrt_execute(bound_launch.model->handle, bound_launch.input, bound_launch.output);
+    }
+    const NRT_STATUS status = judge(q, q.status, "nrt_execute");
+    launched.pop_front();  // there is no other
+    changed.notify_all();
+    return status;
+}
+
+// Reports an execution that did not just succeed, and returns what it comes to.
+NRT_STATUS neuron_launch_queue::judge(const queued_launch & q, NRT_STATUS status, const char * function) {
+    // The result is complete, and has infinities or NaNs. ggml's ops pass those on, and so do we.
+    if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
+        if (!said_not_a_number) {
+            // The report stays set in the core, so it may be of an earlier process.
+            NEURON_WARN("core %d: %s, for node %s, or a program before it: results that are not numbers are passed on; "
+                        "said once\n",
+                        vnc, q.bound_launch->model->name.c_str(), q.node.c_str());
+            said_not_a_number = true;
+        }
+        return NRT_SUCCESS;
+    }
+    if (status != NRT_SUCCESS) {
+        NEURON_ERROR("core %d: %s: %s, for node %s\n", vnc, nrt.describe(function, status).c_str(),
+                     q.bound_launch->model->name.c_str(), q.node.c_str());
+    }
+    return status;
+}
+
+//
+// waiting
+//
+
+// Asks the runtime for a launch; any thread may. NRT_INVALID is documented for a launch that it does not know, and nothing is known of a
+// closed library's. Whatever else is not success is of one that is not done: the device may write its results, and the runtime its status.
+neuron_launch_queue::answer neuron_launch_queue::ask(nrta_seq_t seq) {
+    bool             completed = false;
+    const NRT_STATUS status    = nrt.nrta_is_completed(seq, &completed);
+    if (status == NRT_INVALID || status == NRT_CLOSED) {
+        return answer::UNKNOWN;
+    }
+    if (status != NRT_SUCCESS && !said_busy.exchange(true)) {
+        NEURON_WARN("core %d: %s: the launch counts as not done; said once\n", vnc,
+                    nrt.describe("nrta_is_completed", status).c_str());
+    }
+    return status == NRT_SUCCESS && completed ? answer::DONE : answer::PENDING;
+}
+
+// Takes away the launches that are done, and those that the runtime does not know any more, which failed.
+void neuron_launch_queue::reap() {
+    while (depth > 1 && !launched.empty()) {  // else the thread that called nrt_execute removes it
+        queued_launch & q    = *launched.front();
+        const answer    said = ask(q.seq);
+        if (said == answer::PENDING) {
+            return;
+        }
+        if (said == answer::DONE) {
+            complete(q, q.status, "nrta_execute_schedule");
+            parked.clear();  // launches are done in order
+            widen();
+        } else {
+            complete(q, NRT_INVALID, "nrta_is_completed");
+            parked.push_back(std::move(launched.front()));
+        }
+        launched.pop_front();
+    }
+}
+
+// Has room for one launch more when many fitted.
+void neuron_launch_queue::widen() {
+    if (room < depth && ++n_fitted >= WIDEN_AFTER) {
+        room++;
+        n_fitted = 0;
+    }
+}
+
+// Sees to what a launch came to. What one that failed was to write, and what launches behind it in its stream made of it, is poisoned.
+void neuron_launch_queue::complete(queued_launch & q, NRT_STATUS status, const char * function) {
+    neuron_stream & stream = *q.stream;
+    status                 = judge(q, status, function);
+    if (status != NRT_SUCCESS || stream.failed != NRT_SUCCESS) {
+        poison(q.bound_launch->uses, stream, q.graph, status);
+    }
+}
+
+void neuron_launch_queue::wait_for_first() {
+    if (depth == 1) {
+        changed.wait(mutex);
+        return;
+    }
+    const nrta_seq_t seq = launched.front()->seq;
+    wait_completed(seq);
+    reap();
+}
+
+int neuron_launch_queue::take_event() {
+    if (events.empty()) {
+        return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    }
+    const int event = events.back();
+    events.pop_back();
+    return event;
+}
+
+// Takes an eventfd for others to wait with. The runtime refers to one that is registered, and may signal it later than it says that the
+// launch is done.
+void neuron_launch_queue::give_back(int event, nrta_seq_t seq, bool registered) {
+    if (registered && nrt.nrta_event_register_seq_id_completion(seq, -1) != NRT_SUCCESS) {
+        has_events = false;  // and this one stays open
+        return;
+    }
+    eventfd_t count = 0;
+    eventfd_read(event, &count);
+    events.push_back(event);
+}
+
+// Waits with the mutex let go. A thread that waits for a launch of some microseconds does not sleep.
+neuron_launch_queue::answer neuron_launch_queue::wait_completed(nrta_seq_t seq) {
+    const int event      = has_events ? take_event() : -1;
+    bool      registered = false;
+    answer    said;
+    {
+        const neuron_unlocked unlocked(mutex);
+        bool                  signals = event >= 0;
+        for (int tries = 0; (said = ask(seq)) == answer::PENDING; tries++) {
+            if (tries < 4) {
+                std::this_thread::yield();
+            } else if (!signals) {
+                std::this_thread::sleep_for(std::chrono::microseconds(5));
+            } else if (!registered) {
+                // then looked at once more, since it is not documented what comes of one that is done
+                registered = signals = nrt.nrta_event_register_seq_id_completion(seq, event) == NRT_SUCCESS;
+            } else {
+                pollfd    wanted = { event, POLLIN, 0 };
+                eventfd_t count  = 0;
+                // not for long: another thread that waited for this launch may have unregistered the eventfd
+                if (poll(&wanted, 1, 10) > 0) {
+                    eventfd_read(event, &count);
+                }
+            }
+        }
+    }
+    if (event >= 0) {
+        give_back(event, seq, registered);
+    }
+    return said;
+}
+
+void neuron_launch_queue::wait_for(uint64_t number) {
+    for (;;) {
+        reap();
+        const bool waits =
+            (!jobs.empty() && jobs.front()->number <= number) || (!fences.empty() && fences.front().number <= number);
+        if (!waits && (launched.empty() || launched.front()->number > number)) {
+            return;
+        }
+        if (waits || depth == 1) {
+            changed.wait(mutex);
+            continue;
+        }
+        // the last of those that are waited for: they are done in order
+        nrta_seq_t seq = launched.front()->seq;
+        for (const auto & q : launched) {
+            seq = q->number <= number ? q->seq : seq;
+        }
+        if (wait_completed(seq) == answer::UNKNOWN && !launched.empty()) {
+            wait_completed(launched.front()->seq);  // those before it may be known
+        }
+    }
+}
+
+// Returns the number of the last before another that an access must wait for, or 0.
+uint64_t neuron_launch_queue::last_conflict(const neuron_use & use, uint64_t before) const {
+    uint64_t   number = 0;
+    const auto look   = [&](uint64_t other, bool conflicts) {
+        number = conflicts && other < before ? std::max(number, other) : number;
+    };
+    for (const auto & q : launched) {
+        look(q->number, conflicts(q->bound_launch->uses, use));
+    }
+    for (const auto & j : jobs) {
+        look(j->number, conflicts(j->uses, use));
+    }
+    for (const fence & h : fences) {
+        look(h.number, conflicts(h.use, use));
+    }
+    return number;
+}
+
+void neuron_launch_queue::wait_for_use(const neuron_use & use, uint64_t before) {
+    for (;;) {
+        const uint64_t number = last_conflict(use, before);
+        if (number == 0) {
+            return;
+        }
+        wait_for(number);
+    }
+}
+
+bool neuron_launch_queue::uses(const void * model, uint64_t & number) const {
+    number = 0;
+    for (const auto & q : launched) {
+        number = q->bound_launch->model == model ? q->number : number;
+    }
+    return number > 0;
+}
+
+//
+// jobs
+//
+
+bool neuron_launch_queue::is_fenced(const std::vector<neuron_use> & uses, uint64_t before) const {
+    return std::any_of(fences.begin(), fences.end(),
+                       [&](const fence & h) { return h.number < before && conflicts(uses, h.use); });
+}
+
+bool neuron_launch_queue::must_queue(const std::vector<neuron_use> & uses) const {
+    return !jobs.empty() || is_fenced(uses, NEURON_LAST);
+}
+
+void neuron_launch_queue::queue(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work) {
+    note_changes(uses);
+    stream.last = ++last_number;
+    n_jobs++;
+    jobs.push_back(std::make_unique<job>(job{ last_number, std::move(uses), &stream, stream.graph, std::move(work) }));
+    if (!worker.joinable()) {
+        worker = std::thread(&neuron_launch_queue::work, this);
+    }
+    changed.notify_all();
+}
+
+uint64_t neuron_launch_queue::add_fence(const neuron_use & use) {
+    fences.push_back({ ++last_number, use });
+    return last_number;
+}
+
+void neuron_launch_queue::remove_fence(uint64_t number) {
+    fences.erase(std::find_if(fences.begin(), fences.end(), [&](const fence & h) { return h.number == number; }));
+    changed.notify_all();
+}
+
+// What the thread does. A job stays in the queue until it is done, so that others wait for it.
+void neuron_launch_queue::work() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (!stopping || !jobs.empty()) {
+        if (jobs.empty() || is_fenced(jobs.front()->uses, jobs.front()->number)) {
+            changed.wait(lock);
+            continue;
+        }
+        job &            j      = *jobs.front();
+        const NRT_STATUS status = j.work(j.number);
+        if (status != NRT_SUCCESS) {
+            poison(j.uses, *j.stream, j.graph, status);
+        }
+        jobs.pop_front();
+        changed.notify_all();
+    }
+}
+
+void neuron_launch_queue::stop() {
+    std::thread ended;
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        stopping = true;
+        ended    = std::move(worker);
+        changed.notify_all();
+    }
+    if (ended.joinable()) {
+        ended.join();
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    stopping = false;
+}
+
+//
+// what is poisoned
+//
+
+bool neuron_launch_queue::is_poisoned(const neuron_use & use) const {
+    return std::any_of(poisoned.begin(), poisoned.end(),
+                       [&use](const poisoned_range & l) { return overlaps(l.use, use); });
+}
+
+// Says so when a launch reads what is poisoned.
+bool neuron_launch_queue::reads_poisoned(const neuron_bound_launch & bound_launch, const char * node) const {
+    const bool reads = std::any_of(bound_launch.uses.begin(), bound_launch.uses.end(),
+                                   [this](const neuron_use & use) { return !use.written && is_poisoned(use); });
+    if (reads) {
+        NEURON_ERROR(
+            "core %d: %s, for node %s, reads what a launch that failed was to compute for an earlier graph: it is not "
+            "launched. Set that memory, or make the context anew\n",
+            vnc, bound_launch.model->name.c_str(), node);
+    }
+    return reads;
+}
+
+// What failed was to write some of this memory for a stream's graph.
+void neuron_launch_queue::poison(const std::vector<neuron_use> & uses,
+                                 neuron_stream &                 stream,
+                                 uint64_t                        graph,
+                                 NRT_STATUS                      status) {
+    if (stream.failed == NRT_SUCCESS) {
+        stream.failed = status;
+    }
+    for (const neuron_use & use : uses) {
+        if (use.written) {
+            poisoned.push_back({ use, stream.id, graph });
+        }
+    }
+}
+
+void neuron_launch_queue::forget_poisoned(const neuron_stream & stream) {
+    poisoned.erase(
+        std::remove_if(poisoned.begin(), poisoned.end(),
+                       [&](const poisoned_range & l) { return l.stream == stream.id && l.graph == stream.graph; }),
+        poisoned.end());
+}
+
+void neuron_launch_queue::forget_poisoned(const neuron_use & use) {
+    std::vector<poisoned_range> left;
+    for (const poisoned_range & l : poisoned) {
+        if (!overlaps(l.use, use)) {
+            left.push_back(l);
+            continue;
+        }
+        const size_t end      = l.use.offset + l.use.size;
+        const size_t last     = use.offset + use.size;
+        const auto   add_part = [&](size_t begin, size_t behind) {
+            left.push_back(l);
+            left.back().use.offset = begin;
+            left.back().use.size   = behind - begin;
+        };
+        if (l.use.offset < use.offset) {
+            add_part(l.use.offset, use.offset);
+        }
+        if (last < end) {
+            add_part(last, end);
+        }
+    }
+    poisoned = std::move(left);
+}

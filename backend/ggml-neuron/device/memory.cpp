@@ -1,0 +1,270 @@
+// The memory of a NeuronCore.
+
+#include "../../nrt/targets.h"
+#include "device/core.h"
+#include "report/log.h"
+
+#include <algorithm>
+#include <cstring>
+
+// The smallest scratch memory; it grows by doubling.
+static constexpr size_t MIN_SCRATCH = 1 << 20;
+
+// Passes a status on, and reports and keeps what failed.
+NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size_t offset, size_t n) {
+    if (status != NRT_SUCCESS) {
+        failure = "core " + std::to_string(core->vnc) + ": " + core->nrt.describe(function, status) + ": " +
+                  std::to_string(n) + " bytes at offset " + std::to_string(offset) + " of " + std::to_string(size);
+        NEURON_ERROR("%s\n", failure.c_str());
+    }
+    return status;
+}
+
+// Waits for launches, after which the host may write.
+void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
+    const neuron_use use = { this, offset, n, true };
+    core->launch_queue.wait_for_use(use, before);
+    core->launch_queue.forget_poisoned(use);
+    note_change(offset, n);
+}
+
+NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n, uint64_t before) {
+    wait_to_write(offset, n, before);
+    return checked(core->nrt.nrt_tensor_write(tensor, data, offset, n), "nrt_tensor_write", offset, n);
+}
+
+NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n, uint64_t before) {
+    const neuron_use use = { this, offset, n, false };
+    core->launch_queue.wait_for_use(use, before);
+    if (core->launch_queue.is_poisoned(use)) {
+        failure = "core " + std::to_string(core->vnc) + ": " + std::to_string(n) + " bytes at offset " +
+                  std::to_string(offset) + " were not computed: a launch failed";
+        NEURON_ERROR("%s\n", failure.c_str());
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
+    return checked(core->nrt.nrt_tensor_read(tensor, data, offset, n), "nrt_tensor_read", offset, n);
+}
+
+NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
+    wait_to_write(offset, n, NEURON_LAST);
+    if (core->nrt.nrt_tensor_memset) {
+        return checked(core->nrt.nrt_tensor_memset(tensor, offset, value, n), "nrt_tensor_memset", offset, n);
+    }
+    // a library that has no memset: write a block repeatedly
+    const std::vector<uint8_t> block(std::min<size_t>(n, 1 << 20), value);
+    for (size_t done = 0; done < n; done += block.size()) {
+        const NRT_STATUS status = write_locked(block.data(), offset + done, std::min(block.size(), n - done));
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+    }
+    return NRT_SUCCESS;
+}
+
+std::string neuron_memory::write(const void * data, size_t offset, size_t n, bool keep) {
+    std::lock_guard<std::mutex> lock(core->mutex);
+    if (write_locked(data, offset, n) != NRT_SUCCESS) {
+        return failure;
+    }
+    if (keep || keeps) {
+        known.set(offset, data, n);
+    }
+    return "";
+}
+
+std::string neuron_memory::read(void * data, size_t offset, size_t n) {
+    std::lock_guard<std::mutex> lock(core->mutex);
+    return read_locked(data, offset, n) == NRT_SUCCESS ? "" : failure;
+}
+
+std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
+    std::lock_guard<std::mutex> lock(core->mutex);
+    return set_locked(value, offset, n) == NRT_SUCCESS ? "" : failure;
+}
+
+// locked. Returns false when the library does not tell.
+bool neuron_core::stats(nrt_vnc_memory_stats_t & stats) const {
+    size_t size = 0;
+    stats       = {};
+    return nrt.nrt_get_vnc_memory_stats &&
+           nrt.nrt_get_vnc_memory_stats((uint32_t) vnc, &stats, sizeof(stats), &size) == NRT_SUCCESS &&
+           size >= sizeof(stats);
+}
+
+size_t neuron_core::microcode(const neuron_nrt & nrt) {
+    return std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY;
+}
+
+// locked. Returns whether memory of this size may fit once all programs are unloaded: what other tensors and the micro-code hold stays.
+bool neuron_core::could_fit(size_t size) const {
+    nrt_vnc_memory_stats_t all;
+    if (!stats(all) || all.bytes_limit == 0) {
+        return true;
+    }
+    const size_t kept = tensor_bytes + (n_loaded ? microcode(nrt) : 0);
+    return kept <= all.bytes_limit && size <= all.bytes_limit - kept;
+}
+
+// locked. Returns what the core's memory is taken by, how much is missing of what is needed, and what the user can do to need less; "" when
+// the library does not tell. `at_least`: "at least " when more may be needed.
+std::string neuron_core::occupancy(size_t needed, const char * at_least) const {
+    nrt_vnc_memory_stats_t all;
+    if (!stats(all) || all.bytes_limit == 0) {
+        return "";
+    }
+    const auto mib = [](size_t bytes) {
+        return std::to_string(bytes >> 20) + " MiB";
+    };
+    const size_t used = std::min<size_t>(all.bytes_used, all.bytes_limit);
+    const size_t free = all.bytes_limit - used;
+    const auto   lack = needed > free ? at_least + mib(needed - free + (1 << 20) - 1) + " are missing"
+                        : *at_least   ? "it needs more than that"
+                                      : "none of that size in one piece";
+    return "; of the core's " + mib(all.bytes_limit) + ", tensors hold " + mib(tensor_bytes) +
+           ", programs and others " + mib(used - std::min(used, tensor_bytes)) + ", and " + mib(free) +
+           " are free: " + lack +
+           ". Put fewer layers on the device (-ngl), or make the context (-c) or the batch (-ub) smaller";
+}
+
+neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message, bool make_room) {
+    nrt_tensor_t * tensor = nullptr;
+    const auto     name   = "ggml" + std::to_string(next_memory_id);
+    NRT_STATUS     status;
+    do {
+        status = nrt.nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, vnc, size, name.c_str(), &tensor);
+    } while (status == NRT_RESOURCE && make_room && could_fit(size) && evict());
+    if (status != NRT_SUCCESS) {
+        message = nrt.describe("nrt_tensor_allocate", status) + ": " + std::to_string(size) + " bytes" +
+                  (status == NRT_RESOURCE ? occupancy(size, "") : "");
+        return nullptr;
+    }
+    tensor_bytes += size;
+    auto memory    = std::make_unique<neuron_memory>();
+    memory->core   = this;
+    memory->tensor = tensor;
+    memory->size   = size;
+    memory->id     = next_memory_id++;
+    nrt.users++;
+    neuron_memory * result = memory.get();
+    memories.emplace(result->id, std::move(memory));
+    return result;
+}
+
+neuron_memory * neuron_core::allocate(size_t size) {
+    if (!open()) {
+        return nullptr;
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    std::string                 message;
+    neuron_memory *             memory = allocate_locked(size, message);
+    if (!memory) {
+        NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+    }
+    return memory;
+}
+
+neuron_memory * neuron_core::allocate_spare(size_t size, size_t n_programs) {
+    size_t free  = 0;
+    size_t total = 0;
+    memory_stats(n_programs, &free, &total);
+    if (total && free < size + total / 16) {
+        return nullptr;
+    }
+    std::string message;
+    return allocate_locked(size, message, false);
+}
+
+void neuron_core::free_locked(neuron_memory * memory) {
+    launch_queue.wait_for_use({ memory, 0, memory->size, true });
+    launch_queue.forget_poisoned({ memory, 0, memory->size, true });
+    epoch++;  // also when no launch is bound to it: a plan may copy from it or to it
+    destroy_bound_launches_of(memory->id);
+    for (auto & slice : memory->slices) {
+        nrt.nrt_tensor_free(&slice.second);
+    }
+    nrt.nrt_tensor_free(&memory->tensor);
+    nrt.users--;
+    tensor_bytes -= memory->size;
+    said_full = false;
+    memories.erase(memory->id);
+}
+
+void neuron_core::free(neuron_memory * memory) {
+    std::lock_guard<std::mutex> lock(mutex);
+    free_locked(memory);
+}
+
+neuron_memory * neuron_core::scratch(size_t size) {
+    if (scratch_memory && scratch_memory->size >= size) {
+        return scratch_memory;
+    }
+    size_t grown = MIN_SCRATCH;
+    while (grown < size) {
+        grown *= 2;
+    }
+    if (scratch_memory) {
+        free_locked(scratch_memory);
+        scratch_memory = nullptr;
+    }
+    std::string message;
+    scratch_memory = allocate_locked(grown, message);
+    if (!scratch_memory && grown > size) {
+        scratch_memory = allocate_locked(size, message);
+    }
+    if (!scratch_memory) {
+        NEURON_ERROR("core %d: no scratch memory: %s\n", vnc, message.c_str());
+    }
+    return scratch_memory;
+}
+
+void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total) {
+    *free = *total = 0;
+    nrt_vnc_memory_stats_t all;
+    if (nrt.nrt_get_vnc_memory_stats && open() && stats(all)) {
+        *total = all.bytes_limit;
+        *free  = all.bytes_limit - std::min(all.bytes_used, all.bytes_limit);
+
+        const size_t loaded   = n_loaded;
+        const size_t wanted   = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
+        const size_t missing  = wanted - std::min(loaded, wanted);
+        const size_t once     = microcode(nrt) + NEURON_SCRATCHPAD_MEMORY;
+        const size_t reserved = missing * NEURON_PROGRAM_MEMORY + (loaded ? 0 : once);
+        *free -= std::min(*free, reserved);
+    }
+}
+
+nrt_tensor_t * neuron_core::slice(neuron_memory & memory, size_t offset, size_t size, std::string & message) {
+    nrt_tensor_t *& slice = memory.slices[{ offset, size }];
+    if (!slice) {
+        const NRT_STATUS status = nrt.nrt_tensor_allocate_slice(memory.tensor, offset, size, "slice", &slice);
+        if (status != NRT_SUCCESS) {
+            memory.slices.erase({ offset, size });
+            message = nrt.describe("nrt_tensor_allocate_slice", status) + ": " + std::to_string(size) +
+                      " bytes at offset " + std::to_string(offset) + " of " + std::to_string(memory.size);
+            return nullptr;
+        }
+    }
+    return slice;
+}
+
+NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to, uint64_t before) {
+    launch_queue.wait_for_use({ from.memory, from.offset, from.size, false }, before);
+    launch_queue.wait_for_use({ to.memory, to.offset, from.size, true }, before);
+    if (launch_queue.is_poisoned({ from.memory, from.offset, from.size, false })) {
+        NEURON_ERROR("core %d: %zu bytes that are to be copied were not computed: a launch failed\n", vnc, from.size);
+        return NRT_EXEC_COMPLETED_WITH_ERR;
+    }
+    to.memory->note_change(to.offset, from.size);
+    if (nrt.nrt_tensor_copy) {
+        launch_queue.forget_poisoned({ to.memory, to.offset, from.size, true });
+        const NRT_STATUS status =
+            nrt.nrt_tensor_copy(from.memory->tensor, from.offset, to.memory->tensor, to.offset, from.size);
+        if (status != NRT_SUCCESS) {
+            NEURON_ERROR("core %d: %s: %zu bytes\n", vnc, nrt.describe("nrt_tensor_copy", status).c_str(), from.size);
+        }
+        return status;
+    }
+    std::vector<uint8_t> data(from.size);
+    const NRT_STATUS     status = from.memory->read_locked(data.data(), from.offset, from.size, before);
+    return status != NRT_SUCCESS ? status : to.memory->write_locked(data.data(), to.offset, from.size, before);
+}

@@ -1,0 +1,280 @@
+// The models that are loaded on a NeuronCore.
+
+#include "device/core.h"
+#include "report/log.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+// Sources and results of a NEFF: as many as a graph's key has slots.
+static constexpr size_t MAX_TENSORS = 1 << 16;
+
+// Unloads the model that was not used for longest; returns false when none is loaded.
+bool neuron_core::evict() {
+    neuron_model * oldest = nullptr;
+    for (auto & entry : models) {
+        neuron_model & model = *entry.second;
+        if (model.handle && (!oldest || model.last_used < oldest->last_used)) {
+            oldest = &model;
+        }
+    }
+    if (!oldest) {
+        return false;
+    }
+    uint64_t number;
+    while (launch_queue.uses(oldest, number)) {
+        launch_queue.wait_for(number);
+    }
+    if (!oldest->handle) {
+        return true;  // another thread has unloaded it meanwhile
+    }
+    NEURON_LOG("core %d: unloading %s to make room\n", vnc, oldest->name.c_str());
+    unload(*oldest);
+    oldest->evicted = true;
+    return true;
+}
+
+// Reloads after which it is said that programs take turns: what is unloaded by chance when memory runs short is less.
+static constexpr size_t MANY_RELOADS = 32;
+
+void neuron_core::note_reload() {
+    if (++n_reloads == MANY_RELOADS) {
+        NEURON_WARN("core %d: programs are loaded again and again (%zu times so far), since not all of them fit beside "
+                    "the tensors: "
+                    "put fewer layers on the device (-ngl), make the context (-c) or the batch (-ub) smaller, or use "
+                    "kernels of whole "
+                    "layers (kernelgen model --fuse=layer), which are fewer\n",
+                    vnc, n_reloads);
+    }
+}
+
+void neuron_core::preload(const std::vector<neuron_kernel> & kernels) {
+    using clock = std::chrono::steady_clock;
+    std::lock_guard<std::mutex> lock(mutex);
+    std::vector<neuron_model *> wanted;
+    for (const neuron_kernel & kernel : kernels) {
+        neuron_model & model = model_of(kernel);
+        if (!model.handle && model.broken.empty() && !is_refused(model) &&
+            std::find(wanted.begin(), wanted.end(), &model) == wanted.end()) {
+            wanted.push_back(&model);
+        }
+    }
+    const auto begun = clock::now();
+    bool       said  = false;
+    for (size_t i = 0; i < wanted.size(); i++) {
+        const double seconds = std::chrono::duration<double>(clock::now() - begun).count();
+        if (!said && seconds > 5 && (!nrt.simulator || neuron_log_enabled())) {
+            NEURON_WARN("core %d: loading %zu programs, of which %zu took %.1f s\n", vnc, wanted.size(), i, seconds);
+            said = true;
+        }
+        std::string message;
+        if (load(*wanted[i], message, false) == NRT_RESOURCE) {
+            break;
+        }
+    }
+    if (!wanted.empty()) {
+        NEURON_LOG("core %d: programs of a graph were loaded before it is computed\n", vnc);
+    }
+}
+
+void neuron_core::unload(neuron_model & model) {
+    const NRT_STATUS status = nrt.nrt_unload(model.handle);
+    if (status != NRT_SUCCESS) {
+        NEURON_WARN("core %d: %s: %s\n", vnc, nrt.describe("nrt_unload", status).c_str(), model.name.c_str());
+    }
+    model.handle = nullptr;
+    nrt.users--;
+    n_loaded--;
+}
+
+void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
+    model.broken = why;
+    any_broken   = true;
+    NEURON_ERROR("core %d: %s\n", vnc, why.c_str());
+}
+
+// Reads a model's NEFF as it is in its bundle now. One that is not what the bundle's index says is never used.
+bool neuron_core::read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message) {
+    message = model.broken;
+    if (!message.empty()) {
+        return false;
+    }
+    const neuron_kernels * bundle = model.kernel.bundle->handle;
+    size_t                 size   = 0;
+    neuron_kernels_neff(bundle, model.kernel.number, &size);
+    neff.resize(size);
+    char why[NEURON_KERNELS_MESSAGE_SIZE];
+    if (neuron_kernels_read(bundle, model.kernel.number, neff.data(), size, why, sizeof(why)) != NEURON_KERNELS_OK) {
+        message = model.name + ": " + why;
+        mark_broken(model, message);
+        return false;
+    }
+    return true;
+}
+
+// locked
+bool neuron_core::is_unusable(const neuron_model & model) const {
+    return !model.broken.empty() || is_refused(model);
+}
+
+// locked
+bool neuron_core::is_refused(const neuron_model & model) const {
+    return !model.refused.empty() && tensor_bytes >= model.refused_beside;
+}
+
+// Says once, until memory is freed, that a program does not fit.
+void neuron_core::note_refusal(const std::string & message) {
+    if (said_full) {
+        NEURON_LOG("core %d: %s\n", vnc, message.c_str());
+        return;
+    }
+    said_full = true;
+    NEURON_ERROR("core %d: %s%s. Until tensors are freed, the CPU computes the ops of programs that do not fit\n", vnc,
+                 message.c_str(), occupancy(microcode(nrt) + NEURON_PROGRAM_MEMORY, "at least ").c_str());
+}
+
+// Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is
+// kept in model.broken, and what can't before tensors are freed in model.refused.
+NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool make_room) {
+    if (is_refused(model)) {
+        message = model.refused;
+        return NRT_RESOURCE;
+    }
+    model.refused.clear();
+    if (model.handle) {
+        return NRT_SUCCESS;
+    }
+    std::vector<uint8_t> neff;
+    if (!read_neff(model, neff, message)) {
+        return NRT_INVALID;
+    }
+    NRT_STATUS status;
+    bool       again = true;  // NRT_FAILURE names no cause: it is tried once more
+    do {
+        if (model.handle) {
+            return NRT_SUCCESS;  // another thread has loaded it while memory was waited for
+        }
+        status = nrt.nrt_load(neff.data(), neff.size(), vnc, -1, &model.handle);
+        if (status == NRT_FAILURE && again) {
+            again = false;
+            NEURON_WARN("core %d: %s: %s; loading it once more\n", vnc, nrt.describe("nrt_load", status).c_str(),
+                        model.name.c_str());
+            status = nrt.nrt_load(neff.data(), neff.size(), vnc, -1, &model.handle);
+        }
+    } while (status == NRT_RESOURCE && make_room && evict());
+    if (status != NRT_SUCCESS) {
+        model.handle = nullptr;
+        message      = nrt.describe("nrt_load", status) + ": " + model.name;
+        switch (status) {
+            case NRT_RESOURCE:
+                if (make_room) {
+                    message += " does not fit beside the tensors, though no other program is loaded";
+                    model.refused        = message;
+                    model.refused_beside = tensor_bytes;
+                    note_refusal(message);
+                }
+                break;
+            case NRT_FAILURE:
+            case NRT_INVALID:
+            case NRT_LOAD_NOT_ENOUGH_NC:
+            case NRT_UNSUPPORTED_NEFF_VERSION:
+                mark_broken(model, message);
+                break;
+            default:
+                NEURON_ERROR("core %d: %s\n", vnc, message.c_str());
+                break;
+        }
+        return status;
+    }
+    nrt.users++;
+    n_loaded++;
+    model.last_used = ++clock;
+    if (model.evicted) {
+        model.evicted = false;
+        note_reload();
+    }
+    NEURON_LOG("core %d: loaded %s\n", vnc, model.name.c_str());
+    if (model.tensors.empty()) {
+        status = read_tensors(model, message);
+        if (status != NRT_SUCCESS) {
+            mark_broken(model, message);
+            unload(model);
+        }
+    }
+    return status;
+}
+
+// Reads an index below MAX_TENSORS from a name that begins with `prefix`, and leaves what follows it; false when there is none.
+static bool read_index(const std::string & name, const char * prefix, size_t & index, std::string & rest) {
+    const size_t n = strlen(prefix);
+    if (name.compare(0, n, prefix) != 0 || name.size() == n || name[n] < '0' || name[n] > '9') {
+        return false;
+    }
+    index      = 0;
+    size_t end = n;
+    for (; end < name.size() && name[end] >= '0' && name[end] <= '9' && index < MAX_TENSORS; end++) {
+        index = 10 * index + (size_t) (name[end] - '0');
+    }
+    rest = name.substr(end);
+    return index < MAX_TENSORS;
+}
+
+// Reads the names `input<i>` and `input<i>.must_alias_input`, `output<i>` and `input<i>.updated`.
+NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message) {
+    nrt_tensor_info_array_t * info   = nullptr;
+    const NRT_STATUS          status = nrt.nrt_get_model_tensor_info(model.handle, &info);
+    if (status != NRT_SUCCESS) {
+        message = nrt.describe("nrt_get_model_tensor_info", status) + ": " + model.name;
+        return status;
+    }
+    for (uint64_t i = 0; i < info->tensor_count && message.empty(); i++) {
+        const nrt_tensor_info_t & tensor = info->tensor_array[i];
+        const std::string         name(tensor.name, strnlen(tensor.name, sizeof(tensor.name)));
+        const bool                output = tensor.usage == NRT_TENSOR_USAGE_OUTPUT;
+        size_t                    index  = 0;
+        std::string               rest;
+        const bool                result = output && read_index(name, "output", index, rest) && rest.empty();
+        const bool                source = !result && read_index(name, "input", index, rest) &&
+                                           (output ? rest == ".updated" : rest.empty() || rest == ".must_alias_input");
+        if (!result && !source) {
+            message = model.name + ": its NEFF has a tensor '" + name + "', which no kernel of kernelgen has";
+        }
+        model.tensors.push_back({ name, result, index, output, tensor.size });
+    }
+    nrt.nrt_free_model_tensor_info(info);
+    if (!message.empty()) {
+        model.tensors.clear();
+        return NRT_INVALID;
+    }
+    return NRT_SUCCESS;
+}
+
+bool neuron_core::is_broken(const neuron_kernel & kernel) {
+    if (!any_broken) {
+        return false;  // without waiting for a computation to end
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    return is_broken_locked(kernel);
+}
+
+bool neuron_core::is_broken_locked(const neuron_kernel & kernel) const {
+    const auto found = models.find(kernel.neff_number());
+    return found != models.end() && !found->second->broken.empty();
+}
+
+bool neuron_core::is_unusable(const neuron_kernel & kernel) const {
+    const auto found = models.find(kernel.neff_number());
+    return found != models.end() && is_unusable(*found->second);
+}
+
+// Returns the kernel's model.
+neuron_model & neuron_core::model_of(const neuron_kernel & kernel) {
+    std::unique_ptr<neuron_model> & model = models[kernel.neff_number()];
+    if (!model) {
+        model         = std::make_unique<neuron_model>();
+        model->kernel = kernel;
+        model->name   = std::string(kernel.id()) + " of " + kernel.bundle->origin;
+    }
+    return *model;
+}

@@ -1,0 +1,207 @@
+#include "ggml/backend.h"
+
+#include "device/core.h"
+#include "ggml-impl.h"
+#include "ggml-neuron.h"
+#include "ggml/buffers.h"
+#include "ggml/events.h"
+#include "ggml/host_buffer.h"
+#include "plan/compute.h"
+#include "report/log.h"
+#include "report/metrics.h"
+#include "report/record_graphs.h"
+#include "report/record_ops.h"
+#include "report/statistics.h"
+#include "select/groups.h"
+#include "select/kernel_store.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <vector>
+
+static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
+    return ((ggml_backend_neuron_context *) backend->context)->device->name.c_str();
+}
+
+static void ggml_backend_neuron_free(ggml_backend_t backend) {
+    auto *            ctx     = (ggml_backend_neuron_context *) backend->context;
+    const std::string summary = ctx->statistics.summary();
+    if (!summary.empty()) {
+        fprintf(stderr, "ggml-neuron: %s: %s\n", ctx->device->name.c_str(), summary.c_str());
+    }
+    ggml_backend_neuron_synchronize(backend);
+    neuron_record_flush();
+    neuron_record_graphs_flush();
+    delete ctx;
+    delete backend;
+}
+
+// Returns whether the program reads what a graph computes as soon as it is given back. Such a graph is waited for: it costs the program
+// nothing, which would wait then, and a launch that fails is the graph's own status.
+static bool ggml_backend_neuron_has_output(const ggml_cgraph * cgraph) {
+    return std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, [](const ggml_tensor * node) {
+        return (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 && !ggml_is_empty(node);
+    });
+}
+
+static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
+    auto *        ctx  = (ggml_backend_neuron_context *) backend->context;
+    neuron_core & core = *ctx->device->core;
+    if (neuron_recording_graphs()) {
+        neuron_record_graph(cgraph);
+    }
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        std::for_each(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_note_writes);
+    }
+    std::unique_lock<std::mutex> graph_lock(core.graph_mutex);
+    std::lock_guard<std::mutex>  lock(core.mutex);
+    ctx->computed = true;
+    ctx->stream.graph++;
+    if (ctx->stream.failed != NRT_SUCCESS) {
+        NEURON_ERROR("%s: a launch for an earlier graph failed after that was given back: this graph is not computed\n",
+                     ctx->device->name.c_str());
+        return neuron_ggml_status(core.finish(ctx->stream));
+    }
+    const neuron_plan * plan   = nullptr;
+    enum ggml_status    status = ctx->planner.get(cgraph, &plan);
+    if (status == GGML_STATUS_SUCCESS) {
+        ctx->statistics.add(cgraph, *plan);
+        for (int reason = 0; reason < NEURON_UNGROUPED_COUNT; reason++) {
+            g_metrics.outside[reason].fetch_add(plan->outside[reason], std::memory_order_relaxed);
+        }
+    }
+    for (size_t i = 0; status == GGML_STATUS_SUCCESS && i < plan->nodes.size(); i++) {
+        status = neuron_compute(core, ctx->stream, plan->nodes[i]);
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        core.finish(ctx->stream);
+    } else if (ggml_backend_neuron_has_output(cgraph)) {
+        graph_lock.unlock();  // another backend of the core may launch meanwhile
+        const NRT_STATUS finished = core.finish(ctx->stream);
+        status                    = finished == NRT_SUCCESS ? status : neuron_ggml_status(finished);
+    }
+    return status;
+}
+
+// Keeps what a group reads until all of it is computed: the allocator would free a tensor after its last reader, and give its
+// memory to a result of the group.
+static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                         cgraph,
+                                           const neuron_groups &                       groups,
+                                           struct ggml_backend_graph_optimize_params * params) {
+    for (const neuron_group & group : groups.groups) {
+        for (const neuron_group_slot & slot : group.slots) {
+            if (!slot.root->buffer && !slot.root->data) {
+                params->add_alloc_dep(params->user_data, slot.root, cgraph->nodes[group.last()]);
+            }
+        }
+    }
+}
+
+// Loads the programs of a graph. A context that is made has graphs optimized that it reserves memory for, the longest and those for one
+// token, so that the first token does not have to wait for them.
+static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
+                                        const ggml_cgraph *                 cgraph,
+                                        const neuron_groups &               groups) {
+    const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
+    std::vector<neuron_kernel>  kernels;
+    std::vector<bool>           grouped((size_t) cgraph->n_nodes, false);
+    for (const neuron_group & group : groups.groups) {
+        const std::vector<neuron_kernel> found = group.kernels();
+        kernels.insert(kernels.end(), found.begin(), found.end());
+        for (const int i : group.nodes) {
+            grouped[(size_t) i] = true;
+        }
+    }
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        if (!grouped[(size_t) i] && neuron_is_work(cgraph->nodes[i])) {
+            const neuron_selection           selection = store.answer(cgraph->nodes[i]).selection;
+            const std::vector<neuron_kernel> found =
+                selection ? neuron_kernels_of(selection) : store.select_in_attention(cgraph->nodes[i]);
+            kernels.insert(kernels.end(), found.begin(), found.end());
+        }
+    }
+    ctx.device->core->preload(kernels);
+}
+
+// Keeps the scheduler's allocator from giving a node the memory of one of its sources: a kernel's result must not overlap
+// its inputs, and the copy that would keep them apart costs more than the memory.
+static void ggml_backend_neuron_graph_optimize(ggml_backend_t                              backend,
+                                               ggml_cgraph *                               cgraph,
+                                               struct ggml_backend_graph_optimize_params * params) {
+    static const neuron_groups none;
+    auto *                     ctx    = (ggml_backend_neuron_context *) backend->context;
+    const neuron_groups &      groups = ctx->device->fusion.is_enabled() ? ctx->planner.find_groups(cgraph) : none;
+    if (!ctx->computed) {
+        ggml_backend_neuron_preload(*ctx, cgraph, groups);
+    }
+    if (ggml_backend_neuron_shared().buffers != neuron_buffers::DEVICE || !params || !params->add_alloc_dep) {
+        return;
+    }
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        ggml_tensor * node = cgraph->nodes[i];
+        if (!ggml_op_can_inplace(node->op) || node->view_src || neuron_is_view_op(node->op)) {
+            continue;
+        }
+        for (ggml_tensor * src : node->src) {
+            if (src && src->type == node->type && ggml_are_same_shape(src, node)) {
+                params->add_alloc_dep(params->user_data, src, node);
+            }
+        }
+    }
+    ggml_backend_neuron_keep_slots(cgraph, groups, params);
+}
+
+static const struct ggml_backend_i ggml_backend_neuron_i = {
+    /* .get_name                = */ ggml_backend_neuron_get_name,
+    /* .free                    = */ ggml_backend_neuron_free,
+    /* .set_tensor_async        = */ ggml_backend_neuron_set_tensor_async,
+    /* .get_tensor_async        = */ ggml_backend_neuron_get_tensor_async,
+    /* .set_tensor_2d_async     = */ NULL,
+    /* .get_tensor_2d_async     = */ NULL,
+    /* .cpy_tensor_async        = */ ggml_backend_neuron_cpy_tensor_async,
+    /* .synchronize             = */ ggml_backend_neuron_synchronize,
+    /* .graph_plan_create       = */ NULL,
+    /* .graph_plan_free         = */ NULL,
+    /* .graph_plan_update       = */ NULL,
+    /* .graph_plan_compute      = */ NULL,
+    /* .graph_compute           = */ ggml_backend_neuron_graph_compute,
+    /* .event_record            = */ ggml_backend_neuron_event_record,
+    /* .event_wait              = */ ggml_backend_neuron_event_wait,
+    /* .graph_optimize          = */ ggml_backend_neuron_graph_optimize,
+};
+
+static ggml_guid_t ggml_backend_neuron_guid(void) {
+    static ggml_guid guid = { 0x6e, 0x4b, 0x91, 0x0c, 0x2d, 0xf3, 0x47, 0x58,
+                              0xa6, 0x1e, 0xb9, 0x70, 0x35, 0xc8, 0xd2, 0x14 };
+    return &guid;
+}
+
+bool ggml_backend_is_neuron(ggml_backend_t backend) {
+    return backend != NULL && ggml_guid_matches(backend->guid, ggml_backend_neuron_guid());
+}
+
+ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params) {
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
+    if (!device->core->open()) {
+        return NULL;
+    }
+    auto * ctx = new ggml_backend_neuron_context{
+        /* .device  = */ device,
+        /* .planner = */
+        { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, neuron_locate },
+        /* .statistics  = */
+        { *device->core, ggml_backend_neuron_shared().kernels, neuron_is_on_core },
+        /* .computed = */
+        false,
+    };
+    return new ggml_backend{
+        /* .guid    = */ ggml_backend_neuron_guid(),
+        /* .iface   = */ ggml_backend_neuron_i,
+        /* .device  = */ dev,
+        /* .context = */ ctx,
+    };
+
+    GGML_UNUSED(params);
+}

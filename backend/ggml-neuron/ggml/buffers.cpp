@@ -1,0 +1,360 @@
+#include "ggml/buffers.h"
+
+#include "fallback/cpu_rows.h"
+#include "ggml-impl.h"
+#include "ggml/device_context.h"
+#include "ggml/host_buffer.h"
+#include "report/log.h"
+#include "report/metrics.h"
+#include "weights/weights.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+//
+// buffer type
+//
+
+static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
+
+static size_t ggml_backend_neuron_buffer_type_get_alignment(ggml_backend_buffer_type_t buft) {
+    return NEURON_ALIGNMENT;
+
+    GGML_UNUSED(buft);
+}
+
+// ggml splits what is larger.
+static size_t ggml_backend_neuron_buffer_type_get_max_size(ggml_backend_buffer_type_t buft) {
+    return NEURON_MAX_TENSOR;
+
+    GGML_UNUSED(buft);
+}
+
+const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = {
+    /* .get_name         = */ neuron_buffer_type_get_name,
+    /* .alloc_buffer     = */ ggml_backend_neuron_buffer_type_alloc_buffer,
+    /* .get_alignment    = */ ggml_backend_neuron_buffer_type_get_alignment,
+    /* .get_max_size     = */ ggml_backend_neuron_buffer_type_get_max_size,
+    /* .get_alloc_size   = */ neuron_alloc_size,
+    /* .is_host          = */ NULL,
+};
+
+bool ggml_backend_buft_is_neuron(ggml_backend_buffer_type_t buft) {
+    return buft->iface.get_name == neuron_buffer_type_get_name;
+}
+
+//
+// buffer
+//
+
+neuron_buffer::~neuron_buffer() {
+    if (memory) {
+        core->free(memory);
+    }
+    if (base) {
+        munmap(base, reserved);
+    }
+    if (originals) {
+        munmap(originals, reserved);
+    }
+}
+
+static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    delete (neuron_buffer *) buffer->context;
+}
+
+static void * ggml_backend_neuron_buffer_get_base(ggml_backend_buffer_t buffer) {
+    return ((neuron_buffer *) buffer->context)->base;
+}
+
+void neuron_require(const std::string & failure, const char * doing, const ggml_tensor * tensor) {
+    if (!failure.empty()) {
+        const std::string what = tensor ? std::string(doing) + " tensor '" + tensor->name + "'" : doing;
+        GGML_ABORT("ggml-neuron: %s: %s", what.c_str(), failure.c_str());
+    }
+}
+
+std::string neuron_read_packed(const neuron_buffer &                                      buffer,
+                               const neuron_packed_bytes &                                p,
+                               uint8_t *                                                  data,
+                               const std::function<std::string(void *, size_t, size_t)> & read) {
+    if (!p.layout.is_permutation()) {
+        memcpy(data, buffer.originals + p.begin + p.first, p.last - p.first);
+        return "";
+    }
+    std::vector<uint8_t> packed;
+    std::vector<uint8_t> plain;
+    return p.for_each_chunk([&](size_t at, size_t size) {
+        packed.resize(size);
+        plain.resize(size);
+        const std::string failure = read(packed.data(), p.begin + at, size);
+        if (failure.empty()) {
+            p.layout.unpack(packed.data(), plain.data(), size / p.layout.unit());
+            const size_t from = std::max(at, p.first);
+            const size_t to   = std::min(at + size, p.last);
+            memcpy(data + (from - p.first), plain.data() + (from - at), to - from);
+        }
+        return failure;
+    });
+}
+
+// Keeps bytes of a tensor whose layout is not a permutation, and writes the units that they are in. Needs the buffer's `packing`.
+static std::string neuron_write_converted(neuron_buffer & ctx, const neuron_packed_bytes & p, const uint8_t * data) {
+    auto * original = (uint8_t *) ctx.originals + p.begin;
+    memcpy(original + p.first, data, p.last - p.first);
+    std::vector<uint8_t> stored;
+    return p.for_each_chunk([&](size_t at, size_t size) {
+        const size_t n_units = size / p.layout.unit();
+        stored.resize(n_units * p.layout.stored_unit());
+        p.layout.pack(original + at, stored.data(), n_units);
+        return ctx.memory->write(stored.data(), p.stored_at(at), stored.size());
+    });
+}
+
+// Writes bytes of a tensor that is in a layout; returns "" when it worked.
+static std::string neuron_write_packed(neuron_buffer & ctx, const neuron_packed_bytes & p, const uint8_t * data) {
+    const std::lock_guard<std::mutex> lock(ctx.packing);
+    if (!p.layout.is_permutation()) {
+        return neuron_write_converted(ctx, p, data);
+    }
+    std::vector<uint8_t> packed;
+    std::vector<uint8_t> plain;
+    return p.for_each_chunk([&](size_t at, size_t size) {
+        const size_t    n_units = size / p.layout.unit();
+        const size_t    from    = std::max(at, p.first);
+        const size_t    to      = std::min(at + size, p.last);
+        const uint8_t * given   = data + (from - p.first);
+        packed.resize(size);
+        if (to - from < size) {  // the rest stays as it is
+            plain.resize(size);
+            const std::string failure = ctx.memory->read(packed.data(), p.begin + at, size);
+            if (!failure.empty()) {
+                return failure;
+            }
+            p.layout.unpack(packed.data(), plain.data(), n_units);
+            memcpy(plain.data() + (from - at), given, to - from);
+            given = plain.data();
+        }
+        p.layout.pack(given, packed.data(), n_units);
+        return ctx.memory->write(packed.data(), p.begin + at, size);
+    });
+}
+
+static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffer,
+                                                     ggml_tensor *         tensor,
+                                                     uint8_t               value,
+                                                     size_t                offset,
+                                                     size_t                size) {
+    auto *                    ctx = (neuron_buffer *) buffer->context;
+    const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
+    if (packed.layout) {
+        const std::vector<uint8_t> data(size, value);
+        neuron_require(neuron_write_packed(*ctx, packed, data.data()), "setting", tensor);
+        return;
+    }
+    neuron_require(ctx->memory->set(value, ctx->offset_of(tensor) + offset, size), "setting", tensor);
+}
+
+static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
+                                                  ggml_tensor *         tensor,
+                                                  const void *          data,
+                                                  size_t                offset,
+                                                  size_t                size) {
+    auto *                    ctx = (neuron_buffer *) buffer->context;
+    const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
+    if (packed.layout) {
+        neuron_require(neuron_write_packed(*ctx, packed, (const uint8_t *) data), "writing", tensor);
+        return;
+    }
+    // a graph's inputs are in such a buffer
+    const bool keep = buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size, keep), "writing", tensor);
+}
+
+// Reads what of a tensor that is in no layout lies in some bytes of it. Of a view as a whole that is its elements, and what is between them
+// where that is little: those of a transposed cache may be far apart. Counts what it reads, but for weights, which are counted for
+// themselves, and outputs, which a program reads.
+static std::string neuron_read_plain(neuron_buffer &     ctx,
+                                     const ggml_tensor * t,
+                                     char *              data,
+                                     size_t              offset,
+                                     size_t              size) {
+    std::vector<neuron_bytes> parts = {
+        { (const char *) t->data + offset, (const char *) t->data + offset + size }
+    };
+    if (t->view_src && size == ggml_nbytes(t) && !ggml_is_contiguous(t)) {
+        parts = neuron_bytes_of(t);
+    }
+    uint64_t moved = 0;
+    for (const neuron_bytes & part : parts) {
+        const std::string failure =
+            ctx.memory->read(data + (part.begin - (const char *) t->data) - offset, (size_t) (part.begin - ctx.base),
+                             (size_t) (part.end - part.begin));
+        if (!failure.empty()) {
+            return failure;
+        }
+        moved += (uint64_t) (part.end - part.begin);
+    }
+    if (!neuron_is_weight(t) && !(t->flags & GGML_TENSOR_FLAG_OUTPUT)) {
+        g_metrics.fallback.add_read(t, moved);
+    }
+    return "";
+}
+
+static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
+                                                  const ggml_tensor *   tensor,
+                                                  void *                data,
+                                                  size_t                offset,
+                                                  size_t                size) {
+    auto *     ctx     = (neuron_buffer *) buffer->context;
+    const auto address = (const char *) tensor->data + offset;
+    uint64_t   version;
+    {
+        const std::lock_guard<std::mutex> lock(ctx->core->mutex);
+        version = ctx->memory->version;
+    }
+    const auto from_device = [&]() -> std::string {
+        const neuron_packed_bytes packed(ctx->base, tensor, address, size);
+        const auto                read = [ctx](void * to, size_t at, size_t n) {
+            return ctx->memory->read(to, at, n);
+        };
+        return packed.layout ? neuron_read_packed(*ctx, packed, (uint8_t *) data, read)
+                             : neuron_read_plain(*ctx, tensor, (char *) data, offset, size);
+    };
+    neuron_require(neuron_read_or_recall(*ctx, version, tensor, address, data, size, from_device), "reading", tensor);
+}
+
+std::string neuron_read_or_recall(neuron_buffer &                      buffer,
+                                  uint64_t                             version,
+                                  const ggml_tensor *                  owner,
+                                  const void *                         address,
+                                  void *                               data,
+                                  size_t                               size,
+                                  const std::function<std::string()> & read) {
+    const ggml_tensor * root = owner->view_src ? owner->view_src : owner;
+    if (!neuron_is_weight(owner) || address != root->data || size != ggml_nbytes(root)) {
+        return read();
+    }
+    const auto offset = (size_t) ((const char *) address - buffer.base);
+    if (buffer.copies.get(offset, size, version, data)) {
+        return "";
+    }
+    const std::string failure = read();
+    if (failure.empty()) {
+        g_metrics.fallback.add_weight(owner, size);
+        buffer.copies.note(offset, size, version, data);
+    }
+    return failure;
+}
+
+neuron_buffer * neuron_buffer_of(const ggml_tensor * tensor) {
+    const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    if (!buffer || !ggml_backend_buft_is_neuron(buffer->buft)) {
+        return nullptr;
+    }
+    return (neuron_buffer *) buffer->context;  // NULL for the dummy buffers of size 0
+}
+
+bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
+    auto * to   = (neuron_buffer *) buffer->context;
+    auto * from = neuron_buffer_of(src);
+    if (!from || from->core != to->core) {
+        return false;  // the runtime copies between tensors of one core only
+    }
+    if (neuron_layout(src) || neuron_layout(dst)) {
+        return false;  // ggml reads the one and writes the other, each in ggml's order
+    }
+    std::lock_guard<std::mutex> lock(to->core->mutex);
+    const size_t                size = ggml_nbytes(src);
+    return to->core->copy({ from->memory, from->offset_of(src), size }, { to->memory, to->offset_of(dst), size }) ==
+           NRT_SUCCESS;
+}
+
+static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    auto * ctx = (neuron_buffer *) buffer->context;
+    if (ctx->originals) {
+        // The buffer does not know its tensors. Blocks of zeros are zeros in each layout; of other bytes the elements are unknown.
+        neuron_require(value ? "in this layout it can be cleared with 0 alone" : "", "clearing a buffer", nullptr);
+        madvise(ctx->originals, ctx->reserved, MADV_DONTNEED);
+    }
+    neuron_require(ctx->memory->set(value, 0, ctx->memory->size), "clearing a buffer", nullptr);
+}
+
+static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {
+    /* .free_buffer     = */ ggml_backend_neuron_buffer_free_buffer,
+    /* .get_base        = */ ggml_backend_neuron_buffer_get_base,
+    /* .init_tensor     = */ NULL,
+    /* .memset_tensor   = */ ggml_backend_neuron_buffer_memset_tensor,
+    /* .set_tensor      = */ ggml_backend_neuron_buffer_set_tensor,
+    /* .get_tensor      = */ ggml_backend_neuron_buffer_get_tensor,
+    /* .set_tensor_2d   = */ NULL,
+    /* .get_tensor_2d   = */ NULL,
+    /* .cpy_tensor      = */ ggml_backend_neuron_buffer_cpy_tensor,
+    /* .clear           = */ ggml_backend_neuron_buffer_clear,
+    /* .reset           = */ NULL,
+};
+
+// Returns addresses that take no memory until they are written to, or NULL.
+static char * neuron_map(size_t size, int protection) {
+    void * begin = mmap(NULL, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return begin == MAP_FAILED ? nullptr : (char *) begin;
+}
+
+static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
+                                                                          size_t                     size) {
+    auto * device = ((neuron_buffer_type_context *) buft->context)->device;
+    if (size > NEURON_MAX_TENSOR) {
+        NEURON_ERROR("%s: no buffer of %zu bytes: the runtime takes at most %zu as one, and no tensor may be larger\n",
+                     device->name.c_str(), size, NEURON_MAX_TENSOR);
+        return NULL;
+    }
+    auto ctx                   = std::make_unique<neuron_buffer>();
+    ctx->core                  = device->core.get();
+    ctx->reserved              = std::max<size_t>(size, 1);
+    ctx->base                  = neuron_map(ctx->reserved, PROT_NONE);
+    const bool keeps_originals = !neuron_is_permutation(neuron_layout_of_buft(buft));
+    if (keeps_originals) {
+        ctx->originals = neuron_map(ctx->reserved, PROT_READ | PROT_WRITE);
+    }
+    if (!ctx->base || (keeps_originals && !ctx->originals)) {
+        NEURON_ERROR("%s: no address range of %zu bytes\n", device->name.c_str(), size);
+        return NULL;
+    }
+    ctx->memory = ctx->core->allocate(ctx->reserved);
+    if (!ctx->memory) {
+        NEURON_ERROR("%s: no buffer of %.2f MiB in device memory\n", device->name.c_str(), size / 1024.0 / 1024.0);
+        return NULL;
+    }
+    return ggml_backend_buffer_init(buft, ggml_backend_neuron_buffer_i, ctx.release(), size);
+}
+
+bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand) {
+    operand.size = ggml_nbytes(t);
+    if (auto * ctx = neuron_buffer_of(t)) {
+        const neuron_packed_bytes stored(ctx->base, t, t->data, operand.size);
+        operand.memory = ctx->memory;
+        operand.offset = ctx->offset_of(t);
+        if (stored.layout && !stored.layout.is_permutation()) {
+            operand.offset = stored.stored_at(stored.first);
+            operand.size   = stored.stored_at(stored.last) - operand.offset;
+        }
+        return ctx->core == &core && operand.offset + operand.size <= ctx->memory->size;
+    }
+    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    if (!t->data || (buffer && !ggml_backend_buffer_is_host(buffer))) {
+        return false;
+    }
+    ggml_backend_neuron_reg_context & shared = ggml_backend_neuron_shared();
+    // this core, as one that memory is allocated of
+    neuron_core &                     same   = *shared.contexts[(size_t) core.vnc]->core;
+    neuron_locate_kept(same, t, shared.kernels.n_neffs(), operand);
+    return true;
+}
+
+bool neuron_is_on_core(const neuron_core & core, const ggml_tensor * t) {
+    const auto * ctx = neuron_buffer_of(t);
+    return ggml_backend_neuron_shared().buffers == neuron_buffers::HOST || (ctx && ctx->core == &core);
+}

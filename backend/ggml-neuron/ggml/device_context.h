@@ -1,0 +1,56 @@
+// What the backend's files share: its devices, and the kernels that all of them have.
+
+#pragma once
+
+#include "device/core.h"
+#include "ggml-backend-impl.h"
+#include "nrt.h"
+#include "plan/fusion.h"
+#include "select/kernel_store.h"
+#include "weights/layouts.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+// Where tensors live. Chosen once, for all devices.
+enum class neuron_buffers {
+    DEVICE,  // in device memory
+    HOST,    // in host memory, and copied for each op
+};
+
+// A buffer type of device memory.
+struct neuron_buffer_type {
+    neuron_buffer_type_context context;
+    ggml_backend_buffer_type   buft{};
+};
+
+struct ggml_backend_neuron_device_context {
+    std::string                  name;
+    std::string                  description;
+    std::unique_ptr<neuron_core> core;
+    neuron_fusion                fusion;
+
+    // By layout: the first is for all tensors, the others are for weights.
+    neuron_buffer_type buffer_types[NEURON_KERNELS_LAST_FORM + 1];
+
+    // Where tensors are in host memory.
+    std::string              host_name;
+    ggml_backend_buffer_type host_buffer_type{};
+
+    // Those for weights that some kernel takes, then NULL.
+    std::vector<ggml_backend_buffer_type_t> extra_bufts;
+
+    explicit ggml_backend_neuron_device_context(const neuron_kernel_store & kernels) : fusion(kernels) {}
+};
+
+struct ggml_backend_neuron_reg_context {
+    const neuron_nrt *                                               nrt = nullptr;
+    neuron_kernel_store                                              kernels;
+    neuron_buffers                                                   buffers = neuron_buffers::HOST;
+    std::vector<std::unique_ptr<ggml_backend_neuron_device_context>> contexts;
+    std::vector<ggml_backend_device>                                 devices;
+};
+
+// Returns what the devices share; opens libnrt and the kernels when it is called first.
+ggml_backend_neuron_reg_context & ggml_backend_neuron_shared();

@@ -1,0 +1,152 @@
+#include "ggml/events.h"
+
+#include "device/core.h"
+#include "ggml/buffers.h"
+#include "weights/layouts.h"
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+void ggml_backend_neuron_synchronize(ggml_backend_t backend) {
+    auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
+    neuron_core &               core = *ctx->device->core;
+    std::lock_guard<std::mutex> lock(core.mutex);
+    core.launch_queue.wait_for(ctx->stream);
+}
+
+// Tensors in host memory are computed with before the graph is given back.
+bool ggml_backend_neuron_is_async(const ggml_backend_neuron_device_context * device) {
+    return ggml_backend_neuron_shared().buffers == neuron_buffers::DEVICE && device->core->launch_queue.is_queue();
+}
+
+void ggml_backend_neuron_set_tensor_async(ggml_backend_t backend,
+                                          ggml_tensor *  tensor,
+                                          const void *   data,
+                                          size_t         offset,
+                                          size_t         size) {
+    ggml_backend_tensor_set(tensor, data, offset, size);
+
+    GGML_UNUSED(backend);
+}
+
+void ggml_backend_neuron_get_tensor_async(ggml_backend_t      backend,
+                                          const ggml_tensor * tensor,
+                                          void *              data,
+                                          size_t              offset,
+                                          size_t              size) {
+    ggml_backend_tensor_get(tensor, data, offset, size);
+
+    GGML_UNUSED(backend);
+}
+
+// Copies between cores by way of the host, since the runtime copies between tensors of one core only.
+static void ggml_backend_neuron_cpy_between_cores(neuron_core &          core,
+                                                  neuron_stream &        stream,
+                                                  const neuron_operand & from,
+                                                  const neuron_operand & to,
+                                                  const ggml_tensor *    src) {
+    if (core.launch_queue.is_queue()) {
+        core.copy_from(stream, from, to);
+        return;
+    }
+    std::vector<uint8_t> data(from.size);
+    neuron_require(from.memory->read(data.data(), from.offset, data.size()), "reading", src);
+    neuron_require(to.memory->write(data.data(), to.offset, data.size()), "writing", src);
+}
+
+bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
+                                          ggml_backend_t      backend_dst,
+                                          const ggml_tensor * src,
+                                          ggml_tensor *       dst) {
+    auto *                      to     = neuron_buffer_of(dst);
+    auto *                      from   = neuron_buffer_of(src);
+    const ggml_backend_buffer_t buffer = src->view_src ? src->view_src->buffer : src->buffer;
+    // ggml reads what is in a layout, and writes it, in ggml's order
+    if (!to || !ggml_is_contiguous(src) || neuron_layout(src) || neuron_layout(dst)) {
+        return false;
+    }
+    if (from && from->core == to->core) {
+        return ggml_backend_neuron_buffer_cpy_tensor(dst->buffer, src, dst);
+    }
+    const size_t size = ggml_nbytes(src);
+    if (from) {
+        auto * ctx = (ggml_backend_neuron_context *) backend_dst->context;
+        ggml_backend_neuron_cpy_between_cores(*to->core, ctx->stream, { from->memory, from->offset_of(src), size },
+                                              { to->memory, to->offset_of(dst), size }, src);
+        return true;
+    }
+    // what another backend computes into host memory, it may not have computed yet
+    if (!buffer || !ggml_backend_buffer_is_host(buffer)) {
+        return false;
+    }
+    ggml_backend_synchronize(backend_src);
+    neuron_require(to->memory->write(src->data, to->offset_of(dst), size), "writing", dst);
+    return true;
+}
+
+//
+// events
+//
+
+struct ggml_backend_neuron_event_context {
+    neuron_core * core   = nullptr;
+    uint64_t      number = 0;  // of the launch that is waited for; guarded by the core's mutex
+};
+
+static bool ggml_backend_neuron_is_event(ggml_backend_event_t event) {
+    return event->device->iface.event_new == ggml_backend_neuron_device_event_new;
+}
+
+void ggml_backend_neuron_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    GGML_ASSERT(event->device == backend->device && "a backend records events of its own device");
+    auto *                      ctx      = (ggml_backend_neuron_context *) backend->context;
+    auto *                      recorded = (ggml_backend_neuron_event_context *) event->context;
+    std::lock_guard<std::mutex> lock(recorded->core->mutex);
+    recorded->number = ctx->stream.last;
+}
+
+void ggml_backend_neuron_device_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event) {
+    auto *                      recorded = (ggml_backend_neuron_event_context *) event->context;
+    std::lock_guard<std::mutex> lock(recorded->core->mutex);
+    recorded->core->launch_queue.wait_for(recorded->number);
+
+    GGML_UNUSED(dev);
+}
+
+// A core does what it is given in order, so it has nothing to wait for in itself. What another kind of device does, the thread waits for.
+void ggml_backend_neuron_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
+    if (event->device == backend->device) {
+        return;
+    }
+    if (!ggml_backend_neuron_is_event(event)) {
+        ggml_backend_event_synchronize(event);
+        return;
+    }
+    auto *   ctx      = (ggml_backend_neuron_context *) backend->context;
+    auto *   recorded = (ggml_backend_neuron_event_context *) event->context;
+    uint64_t number;
+    {
+        std::lock_guard<std::mutex> lock(recorded->core->mutex);
+        number = recorded->number;
+    }
+    ctx->device->core->wait_for(ctx->stream, *recorded->core, number);
+}
+
+ggml_backend_event_t ggml_backend_neuron_device_event_new(ggml_backend_dev_t dev) {
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
+    if (!ggml_backend_neuron_is_async(device)) {
+        return NULL;
+    }
+    return new ggml_backend_event{
+        /* .device  = */ dev,
+        /* .context = */ new ggml_backend_neuron_event_context{ device->core.get(), 0 },
+    };
+}
+
+void ggml_backend_neuron_device_event_free(ggml_backend_dev_t dev, ggml_backend_event_t event) {
+    delete (ggml_backend_neuron_event_context *) event->context;
+    delete event;
+
+    GGML_UNUSED(dev);
+}

@@ -1,0 +1,292 @@
+#include "ggml/host_buffer.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+#include "report/log.h"
+#include "report/metrics.h"
+#include "select/kernel_store.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+static constexpr size_t PAGE = 4096;
+
+//
+// for inputs and outputs
+//
+
+static const char * neuron_host_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
+    return "NEURON_Host";
+
+    GGML_UNUSED(buft);
+}
+
+static void neuron_host_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    free(buffer->context);
+}
+
+static ggml_backend_buffer_t neuron_host_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    void * data = aligned_alloc(PAGE, GGML_PAD(size ? size : 1, PAGE));
+    if (!data) {
+        return ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(data, size);
+    buffer->buft                 = buft;
+    buffer->iface.free_buffer    = neuron_host_buffer_free_buffer;
+    return buffer;
+}
+
+ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev) {
+    // one for all cores, whose device is the first that asked
+    static ggml_backend_buffer_type type = {
+        /* .iface   = */ {
+                          /* .get_name       = */ neuron_host_buffer_type_get_name,
+                          /* .alloc_buffer   = */ neuron_host_buffer_type_alloc_buffer,
+                          /* .get_alignment  = */ ggml_backend_cpu_buffer_type()->iface.get_alignment,
+                          /* .get_max_size   = */ NULL,
+                          /* .get_alloc_size = */ ggml_backend_cpu_buffer_type()->iface.get_alloc_size,
+                          /* .is_host        = */ ggml_backend_cpu_buffer_type()->iface.is_host,
+                          },
+        /* .device  = */
+        dev,
+        /* .context = */ NULL,
+    };
+    return &type;
+}
+
+//
+// with copies on cores
+//
+
+namespace {
+
+// What a core has of a tensor.
+struct kept_copy {
+    const char *    begin;  // of the tensor
+    size_t          size;
+    neuron_memory * memory;
+};
+
+struct kept_buffer {
+    void * data  = nullptr;
+    bool   owned = false;
+
+    // Taken after a core's mutex.
+    std::mutex                mutex;
+    std::vector<kept_copy>    copies;
+    std::vector<const void *> written;  // tensors that ops write to
+};
+
+}  // namespace
+
+// Frees the copies of tensors that have bytes in a range.
+static void drop_copies(kept_buffer & kept, const void * data, size_t size) {
+    std::vector<kept_copy> dropped;
+    {
+        const std::lock_guard<std::mutex> lock(kept.mutex);
+        const auto                        begin = (const char *) data;
+        const auto stays = std::stable_partition(kept.copies.begin(), kept.copies.end(), [&](const kept_copy & c) {
+            return c.begin + c.size <= begin || begin + size <= c.begin;
+        });
+        dropped.assign(stays, kept.copies.end());
+        kept.copies.erase(stays, kept.copies.end());
+    }
+    for (const kept_copy & c : dropped) {
+        neuron_core &                     core = *c.memory->core;
+        const std::lock_guard<std::mutex> lock(core.graph_mutex);  // no graph is half launched with it
+        core.free(c.memory);
+    }
+}
+
+static void neuron_kept_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    auto * kept = (kept_buffer *) buffer->context;
+    drop_copies(*kept, kept->data, buffer->size);
+    if (kept->owned) {
+        free(kept->data);
+    }
+    delete kept;
+}
+
+static void * neuron_kept_buffer_get_base(ggml_backend_buffer_t buffer) {
+    return ((kept_buffer *) buffer->context)->data;
+}
+
+// To be called before bytes change.
+static void note_write(ggml_backend_buffer_t buffer, const void * data, size_t size) {
+    drop_copies(*(kept_buffer *) buffer->context, data, size);
+}
+
+static void neuron_kept_buffer_memset_tensor(ggml_backend_buffer_t buffer,
+                                             ggml_tensor *         tensor,
+                                             uint8_t               value,
+                                             size_t                offset,
+                                             size_t                size) {
+    note_write(buffer, (char *) tensor->data + offset, size);
+    memset((char *) tensor->data + offset, value, size);
+}
+
+static void neuron_kept_buffer_set_tensor(ggml_backend_buffer_t buffer,
+                                          ggml_tensor *         tensor,
+                                          const void *          data,
+                                          size_t                offset,
+                                          size_t                size) {
+    note_write(buffer, (char *) tensor->data + offset, size);
+    memcpy((char *) tensor->data + offset, data, size);
+}
+
+static void neuron_kept_buffer_get_tensor(ggml_backend_buffer_t buffer,
+                                          const ggml_tensor *   tensor,
+                                          void *                data,
+                                          size_t                offset,
+                                          size_t                size) {
+    memcpy(data, (const char *) tensor->data + offset, size);
+
+    GGML_UNUSED(buffer);
+}
+
+static bool neuron_kept_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
+    const ggml_backend_buffer_t from = src->view_src ? src->view_src->buffer : src->buffer;
+    if (!ggml_backend_buffer_is_host(from)) {
+        return false;
+    }
+    note_write(buffer, dst->data, ggml_nbytes(src));
+    memcpy(dst->data, src->data, ggml_nbytes(src));
+    return true;
+}
+
+static void neuron_kept_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    void * data = ((kept_buffer *) buffer->context)->data;
+    note_write(buffer, data, buffer->size);
+    memset(data, value, buffer->size);
+}
+
+static const struct ggml_backend_buffer_i neuron_kept_buffer_i = {
+    /* .free_buffer     = */ neuron_kept_buffer_free_buffer,
+    /* .get_base        = */ neuron_kept_buffer_get_base,
+    /* .init_tensor     = */ NULL,
+    /* .memset_tensor   = */ neuron_kept_buffer_memset_tensor,
+    /* .set_tensor      = */ neuron_kept_buffer_set_tensor,
+    /* .get_tensor      = */ neuron_kept_buffer_get_tensor,
+    /* .set_tensor_2d   = */ NULL,
+    /* .get_tensor_2d   = */ NULL,
+    /* .cpy_tensor      = */ neuron_kept_buffer_cpy_tensor,
+    /* .clear           = */ neuron_kept_buffer_clear,
+    /* .reset           = */ NULL,
+};
+
+static ggml_backend_buffer_t make_kept_buffer(ggml_backend_buffer_type_t buft, void * data, size_t size, bool owned) {
+    auto * kept = new kept_buffer;
+    kept->data  = data;
+    kept->owned = owned;
+    return ggml_backend_buffer_init(buft, neuron_kept_buffer_i, kept, size);
+}
+
+static const char * neuron_kept_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
+    return (const char *) buft->context;
+}
+
+static ggml_backend_buffer_t neuron_kept_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    void * data = aligned_alloc(PAGE, GGML_PAD(size ? size : 1, PAGE));
+    if (!data) {
+        NEURON_ERROR("no buffer of %zu bytes in host memory\n", size);
+        return NULL;
+    }
+    return make_kept_buffer(buft, data, size, true);
+}
+
+ggml_backend_buffer_type neuron_kept_buffer_type(ggml_backend_dev_t dev, const char * name) {
+    return {
+        /* .iface   = */ {
+                          /* .get_name       = */ neuron_kept_buffer_type_get_name,
+                          /* .alloc_buffer   = */ neuron_kept_buffer_type_alloc_buffer,
+                          /* .get_alignment  = */ ggml_backend_cpu_buffer_type()->iface.get_alignment,
+                          /* .get_max_size   = */ NULL,
+                          /* .get_alloc_size = */ ggml_backend_cpu_buffer_type()->iface.get_alloc_size,
+                          /* .is_host        = */ ggml_backend_cpu_buffer_type()->iface.is_host,
+                          },
+        /* .device  = */
+        dev,
+        /* .context = */ (void *) name,
+    };
+}
+
+ggml_backend_buffer_t neuron_kept_buffer_from_ptr(ggml_backend_buffer_type_t buft, void * data, size_t size) {
+    return make_kept_buffer(buft, data, size, false);
+}
+
+// Returns the buffer that knows of a tensor's copies, or NULL.
+static kept_buffer * kept_buffer_of(const ggml_tensor * root) {
+    const bool known = root->buffer && root->buffer->iface.free_buffer == neuron_kept_buffer_free_buffer;
+    return known ? (kept_buffer *) root->buffer->context : nullptr;
+}
+
+static const ggml_tensor * root_of(const ggml_tensor * t) {
+    return t->view_src ? t->view_src : t;
+}
+
+bool neuron_locate_kept(neuron_core & core, const ggml_tensor * t, size_t n_programs, neuron_operand & operand) {
+    const ggml_tensor * root = root_of(t);
+    kept_buffer *       kept = kept_buffer_of(root);
+    // what is trained is written to by ops of other backends, too
+    if (!kept || root->buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS || root->op != GGML_OP_NONE ||
+        (root->flags & GGML_TENSOR_FLAG_PARAM) != 0 || (t != root && !neuron_is_view_op(t->op)) || ggml_is_empty(t)) {
+        return false;
+    }
+    const auto   begin  = (const char *) root->data;
+    const size_t size   = ggml_nbytes(root);
+    const auto   offset = (size_t) ((const char *) t->data - begin);
+    if (size > NEURON_MAX_TENSOR || offset + ggml_nbytes(t) > size) {
+        return false;
+    }
+    const std::lock_guard<std::mutex> lock(kept->mutex);
+    if (std::find(kept->written.begin(), kept->written.end(), begin) != kept->written.end()) {
+        return false;
+    }
+    const auto      found  = std::find_if(kept->copies.begin(), kept->copies.end(), [&](const kept_copy & c) {
+        return c.memory->core == &core && c.begin == begin && c.size == size;
+    });
+    neuron_memory * memory = found != kept->copies.end() ? found->memory : nullptr;
+    if (!memory) {
+        memory = core.allocate_spare(size, n_programs);
+        if (!memory) {
+            return false;
+        }
+        if (memory->write_locked(begin, 0, size) != NRT_SUCCESS) {
+            core.free_locked(memory);
+            return false;
+        }
+        g_metrics.kept.fetch_add(size, std::memory_order_relaxed);
+        kept->copies.push_back({ begin, size, memory });
+    }
+    operand = { memory, offset, ggml_nbytes(t) };
+    return true;
+}
+
+void neuron_note_writes(const ggml_tensor * op) {
+    const auto note = [](const ggml_tensor * root) {
+        kept_buffer * kept = kept_buffer_of(root);
+        if (!kept || root->buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS) {
+            return;
+        }
+        {
+            const std::lock_guard<std::mutex> lock(kept->mutex);
+            if (std::find(kept->written.begin(), kept->written.end(), root->data) != kept->written.end()) {
+                return;
+            }
+            kept->written.push_back(root->data);
+        }
+        drop_copies(*kept, root->data, ggml_nbytes(root));
+    };
+    if (op->view_src && !neuron_is_view_op(op->op)) {
+        note(op->view_src);
+    }
+    const uint32_t updates = neuron_updates_of(op);
+    for (int i = 0; updates && i < GGML_MAX_SRC; i++) {
+        if ((updates >> i & 1) && op->src[i]) {
+            note(root_of(op->src[i]));
+        }
+    }
+}

@@ -1,0 +1,413 @@
+#include "device/core.h"
+#include "fallback/host_copies.h"
+#include "ggml-backend-impl.h"
+#include "ggml-neuron.h"
+#include "ggml/backend.h"
+#include "ggml/buffers.h"
+#include "ggml/device_context.h"
+#include "ggml/events.h"
+#include "ggml/host_buffer.h"
+#include "ggml/supports.h"
+#include "nrt.h"
+#include "plan/fusion.h"
+#include "plan/plan.h"
+#include "report/environment.h"
+#include "report/log.h"
+#include "report/metrics.h"
+#include "report/record_ops.h"
+#include "select/costs.h"
+#include "select/kernel_store.h"
+#include "weights/layouts.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+ggml_backend_t ggml_backend_neuron_init(size_t core) {
+    ggml_backend_reg_t reg = ggml_backend_neuron_reg();
+    if (core >= ggml_backend_reg_dev_count(reg)) {
+        return NULL;
+    }
+    return ggml_backend_dev_init(ggml_backend_reg_dev_get(reg, core), NULL);
+}
+
+//
+// device
+//
+
+static const char * ggml_backend_neuron_device_get_name(ggml_backend_dev_t dev) {
+    return ((ggml_backend_neuron_device_context *) dev->context)->name.c_str();
+}
+
+static const char * ggml_backend_neuron_device_get_description(ggml_backend_dev_t dev) {
+    return ((ggml_backend_neuron_device_context *) dev->context)->description.c_str();
+}
+
+static void ggml_backend_neuron_device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
+    neuron_core & core = *((ggml_backend_neuron_device_context *) dev->context)->core;
+    core.memory_stats(ggml_backend_neuron_shared().kernels.n_neffs(), free, total);
+    // llama.cpp divides layers by what its devices have free, and ends the program where that is 0 for all of them. With this a buffer
+    // is asked for, and what refuses it says why.
+    if (*total) {
+        *free = std::max(*free, (size_t) 1 << 20);
+    }
+}
+
+static enum ggml_backend_dev_type ggml_backend_neuron_device_get_type(ggml_backend_dev_t dev) {
+    return GGML_BACKEND_DEVICE_TYPE_GPU;
+
+    GGML_UNUSED(dev);
+}
+
+static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct ggml_backend_dev_props * props) {
+    props->name        = ggml_backend_neuron_device_get_name(dev);
+    props->description = ggml_backend_neuron_device_get_description(dev);
+    props->type        = ggml_backend_neuron_device_get_type(dev);
+    ggml_backend_neuron_device_get_memory(dev, &props->memory_free, &props->memory_total);
+    const bool in_host = ggml_backend_neuron_shared().buffers == neuron_buffers::HOST;
+    const bool async   = ggml_backend_neuron_is_async((ggml_backend_neuron_device_context *) dev->context);
+    props->caps        = {
+        /* .async                 = */ async,
+        /* .host_buffer           = */ !in_host,
+        /* .buffer_from_host_ptr  = */ in_host,
+        /* .events                = */ async,
+        /* .mmap_support          = */ true,
+    };
+}
+
+static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggml_backend_dev_t dev) {
+    auto * device = (ggml_backend_neuron_device_context *) dev->context;
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        return &device->host_buffer_type;
+    }
+    return &device->buffer_types[0].buft;
+}
+
+// Where tensors are in host memory anyway, that is the CPU's.
+static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_host_buffer_type(ggml_backend_dev_t dev) {
+    return ggml_backend_neuron_shared().buffers == neuron_buffers::HOST ? NULL : neuron_host_buffer_type(dev);
+}
+
+static ggml_backend_buffer_t ggml_backend_neuron_device_buffer_from_host_ptr(ggml_backend_dev_t dev,
+                                                                             void *             ptr,
+                                                                             size_t             size,
+                                                                             size_t             max_tensor_size) {
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        return neuron_kept_buffer_from_ptr(ggml_backend_neuron_device_get_buffer_type(dev), ptr, size);
+    }
+    return ggml_backend_cpu_buffer_from_ptr(ptr, size);
+
+    GGML_UNUSED(max_tensor_size);
+}
+
+static bool ggml_backend_neuron_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    const bool in_host = ggml_backend_neuron_shared().buffers == neuron_buffers::HOST;
+    if (in_host && ggml_backend_buft_is_host(buft)) {
+        return true;
+    }
+    // where all other tensors are in host memory, weights in layouts are on the device
+    return ggml_backend_buft_is_neuron(buft) && buft->device == dev && (!in_host || neuron_layout_of_buft(buft));
+}
+
+static const struct ggml_backend_device_i ggml_backend_neuron_device_i = {
+    /* .get_name             = */ ggml_backend_neuron_device_get_name,
+    /* .get_description      = */ ggml_backend_neuron_device_get_description,
+    /* .get_memory           = */ ggml_backend_neuron_device_get_memory,
+    /* .get_type             = */ ggml_backend_neuron_device_get_type,
+    /* .get_props            = */ ggml_backend_neuron_device_get_props,
+    /* .init_backend         = */ ggml_backend_neuron_device_init_backend,
+    /* .get_buffer_type      = */ ggml_backend_neuron_device_get_buffer_type,
+    /* .get_host_buffer_type = */ ggml_backend_neuron_device_get_host_buffer_type,
+    /* .buffer_from_host_ptr = */ ggml_backend_neuron_device_buffer_from_host_ptr,
+    /* .supports_op          = */ ggml_backend_neuron_device_supports_op,
+    /* .supports_buft        = */ ggml_backend_neuron_device_supports_buft,
+    /* .offload_op           = */ NULL,
+    /* .event_new            = */ ggml_backend_neuron_device_event_new,
+    /* .event_free           = */ ggml_backend_neuron_device_event_free,
+    /* .event_synchronize    = */ ggml_backend_neuron_device_event_synchronize,
+};
+
+//
+// registration
+//
+
+static std::vector<const neuron_kernels_table *> & ggml_backend_neuron_embedded() {
+    static std::vector<const neuron_kernels_table *> tables;
+    return tables;
+}
+
+void ggml_backend_neuron_register_bundle(const struct neuron_kernels_table * table) {
+    ggml_backend_neuron_embedded().push_back(table);
+}
+
+#ifdef GGML_NEURON_EMBEDDED
+void ggml_backend_neuron_register_embedded();  // generated: ggml-neuron.cmake
+#endif
+
+// Chooses where tensors live: what GGML_NEURON_BUFFERS says, else device memory when the kernels make up a whole
+// transformer and host memory when they do not.
+static neuron_buffers ggml_backend_neuron_choose_buffers(const neuron_kernel_store & kernels) {
+    const char * chosen = getenv("GGML_NEURON_BUFFERS");
+    if (chosen && *chosen) {
+        if (strcmp(chosen, "device") == 0) {
+            return neuron_buffers::DEVICE;
+        }
+        if (strcmp(chosen, "host") == 0) {
+            return neuron_buffers::HOST;
+        }
+        NEURON_WARN("GGML_NEURON_BUFFERS is 'device' or 'host', not '%s'\n", chosen);
+    }
+    return kernels.covers_transformer() ? neuron_buffers::DEVICE : neuron_buffers::HOST;
+}
+
+static const char * ggml_backend_neuron_reg_get_name(ggml_backend_reg_t reg) {
+    return "NEURON";
+
+    GGML_UNUSED(reg);
+}
+
+static size_t ggml_backend_neuron_reg_get_device_count(ggml_backend_reg_t reg) {
+    return ggml_backend_neuron_shared().devices.size();
+
+    GGML_UNUSED(reg);
+}
+
+static ggml_backend_dev_t ggml_backend_neuron_reg_get_device(ggml_backend_reg_t reg, size_t index) {
+    auto & devices = ggml_backend_neuron_shared().devices;
+    GGML_ASSERT(index < devices.size());
+    return &devices[index];
+
+    GGML_UNUSED(reg);
+}
+
+// What llama.cpp's test-fusion asks a backend for by name. Each device has a count of launches by graph kernel.
+using ggml_backend_fusion_t = void *;
+
+static ggml_backend_fusion_t ggml_backend_neuron_fusion_get(ggml_backend_dev_t dev) {
+    return &((ggml_backend_neuron_device_context *) dev->context)->fusion;
+}
+
+static void ggml_backend_neuron_fusion_stats_init(ggml_backend_fusion_t fusion) {
+    ((neuron_fusion *) fusion)->reset();
+}
+
+static void ggml_backend_neuron_fusion_stats_reset(ggml_backend_fusion_t fusion) {
+    ((neuron_fusion *) fusion)->reset();
+}
+
+static int ggml_backend_neuron_fusion_stats_get(ggml_backend_fusion_t fusion,
+                                                const char **         labels,
+                                                uint64_t *            counts,
+                                                int                   n) {
+    return ((neuron_fusion *) fusion)->get(labels, counts, n);
+}
+
+static void ggml_backend_neuron_fusion_set_enabled(ggml_backend_fusion_t fusion, bool enabled) {
+    ((neuron_fusion *) fusion)->set_enabled(enabled);
+}
+
+// What llama.cpp asks a device for by name: buffer types that it tries for a weight when the device's own refuses it.
+static ggml_backend_buffer_type_t * ggml_backend_neuron_get_extra_bufts(ggml_backend_dev_t dev) {
+    return ((ggml_backend_neuron_device_context *) dev->context)->extra_bufts.data();
+}
+
+static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, const char * name) {
+    const struct {
+        const char * name;
+        void *       function;
+    } functions[] = {
+        { "ggml_backend_dev_get_extra_bufts",    (void *) ggml_backend_neuron_get_extra_bufts    },
+        { "ggml_backend_neuron_register_bundle", (void *) ggml_backend_neuron_register_bundle    },
+        { "ggml_backend_fusion_get",             (void *) ggml_backend_neuron_fusion_get         },
+        { "ggml_backend_fusion_stats_init",      (void *) ggml_backend_neuron_fusion_stats_init  },
+        { "ggml_backend_fusion_stats_reset",     (void *) ggml_backend_neuron_fusion_stats_reset },
+        { "ggml_backend_fusion_stats_get",       (void *) ggml_backend_neuron_fusion_stats_get   },
+        { "ggml_backend_fusion_set_enabled",     (void *) ggml_backend_neuron_fusion_set_enabled },
+    };
+
+    for (const auto & entry : functions) {
+        if (strcmp(name, entry.name) == 0) {
+            return entry.function;
+        }
+    }
+    // llama.cpp asks for it while it loads a model with -sm row, and fails without it. Programs may silence what it says.
+    if (strcmp(name, "ggml_backend_split_buffer_type") == 0) {
+        NEURON_ERROR("%s\n", neuron_no_split("row").c_str());
+    }
+    return NULL;
+
+    GGML_UNUSED(reg);
+}
+
+static const struct ggml_backend_reg_i ggml_backend_neuron_reg_i = {
+    /* .get_name         = */ ggml_backend_neuron_reg_get_name,
+    /* .get_device_count = */ ggml_backend_neuron_reg_get_device_count,
+    /* .get_device       = */ ggml_backend_neuron_reg_get_device,
+    /* .get_proc_address = */ ggml_backend_neuron_reg_get_proc_address,
+};
+
+static struct ggml_backend_reg g_reg = {
+    /* .api_version = */ GGML_BACKEND_API_VERSION,
+    /* .iface       = */ ggml_backend_neuron_reg_i,
+    /* .context     = */ NULL,
+};
+
+// Says why there are no devices.
+static void ggml_backend_neuron_no_devices(const std::string & why) {
+    NEURON_WARN("no devices%s: %s\n", neuron_recording() ? ", and nothing is recorded" : "", why.c_str());
+}
+
+// Opens the kernels for what libnrt says the machine is; returns whether there is something for devices to do.
+static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & shared) {
+    const neuron_nrt & nrt = *shared.nrt;
+    NEURON_LOG("%s, version %llu.%llu.%llu %s, %u cores\n", nrt.path.c_str(), (unsigned long long) nrt.version.rt_major,
+               (unsigned long long) nrt.version.rt_minor, (unsigned long long) nrt.version.rt_patch,
+               nrt.version.rt_detail, nrt.n_cores);
+    if (!nrt.remark.empty()) {
+        NEURON_WARN("%s\n", nrt.remark.c_str());
+    }
+    const std::string target = neuron_variable("GGML_NEURON_TARGET");
+    neuron_record_target(target.empty() ? nrt.target : target);
+#ifdef GGML_NEURON_EMBEDDED
+    ggml_backend_neuron_register_embedded();
+#endif
+    shared.kernels.open(nrt, ggml_backend_neuron_embedded());
+    neuron_costs::get();  // what is wrong with GGML_NEURON_COSTS is said at once
+    shared.buffers = ggml_backend_neuron_choose_buffers(shared.kernels);
+    NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared.kernels.n_kernels(),
+               shared.kernels.n_bundles(), shared.buffers == neuron_buffers::DEVICE ? "device" : "host");
+    // A device that computes nothing is not harmless: llama.cpp turns flash attention off for it, and puts weights there.
+    if (shared.kernels.n_kernels() == 0 && !neuron_recording()) {
+        const bool named = !neuron_variable("GGML_NEURON_KERNEL_DIR").empty();
+        ggml_backend_neuron_no_devices(
+            named ? "GGML_NEURON_KERNEL_DIR has no kernels that can be used here"
+                  : "no kernels: GGML_NEURON_KERNEL_DIR names where they are, and GGML_NEURON_RECORD a file to record "
+                    "which ones a program asks for");
+        return false;
+    }
+    return true;
+}
+
+// GGML_NEURON_REPACK=0 keeps all weights as ggml has them.
+static bool ggml_backend_neuron_repacks() {
+    return neuron_switch("GGML_NEURON_REPACK", true);
+}
+
+static void ggml_backend_neuron_add_buffer_type(const neuron_kernel_store &          kernels,
+                                                ggml_backend_neuron_device_context & device,
+                                                ggml_backend_dev_t                   dev,
+                                                int32_t                              layout) {
+    neuron_buffer_type & type = device.buffer_types[layout];
+    type.context              = { &device, layout, device.name };
+    type.buft                 = {
+        /* .iface   = */ ggml_backend_neuron_buffer_type_i,
+        /* .device  = */ dev,
+        /* .context = */ &type.context,
+    };
+    if (layout) {
+        type.context.name += std::string("_") + neuron_layout_name(layout);
+    }
+    if (layout && ggml_backend_neuron_repacks() && kernels.has_layout(layout)) {
+        device.extra_bufts.push_back(&type.buft);
+    }
+}
+
+static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & shared, uint32_t core) {
+    const neuron_nrt & nrt    = *shared.nrt;
+    auto               device = std::make_unique<ggml_backend_neuron_device_context>(shared.kernels);
+    device->name              = "NEURON" + std::to_string(core);
+    device->description       = nrt.simulator        ? "NeuronCore, simulated on the CPU"
+                                : nrt.target.empty() ? "AWS NeuronCore"
+                                                     : "AWS NeuronCore (" + nrt.target + ")";
+    device->core              = std::make_unique<neuron_core>(nrt, (int) core);
+    shared.devices.push_back({
+        /* .iface   = */ ggml_backend_neuron_device_i,
+        /* .reg     = */ &g_reg,
+        /* .context = */ device.get(),
+    });
+    for (int32_t layout = 0; layout <= NEURON_KERNELS_LAST_FORM; layout++) {
+        ggml_backend_neuron_add_buffer_type(shared.kernels, *device, &shared.devices.back(), layout);
+    }
+    device->extra_bufts.push_back(NULL);
+    device->host_name        = device->name + "_Host";
+    device->host_buffer_type = neuron_kept_buffer_type(&shared.devices.back(), device->host_name.c_str());
+    shared.contexts.push_back(std::move(device));
+}
+
+#ifdef GGML_NEURON_GGML_VERSION
+// Returns why this ggml can't have the backend; empty when it can. A version's last number, and what follows it in versions under
+// development, is of changes that leave the interface as it is.
+static std::string ggml_backend_neuron_other_ggml() {
+    const auto minor = [](const std::string & version) {
+        return version.substr(0, version.find('.', version.find('.') + 1));
+    };
+    const std::string loaded = ggml_version();
+    if (minor(loaded) == minor(GGML_NEURON_GGML_VERSION)) {
+        return "";
+    }
+    return "the plugin was built for ggml " GGML_NEURON_GGML_VERSION ", and ggml " + loaded +
+           " loads it: build it again with the sources of that llama.cpp (-DGGML_NEURON_LLAMA_DIR=...)";
+}
+#endif
+
+// Never destroyed: buffers may be freed by destructors that run later than any of ours.
+ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
+    static ggml_backend_neuron_reg_context * context = [] {
+        auto *      shared = new ggml_backend_neuron_reg_context;
+        std::string message;
+        neuron_warn_of_unknown_variables();
+        neuron_fallback_bytes();  // says at once that the variable is wrong, not at the first weight that is kept
+#ifdef GGML_NEURON_GGML_VERSION
+        message = ggml_backend_neuron_other_ggml();
+        if (!message.empty()) {
+            ggml_backend_neuron_no_devices(message);
+            return shared;
+        }
+#endif
+        shared->nrt = neuron_nrt_get(message);
+        if (!shared->nrt) {
+            // Where the library is absent and no variable is set, the user expects no devices.
+            if (neuron_any_variable() || message.rfind("no libnrt: ", 0) != 0) {
+                ggml_backend_neuron_no_devices(message);
+            }
+            return shared;
+        }
+        if (!ggml_backend_neuron_open_kernels(*shared)) {
+            return shared;
+        }
+        const uint32_t n_devices = std::min(shared->nrt->n_cores, NEURON_MAX_CORES);
+        if (n_devices < shared->nrt->n_cores) {
+            NEURON_WARN("%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU. "
+                        "NEURON_RT_VISIBLE_CORES chooses others\n",
+                        n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
+        }
+        shared->devices.reserve(n_devices);
+        for (uint32_t i = 0; i < n_devices; i++) {
+            ggml_backend_neuron_add_device(*shared, i);
+        }
+        if (shared->devices.empty()) {
+            ggml_backend_neuron_no_devices(shared->nrt->path + " sees no NeuronCore");
+        }
+        // Runs before libnrt is closed, since it is registered later.
+        atexit([] {
+            const std::string nothing = neuron_nothing_computed();
+            if (!nothing.empty()) {
+                NEURON_WARN("%s\n", nothing.c_str());
+            }
+            for (auto & device : ggml_backend_neuron_shared().contexts) {
+                device->core->release();
+            }
+        });
+        return shared;
+    }();
+    return *context;
+}
+
+ggml_backend_reg_t ggml_backend_neuron_reg(void) {
+    ggml_backend_neuron_shared();
+    return &g_reg;
+}
+
+GGML_BACKEND_DL_IMPL(ggml_backend_neuron_reg)

@@ -1,0 +1,196 @@
+#include "ggml/supports.h"
+
+#include "fallback/cpu.h"
+#include "ggml/buffers.h"
+#include "ggml/device_context.h"
+#include "ggml/host_buffer.h"
+#include "report/log.h"
+#include "report/manifest_text.h"
+#include "report/record_ops.h"
+#include "report/statistics.h"
+#include "select/groups.h"
+#include "select/tokens.h"
+#include "weights/weights.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+// llama.cpp decides where a weight goes by asking for a made-up op on it: 512 tokens, parameters all 0, and the weight in a
+// buffer of size 0. Returns the weight, or NULL when the op is not made up.
+static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
+    for (const ggml_tensor * src : op->src) {
+        if (src && src->buffer && ggml_backend_buffer_get_size(src->buffer) == 0) {
+            return src;
+        }
+    }
+    return nullptr;
+}
+
+std::string neuron_no_split(const char * mode) {
+    return std::string("NeuronCores don't compute with parts of a weight each (-sm ") + mode +
+           "): use -sm layer, which gives each core whole layers";
+}
+
+// Refuses a weight of which ggml's meta backend would put a part on each device. That backend aborts where ops on parts have no
+// kernels, and here is where it shows first.
+static void neuron_refuse_parts(const ggml_tensor * weight) {
+    if (ggml_backend_buft_is_meta(weight->buffer->buft)) {
+        const std::string message = neuron_no_split("tensor");
+        NEURON_ERROR("%s\n", message.c_str());
+        throw std::runtime_error(message);
+    }
+}
+
+// Returns whether kernels want a weight in a layout that the device offers buffers for.
+static bool neuron_wants_layout(const ggml_backend_neuron_device_context * device,
+                                const ggml_tensor *                        op,
+                                const ggml_tensor *                        weight,
+                                int32_t                                    layout) {
+    return device->extra_bufts.size() > 1 && neuron_has_layout(weight->type, layout) &&
+           ggml_backend_neuron_shared().kernels.has_weight(op, weight, layout);
+}
+
+// Returns whether kernels want a weight in any layout: llama.cpp is to put it in a buffer of the type for that, not in the device's
+// own, which it asks for first.
+static bool neuron_wants_any_layout(const ggml_backend_neuron_device_context * device,
+                                    const ggml_tensor *                        op,
+                                    const ggml_tensor *                        weight) {
+    bool wants = false;
+    for (int32_t layout = 1; layout <= NEURON_KERNELS_LAST_FORM; layout++) {
+        wants = wants || neuron_wants_layout(device, op, weight, layout);
+    }
+    return wants;
+}
+
+// Answers for a weight. While ops are recorded, weights go where the kernels that can be built will want them.
+static bool neuron_takes_weight(const ggml_backend_neuron_device_context * device,
+                                const ggml_tensor *                        op,
+                                const ggml_tensor *                        weight) {
+    const neuron_kernel_store & store  = ggml_backend_neuron_shared().kernels;
+    const int32_t               layout = neuron_layout_of_buft(weight->buffer->buft);
+    const size_t                size   = ggml_backend_buft_get_alloc_size(weight->buffer->buft, weight);
+    if (size > NEURON_MAX_TENSOR) {
+        NEURON_WARN("the weight %s has %zu bytes, and the runtime takes at most %zu as one: it stays with the CPU\n",
+                    weight->name, size, NEURON_MAX_TENSOR);
+        neuron_note_weight(op, weight, false);
+        return false;
+    }
+    bool takes;
+    if (layout) {
+        takes = neuron_wants_layout(device, op, weight, layout);
+    } else {
+        takes = !neuron_wants_any_layout(device, op, weight) &&
+                (store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
+    }
+    neuron_note_weight(op, weight, takes);
+    return takes;
+}
+
+// What a device says of a node.
+struct neuron_opinion {
+    bool has_kernel = false;  // that is not broken on the core
+    bool is_member  = false;  // of some group, or may be of one with another number of tokens, that its kernels compute
+
+    bool is_known() const { return has_kernel || is_member; }
+};
+
+// Returns a device's opinion. Where a bundle has no kernel for a node by itself, the CPU computes it when the graph has it among other
+// nodes than its groups do.
+static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const neuron_kernel_store & store  = ggml_backend_neuron_shared().kernels;
+    const neuron_answer         answer = store.answer(op);
+    neuron_opinion              opinion;
+    const auto                  is_broken = [device](const neuron_kernel & kernel) {
+        return device->core->is_broken(kernel);
+    };
+    if (answer.selection) {
+        opinion.has_kernel = std::none_of(answer.selection.pieces.begin(), answer.selection.pieces.end(),
+                                          [&](const neuron_piece & piece) { return is_broken(piece.kernel); });
+    } else {
+        const std::vector<neuron_kernel> kernels = store.select_in_attention(op);
+        opinion.has_kernel = !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), is_broken);
+    }
+    opinion.is_member = answer.member && device->fusion.is_enabled() && neuron_has_cpu();
+    return opinion;
+}
+
+// Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
+// computes it: so a program asks at once for what it will ask for when the kernels are there.
+static bool neuron_computes(const neuron_opinion & opinion, const ggml_tensor * op) {
+    return opinion.is_known() || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
+}
+
+// Returns whether what an op changes is in the device's memory: ggml's scheduler would give it a copy of what is not, and the
+// change would be lost.
+static bool neuron_keeps_updates(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const uint32_t updates = neuron_updates_of(op);
+    for (int i = 0; updates && i < GGML_MAX_SRC; i++) {
+        const ggml_tensor * src  = op->src[i];
+        const ggml_tensor * root = src && src->view_src ? src->view_src : src;
+        if (!(updates >> i & 1) || !root || !root->buffer) {
+            continue;
+        }
+        const auto * ctx = neuron_buffer_of(src);
+        if (!ctx || ctx->core != device->core.get()) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Returns whether the device takes a node without elements where tensors are in host memory: where it may be among the nodes of a group.
+// Were such nodes all that a device has of a graph, ggml would give it a buffer of no bytes, take these nodes, whose address is NULL,
+// for not allocated, and end the program. The CPU takes them at no cost.
+static bool neuron_takes_empty(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
+    return device->fusion.is_enabled() && !store.groups.empty() && store.has_signature(op);
+}
+
+bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    auto &     shared  = ggml_backend_neuron_shared();
+    auto *     device  = (ggml_backend_neuron_device_context *) dev->context;
+    const bool in_host = shared.buffers == neuron_buffers::HOST;
+    if (in_host && ggml_is_empty(op) && !op->view_src) {
+        return neuron_takes_empty(device, op);
+    }
+    if (neuron_is_view_op(op->op) || neuron_is_noop(op) || neuron_is_zero(op)) {
+        return true;
+    }
+    if (const ggml_tensor * weight = neuron_probed_weight(op)) {
+        neuron_refuse_parts(weight);
+        // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
+        const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
+        return !elsewhere && neuron_takes_weight(device, op, weight);
+    }
+    if (in_host) {
+        neuron_note_writes(op);  // the CPU may compute it, too
+    }
+    if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
+        return false;
+    }
+    const neuron_opinion opinion = neuron_opinion_of(device, op);
+    if (!opinion.is_known()) {
+        neuron_note_missing(op);
+    }
+    const bool computed = neuron_computes(opinion, op);
+    if (!computed) {
+        neuron_note_refused(op);
+    }
+    if (!op->view_src || in_host) {
+        return computed;
+    }
+    // A node that writes into another tensor's memory can run only where this is: ggml's scheduler ends the program when
+    // the backend that holds the memory refuses, and lets others write to addresses that are not theirs, or copies the
+    // memory too early. So the node goes where the tensor is, and is computed by the CPU when it has no kernel.
+    const ggml_tensor * home = op->view_src;
+    if (home->buffer) {
+        const auto * ctx = neuron_buffer_of(home);
+        return computed || (ctx && ctx->core == device->core.get() && neuron_has_cpu());
+    }
+    if (home->op == GGML_OP_NONE) {
+        return computed;
+    }
+    return neuron_computes(neuron_opinion_of(device, home), home) && (computed || neuron_has_cpu());
+}

@@ -1,0 +1,210 @@
+#include "plan/compute.h"
+
+#include "device/known_bytes.h"
+#include "fallback/cpu.h"
+#include "ggml/buffers.h"
+#include "plan/group_plan.h"
+#include "report/log.h"
+#include "report/metrics.h"
+#include "report/record_ops.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+enum ggml_status neuron_ggml_status(NRT_STATUS status) {
+    return status == NRT_RESOURCE || status == NRT_FAIL_HOST_MEM_ALLOC ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
+}
+
+// locked
+static enum ggml_status neuron_compute_with_copies(neuron_core & core, ggml_tensor * node) {
+    const auto offset = [](const ggml_tensor * owner, const void * address) {
+        return (size_t) ((const char *) address - neuron_buffer_of(owner)->base);
+    };
+    neuron_host_access access;
+    access.is_device = [](const ggml_tensor * t) {
+        return neuron_buffer_of(t) != nullptr;
+    };
+    uint64_t moved = 0;
+    access.read    = [&](const ggml_tensor * owner, const void * address, void * data, size_t size) {
+        auto * ctx = neuron_buffer_of(owner);
+        if (ctx->core != &core) {
+            return false;
+        }
+        const auto from_device = [&]() -> std::string {
+            moved += size;
+            const auto read = [ctx](void * to, size_t at, size_t n) {
+                return ctx->memory->read_locked(to, at, n) == NRT_SUCCESS ? std::string() : "it can't be read";
+            };
+            const neuron_packed_bytes packed(ctx->base, owner, address, size);
+            return packed.layout ? neuron_read_packed(*ctx, packed, (uint8_t *) data, read)
+                                 : read(data, offset(owner, address), size);
+        };
+        return neuron_read_or_recall(*ctx, ctx->memory->version, owner, address, data, size, from_device).empty();
+    };
+    access.write = [&](const ggml_tensor * owner, const void * address, const void * data, size_t size) {
+        moved += size;
+        auto * ctx = neuron_buffer_of(owner);
+        if (neuron_layout(owner)) {
+            NEURON_ERROR("%s is a weight in a layout of its own, which no op can write to\n", owner->name);
+            return false;
+        }
+        return ctx->core == &core && ctx->memory->write_locked(data, offset(owner, address), size) == NRT_SUCCESS;
+    };
+    g_metrics.cpu[node->op]++;
+    neuron_note_executed(node);
+    const enum ggml_status status = neuron_compute_on_cpu(node, access);
+    g_metrics.fallback.add(node, moved);
+    return status;
+}
+
+// locked
+static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_tensor * node) {
+    neuron_operand result;
+    if (!neuron_locate(core, node, result)) {
+        return GGML_STATUS_FAILED;
+    }
+    if (!result.memory) {
+        memset(node->data, 0, result.size);
+        return GGML_STATUS_SUCCESS;
+    }
+    const NRT_STATUS status = result.memory->set_locked(0, result.offset, result.size);
+    return status == NRT_SUCCESS ? GGML_STATUS_SUCCESS : neuron_ggml_status(status);
+}
+
+// locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is hidden.
+static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
+    // what is known is in order with all that was launched
+    const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : (const uint8_t *) m.mask->data;
+    if (known) {
+        const std::vector<uint8_t> longer = neuron_lengthen_mask(m.mask, known, m.n_more, m.rows);
+        return core.write(stream, m.to, longer.data());
+    }
+    const std::vector<neuron_use> uses = {
+        { m.from.memory, m.from.offset, m.from.size, false },
+        { m.to.memory,   m.to.offset,   m.to.size,   true  },
+    };
+    // the tensor may be gone when a job is done
+    return core.in_order(stream, uses, [m, mask = *m.mask](uint64_t number) {
+        std::vector<uint8_t> data(m.from.size);
+        const NRT_STATUS     status = neuron_recall(m.from, data.data(), number);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        const std::vector<uint8_t> longer = neuron_lengthen_mask(&mask, data.data(), m.n_more, m.rows);
+        return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size(), number);
+    });
+}
+
+static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_upload & u) {
+    g_metrics.uploaded.fetch_add(u.to.size, std::memory_order_relaxed);
+    return core.write(stream, u.to, u.from->data);
+}
+
+static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_group_transfer & u) {
+    g_metrics.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
+    return core.write(stream, u.core, u.host);
+}
+
+static NRT_STATUS neuron_download_one(const neuron_download & d) {
+    return d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
+}
+
+static NRT_STATUS neuron_download_one(const neuron_group_transfer & d) {
+    return d.core.memory->read_locked(d.host, d.core.offset, d.core.size);
+}
+
+static neuron_bound_launch & neuron_bound_launch_of(neuron_bound_launch * bound_launch) {
+    return *bound_launch;
+}
+
+static neuron_bound_launch & neuron_bound_launch_of(const neuron_group_launch & launch) {
+    return *launch.bound_launch;
+}
+
+// Calls a function with items in turn until one fails.
+template <typename T, typename F> static NRT_STATUS neuron_for_each(const T & items, NRT_STATUS status, F function) {
+    for (auto it = items.begin(); it != items.end() && status == NRT_SUCCESS; ++it) {
+        status = function(*it);
+    }
+    return status;
+}
+
+// locked. Launches what is planned of a node or a group, and copies before and after it.
+template <typename P, typename L>
+static NRT_STATUS neuron_launch(neuron_core &                         core,
+                                neuron_stream &                       stream,
+                                const std::vector<neuron_long_mask> & masks,
+                                const P &                             planned,
+                                const L &                             launches,
+                                const ggml_tensor *                   node) {
+    const auto move = [&](const neuron_move & m) {
+        return core.copy(stream, m.from, m.to);
+    };
+    NRT_STATUS status = neuron_for_each(
+        masks, NRT_SUCCESS, [&](const neuron_long_mask & m) { return neuron_write_long_mask(core, stream, m); });
+    status =
+        neuron_for_each(planned.uploads, status, [&](const auto & u) { return neuron_upload_one(core, stream, u); });
+    status = neuron_for_each(planned.before, status, move);
+    status = neuron_for_each(launches, status, [&](const auto & launch) {
+        return core.execute(neuron_bound_launch_of(launch), stream, node->name);
+    });
+    status = neuron_for_each(planned.after, status, move);
+    status = neuron_for_each(planned.downloads, status, [](const auto & d) { return neuron_download_one(d); });
+    if (status == NRT_SUCCESS) {
+        g_metrics.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
+    }
+    return status;
+}
+
+static void neuron_count_pieces(size_t n, int64_t padding) {
+    g_metrics.pieces.fetch_add(n, std::memory_order_relaxed);
+    g_metrics.padding.fetch_add((uint64_t) padding, std::memory_order_relaxed);
+}
+
+// locked
+static enum ggml_status neuron_compute_group(neuron_core &               core,
+                                             neuron_stream &             stream,
+                                             const neuron_planned_node & planned) {
+    const neuron_planned_group & group = *planned.group;
+    const NRT_STATUS             status =
+        neuron_launch(core, stream, planned.masks, group, group.launches, group.members.back().node);
+    if (status != NRT_SUCCESS) {
+        return neuron_ggml_status(status);
+    }
+    for (const neuron_group_member & member : group.members) {
+        g_metrics.device[member.node->op].fetch_add(1, std::memory_order_relaxed);
+    }
+    g_metrics.launches.fetch_add(group.launches.size(), std::memory_order_relaxed);
+    g_metrics.grouped.fetch_add(group.members.size(), std::memory_order_relaxed);
+    if (group.other) {
+        neuron_count_pieces(group.launches.size(), group.padding);
+    }
+    for (const neuron_group_launch & launch : group.launches) {
+        launch.counter->fetch_add(1, std::memory_order_relaxed);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, const neuron_planned_node & planned) {
+    if (planned.group) {
+        return neuron_compute_group(core, stream, planned);
+    }
+    if (planned.later) {
+        g_metrics.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
+        return GGML_STATUS_SUCCESS;
+    }
+    if (planned.launches.empty()) {
+        return neuron_is_zero(planned.node) ? neuron_set_zero(core, planned.node)
+                                            : neuron_compute_with_copies(core, planned.node);
+    }
+    const NRT_STATUS status = neuron_launch(core, stream, planned.masks, planned, planned.launches, planned.node);
+    if (status != NRT_SUCCESS) {
+        return neuron_ggml_status(status);
+    }
+    g_metrics.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
+    if (planned.cut) {
+        neuron_count_pieces(planned.launches.size(), planned.padding);
+    }
+    return GGML_STATUS_SUCCESS;
+}

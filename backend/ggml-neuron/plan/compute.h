@@ -1,0 +1,13 @@
+// Computes what a plan has for a node: launches, transfers, copies, or the CPU.
+
+#pragma once
+
+#include "device/core.h"
+#include "ggml.h"
+#include "plan/plan.h"
+
+// Returns what ggml is told of a status of the runtime.
+enum ggml_status neuron_ggml_status(NRT_STATUS status);
+
+// Computes a planned node; launches may be in flight when it returns. Needs the core's mutex.
+enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, const neuron_planned_node & planned);

@@ -1,0 +1,133 @@
+// How a graph is computed: for each node its kernel, bound to memory, and the copies around it.
+//
+// A plan is made in three steps: each node's kernel is found, its operands are placed, and all kernels are bound. It is
+// kept and used again when the same graph is computed again.
+
+#pragma once
+
+#include "device/core.h"
+#include "ggml-impl.h"
+#include "plan/fusion.h"
+#include "select/causality.h"
+#include "select/groups.h"
+#include "select/kernel_store.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+// What happens around a kernel's execution, because an operand is not where the kernel needs it.
+struct neuron_upload {
+    neuron_operand      to;
+    const ggml_tensor * from;  // whose memory goes on for to.size bytes
+};
+
+struct neuron_download {
+    neuron_operand from;
+    ggml_tensor *  to;  // in host memory
+};
+
+struct neuron_move {
+    neuron_operand from;
+    neuron_operand to;
+};
+
+// Adds the copies that fill an operand with its first `own` bytes over and over. They are rows, and come again after `period` bytes.
+void neuron_repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves);
+
+// A mask that hides, for kernels of a longer cache, what is beyond the node's. Nodes with the same mask share it.
+struct neuron_long_mask {
+    const ggml_tensor * mask;
+    neuron_operand      from;    // memory NULL: in host memory
+    neuron_operand      to;
+    int64_t             n_more;  // columns
+    int64_t             rows;
+};
+
+struct neuron_planned_group;  // plan/group_plan.h
+
+// A node of a graph with everything that was to be found out about it, or a group of nodes.
+struct neuron_planned_node {
+    int           index = 0;                      // in cgraph->nodes
+    ggml_tensor * node  = nullptr;
+    const void *  data  = nullptr;                // node->data, to see that the graph was not allocated anew
+
+    std::shared_ptr<neuron_planned_group> group;  // of which the node is the last; then nothing below says anything
+
+    bool    cut     = false;                      // computed by kernels for other numbers of tokens, or a longer cache
+    int64_t padding = 0;                          // rows that they compute beyond the node's own, or twice
+
+    bool unusable = false;                        // its kernel is broken or does not fit
+
+    bool later = false;                           // computed with a later node, at the end of their attention
+
+    std::vector<neuron_bound_launch *> launches;  // in turn; none: the CPU computes it, unless the result is 0
+
+    std::vector<neuron_long_mask> masks;
+    std::vector<neuron_upload>    uploads;    // from host tensors
+    std::vector<neuron_move>      before;     // within the device
+    std::vector<neuron_move>      after;      // within the device
+    std::vector<neuron_download>  downloads;  // to host tensors
+};
+
+struct neuron_plan {
+    uint64_t epoch         = 0;  // of the core, when the launches were bound
+    uint64_t last_used     = 0;
+    int      n_graph_nodes = 0;
+    bool     whole         = true;   // false: a kernel could not be bound, but may be the next time
+    bool     fused         = false;  // groups were looked for
+
+    std::array<uint32_t, NEURON_UNGROUPED_COUNT> outside{};  // nodes that are in no group, by reason
+
+    std::vector<neuron_planned_node>     nodes;              // those that have to be computed
+    std::vector<neuron_causal_condition> causal_conditions;  // without which it must not be used
+};
+
+// Returns whether kernels compute a node of a graph, or nothing has to.
+bool neuron_is_on_device(const neuron_planned_node & planned);
+
+// Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on
+// neither.
+using neuron_locate_t = bool (*)(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand);
+
+// Makes the plans of one backend and keeps them.
+class neuron_planner {
+  public:
+    neuron_planner(neuron_core &               core,
+                   const neuron_kernel_store & kernels,
+                   neuron_fusion &             fusion,
+                   neuron_locate_t             locate) : core(core), kernels(kernels), fusion(fusion), locate(locate) {}
+
+    // locked. Sets `plan` to the graph's, which is made on first use, and again when what it refers to is gone or when not
+    // all of it could be made. It is good until the next call. A graph whose groups are cut in pieces has a second one, for when a
+    // mask does not hide from a piece what later ones write.
+    enum ggml_status get(const ggml_cgraph * cgraph, const neuron_plan ** plan);
+
+    // Returns the groups of a graph that is yet to be given memory, good until the next call. They are kept for its plan. Called by the
+    // thread that the backend is used by, as `get` is.
+    const neuron_groups & find_groups(const ggml_cgraph * cgraph);
+
+  private:
+    neuron_groups    take_groups(const ggml_cgraph * cgraph, bool in_order);
+    enum ggml_status make(const ggml_cgraph * cgraph, bool in_order, neuron_plan & plan);
+    enum ggml_status make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan);
+    enum ggml_status keep(const ggml_cgraph * cgraph, bool in_order, neuron_plan *& plan);
+    enum ggml_status check(const neuron_plan & plan, bool & causal) const;
+    bool             is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const;
+    void             forget();
+
+    neuron_core &               core;
+    const neuron_kernel_store & kernels;
+    neuron_fusion &             fusion;
+    const neuron_locate_t       locate;
+
+    // By cgraph->uid, and by content for graphs that have none; those in order, and others.
+    std::unordered_map<uint64_t, neuron_plan>   by_uid[2];
+    std::unordered_map<uint64_t, neuron_plan>   by_content[2];
+    std::unordered_map<uint64_t, neuron_groups> found;          // by what they depend on
+    size_t                                      n_planned = 0;  // nodes in all plans, and 1 for each plan
+    uint64_t                                    clock     = 0;
+};

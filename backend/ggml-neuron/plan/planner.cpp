@@ -1,0 +1,204 @@
+// Keeping plans while their graphs are computed again.
+
+#include "../../bundle/src/hash.h"
+#include "../../bundle/src/key.h"
+#include "device/known_bytes.h"
+#include "plan/group_plan.h"
+#include "plan/plan.h"
+#include "report/metrics.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+// Nodes in all plans that a backend keeps.
+static constexpr size_t MAX_PLANNED_NODES = 1 << 16;
+
+// Graphs of which a backend keeps the groups until they are computed: parts of a call, and those that memory is only reserved for.
+static constexpr size_t MAX_FOUND = 256;
+
+// Returns a number that tells graphs without a uid apart: everything that a plan depends on goes into it, or, without what memory the
+// tensors have, everything that groups do.
+static uint64_t fingerprint(const ggml_cgraph * cgraph, bool placed) {
+    nk::word_hash h;
+    const auto    add_tensor = [&h, placed](const ggml_tensor * t) {
+        h.add((uint64_t) (uintptr_t) t);
+        h.add((uint64_t) (uintptr_t) t->view_src);
+        if (placed) {
+            h.add((uint64_t) (uintptr_t) t->data);
+            h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
+        } else {
+            h.add((uint64_t) t->view_offs);
+        }
+        h.add((uint64_t) t->type);
+        for (int i = 0; i < GGML_MAX_DIMS; i++) {
+            h.add((uint64_t) t->ne[i]);
+            h.add(t->nb[i]);
+        }
+    };
+    h.add((uint64_t) cgraph->n_nodes);
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        const ggml_tensor * node = cgraph->nodes[i];
+        // what is seen outside of a group depends on them, also where the same nodes are part of another graph
+        h.add((uint64_t) node->flags);
+        h.add((uint64_t) neuron_uses_in_graph(cgraph, node));
+        if (!neuron_is_work(node)) {
+            h.add((uint64_t) (uintptr_t) node);
+            for (const ggml_tensor * src : node->src) {
+                h.add((uint64_t) (uintptr_t) src);
+            }
+            continue;
+        }
+        h.add((uint64_t) node->op);
+        for (const int32_t param : node->op_params) {
+            h.add((uint32_t) param);
+        }
+        add_tensor(node);
+        for (const ggml_tensor * src : node->src) {
+            if (src) {
+                add_tensor(src);
+            } else {
+                h.add(nk::ABSENT_WORD);
+            }
+        }
+    }
+    return h.value();
+}
+
+const neuron_groups & neuron_planner::find_groups(const ggml_cgraph * cgraph) {
+    const uint64_t key   = fingerprint(cgraph, false);
+    const auto     known = found.find(key);
+    if (known != found.end()) {
+        return known->second;
+    }
+    if (found.size() >= MAX_FOUND) {
+        found.clear();
+    }
+    return found.emplace(key, neuron_find_groups(cgraph, kernels, false)).first->second;
+}
+
+neuron_groups neuron_planner::take_groups(const ggml_cgraph * cgraph, bool in_order) {
+    const bool watched = neuron_is_watched(cgraph);
+    const auto known   = watched || in_order || found.empty() ? found.end() : found.find(fingerprint(cgraph, false));
+    if (known == found.end()) {
+        return neuron_find_groups(cgraph, kernels, watched, in_order);
+    }
+    neuron_groups groups = std::move(known->second);  // the plan is kept from now on
+    found.erase(known);
+    g_metrics.found_before.fetch_add(1, std::memory_order_relaxed);
+    return groups;
+}
+
+// Forgets the plans that were not used for longest, until half the room is free.
+void neuron_planner::forget() {
+    std::vector<uint64_t> ages;
+    for (const auto * plans : { &by_uid[0], &by_uid[1], &by_content[0], &by_content[1] }) {
+        for (const auto & entry : *plans) {
+            ages.push_back(entry.second.last_used);
+        }
+    }
+    std::nth_element(ages.begin(), ages.begin() + ages.size() / 2, ages.end());
+    const uint64_t limit = ages[ages.size() / 2];
+    n_planned            = 0;
+    for (auto * plans : { &by_uid[0], &by_uid[1], &by_content[0], &by_content[1] }) {
+        for (auto it = plans->begin(); it != plans->end();) {
+            if (it->second.last_used <= limit) {
+                it = plans->erase(it);
+            } else {
+                n_planned += it->second.nodes.size() + 1;
+                ++it;
+            }
+        }
+    }
+}
+
+bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const {
+    if (!plan.whole || plan.epoch != core.epoch || plan.n_graph_nodes != cgraph->n_nodes ||
+        plan.fused != fusion.is_enabled()) {
+        return false;
+    }
+    // what a fingerprint tells of graphs without a uid
+    return !cgraph->uid ||
+           std::all_of(plan.nodes.begin(), plan.nodes.end(), [cgraph](const neuron_planned_node & planned) {
+               const auto is_same = [cgraph](const auto & p) {
+                   return cgraph->nodes[p.index] == p.node && p.node->data == p.data;
+               };
+               return planned.group ? std::all_of(planned.group->members.begin(), planned.group->members.end(), is_same)
+                                    : is_same(planned);
+           });
+}
+
+// locked. Sets `plan` to the graph's of one of the two kinds that are kept.
+enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, bool in_order, neuron_plan *& found) {
+    if (n_planned > MAX_PLANNED_NODES) {
+        forget();
+    }
+    neuron_plan & plan = cgraph->uid ? by_uid[in_order][cgraph->uid] : by_content[in_order][fingerprint(cgraph, true)];
+    if (plan.last_used == 0) {
+        n_planned++;  // graphs of views alone count, too
+    }
+    plan.last_used = ++clock;
+    found          = &plan;
+    if (is_valid(cgraph, plan)) {
+        return GGML_STATUS_SUCCESS;
+    }
+    n_planned -= plan.nodes.size();
+    const enum ggml_status status = make(cgraph, in_order, plan);
+    if (status != GGML_STATUS_SUCCESS) {
+        plan.epoch = 0;
+        plan.nodes.clear();
+        plan.causal_conditions.clear();
+    }
+    n_planned += plan.nodes.size();
+    return status;
+}
+
+// locked. Sets `causal` to whether all causal conditions of a plan are met.
+enum ggml_status neuron_planner::check(const neuron_plan & plan, bool & causal) const {
+    std::unordered_map<const ggml_tensor *, std::vector<uint8_t>>
+        data;  // layers have masks and numbers of rows in common
+    for (const neuron_causal_condition & h : plan.causal_conditions) {
+        for (const ggml_tensor * t : { h.rows, h.mask }) {
+            if (data.count(t)) {
+                continue;
+            }
+            neuron_operand where;
+            if (!locate(core, t, where)) {
+                return GGML_STATUS_FAILED;
+            }
+            std::vector<uint8_t> & bytes = data[t];
+            bytes.resize(where.size);
+            if (!where.memory) {
+                memcpy(bytes.data(), t->data, bytes.size());
+            } else if (neuron_recall(where, bytes.data()) != NRT_SUCCESS) {
+                return GGML_STATUS_FAILED;
+            }
+        }
+        if (!neuron_is_causal(h, data.at(h.rows).data(), data.at(h.mask).data())) {
+            causal = false;
+            return GGML_STATUS_SUCCESS;
+        }
+    }
+    causal = true;
+    return GGML_STATUS_SUCCESS;
+}
+
+enum ggml_status neuron_planner::get(const ggml_cgraph * cgraph, const neuron_plan ** found) {
+    neuron_plan *    plan   = nullptr;
+    enum ggml_status status = keep(cgraph, false, plan);
+    *found                  = plan;
+    if (status != GGML_STATUS_SUCCESS || plan->causal_conditions.empty()) {
+        return status;
+    }
+    bool causal = false;
+    status      = check(*plan, causal);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    // while it waited for what it reads, memory may have been freed
+    if (!causal || plan->epoch != core.epoch) {
+        status = keep(cgraph, !causal, plan);
+        *found = plan;
+    }
+    return status;
+}

@@ -1,0 +1,142 @@
+#include "report/environment.h"
+
+#include "report/log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+// The backend's own.
+static const char * const OWN[] = {
+    "GGML_NEURON_BUFFERS",     "GGML_NEURON_COSTS",      "GGML_NEURON_EXACT",         "GGML_NEURON_FALLBACK_MEMORY",
+    "GGML_NEURON_FUSION",      "GGML_NEURON_KERNEL_DIR", "GGML_NEURON_LIBNRT",        "GGML_NEURON_LOG",
+    "GGML_NEURON_QUEUE_DEPTH", "GGML_NEURON_RECORD",     "GGML_NEURON_RECORD_GRAPHS", "GGML_NEURON_REPACK",
+    "GGML_NEURON_TARGET",
+};
+
+// Those that kernelgen and its build rules read.
+static const char * const KERNELGEN[] = {
+    "NEURON_KERNELGEN_CACHE",        "NEURON_KERNELGEN_EXPORTER",          "NEURON_KERNELGEN_INSTALL",
+    "NEURON_KERNELGEN_NEFF_CACHE",   "NEURON_KERNELGEN_OFFLINE",           "NEURON_KERNELGEN_PYTHON",
+    "NEURON_KERNELGEN_SHARED_CACHE", "NEURON_KERNELGEN_SHARED_CACHE_MODE", "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT",
+};
+
+std::string neuron_variable(const char * name) {
+    const char * value = getenv(name);
+    return value ? value : "";
+}
+
+bool neuron_switch(const char * name, bool otherwise) {
+    const std::string value = neuron_variable(name);
+    if (value == "0" || value == "1") {
+        return value == "1";
+    }
+    if (!value.empty()) {
+        NEURON_WARN("%s is 0 or 1, not '%s'; it is taken for %d\n", name, value.c_str(), (int) otherwise);
+    }
+    return otherwise;
+}
+
+size_t neuron_number(const char * name, const char * what, size_t least, size_t most, size_t otherwise) {
+    const std::string text = neuron_variable(name);
+    if (text.empty()) {
+        return otherwise;
+    }
+    char * end                     = nullptr;
+    errno                          = 0;
+    const unsigned long long value = strtoull(text.c_str(), &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < least || value > most) {
+        NEURON_WARN("%s is %s, not '%s'; it is taken for %zu\n", name, what, text.c_str(), otherwise);
+        return otherwise;
+    }
+    return (size_t) value;
+}
+
+// What such a file has at most.
+static constexpr size_t MAX_SMALL_FILE = 1 << 20;
+
+std::string neuron_read_small_file(const std::string & path, std::string & text) {
+    text.clear();
+    const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) {
+        return std::string("it can't be read: ") + strerror(errno);
+    }
+    std::string wrong;
+    struct stat status;
+    if (fstat(file, &status) != 0) {
+        wrong = std::string("it can't be read: ") + strerror(errno);
+    } else if (!S_ISREG(status.st_mode)) {
+        wrong = "it is not a regular file";
+    } else {
+        char block[4096];
+        while (wrong.empty()) {
+            const ssize_t n = read(file, block, sizeof(block));
+            if (n == 0) {
+                break;
+            }
+            if (n < 0) {
+                wrong = errno == EINTR ? "" : std::string("it can't be read: ") + strerror(errno);
+                continue;
+            }
+            text.append(block, (size_t) n);
+            if (text.size() > MAX_SMALL_FILE) {
+                wrong = "it has more than 1 MiB";
+            }
+        }
+    }
+    close(file);
+    return wrong;
+}
+
+bool neuron_any_variable() {
+    return std::any_of(std::begin(OWN), std::end(OWN),
+                       [](const char * name) { return !neuron_variable(name).empty(); });
+}
+
+// Returns the number of characters to insert, delete or replace to make one text of another (Levenshtein).
+static size_t distance(const std::string & a, const std::string & b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), 0);
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = row[0];
+        row[0]          = i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal              = row[j];
+            row[j]                = std::min({ replaced, row[j] + 1, row[j - 1] + 1 });
+        }
+    }
+    return row.back();
+}
+
+// Warns of a variable that begins as the known ones do and is not one of them.
+template <size_t n>
+static void check(const std::string & name, const std::string & prefix, const char * const (&known)[n]) {
+    if (name.rfind(prefix, 0) != 0 || std::find(std::begin(known), std::end(known), name) != std::end(known)) {
+        return;
+    }
+    const auto nearest = std::min_element(std::begin(known), std::end(known), [&](const char * a, const char * b) {
+        return distance(name, a) < distance(name, b);
+    });
+    NEURON_WARN("the variable %s has no meaning: is %s meant?\n", name.c_str(), *nearest);
+}
+
+void neuron_warn_of_unknown_variables() {
+    const std::string log = neuron_variable("GGML_NEURON_LOG");
+    if (!log.empty() && log != "0" && log != "1" && log != "2") {
+        NEURON_WARN("GGML_NEURON_LOG is 0, 1 or 2, not '%s'; it is taken for 0\n", log.c_str());
+    }
+    for (char ** entry = environ; entry && *entry; entry++) {
+        const std::string text = *entry;
+        const std::string name = text.substr(0, std::min<size_t>(text.find('='), 100));
+        check(name, "GGML_NEURON_", OWN);
+        check(name, "NEURON_KERNELGEN_", KERNELGEN);
+    }
+}

@@ -1,0 +1,48 @@
+#include "report/log.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+static std::string formatted(const char * format, va_list arguments) {
+    va_list again;
+    va_copy(again, arguments);
+    const int   size = vsnprintf(nullptr, 0, format, arguments);
+    std::string text(size > 0 ? (size_t) size : 0, '\0');
+    vsnprintf(&text[0], text.size() + 1, format, again);
+    va_end(again);
+    // what libraries say may have several lines
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    text.erase(text.find_last_not_of(' ') + 1);
+    return text + "\n";
+}
+
+// Returns what is to be printed for a line: itself, that others are left out, or nothing.
+static std::string admitted(const std::string & format, const std::string & line) {
+    // Never destroyed: destructors of other static objects have something to say, too.
+    static auto *                     mutex = new std::mutex;
+    static auto *                     said  = new std::map<std::string, std::set<std::string>>;  // lines, by format
+    const std::lock_guard<std::mutex> lock(*mutex);
+    std::set<std::string> &           lines = (*said)[format];
+    if (lines.size() > (size_t) NEURON_MOST_LINES || !lines.insert(line).second) {
+        return "";
+    }
+    return lines.size() <= (size_t) NEURON_MOST_LINES
+               ? line
+               : "more lines like the last one are left out; GGML_NEURON_LOG=2 prints them all\n";
+}
+
+void neuron_say(const char * format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::string text = formatted(format, arguments);
+    va_end(arguments);
+    text = neuron_log_repeats() ? text : admitted(format, text);
+    if (!text.empty()) {
+        fprintf(stderr, "ggml-neuron: %s", text.c_str());
+        fflush(stderr);
+    }
+}

@@ -1,0 +1,74 @@
+#include "report/metrics.h"
+
+#include "report/log.h"
+
+#include <string>
+
+neuron_metrics g_metrics;
+
+// Numbers of things, of each that there was one of.
+struct listed {
+    uint64_t    total = 0;
+    std::string text;
+};
+
+// Returns the sum of the counts, and a text of each that is not 0, which `describe` makes of it and its place.
+template <typename Counts, typename Describe>
+static listed list(const Counts & counts, const char * separator, Describe describe) {
+    listed result;
+    for (size_t i = 0; i < counts.size(); i++) {
+        const uint64_t n = counts[i];
+        result.total += n;
+        if (n) {
+            result.text += (result.text.empty() ? "" : separator) + std::to_string(n) + " " + describe((int) i);
+        }
+    }
+    return result;
+}
+
+neuron_metrics::~neuron_metrics() {
+    const auto print = [](const char * where, const auto & counts) {
+        const listed ops = list(counts, ", ", [](int op) { return std::string(ggml_op_name((ggml_op) op)); });
+        NEURON_LOG("%llu ops ran on %s%s%s\n", (unsigned long long) ops.total, where, ops.total ? ": " : "",
+                   ops.text.c_str());
+    };
+    print("NeuronCores", device);
+    print("the CPU instead of a NeuronCore", cpu);
+    if (fallback.bytes()) {
+        NEURON_LOG("%s\n", fallback.summary().c_str());
+    }
+    if (uploaded + kept) {
+        NEURON_LOG("%.3f MiB of host memory were copied to NeuronCores, and %.3f MiB of weights that stay there\n",
+                   (double) uploaded / (1 << 20), (double) kept / (1 << 20));
+    }
+    print_groups();
+    if (pieces) {
+        NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",
+                   (unsigned long long) pieces.load(), (unsigned long long) padding.load());
+    }
+    if (recalled + read_back) {
+        NEURON_LOG("masks and numbers of rows were looked at as the program wrote them %llu times, and read from the "
+                   "device %llu times\n",
+                   (unsigned long long) recalled.load(), (unsigned long long) read_back.load());
+    }
+    if (moves) {
+        NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n",
+                   (unsigned long long) moves.load());
+    }
+}
+
+void neuron_metrics::print_groups() const {
+    const listed others =
+        list(outside, "; ", [](int reason) { return std::string("because ") + neuron_ungrouped_name(reason); });
+    if (launches) {
+        NEURON_LOG("%llu ops ran in groups, in %llu launches, %.1f ops each\n", (unsigned long long) grouped.load(),
+                   (unsigned long long) launches.load(), (double) grouped / (double) launches);
+    }
+    if (found_before) {
+        NEURON_LOG("groups of %llu graphs were known before these had memory\n",
+                   (unsigned long long) found_before.load());
+    }
+    if (others.total) {
+        NEURON_LOG("%llu ops were in no group: %s\n", (unsigned long long) others.total, others.text.c_str());
+    }
+}

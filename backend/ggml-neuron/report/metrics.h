@@ -1,0 +1,43 @@
+// What a process computed, and where: its destructor prints it for GGML_NEURON_LOG.
+
+#pragma once
+
+#include "fallback/cost.h"
+#include "ggml.h"
+#include "select/groups.h"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+struct neuron_metrics {
+    std::array<std::atomic<uint64_t>, GGML_OP_COUNT> device{};
+    std::array<std::atomic<uint64_t>, GGML_OP_COUNT> cpu{};
+    std::atomic<uint64_t>                            moves{ 0 };
+    neuron_fallback_cost                             fallback;
+
+    // Bytes of tensors in host memory that were copied to NeuronCores, and of these those of weights, which stay there.
+    std::atomic<uint64_t> uploaded{ 0 };
+    std::atomic<uint64_t> kept{ 0 };
+
+    // Times that a mask or numbers of rows were looked at: as the program wrote them, or read from the device.
+    std::atomic<uint64_t> recalled{ 0 };
+    std::atomic<uint64_t> read_back{ 0 };
+
+    // Of groups.
+    std::atomic<uint64_t>                                     launches{ 0 };
+    std::atomic<uint64_t>                                     grouped{ 0 };  // ops in them
+    std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason
+    std::atomic<uint64_t> found_before{ 0 };  // graphs of which they were known before the graph had memory
+
+    // Of ops that kernels for other numbers of tokens computed.
+    std::atomic<uint64_t> pieces{ 0 };
+    std::atomic<uint64_t> padding{ 0 };  // rows beyond the ops' own, or computed twice
+
+    ~neuron_metrics();
+
+  private:
+    void print_groups() const;
+};
+
+extern neuron_metrics g_metrics;

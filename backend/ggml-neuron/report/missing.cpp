@@ -1,0 +1,188 @@
+#include "report/missing.h"
+
+#include "../../bundle/src/key.h"
+#include "report/log.h"
+#include "report/manifest_text.h"
+#include "report/record_ops.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <unordered_set>
+
+//
+// the nearest kernel
+//
+
+// Returns which input an op writes to in words.
+static std::string alias_text(int alias) {
+    return alias == NEURON_KERNELS_NO_ALIAS ? "none" : std::to_string(alias);
+}
+
+static bool same_tensor(const neuron_kernels_tensor & a, const neuron_kernels_tensor & b) {
+    return neuron_tensor_text(a) == neuron_tensor_text(b);
+}
+
+// Returns in words where a kernel is not what a node wants; both compute the same op.
+static std::vector<std::string> differences(const ggml_tensor *      op,
+                                            const neuron_signature & wanted,
+                                            const neuron_signature & kernel) {
+    std::vector<std::string> found;
+    const auto               compare = [&](const std::string & name, const neuron_kernels_tensor & have,
+                                           const neuron_kernels_tensor & want) {
+        if (!same_tensor(have, want)) {
+            found.push_back(name + " is " + neuron_tensor_text(have) + ", not " + neuron_tensor_text(want));
+        }
+    };
+    neuron_kernels_tensor absent = {};
+    absent.type                  = NEURON_KERNELS_ABSENT;
+    for (int i = 0; i < std::max(wanted.n_src, kernel.n_src); i++) {
+        compare("input " + std::to_string(i), i < kernel.n_src ? kernel.tensors[i] : absent,
+                i < wanted.n_src ? wanted.tensors[i] : absent);
+    }
+    compare("output", kernel.tensors[kernel.n_src], wanted.tensors[wanted.n_src]);
+    neuron_add_param_differences(op, kernel.op_params, found);
+    if (kernel.alias != wanted.alias) {
+        found.push_back("alias is " + alias_text(kernel.alias) + ", not " + alias_text(wanted.alias));
+    }
+    return found;
+}
+
+// Returns how many dimensions and strides differ, of kernels with as many inputs.
+static size_t figures(const neuron_signature & wanted, const neuron_signature & kernel) {
+    size_t n = 0;
+    for (int i = 0; i <= std::min(wanted.n_src, kernel.n_src); i++) {
+        const neuron_kernels_tensor & a = wanted.tensors[i];
+        const neuron_kernels_tensor & b = kernel.tensors[i];
+        if (a.type == NEURON_KERNELS_ABSENT || b.type == NEURON_KERNELS_ABSENT) {
+            continue;
+        }
+        for (int d = 0; d < GGML_MAX_DIMS; d++) {
+            n += a.ne[d] != b.ne[d];
+            n += a.nb[d] != b.nb[d];
+        }
+    }
+    return n;
+}
+
+// Gives strides the values that kernels' keys have.
+static void canonicalize(neuron_signature & s) {
+    for (int i = 0; i <= s.n_src; i++) {
+        neuron_kernels_tensor & t = s.tensors[i];
+        if (const nk::type_traits * type = nk::find_type(t.type)) {
+            nk::canonicalize(*type, t.ne, t.nb);
+        }
+    }
+}
+
+std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & kernels) {
+    neuron_signature wanted = neuron_signature_of(op);
+    canonicalize(wanted);
+    std::string              nearest;
+    std::vector<std::string> how;
+    size_t                   n_figures = 0;
+    kernels.for_each(wanted.op_hash, [&](const char * id, const neuron_signature & kernel) {
+        std::vector<std::string> parts = differences(op, wanted, kernel);
+        const size_t             n     = figures(wanted, kernel);
+        const bool               less  = parts.size() != how.size() ? parts.size() < how.size()
+                                         : n != n_figures           ? n < n_figures
+                                                                    : id < nearest;
+        if (nearest.empty() || less) {
+            nearest   = id;
+            how       = std::move(parts);
+            n_figures = n;
+        }
+    });
+    for (size_t i = 0; i < how.size(); i++) {
+        nearest += (i ? "; " : ": ") + how[i];
+    }
+    return nearest;
+}
+
+//
+// what is said
+//
+
+void neuron_missing_ops::add(const ggml_tensor * op) {
+    const uint64_t fingerprint = neuron_fingerprint(op);
+    const auto     added       = numbers.emplace(fingerprint, entries.size());
+    if (added.second) {
+        entries.push_back({ op, fingerprint, 0 });
+    }
+    entries[added.first->second].count++;
+}
+
+// Returns the lines about one op.
+static std::string lines_of(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
+    const char *      reason  = nullptr;
+    const std::string line    = neuron_manifest_line(op, &reason);
+    const std::string nearest = neuron_nearest(op, kernels);
+    const std::string whole =
+        !kernels.select_in_attention(op).empty()
+            ? "they compute all nodes of attention together, and here one of them has no kernel, or "
+              "others read its result"
+            : neuron_why_not_cut(neuron_signature_of(op));
+    const std::string start = "ggml-neuron:     ";
+    std::string       text  = "ggml-neuron: no kernel for " + neuron_describe(op) + ": the CPU computes it, " +
+                              std::to_string(count) + (count == 1 ? " node" : " nodes") + " of this graph\n";
+    if (!whole.empty()) {
+        text += start + "kernels for other numbers of tokens can't: " + whole + "\n";
+    }
+    text += start + (nearest.empty() ? "no bundle has a kernel of this op" : "nearest is " + nearest) + "\n";
+    if (!reason) {
+        text += start + "a manifest's kernels would have it by this line: " + line + "\n";
+    }
+    return text;
+}
+
+namespace {
+
+// What was said. Never destroyed: backends may be freed by destructors that run later.
+struct said_ops {
+    std::mutex                   mutex;
+    std::unordered_set<uint64_t> known;
+    int                          n         = 0;
+    bool                         told_more = false;
+};
+
+said_ops & all_said() {
+    static auto * instance = new said_ops;
+    return *instance;
+}
+
+}  // namespace
+
+void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
+    if (entries.empty() || neuron_recording()) {
+        return;
+    }
+    // They came in the order of their addresses, which are others each time.
+    std::vector<entry> sorted = entries;
+    std::sort(sorted.begin(), sorted.end(), [](const entry & a, const entry & b) {
+        return a.count != b.count ? a.count > b.count : a.fingerprint < b.fingerprint;
+    });
+    said_ops &                        said = all_said();
+    const std::lock_guard<std::mutex> lock(said.mutex);
+    std::string                       text;
+    size_t                            more = 0;
+    for (const entry & e : sorted) {
+        if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
+            continue;
+        }
+        if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
+            said.n++;
+            text += lines_of(e.op, e.count, kernels);
+        } else {
+            more++;
+        }
+    }
+    if (more && !said.told_more) {
+        said.told_more = true;
+        text += "ggml-neuron: " + std::to_string(more) + (more == 1 ? " other op" : " other ops") +
+                " of this graph, and what later ones lack: no kernel either; GGML_NEURON_LOG=2 says which, and "
+                "GGML_NEURON_RECORD=FILE writes a manifest of all\n";
+    }
+    fputs(text.c_str(), stderr);
+    fflush(stderr);
+}

@@ -1,0 +1,38 @@
+// What is said, whatever GGML_NEURON_LOG is, of ops of graphs that no kernel computes: each once, with the kernel that is
+// nearest and the line of a manifest that would mend it.
+
+#pragma once
+
+#include "ggml.h"
+#include "select/kernel_store.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+// Nodes of a graph that is computed, and that no kernel computes, as far as entries of a manifest tell them apart.
+class neuron_missing_ops {
+  public:
+    void add(const ggml_tensor * op);
+
+    // Says what was not said before in this process, of NEURON_MOST_LINES ops and then how many others there are; ops that most
+    // nodes have come first, whatever their addresses are. Nothing is said of ops with kernels that can't be used, which has its own message, nor while ops are recorded.
+    void say(const neuron_kernel_store & kernels) const;
+
+  private:
+    struct entry {
+        const ggml_tensor * op;
+        uint64_t            fingerprint;
+        size_t              count;
+    };
+
+    std::map<uint64_t, size_t> numbers;  // by neuron_fingerprint
+    std::vector<entry>         entries;
+};
+
+// Returns the kernel of the same op from which a node differs least, and how: "ID: input 1 is …, not …"; "" when there is no
+// kernel of this op. Fewest things that differ count (a tensor, a parameter, which input the result shares memory with), then
+// fewest dimensions and strides: as kernelgen coverage says it.
+std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & kernels);

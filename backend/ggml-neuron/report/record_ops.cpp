@@ -1,0 +1,363 @@
+#include "report/record_ops.h"
+
+#include "../../bundle/src/ascii.h"
+#include "report/log.h"
+#include "report/manifest_text.h"
+#include "report/recording_file.h"
+#include "targets.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cinttypes>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+// How often a kernel was asked for, and how often the CPU computed a node that needs it.
+struct counts {
+    uint64_t asked    = 0;
+    uint64_t executed = 0;
+};
+
+// What was noted of the nodes that have the same entry.
+struct noted_entry {
+    neuron_manifest_text manifest_text;
+    counts               noted;    // by this process
+    counts               written;  // of these, what is in the file
+};
+
+std::string with_reason(const neuron_manifest_text & e) {
+    return e.text + (e.reason ? std::string(" (") + e.reason + ")" : "");
+}
+
+// A line of the file: an entry with its count, or anything else, which is kept as it is.
+struct line {
+    std::string text;
+    bool        is_entry  = false;
+    bool        buildable = false;
+    counts      count;
+    bool        executions = false;  // whether it says how often it was executed, which older files do not
+    bool        dropped    = false;  // another entry took its place
+
+    line(std::string text = "") : text(std::move(text)) {}
+};
+
+constexpr const char * ENTRY   = "  - {op: ";
+constexpr const char * COMMENT = "  # - {op: ";
+constexpr const char * COUNT   = "  # asked for ";
+constexpr const char * RAN     = ", executed ";
+
+// Returns the number after a text's last `label`, or 0 and sets `there` to whether there is such a label.
+uint64_t number_after(const std::string & text, const char * label, bool & there) {
+    const size_t at = text.rfind(label);
+    there           = at != std::string::npos;
+    return there ? strtoull(text.c_str() + at + strlen(label), nullptr, 10) : 0;
+}
+
+// Returns "1 time" or "2 times".
+std::string times(uint64_t n) {
+    return std::to_string(n) + (n == 1 ? " time" : " times");
+}
+
+line parse(const std::string & text) {
+    line l(text);
+    l.buildable      = text.rfind(ENTRY, 0) == 0;
+    const size_t end = text.rfind(COUNT);
+    if ((l.buildable || text.rfind(COMMENT, 0) == 0) && end != std::string::npos) {
+        const size_t      start   = text.find('{');
+        const std::string comment = text.substr(end);
+        bool              counted;
+        l.is_entry       = true;
+        l.count.asked    = number_after(comment, COUNT, counted);
+        l.count.executed = number_after(comment, RAN, l.executions);
+        l.text           = text.substr(start, end - start);
+    }
+    return l;
+}
+
+bool is_letter(char c) {
+    return c >= 'a' && c <= 'z';
+}
+
+// A manifest's name is that of its file, as far as it can be.
+std::string manifest_name(const std::string & path) {
+    std::string name = nk::lower(std::filesystem::path(path).stem().string().substr(0, 40));
+    for (char & c : name) {
+        c = is_letter(c) || (c >= '0' && c <= '9') ? c : '_';
+    }
+    return name.empty() || !is_letter(name[0]) ? "recorded" : name;
+}
+
+// The lines of the file that is there, none when there is none.
+std::vector<line> read_lines(const std::string & path) {
+    std::vector<line> lines;
+    std::ifstream     file(path);
+    for (std::string text; std::getline(file, text);) {
+        lines.push_back(parse(text));
+    }
+    return lines;
+}
+
+// The lines of a new file, before its entries.
+std::vector<line> first_lines(const std::string & path, const std::string & target) {
+    std::vector<line> lines = {
+        { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no" },
+        { "# bundle had a kernel for. Entries that begin with '#' can't be built." },
+        { "format: 1" },
+        { "name: " + manifest_name(path) },
+        { "targets: [" + target + "]" },
+    };
+    if (neuron_lnc(target) == 1 && neuron_default_lnc(target) != 1) {
+        lines.push_back({ "compiler: {lnc: 1}" });
+    }
+    lines.push_back({ "kernels:" });
+    return lines;
+}
+
+// Adds what was noted to the lines: to the counts of entries that are there, and others at the end. What has got an emitter
+// since it was written as a comment becomes an entry.
+void add_entries(const std::unordered_map<uint64_t, noted_entry> & entries, std::vector<line> & lines) {
+    std::map<std::string, line *> known;
+    for (line & l : lines) {
+        if (l.is_entry) {
+            known[l.text] = &l;
+        }
+    }
+    std::map<std::string, line> fresh;  // sorted, so that equal runs give equal files
+    for (const auto & item : entries) {
+        const noted_entry &          recorded = item.second;
+        const neuron_manifest_text & e        = recorded.manifest_text;
+        counts                       count    = { recorded.noted.asked - recorded.written.asked,
+                                                  recorded.noted.executed - recorded.written.executed };
+        if (!count.asked && !count.executed) {
+            continue;
+        }
+        const auto stale = known.find(e.without_emitter);
+        if (stale != known.end() && e.without_emitter != e.text && !stale->second->buildable &&
+            !stale->second->dropped) {
+            count.asked += stale->second->count.asked;
+            count.executed += stale->second->count.executed;
+            stale->second->dropped = true;
+        }
+        const auto found = known.find(e.text);
+        line &     l     = found != known.end() ? *found->second : fresh[e.text];
+        l.text           = e.text;
+        l.is_entry       = true;
+        l.buildable      = l.buildable || !e.reason;
+        l.executions     = true;
+        l.count.asked += count.asked;
+        l.count.executed += count.executed;
+    }
+    for (const auto & item : fresh) {
+        lines.push_back(item.second);
+    }
+}
+
+std::string text_of(const std::vector<line> & lines) {
+    std::string text;
+    for (const line & l : lines) {
+        if (l.is_entry && !l.dropped) {
+            text += (l.buildable ? "  - " : "  # - ") + l.text + COUNT + times(l.count.asked) +
+                    (l.executions ? RAN + times(l.count.executed) : "") + "\n";
+        } else if (!l.is_entry) {
+            text += l.text + "\n";
+        }
+    }
+    return text;
+}
+
+// Puts a file with this text in the place of a path. Returns 0, or an errno.
+int replace_file(const std::string & path, const std::string & text) {
+    const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
+    unlink(temporary.c_str());  // of a process that had the same number; what comes there now is not written to
+    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return errno;
+    }
+    int error = 0;
+    for (size_t done = 0; done < text.size() && !error;) {
+        const ssize_t n = write(fd, text.data() + done, text.size() - done);
+        if (n >= 0) {
+            done += (size_t) n;
+        } else if (errno != EINTR) {
+            error = errno;
+        }
+    }
+    if (close(fd) != 0 && !error) {
+        error = errno;
+    }
+    if (!error && rename(temporary.c_str(), path.c_str()) != 0) {
+        error = errno;
+    }
+    if (error) {
+        unlink(temporary.c_str());
+    }
+    return error;
+}
+
+// Locks a folder among the processes that record into it. Any process can keep it locked for ever: so it is not waited for.
+class folder_lock {
+  public:
+    explicit folder_lock(const std::string & folder) : fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+        error = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+    }
+
+    ~folder_lock() {
+        if (fd >= 0) {
+            close(fd);  // and with it the lock
+        }
+    }
+
+    folder_lock(const folder_lock &) = delete;
+
+    int error;  // 0: locked; EWOULDBLOCK: another process has it
+
+  private:
+    int fd;
+};
+
+struct recorder final : neuron_recording_file {
+    std::string                               path;
+    std::string                               target = "trn1";
+    std::unordered_map<uint64_t, noted_entry> entries;
+    bool                                      dirty = false;
+    std::chrono::steady_clock::time_point     last_flush{};
+
+    recorder() : neuron_recording_file("GGML_NEURON_RECORD", "ops that were asked for") {
+        const char * value = getenv("GGML_NEURON_RECORD");
+        path               = value ? value : "";
+    }
+
+    ~recorder() { flush(); }
+
+    void note_executed(const ggml_tensor * op) {
+        std::lock_guard<std::mutex> lock(mutex);
+        const auto                  found = entries.find(neuron_fingerprint(op));
+        if (found != entries.end()) {  // else it has a kernel, which can't be used this time
+            found->second.noted.executed++;
+            dirty = true;
+        }
+    }
+
+    void note(const ggml_tensor * op) {
+        const uint64_t              hash = neuron_fingerprint(op);
+        std::lock_guard<std::mutex> lock(mutex);
+        auto                        found = entries.find(hash);
+        const bool                  fresh = found == entries.end();
+        if (fresh) {
+            found = entries.emplace(hash, noted_entry{ neuron_manifest_text_of(op), {}, {} }).first;
+        }
+        if (fresh || neuron_log_repeats()) {
+            NEURON_LOG("no kernel for %s\n", with_reason(found->second.manifest_text).c_str());
+        }
+        found->second.noted.asked++;
+        dirty = true;
+        // The caller may hold a core's mutex: what can't be written at once is written later.
+        if (std::chrono::steady_clock::now() - last_flush > std::chrono::seconds(1)) {
+            (void) write();
+            last_flush = std::chrono::steady_clock::now();
+        }
+    }
+
+    std::string locked() const override { return "the folder of " + path; }
+
+    // locked. Merges what this process noted into the file, which other processes do as well. Returns false when one of them
+    // is at it.
+    bool write() override {
+        if (path.empty() || !dirty || failed) {
+            return true;
+        }
+        // The folder is locked, for the file itself is replaced.
+        std::string folder = std::filesystem::path(path).parent_path().string();
+        folder             = folder.empty() ? "." : folder;
+        const folder_lock lock(folder);
+        if (lock.error == EWOULDBLOCK) {
+            return false;
+        }
+        std::string message = lock.error ? folder + ": " + strerror(lock.error) : merge();
+        if (!message.empty()) {
+            fail(message);
+        }
+        dirty = false;
+        return true;
+    }
+
+    // locked. Returns "", or why the file can't be written.
+    std::string merge() {
+        struct stat info;
+        const bool  there = stat(path.c_str(), &info) == 0;
+        if (there && !S_ISREG(info.st_mode)) {
+            return path + " is not a regular file";
+        }
+        std::vector<line> lines   = read_lines(path);
+        const auto        is_list = [](const line & l) {
+            return l.text.rfind("kernels:", 0) == 0;
+        };
+        if (lines.empty()) {
+            lines = first_lines(path, target);
+        } else if (std::none_of(lines.begin(), lines.end(), is_list)) {
+            return path + " exists and is not a manifest with a list of kernels";
+        }
+        add_entries(entries, lines);
+        const auto is_kernel = [](const line & l) {
+            return l.is_entry && l.buildable;
+        };
+        if (std::none_of(lines.begin(), lines.end(), is_kernel)) {
+            return "";  // a manifest without kernels is none
+        }
+        if (const int error = replace_file(path, text_of(lines))) {
+            return path + " can't be written: " + strerror(error);
+        }
+        for (auto & item : entries) {
+            item.second.written = item.second.noted;
+        }
+        return "";
+    }
+};
+
+recorder & the_recorder() {
+    static recorder instance;
+    return instance;
+}
+
+}  // namespace
+
+bool neuron_recording() {
+    static const bool recording = !the_recorder().path.empty();
+    return recording;
+}
+
+void neuron_note_missing(const ggml_tensor * op) {
+    if (neuron_log_enabled() || neuron_recording()) {
+        the_recorder().note(op);
+    }
+}
+
+void neuron_note_executed(const ggml_tensor * op) {
+    if (neuron_recording()) {
+        the_recorder().note_executed(op);
+    }
+}
+
+void neuron_record_target(const std::string & target) {
+    if (neuron_is_target(target)) {
+        the_recorder().target = target;
+    }
+}
+
+void neuron_record_flush() {
+    the_recorder().flush();
+}

@@ -1,0 +1,223 @@
+#include "report/statistics.h"
+
+#include "plan/group_plan.h"
+#include "report/manifest_text.h"
+#include "weights/weights.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+// Graphs whose scan is kept.
+static constexpr size_t MAX_SCANS = 256;
+
+// Reasons that a line has.
+static constexpr size_t MAX_REASONS = 3;
+
+static std::atomic<bool> g_any_graph{ false };
+
+//
+// one graph
+//
+
+// Calls a function with every tensor of the graph that a part belongs to.
+template <typename F> static void for_each_tensor(const ggml_cgraph * part, F function) {
+    const ggml_hash_set & set = part->visited_hash_set;
+    for (size_t i = 0; i < set.size; i++) {
+        if (ggml_bitset_get(set.used, i)) {
+            function(set.keys[i]);
+        }
+    }
+}
+
+// Returns whether the whole graph is this one. A part has no leaves of its own.
+static bool is_whole(const ggml_cgraph * cgraph) {
+    return cgraph->n_leafs > 0 || cgraph->visited_hash_set.size == 0;
+}
+
+static const char * const UNUSABLE = " (its kernel can't be used)";
+
+static size_t count_ops(const ggml_cgraph * cgraph) {
+    return (size_t) std::count_if(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_is_work);
+}
+
+// Returns whether the program's own choice keeps a node off the device: a weight of it is elsewhere, and the device never
+// refused this. The embedding of the input tokens is such a weight.
+bool neuron_statistics::is_kept_elsewhere(const ggml_tensor * node) const {
+    return neuron_is_kept_by_host(node) ||
+           std::any_of(std::begin(node->src), std::end(node->src), [this](const ggml_tensor * src) {
+               return src && neuron_is_weight(src) && !is_on_core(core, src) && !neuron_refused_weight(src);
+           });
+}
+
+// Returns which kernel a node of another backend lacks; "" when it has one, or when the program keeps it elsewhere.
+std::string neuron_statistics::lack_of(const ggml_tensor * node) const {
+    const neuron_selection selection = kernels.select(node);
+    if (selection) {
+        const bool broken =
+            std::any_of(selection.pieces.begin(), selection.pieces.end(),
+                        [this](const neuron_piece & piece) { return core.is_broken_locked(piece.kernel); });
+        return broken ? neuron_describe(node) + UNUSABLE : "";
+    }
+    return is_kept_elsewhere(node) || !kernels.select_in_attention(node).empty() ? "" : neuron_describe(node);
+}
+
+// Looks at all nodes of the graph whose first part is this one. Only those in other parts need a look at the kernels.
+neuron_statistics::scan neuron_statistics::make_scan(const ggml_cgraph * first, neuron_missing_ops & missing) const {
+    scan found;
+    found.ops = count_ops(first);
+    if (is_whole(first)) {
+        return found;
+    }
+    size_t all = 0;
+    for_each_tensor(first, [&all](const ggml_tensor * t) { all += neuron_is_work(t); });
+    if (all <= found.ops) {
+        return found;
+    }
+    found.ops = all;
+    std::vector<const ggml_tensor *> own(first->nodes, first->nodes + first->n_nodes);
+    std::sort(own.begin(), own.end());
+    for_each_tensor(first, [&](const ggml_tensor * t) {
+        if (neuron_is_work(t) && !neuron_is_zero(t) && !std::binary_search(own.begin(), own.end(), t)) {
+            const std::string lack = lack_of(t);
+            found.reasons[lack] += !lack.empty();
+            if (!lack.empty()) {
+                missing.add(t);
+            }
+        }
+    });
+    found.reasons.erase("");
+    return found;
+}
+
+// Graphs that the scheduler shares out have parts with numbers that are never used again.
+const neuron_statistics::scan & neuron_statistics::scan_of(const ggml_cgraph * first, neuron_missing_ops & missing) {
+    if (scans.size() >= MAX_SCANS) {
+        scans.clear();
+    }
+    const auto found = scans.find(first->uid);
+    if (first->uid && found != scans.end()) {
+        return found->second;
+    }
+    return scans[first->uid] = make_scan(first, missing);
+}
+
+void neuron_statistics::end_graph() {
+    size_t lacking = 0;
+    for (const auto & reason : current.reasons) {
+        lacking += reason.second;
+    }
+    if (current.ops) {
+        n_graphs++;
+        n_lacking += lacking != 0;
+    }
+    if (lacking > worst.lacking) {
+        worst         = std::move(current);
+        worst.lacking = lacking;
+    }
+    current = {};
+}
+
+void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
+    g_any_graph = true;
+    neuron_missing_ops missing;
+    // Parts come in the order of the graph's nodes, which are in one array.
+    const bool         first = cgraph->visited_hash_set.keys != set || cgraph->nodes < end || is_whole(cgraph);
+    if (first) {
+        end_graph();
+        const scan & whole = scan_of(cgraph, missing);
+        current.ops        = whole.ops;
+        current.reasons    = whole.reasons;
+    }
+    // A program that looks at single nodes (ggml_backend_sched_set_eval_callback) cuts parts into pieces without a number.
+    current.splits += first || cgraph->uid || cgraph->nodes != end;
+    set = cgraph->visited_hash_set.keys;
+    end = cgraph->nodes + cgraph->n_nodes;
+    for (const neuron_planned_node & planned : plan.nodes) {
+        if (planned.group) {
+            current.device += planned.group->members.size();
+            continue;
+        }
+        if (neuron_is_on_device(planned)) {
+            current.device++;
+            continue;
+        }
+        missing.add(planned.node);
+        if (first) {
+            // nodes of other parts are in the scan
+            current.reasons[neuron_describe(planned.node) + (planned.unusable ? UNUSABLE : "")]++;
+        }
+    }
+    missing.say(kernels);
+}
+
+//
+// what is said of them
+//
+
+// Returns the reasons that most ops have.
+static std::string first_of(const std::map<std::string, size_t> & reasons) {
+    std::vector<std::pair<std::string, size_t>> sorted(reasons.begin(), reasons.end());
+    std::stable_sort(sorted.begin(), sorted.end(), [](const auto & a, const auto & b) { return a.second > b.second; });
+    std::string text;
+    for (size_t i = 0; i < sorted.size() && i < MAX_REASONS; i++) {
+        text += (i ? "; " : "") + sorted[i].first;
+    }
+    const size_t more = sorted.size() - std::min(sorted.size(), MAX_REASONS);
+    return text + (more ? "; and " + std::to_string(more) + " others" : "");
+}
+
+std::string neuron_statistics::summary() {
+    end_graph();
+    if (!worst.lacking) {
+        return "";
+    }
+    const size_t elsewhere = worst.ops - std::min(worst.ops, worst.device + worst.lacking);
+    return std::to_string(worst.device) + " of the " + std::to_string(worst.ops) +
+           " ops of a graph ran on the device, in " + std::to_string(worst.splits) +
+           (worst.splits == 1 ? " split, " : " splits, ") + std::to_string(worst.lacking) +
+           " on the CPU because no kernel computes them" +
+           (elsewhere ? ", " + std::to_string(elsewhere) + " elsewhere" : "") + "; " + std::to_string(n_lacking) +
+           " of " + std::to_string(n_graphs) + " graphs lacked kernels: " + first_of(worst.reasons);
+}
+
+//
+// programs of which no graph comes to a device
+//
+
+namespace {
+
+struct refusals {
+    std::mutex                    mutex;
+    std::unordered_set<uint64_t>  known;
+    std::map<std::string, size_t> reasons;
+};
+
+// Never destroyed: it is read at exit.
+refusals & all_refusals() {
+    static auto * instance = new refusals;
+    return *instance;
+}
+
+}  // namespace
+
+void neuron_note_refused(const ggml_tensor * op) {
+    if (g_any_graph) {
+        return;
+    }
+    const uint64_t                    node = neuron_fingerprint(op);
+    const std::lock_guard<std::mutex> lock(all_refusals().mutex);
+    if (all_refusals().known.insert(node).second) {
+        all_refusals().reasons[neuron_describe(op)]++;
+    }
+}
+
+std::string neuron_nothing_computed() {
+    const std::lock_guard<std::mutex> lock(all_refusals().mutex);
+    if (g_any_graph || all_refusals().reasons.empty()) {
+        return "";
+    }
+    return "no graph had an op with a kernel; what has none: " + first_of(all_refusals().reasons);
+}

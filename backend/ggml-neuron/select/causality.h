@@ -1,0 +1,61 @@
+// Causality: whether attention's mask hides from tokens what later tokens write to a cache.
+//
+// A group writes rows of a cache and then reads it. Where it is computed some tokens after the other, the first ones read what
+// later ones have not written yet. That makes no difference where the mask hides it, as a causal one does: which the mask and
+// the numbers of the rows tell, each time that they are computed with.
+
+#pragma once
+
+#include "ggml.h"
+#include "select/tokens.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// Where rows that SET_ROWS writes are among the cells that attention reads.
+struct neuron_cell_map {
+    static constexpr int64_t NONE    = -1;  // in no cell
+    static constexpr int64_t SEVERAL = -2;  // or may be
+
+    struct axis {
+        int64_t  ne;
+        uint64_t nb;
+
+        bool operator==(const axis & other) const { return ne == other.ne && nb == other.nb; }
+    };
+
+    int64_t             offset     = 0;  // bytes from the first cell to row 0
+    uint64_t            row_stride = 0;  // bytes
+    uint64_t            row_size   = 0;  // bytes that are written
+    axis                cells{ 1, 1 };
+    std::array<axis, 3> outer{};         // axes of larger strides, the largest first
+    size_t              n_outer = 0;
+
+    // Sets the axes to those of a tensor that is read, of which one is that of the cells. Returns false when their strides do not tell
+    // the elements' places apart.
+    bool set_axes(const int64_t ne[4], const uint64_t nb[4], int cells_axis);
+
+    // Returns in which cell a row is.
+    int64_t cell_of(int64_t row) const;
+
+    bool operator==(const neuron_cell_map & other) const;
+};
+
+// A condition for tokens to be computed in pieces: the mask hides from each what later ones write.
+struct neuron_causal_condition {
+    const ggml_tensor *       rows;    // numbers of the rows that are written, as many for each token: I32 or I64
+    const ggml_tensor *       mask;    // F16 or F32: a row of it is a token's
+    neuron_cell_map           cells;
+    std::vector<neuron_range> pieces;  // of the mask's tokens
+
+    bool operator==(const neuron_causal_condition & other) const;
+};
+
+// Returns whether both tensors are as neuron_is_causal reads them.
+bool neuron_can_tell_causality(const ggml_tensor * rows, const ggml_tensor * mask);
+
+// Returns whether the mask hides from the tokens of each piece all cells that tokens behind the piece write. Both arguments are
+// what is in the tensors' memory.
+bool neuron_is_causal(const neuron_causal_condition & condition, const uint8_t * rows, const uint8_t * mask);

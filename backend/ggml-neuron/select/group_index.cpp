@@ -1,0 +1,248 @@
+#include "select/group_index.h"
+
+#include "../../bundle/src/graph_key.h"
+#include "../../bundle/src/hash.h"
+#include "../../bundle/src/key.h"
+#include "select/kernel_store.h"
+#include "select/tokens.h"
+#include "weights/layouts.h"
+
+#include <algorithm>
+#include <cstring>
+
+//
+// tokens
+//
+
+static constexpr uint64_t BASE = 0x9E3779B97F4A7C15;
+
+neuron_token_hashes::neuron_token_hashes(const std::vector<uint64_t> & tokens) {
+    prefixes.reserve(tokens.size() + 1);
+    powers.reserve(tokens.size() + 1);
+    for (const uint64_t token : tokens) {
+        prefixes.push_back(prefixes.back() * BASE + token);
+        powers.push_back(powers.back() * BASE);
+    }
+}
+
+static void add_words(nk::word_hash & h, const uint64_t * words, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        h.add(words[i]);
+    }
+}
+
+// Returns how many words of a tensor are in a token: its type alone, or all.
+static size_t n_tensor_words(neuron_token_kind kind) {
+    return kind == neuron_token_kind::WHOLE ? nk::TENSOR_WORDS : 1;
+}
+
+static uint64_t token_of(const nk::graph_node & node, neuron_token_kind kind) {
+    nk::word_hash h;
+    const size_t  n = n_tensor_words(kind);
+    h.add(node.op);
+    h.add(node.n_inputs << 1 | (node.result != 0));
+    add_words(h, node.tensor, n);
+    const uint64_t * inputs = node.inputs;
+    for (uint64_t i = 0; i < node.n_inputs; i++) {
+        if (const uint64_t * tensor = nk::next_graph_input(inputs)) {
+            add_words(h, tensor, n);
+        } else {
+            h.add(nk::ABSENT_WORD);
+        }
+    }
+    add_words(h, node.params, nk::PARAM_WORDS);
+    return h.value();
+}
+
+bool neuron_tensor_words(const ggml_tensor * t, uint64_t * words) {
+    const int32_t           number = neuron_type_of(t);
+    const nk::type_traits * type   = nk::find_type(number);
+    if (!type) {
+        return false;
+    }
+    words[0] = (uint64_t) number;
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        words[1 + i] = (uint64_t) t->ne[i];
+        words[5 + i] = t->nb[i];
+    }
+    return nk::canonicalize(*type, t->ne, words + 5);
+}
+
+uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind) {
+    uint64_t      words[nk::TENSOR_WORDS];
+    const size_t  n = n_tensor_words(kind);
+    nk::word_hash h;
+    const int     n_src = neuron_n_src(node);
+    h.add(nk::hash_op(ggml_op_desc(node)));
+    h.add((uint64_t) n_src << 1 | (node->view_src != nullptr));
+    if (!neuron_tensor_words(node, words)) {
+        return 0;
+    }
+    add_words(h, words, n);
+    for (int i = 0; i < n_src; i++) {
+        if (!node->src[i]) {
+            h.add(nk::ABSENT_WORD);
+            continue;
+        }
+        if (!neuron_tensor_words(node->src[i], words)) {
+            return 0;
+        }
+        add_words(h, words, n);
+    }
+    static_assert(sizeof(node->op_params) == nk::PARAM_WORDS * sizeof(uint64_t), "parameters are words of a key");
+    uint64_t params[nk::PARAM_WORDS];
+    memcpy(params, node->op_params, sizeof(params));
+    add_words(h, params, nk::PARAM_WORDS);
+    return h.value();
+}
+
+//
+// groups
+//
+
+uint64_t neuron_wiring_hash(const uint64_t * key, size_t n_words) {
+    nk::word_hash    h;
+    const uint64_t * from = key;
+    const uint64_t * end  = key + n_words;
+    for (const uint64_t * node = nk::first_graph_node(key); node < end; node = nk::read_graph_node(node).end) {
+        add_words(h, from, (size_t) (node + 1 - from));
+        h.add(node[1] & 0xFFFFFFFF);
+        from = node + 2;
+    }
+    add_words(h, from, (size_t) (end - from));
+    return h.value();
+}
+
+static std::vector<uint64_t> tokens_of(const uint64_t * key, size_t n_words, neuron_token_kind kind) {
+    std::vector<uint64_t> tokens;
+    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
+        const nk::graph_node node = nk::read_graph_node(words);
+        tokens.push_back(token_of(node, kind));
+        words = node.end;
+    }
+    return tokens;
+}
+
+// Returns the one with these tokens, which is new where there is none, among patterns or families; they are longest first.
+template <typename T> static T & find_or_add(std::vector<T> & all, const neuron_token_hashes & hashes) {
+    const size_t n  = hashes.size();
+    auto         it = std::find_if(all.begin(), all.end(), [&](const T & t) {
+        return t.tokens.size() == n && t.tokens.part(0, n) == hashes.part(0, n);
+    });
+    if (it == all.end()) {
+        it         = std::find_if(all.begin(), all.end(), [n](const T & t) { return t.tokens.size() < n; });
+        it         = all.insert(it, T{});
+        it->tokens = hashes;
+    }
+    return *it;
+}
+
+// Returns the bytes of all tensors of a graph's key.
+static double size_of(const uint64_t * key, size_t n_words) {
+    const auto bytes = [](const uint64_t * tensor) {
+        return (double) neuron_nbytes_of_words(tensor);
+    };
+    double size = 0;
+    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
+        const nk::graph_node node   = nk::read_graph_node(words);
+        const uint64_t *     inputs = node.inputs;
+        size += bytes(node.tensor);
+        for (uint64_t i = 0; i < node.n_inputs; i++) {
+            if (const uint64_t * tensor = nk::next_graph_input(inputs)) {
+                size += bytes(tensor);
+            }
+        }
+        words = node.end;
+    }
+    return size;
+}
+
+static uint64_t beginning(uint64_t token, int64_t n_columns) {
+    nk::word_hash h;
+    h.add(token);
+    h.add((uint64_t) n_columns);
+    return h.value();
+}
+
+void neuron_group_index::add_to_family(const neuron_group_kernel & kernel) {
+    const std::vector<uint64_t> tokens  = tokens_of(kernel.key, kernel.n_words, neuron_token_kind::WITHOUT_EXTENTS);
+    const auto                  columns = (int64_t) nk::read_graph_node(nk::first_graph_node(kernel.key)).tensor[1];
+    auto &     all = find_or_add(families[beginning(tokens.front(), columns)], neuron_token_hashes(tokens)).kernels;
+    const auto at =
+        std::upper_bound(all.begin(), all.end(), kernel,
+                         [](const neuron_group_kernel & a, const neuron_group_kernel & b) { return a.size < b.size; });
+    all.insert(at, kernel);
+}
+
+static neuron_kernels_tensor tensor_of(const uint64_t * words) {
+    neuron_kernels_tensor t{};
+    t.type = (int32_t) words[0];
+    std::copy(words + 1, words + 1 + GGML_MAX_DIMS, t.ne);
+    std::copy(words + 5, words + 5 + GGML_MAX_DIMS, t.nb);
+    return t;
+}
+
+// Returns a node's signature, as neuron_signature_of does of a tensor; its parameters stay where they are.
+static neuron_signature signature_of(const uint64_t * words) {
+    static const uint64_t set_rows = nk::hash_op("set_rows");
+    static const uint64_t cpy      = nk::hash_op("cpy");
+    const nk::graph_node  node     = nk::read_graph_node(words);
+    neuron_signature      s;
+    s.op_hash              = node.op;
+    s.op_params            = (const int32_t *) node.params;
+    s.n_src                = (int) node.n_inputs;
+    s.alias                = node.op == set_rows ? 2 : node.op == cpy ? 1 : NEURON_KERNELS_NO_ALIAS;
+    s.tensors[s.n_src]     = tensor_of(node.tensor);
+    const uint64_t * input = node.inputs;
+    for (int i = 0; i < s.n_src; i++) {
+        const uint64_t * from   = input;
+        const uint64_t * tensor = nk::next_graph_input(input);
+        if (!tensor) {
+            s.tensors[i].type = NEURON_KERNELS_ABSENT;
+            continue;
+        }
+        s.tensors[i]        = tensor_of(tensor);
+        const bool in_place = node.result == from[0] + 1 && words[3] == from[1] && tensor[0] == node.tensor[0] &&
+                              neuron_nbytes_of_words(tensor) == neuron_nbytes_of_words(node.tensor);
+        if (in_place && s.alias == NEURON_KERNELS_NO_ALIAS) {
+            s.alias = i;
+        }
+    }
+    return s;
+}
+
+bool neuron_group_index::may_have_member(const neuron_signature & node) const {
+    neuron_cut   cut;
+    const auto * sizes = open_members.find(node, cut);
+    return sizes && std::any_of(sizes->begin(), sizes->end(), [&](const neuron_sizes & s) {
+               return s.n_more >= cut.n_more && s.n * NEURON_MAX_PIECES >= cut.n;
+           });
+}
+
+void neuron_group_index::add(const uint64_t * key, size_t n_words, const neuron_bundle * bundle, int32_t number) {
+    const std::vector<uint64_t> tokens = tokens_of(key, n_words, neuron_token_kind::WHOLE);
+    members.insert(tokens.begin(), tokens.end());
+    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
+        const nk::graph_node node = nk::read_graph_node(words);
+        if (node.n_inputs <= GGML_MAX_SRC) {
+            open_members.add(signature_of(words), bundle, number);
+        }
+        words = node.end;
+    }
+    const neuron_group_kernel kernel  = { key, n_words, bundle, number, size_of(key, n_words) };
+    neuron_group_pattern &    pattern = find_or_add(patterns[tokens.front()], neuron_token_hashes(tokens));
+    pattern.wirings.insert(neuron_wiring_hash(key, n_words));
+    pattern.kernels.push_back(kernel);
+    add_to_family(kernel);
+}
+
+const std::vector<neuron_group_pattern> * neuron_group_index::beginning_with(uint64_t token) const {
+    const auto found = patterns.find(token);
+    return found == patterns.end() ? nullptr : &found->second;
+}
+
+const std::vector<neuron_group_family> * neuron_group_index::families_beginning_with(uint64_t token,
+                                                                                     int64_t  n_columns) const {
+    const auto found = families.find(beginning(token, n_columns));
+    return found == families.end() ? nullptr : &found->second;
+}

@@ -1,0 +1,685 @@
+#include "select/group_lengths.h"
+
+#include "../../bundle/src/graph_key.h"
+#include "../../bundle/src/hash.h"
+#include "../../bundle/src/key.h"
+#include "select/tokens.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace {
+
+constexpr int N_DIMS = 4;
+
+// What is beyond the group's elements along an axis of a tensor that the kernel has more of.
+enum beyond : uint8_t {
+    NOTHING,   // the kernel has as many
+    REPEATED,  // the elements again, from the first on
+    CELLS,     // those of a cache: finite, and to be hidden
+    MASKED,    // -inf: of a mask
+    ZERO,      // what a mask hides, behind a SOFT_MAX
+    ANYTHING,
+};
+
+using beyonds = std::array<beyond, N_DIMS>;
+
+// A tensor as the group and as the kernel have it: nk::TENSOR_WORDS each.
+struct tensor_pair {
+    const uint64_t * group  = nullptr;
+    const uint64_t * kernel = nullptr;
+
+    int64_t ne(int axis) const { return (int64_t) group[1 + axis]; }
+
+    int64_t more(int axis) const { return (int64_t) kernel[1 + axis]; }
+
+    uint64_t nb(int axis) const { return kernel[5 + axis]; }
+
+    bool is_longer(int axis) const { return ne(axis) != more(axis); }
+
+    bool is_longer() const { return is_longer(0) || is_longer(1) || is_longer(2) || is_longer(3); }
+
+    bool has_same_extents(int axis, const tensor_pair & other, int its) const {
+        return ne(axis) == other.ne(its) && more(axis) == other.more(its);
+    }
+
+    bool has_same_extents(const tensor_pair & other) const {
+        return has_same_extents(0, other, 0) && has_same_extents(1, other, 1) && has_same_extents(2, other, 2) &&
+               has_same_extents(3, other, 3);
+    }
+
+    // Returns whether an element of the group is at the same place in the kernel's tensor.
+    bool is_in_place() const {
+        for (int i = 0; i < N_DIMS; i++) {
+            if (ne(i) != 1 && group[5 + i] != kernel[5 + i]) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    // Returns the only axis that is longer, when all beyond it have one element; or -1.
+    int outermost() const {
+        int found = -1;
+        for (int i = 0; i < N_DIMS; i++) {
+            if (found >= 0 && more(i) != 1) {
+                return -1;
+            }
+            found = is_longer(i) ? i : found;
+        }
+        return found;
+    }
+
+    // Returns whether the kernel's type and extents are the group's or larger ones.
+    bool fits() const {
+        bool larger = group[0] == kernel[0];
+        for (int i = 0; i < N_DIMS; i++) {
+            larger = larger && more(i) >= ne(i);
+        }
+        return larger;
+    }
+};
+
+// An input of a node; not there when it refers to nothing.
+struct input {
+    bool                is_there = false;
+    nk::graph_reference to{};
+    uint64_t            offset        = 0;  // of the group's
+    uint64_t            kernel_offset = 0;
+    tensor_pair         tensor;
+    beyonds             has{};
+};
+
+struct node {
+    nk::graph_node     group;
+    nk::graph_node     kernel;
+    uint64_t           offset = 0;  // of the result in what it is written to
+    tensor_pair        tensor;
+    beyonds            has{};       // what is in its memory
+    std::vector<input> inputs;
+};
+
+struct slot {
+    neuron_group_room room;
+    size_t            size     = 0;      // bytes of the group
+    size_t            added    = 0;      // ROWS: bytes from the end of its rows to that of the kernel's
+    bool              is_fixed = false;  // some use has no more
+};
+
+// Ops of attention without flash attention, whose scores have an axis of cells; and the one that writes rows.
+struct attention_ops {
+    const uint64_t mul_mat  = nk::hash_op("mul_mat");
+    const uint64_t soft_max = nk::hash_op("soft_max");
+    const uint64_t scale    = nk::hash_op("scale");
+    const uint64_t tanh     = nk::hash_op("tanh");
+    const uint64_t set_rows = nk::hash_op("set_rows");
+};
+
+const attention_ops & ops() {
+    static const attention_ops all;
+    return all;
+}
+
+// The axes of MUL_MAT's sources that are summed over, and the source of SOFT_MAX that is a mask.
+constexpr int    SUMMED = 0;
+constexpr size_t MASK   = 1;
+
+bool copies(uint64_t op) {
+    static const uint64_t cont = nk::hash_op("cont");
+    static const uint64_t cpy  = nk::hash_op("cpy");
+    static const uint64_t dup  = nk::hash_op("dup");
+    return op == cont || op == cpy || op == dup;
+}
+
+class fitting {
+  public:
+    // any_rows  whether the group is to be any rows of the kernel, one after the other, and not only its first
+    fitting(const uint64_t * group, const uint64_t * kernel, size_t n_words, bool any_rows) :
+        group(group), kernel(kernel), n_words(n_words), any_rows(any_rows) {}
+
+    bool run(neuron_group_fit & fit) {
+        if (!read() || !find_rooms()) {
+            return false;
+        }
+        for (size_t i = 0; i < nodes.size(); i++) {
+            if (!follow(i) || (any_rows && !is_row_by_row(nodes[i]))) {
+                return false;
+            }
+        }
+        for (const slot & s : slots) {
+            fit.slots.push_back(s.room);
+        }
+        return find_results(fit);
+    }
+
+  private:
+    //
+    // reading the keys
+    //
+
+    bool read_input(const uint64_t *& a, const uint64_t *& b, input & in) const {
+        const uint64_t * from[] = { a, b };
+        in.tensor               = { nk::next_graph_input(a), nk::next_graph_input(b) };
+        in.is_there             = in.tensor.group != nullptr;
+        if (!in.is_there || !in.tensor.kernel) {
+            return !in.is_there && !in.tensor.kernel;
+        }
+        in.to            = nk::read_reference(from[0][0]);
+        in.offset        = from[0][1];
+        in.kernel_offset = from[1][1];
+        return from[0][0] == from[1][0] && in.tensor.fits();
+    }
+
+    bool read() {
+        if (memcmp(group, kernel, 2 * sizeof(uint64_t)) != 0) {
+            return false;
+        }
+        const size_t n_slots = (size_t) (group[1] >> 32);
+        slots.resize(n_slots);
+        for (size_t i = 0; i < n_slots; i++) {
+            slots[i].size      = (size_t) group[2 + i];
+            slots[i].room.size = (size_t) kernel[2 + i];
+        }
+        const uint64_t * b = nk::first_graph_node(kernel);
+        for (const uint64_t * a = nk::first_graph_node(group); a < group + n_words;) {
+            node n;
+            n.group  = nk::read_graph_node(a);
+            n.kernel = nk::read_graph_node(b);
+            n.offset = a[3];
+            n.tensor = { n.group.tensor, n.kernel.tensor };
+            if (n.group.op != n.kernel.op || n.group.n_inputs != n.kernel.n_inputs ||
+                n.group.escapes != n.kernel.escapes || n.group.result != n.kernel.result || !n.tensor.fits() ||
+                n.offset != b[3]) {
+                return false;
+            }
+            const uint64_t * from_a = n.group.inputs;
+            const uint64_t * from_b = n.kernel.inputs;
+            n.inputs.resize(n.group.n_inputs);
+            for (input & in : n.inputs) {
+                if (!read_input(from_a, from_b, in)) {
+                    return false;
+                }
+            }
+            if (memcmp(n.group.params, n.kernel.params, nk::PARAM_WORDS * sizeof(uint64_t)) != 0) {
+                return false;
+            }
+            a = n.group.end;
+            b = n.kernel.end;
+            nodes.push_back(std::move(n));
+        }
+        return true;
+    }
+
+    //
+    // slots
+    //
+
+    // Returns what a slot has to have for a source of a node that the kernel has more of.
+    static neuron_group_room::kind_t kind_for(const node & n, size_t source) {
+        const tensor_pair & t     = n.inputs[source].tensor;
+        const auto          rules = neuron_token_rules(n.group.op);
+        if (n.group.op == ops().soft_max && source == MASK && t.is_longer(0)) {
+            return neuron_group_room::MASK;
+        }
+        if (n.group.op == ops().mul_mat && source == 0) {
+            return neuron_group_room::CELLS;
+        }
+        for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
+            const int more = source < NEURON_TOKEN_SOURCES ? rule->more[source] : -1;
+            if (rule->mask >= 0 && more >= 0 && t.is_longer(more)) {
+                return (int) source == rule->mask ? neuron_group_room::MASK : neuron_group_room::CELLS;
+            }
+        }
+        return neuron_group_room::ROWS;
+    }
+
+    // Notes what a source of a node needs of its slot. Returns false when no slot has it.
+    bool use_slot(size_t i, size_t source) {
+        const input & in = nodes[i].inputs[source];
+        slot &        s  = slots[in.to.index];
+        if (!in.tensor.is_longer()) {
+            s.is_fixed = true;
+            return true;
+        }
+        neuron_group_room room = s.room;
+        room.kind              = kind_for(nodes[i], source);
+        size_t added           = 0;
+        if (room.kind == neuron_group_room::ROWS) {
+            const int axis = in.tensor.outermost();
+            if (axis < 0 || (axis == 0 && nk::find_type((int64_t) in.tensor.group[0])->block != 1)) {
+                return false;
+            }
+            room.period = in.tensor.nb(axis) * (size_t) in.tensor.ne(axis);
+            added       = in.tensor.nb(axis) * (size_t) (in.tensor.more(axis) - in.tensor.ne(axis));
+        } else if (room.kind == neuron_group_room::MASK) {
+            if (!is_plain_mask(in)) {
+                return false;
+            }
+            room.columns = in.tensor.more(0);
+            room.rows    = in.tensor.more(1);
+            room.node    = i;
+            room.source  = source;
+        }
+        const bool first = s.room.kind == neuron_group_room::NONE;
+        const bool same  = room.kind == s.room.kind && room.period == s.room.period && added == s.added &&
+                           room.columns == s.room.columns && room.rows == s.room.rows;
+        if (first) {
+            s.room  = room;
+            s.added = added;
+        }
+        return first || same;
+    }
+
+    // Returns whether a source is a mask as neuron_lengthen_mask takes and makes it.
+    static bool is_plain_mask(const input & in) {
+        const tensor_pair & t    = in.tensor;
+        const auto *        type = nk::find_type((int64_t) t.group[0]);
+        return in.offset == 0 && in.kernel_offset == 0 && type->block == 1 && t.group[5] == type->size &&
+               t.nb(0) == type->size && t.more(2) == 1 && t.more(3) == 1 &&
+               (t.more(1) == 1 || t.nb(1) == type->size * (uint64_t) t.more(0));
+    }
+
+    bool find_rooms() {
+        for (size_t i = 0; i < nodes.size(); i++) {
+            for (size_t source = 0; source < nodes[i].inputs.size(); source++) {
+                const input & in = nodes[i].inputs[source];
+                if (in.is_there && in.to.is_slot && !use_slot(i, source)) {
+                    return false;
+                }
+            }
+            const nk::graph_reference result = nk::read_reference(nodes[i].group.result - 1);
+            if (nodes[i].group.result && result.is_slot) {
+                slots[result.index].is_fixed = true;
+            }
+        }
+        return std::all_of(slots.begin(), slots.end(), [](const slot & s) {
+            switch (s.room.kind) {
+                case neuron_group_room::NONE:
+                    return s.room.size == s.size;
+                case neuron_group_room::CELLS:
+                    return s.room.size >= s.size;
+                case neuron_group_room::ROWS:  // which do not lie among each other
+                    return !s.is_fixed && s.room.size == s.size + s.added && s.size <= s.room.period;
+                case neuron_group_room::MASK:
+                    return !s.is_fixed;
+            }
+            return false;
+        });
+    }
+
+    //
+    // following the nodes
+    //
+
+    // Finds out what is beyond a source's elements; returns false when these are not where the kernel has them.
+    bool refer(size_t i, input & in) const {
+        if (!in.is_there) {
+            return true;
+        }
+        if (!in.to.is_slot) {
+            return refer_to_node(nodes[in.to.index], in);
+        }
+        const neuron_group_room & room = slots[in.to.index].room;
+        if (room.kind == neuron_group_room::MASK) {
+            in.has[0] = in.tensor.is_longer(0) ? MASKED : NOTHING;
+            in.has[1] = in.tensor.is_longer(1) ? REPEATED : NOTHING;
+            return true;
+        }
+        for (int axis = 0; axis < N_DIMS; axis++) {
+            if (in.tensor.is_longer(axis)) {
+                in.has[axis] = room.kind == neuron_group_room::ROWS ? REPEATED : CELLS;
+            }
+        }
+        return in.offset == in.kernel_offset && in.tensor.is_in_place();
+    }
+
+    // The memory of a node is dense. A view of it has the node's axes in some order, or is at the same bytes.
+    static bool refer_to_node(const node & of, input & in) {
+        if (is_permuted(of, in)) {
+            return true;
+        }
+        const int axis = of.tensor.outermost();
+        if ((of.tensor.is_longer() && axis < 0) || !of.tensor.is_in_place()) {
+            return false;
+        }
+        for (int j = 0; j < N_DIMS; j++) {
+            if (in.tensor.is_longer(j)) {
+                const bool rows = axis >= 0 && (uint64_t) in.tensor.ne(j) * in.tensor.nb(j) ==
+                                                   (uint64_t) of.tensor.ne(axis) * of.tensor.nb(axis);
+                in.has[j]       = rows ? of.has[axis] : ANYTHING;
+            }
+        }
+        return in.offset == in.kernel_offset && in.tensor.is_in_place();
+    }
+
+    static bool is_permuted(const node & of, input & in) {
+        beyonds has{};
+        int     n_axes = 0;
+        for (int j = 0; j < N_DIMS; j++) {
+            if (in.tensor.more(j) == 1) {
+                continue;
+            }
+            int axis = 0;
+            while (axis < N_DIMS && (of.tensor.more(axis) == 1 || of.tensor.nb(axis) != in.tensor.nb(j))) {
+                axis++;
+            }
+            if (axis == N_DIMS || !in.tensor.has_same_extents(j, of.tensor, axis) ||
+                (in.tensor.ne(j) != 1 && in.tensor.group[5 + j] != of.tensor.group[5 + axis])) {
+                return false;
+            }
+            has[j] = of.has[axis];
+            n_axes++;
+        }
+        for (int axis = 0; axis < N_DIMS; axis++) {
+            n_axes -= of.tensor.more(axis) != 1;
+        }
+        if (n_axes != 0 || in.offset != 0 || in.kernel_offset != 0) {
+            return false;
+        }
+        in.has = has;
+        return true;
+    }
+
+    // Follows a node; returns false when its elements depend on what is beyond those of its sources.
+    bool follow(size_t i) {
+        node & n = nodes[i];
+        for (input & in : n.inputs) {
+            if (in.is_there && !in.to.is_slot && in.to.index == i) {
+                in.is_there = false;  // ggml_cast names its own result
+            }
+            if (!refer(i, in)) {
+                return false;
+            }
+        }
+        const bool longer = n.tensor.is_longer() || std::any_of(n.inputs.begin(), n.inputs.end(), [](const input & in) {
+                                return in.is_there && in.tensor.is_longer();
+                            });
+        if (longer) {
+            const auto rules = neuron_token_rules(n.group.op);
+            if (std::none_of(rules.first, rules.second,
+                             [&](const neuron_token_rule & rule) {
+                                 n.has = {};
+                                 return rule.result == neuron_token_rule::OUTERMOST ? follow_rows(n, rule)
+                                                                                    : follow_named(n, rule);
+                             }) &&
+                !follow_scores(n)) {
+                return false;
+            }
+        }
+        return n.group.result == 0 || writes_in_place(i);
+    }
+
+    // Returns whether a copy has its source's elements where it has them in the group, whatever the shapes.
+    static bool is_copied(const tensor_pair & from, const tensor_pair & to, int axis) {
+        return from.has_same_extents(to) || (from.outermost() == axis && to.outermost() == axis);
+    }
+
+    // Attention without flash attention, of which the scores have an axis of cells: what is beyond that is finite, becomes 0 by
+    // the mask, and is summed as 0.
+    static bool follow_scores(node & n) {
+        n.has = {};
+        if (copies(n.group.op)) {
+            return follow_joined(n);
+        }
+        if (n.group.op == ops().mul_mat) {
+            return follow_product(n);
+        }
+        if (n.group.op != ops().soft_max && n.group.op != ops().scale && n.group.op != ops().tanh) {
+            return false;
+        }
+        const input & in = n.inputs[0];
+        if (!in.is_there || !in.tensor.has_same_extents(n.tensor)) {
+            return false;
+        }
+        n.has = in.has;
+        return n.group.op == ops().soft_max ? follow_soft_max(n) : n.has[0] == CELLS;
+    }
+
+    // A copy of several axes as one: rows that follow each other in both.
+    static bool follow_joined(node & n) {
+        const input & in   = n.inputs[0];
+        const int     from = in.tensor.outermost();
+        const int     to   = n.tensor.outermost();
+        if (from < 0 || to < 0) {
+            return false;
+        }
+        const auto row = [](const tensor_pair & t, int axis) {
+            int64_t n = 1;
+            for (int i = 0; i < axis; i++) {
+                n *= t.ne(i);
+            }
+            return n;
+        };
+        n.has[(size_t) to] = in.has[(size_t) from];
+        return row(in.tensor, from) == row(n.tensor, to) && in.tensor.has_same_extents(from, n.tensor, to) &&
+               std::none_of(n.inputs.begin() + 1, n.inputs.end(), [](const input & other) {
+                   return other.is_there;  // what CPY writes to
+               });
+    }
+
+    // Rows of a matrix with those of another one, head by head.
+    static bool follow_product(node & n) {
+        const tensor_pair & a = n.inputs[0].tensor;
+        const tensor_pair & b = n.inputs[1].tensor;
+        for (const tensor_pair * t : { &a, &b, static_cast<const tensor_pair *>(&n.tensor) }) {
+            if (!is_longer_only(*t, 0, 1)) {
+                return false;
+            }
+        }
+        if (!a.has_same_extents(SUMMED, b, SUMMED) || !a.has_same_extents(1, n.tensor, 0) ||
+            !b.has_same_extents(1, n.tensor, 1)) {
+            return false;
+        }
+        if (a.is_longer(SUMMED) && (n.inputs[0].has[SUMMED] != CELLS || n.inputs[1].has[SUMMED] != ZERO)) {
+            return false;
+        }
+        n.has[0] = n.inputs[0].has[1];
+        n.has[1] = n.inputs[1].has[1];
+        return (!n.tensor.is_longer(0) || n.has[0] == CELLS) && (!n.tensor.is_longer(1) || n.has[1] == REPEATED);
+    }
+
+    // The cells of each row together, of which the mask hides those that the group does not have.
+    static bool follow_soft_max(node & n) {
+        const bool masked = n.inputs.size() > MASK && n.inputs[MASK].is_there;
+        if (!masked || !n.tensor.is_longer(0) || n.has[0] != CELLS || !is_longer_only(n.tensor, 0, 1)) {
+            return false;
+        }
+        const input & mask = n.inputs[MASK];
+        for (int axis = 0; axis < 2; axis++) {
+            if (!mask.tensor.has_same_extents(axis, n.tensor, axis)) {
+                return false;
+            }
+        }
+        n.has[0] = ZERO;
+        return mask.has[0] == MASKED && (!n.tensor.is_longer(1) || (n.has[1] == REPEATED && mask.has[1] == REPEATED)) &&
+               std::none_of(n.inputs.begin() + MASK + 1, n.inputs.end(),
+                            [](const input & sinks) { return sinks.is_there && sinks.tensor.is_longer(); });
+    }
+
+    // Ops that compute rows, each from those of the sources at the same place.
+    static bool follow_rows(node & n, const neuron_token_rule & rule) {
+        const bool copy = copies(n.group.op);
+        for (int axis = 0; axis < N_DIMS; axis++) {
+            const bool longer = n.tensor.is_longer(axis);
+            if (longer && axis == 0 && !copy) {
+                return false;
+            }
+            n.has[axis] = longer ? REPEATED : NOTHING;
+            for (const input & in : n.inputs) {
+                if (!in.is_there || (!longer && !in.tensor.is_longer(axis))) {
+                    continue;
+                }
+                if (!in.tensor.is_longer(axis)) {
+                    if (!rule.broadcast || in.tensor.more(axis) != 1) {
+                        return false;
+                    }
+                    continue;
+                }
+                if (!in.tensor.has_same_extents(axis, n.tensor, axis) ||
+                    (copy && !is_copied(in.tensor, n.tensor, axis))) {
+                    return false;
+                }
+                if (in.has[axis] != REPEATED) {
+                    n.has[axis] = copy ? in.has[axis] : ANYTHING;
+                }
+            }
+        }
+        return true;
+    }
+
+    // Returns whether a tensor is longer along these axes alone.
+    static bool is_longer_only(const tensor_pair & t, int axis, int other) {
+        for (int i = 0; i < N_DIMS; i++) {
+            if (t.is_longer(i) && i != axis && i != other) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    // Ops of which the rule names the axes.
+    bool follow_named(node & n, const neuron_token_rule & rule) const {
+        if (!is_longer_only(n.tensor, rule.result, -1)) {
+            return false;
+        }
+        const tensor_pair * tokens      = rule.result >= 0 ? &n.tensor : nullptr;
+        int                 tokens_axis = rule.result;
+        const tensor_pair * cells       = nullptr;
+        int                 cells_axis  = -1;
+        bool                masked      = false;
+        for (size_t i = 0; i < n.inputs.size(); i++) {
+            const input & in   = n.inputs[i];
+            const bool    has  = i < NEURON_TOKEN_SOURCES;
+            const int     axis = has ? rule.sources[i] : -1;
+            const int     more = has ? rule.more[i] : -1;
+            if (!in.is_there) {
+                continue;
+            }
+            if (any_rows && more >= 0 && in.tensor.is_longer(more)) {
+                return false;  // each row sees all of these
+            }
+            if (!is_longer_only(in.tensor, axis, more)) {
+                return false;
+            }
+            if (axis >= 0) {
+                if (!tokens) {
+                    tokens      = &in.tensor;
+                    tokens_axis = axis;
+                }
+                const bool longer = in.tensor.is_longer(axis);
+                if ((longer || tokens->is_longer(tokens_axis)) &&
+                    (!in.tensor.has_same_extents(axis, *tokens, tokens_axis) || in.has[axis] != REPEATED)) {
+                    return false;
+                }
+            }
+            if (more < 0 || rule.mask < 0) {
+                continue;
+            }
+            if (!cells) {
+                cells      = &in.tensor;
+                cells_axis = more;
+            }
+            if (!in.tensor.has_same_extents(more, *cells, cells_axis)) {
+                return false;
+            }
+            if ((int) i == rule.mask) {
+                masked = in.has[more] == MASKED;
+            } else if (in.tensor.is_longer(more) && in.has[more] != CELLS && in.has[more] != REPEATED) {
+                return false;
+            }
+        }
+        if (cells && cells->is_longer(cells_axis) && !masked) {
+            return false;
+        }
+        if (rule.result >= 0 && n.tensor.is_longer(rule.result)) {
+            n.has[(size_t) rule.result] = REPEATED;
+        }
+        return true;
+    }
+
+    // Nothing is written but where the group writes: memory that others see has the same elements, and that of a node has what
+    // belongs there.
+    bool writes_in_place(size_t i) const {
+        const node & n = nodes[i];
+        input        into;
+        into.is_there = true;
+        into.to       = nk::read_reference(n.group.result - 1);
+        into.tensor   = n.tensor;
+        into.offset = into.kernel_offset = n.offset;
+        if (into.to.is_slot) {
+            return !n.tensor.is_longer() && n.tensor.is_in_place();
+        }
+        return refer_to_node(nodes[into.to.index], into) && into.has == n.has;
+    }
+
+    // Returns whether what a node computes of rows depends on nothing but the same rows of all that have rows: first rows would also come
+    // out of the first rows of something whole, which others have to come out of others of. Memory is written row by row or not at
+    // all: several launches would change it several times.
+    bool is_row_by_row(const node & n) const {
+        const bool in_slot = n.group.result != 0 && nk::read_reference(n.group.result - 1).is_slot;
+        if (in_slot || !n.tensor.is_longer()) {
+            const bool any = std::any_of(n.inputs.begin(), n.inputs.end(),
+                                         [](const input & in) { return in.is_there && in.tensor.is_longer(); });
+            if (in_slot ? n.group.op != ops().set_rows || !has_rows(n, 0) || !has_rows(n, 1) : any) {
+                return false;
+            }
+        }
+        return std::all_of(n.inputs.begin(), n.inputs.end(), [this](const input & in) {
+            if (!in.is_there) {
+                return true;
+            }
+            const bool whole = in.to.is_slot ? slots[in.to.index].room.kind == neuron_group_room::NONE
+                                             : !nodes[in.to.index].tensor.is_longer();
+            for (int axis = 0; axis < N_DIMS; axis++) {
+                if (in.tensor.is_longer(axis) && in.has[axis] != REPEATED) {
+                    return false;
+                }
+            }
+            return in.tensor.is_longer() != whole;
+        });
+    }
+
+    static bool has_rows(const node & n, size_t source) {
+        return source < n.inputs.size() && n.inputs[source].is_there && n.inputs[source].tensor.is_longer();
+    }
+
+    bool find_results(neuron_group_fit & fit) const {
+        for (const node & n : nodes) {
+            if (!n.group.escapes) {
+                continue;
+            }
+            const int along = n.tensor.outermost();
+            if (n.tensor.is_longer() && along < 0) {
+                return false;
+            }
+            neuron_group_room room;
+            room.kind   = n.tensor.is_longer() ? neuron_group_room::ROWS : neuron_group_room::NONE;
+            room.size   = neuron_nbytes_of_words(n.tensor.kernel);
+            room.period = along < 0 ? 0 : n.tensor.nb(along) * (size_t) n.tensor.ne(along);
+            fit.results.push_back(room);
+        }
+        const int axis = nodes.front().tensor.outermost();
+        fit.padding    = axis < 0 ? 0 : nodes.front().tensor.more(axis) - nodes.front().tensor.ne(axis);
+        return true;
+    }
+
+    const uint64_t *  group;
+    const uint64_t *  kernel;
+    const size_t      n_words;
+    const bool        any_rows;
+    std::vector<node> nodes;
+    std::vector<slot> slots;
+};
+
+}  // namespace
+
+bool neuron_fit_group(const uint64_t * group, const uint64_t * kernel, size_t n_words, neuron_group_fit & fit) {
+    fit = {};
+    return fitting(group, kernel, n_words, false).run(fit);
+}
+
+bool neuron_fit_rows(const uint64_t * rows, const uint64_t * group, size_t n_words, neuron_group_fit & fit) {
+    fit = {};
+    return fitting(rows, group, n_words, true).run(fit);
+}

@@ -1,0 +1,645 @@
+#include "select/groups.h"
+
+#include "../../bundle/src/graph_key.h"
+#include "../../bundle/src/hash.h"
+#include "../../bundle/src/key.h"
+#include "select/group_choice.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+const char * neuron_ungrouped_name(int reason) {
+    static const char * const names[NEURON_UNGROUPED_COUNT] = {
+        "no group has such a node",
+        "their groups have other nodes beside them",
+        "their group has no kernel for this many tokens and cells, nor for more",
+        "their group is for fewer tokens, of which the first see what later ones write",
+        "their part of the graph ends before the group does",
+        "their group is wired in another way",
+        "another result of their group is used outside of it",
+        "their group's tensors overlap",
+        "their group's kernel can't be used",
+    };
+    return names[reason];
+}
+
+std::vector<neuron_kernel> neuron_group::kernels() const {
+    if (pieces.empty()) {
+        return { kernel };
+    }
+    std::vector<neuron_kernel> all;
+    all.reserve(pieces.size());
+    for (const neuron_group_piece & piece : pieces) {
+        all.push_back(piece.kernel);
+    }
+    return all;
+}
+
+bool neuron_is_watched(const ggml_cgraph * cgraph) {
+    return !cgraph->uid && cgraph->n_leafs == 0 && cgraph->visited_hash_set.size != 0;
+}
+
+static ggml_tensor * root_of(ggml_tensor * t) {
+    return t->view_src ? t->view_src : t;
+}
+
+static size_t offset_of(const ggml_tensor * t) {
+    return t->view_src ? t->view_offs : 0;
+}
+
+//
+// what is seen outside of a group
+//
+
+namespace {
+
+// Where the roots of a group's tensors are.
+class group_roots {
+  public:
+    explicit group_roots(const ggml_cgraph * cgraph, const std::vector<int> & nodes) {
+        references.reserve(2 * nodes.size());
+        for (size_t i = 0; i < nodes.size(); i++) {
+            ggml_tensor * node = cgraph->nodes[nodes[i]];
+            if (!node->view_src) {
+                references.emplace(node, nk::graph_reference{ false, i });
+            }
+        }
+    }
+
+    // Returns the node whose memory a tensor is in, or -1.
+    int64_t node_of(ggml_tensor * t) const {
+        const auto found = references.find(root_of(t));
+        return found == references.end() || found->second.is_slot ? -1 : (int64_t) found->second.index;
+    }
+
+    // Returns the reference to a tensor's root, with a new slot when it has none, or the one that it has in a kernel.
+    nk::graph_reference refer(ggml_tensor * t, bool writes, const nk::graph_reference * kernels, neuron_group & group) {
+        ggml_tensor * root  = root_of(t);
+        const auto    found = references.emplace(root, nk::graph_reference{ true, group.slots.size() });
+        auto          where = found.first->second;
+        if (!where.is_slot) {
+            return where;
+        }
+        if (kernels && kernels->is_slot && kernels->index <= group.slots.size()) {
+            where = *kernels;
+        }
+        const size_t begin = offset_of(t);
+        const size_t end   = begin + ggml_nbytes(t);
+        if (where.index == group.slots.size()) {
+            group.slots.push_back({ root, begin, end - begin, writes });
+            return where;
+        }
+        neuron_group_slot & slot = group.slots[where.index];
+        if (slot.root != root) {
+            mixed = true;
+        }
+        const size_t last = std::max(end, slot.offset + slot.size);
+        slot.offset       = std::min(slot.offset, begin);
+        slot.size         = last - slot.offset;
+        slot.written      = slot.written || writes;
+        return where;
+    }
+
+    // Returns whether the slots are no kernel's: one has several tensors, or what a node writes to has several slots.
+    bool are_wrong(const neuron_group & group) const {
+        std::unordered_map<const ggml_tensor *, std::pair<size_t, bool>>
+            roots;  // with their slots, and whether one is written
+        for (const neuron_group_slot & slot : group.slots) {
+            auto & root = roots[slot.root];
+            root.first++;
+            root.second = root.second || slot.written;
+        }
+        return mixed || std::any_of(roots.begin(), roots.end(),
+                                    [](const auto & root) { return root.second.first > 1 && root.second.second; });
+    }
+
+  private:
+    std::unordered_map<const ggml_tensor *, nk::graph_reference> references;
+    bool                                                         mixed = false;  // a slot has several tensors
+};
+
+}  // namespace
+
+int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t) {
+    const ggml_hash_set & set = cgraph->visited_hash_set;
+    if (!set.size || !cgraph->use_counts) {
+        return -1;
+    }
+    const size_t at = ggml_hash_find(&set, t);
+    return at != GGML_HASHSET_FULL && ggml_bitset_get(set.used, at) ? cgraph->use_counts[at] : -1;
+}
+
+// Returns which nodes with memory of their own are seen outside: they, or views of them, are used there or not at all, are
+// outputs, or are looked at.
+static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
+                                      const std::vector<int> & nodes,
+                                      const group_roots &      roots,
+                                      bool                     watched) {
+    std::vector<bool>                                escapes(nodes.size());
+    std::unordered_map<const ggml_tensor *, int64_t> uses;
+    for (int i = nodes.front(); i <= nodes.back(); i++) {
+        for (ggml_tensor * src : cgraph->nodes[i]->src) {
+            if (src && roots.node_of(src) >= 0) {
+                uses[src]++;
+            }
+        }
+    }
+    for (int i = nodes.front(); i <= nodes.back(); i++) {
+        ggml_tensor * t    = cgraph->nodes[i];
+        const int64_t node = roots.node_of(t);
+        if (node < 0 || escapes[(size_t) node]) {
+            continue;
+        }
+        const int64_t all      = neuron_uses_in_graph(cgraph, t);
+        escapes[(size_t) node] = all <= 0 || uses[t] < all || (t->flags & GGML_TENSOR_FLAG_OUTPUT);
+    }
+    if (watched) {
+        ggml_tensor * last   = cgraph->nodes[cgraph->n_nodes - 1];
+        const auto    escape = [&](ggml_tensor * t) {
+            if (t && roots.node_of(t) >= 0) {
+                escapes[(size_t) roots.node_of(t)] = true;
+            }
+        };
+        escape(last);
+        std::for_each(std::begin(last->src), std::end(last->src), escape);
+    }
+    return escapes;
+}
+
+//
+// keys
+//
+
+namespace {
+
+// Words of a key in which an offset counts from its slot's beginning, which is known when all uses are.
+struct late_offset {
+    size_t word;
+    size_t slot;
+};
+
+class group_key {
+  public:
+    group_key(const ggml_cgraph * cgraph, bool watched, const uint64_t * kernel, neuron_group & group) :
+        cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr),
+        roots(cgraph, group.nodes), escapes(find_escapes(cgraph, group.nodes, roots, watched)) {}
+
+    // Returns an empty key when no kernel has such nodes.
+    std::vector<uint64_t> make() {
+        group.slots.clear();
+        group.results.clear();
+        for (size_t i = 0; i < group.nodes.size(); i++) {
+            if (!add_node(cgraph->nodes[group.nodes[i]], escapes[i])) {
+                return {};
+            }
+        }
+        if (roots.are_wrong(group)) {
+            return {};
+        }
+        for (const late_offset & l : late) {
+            nodes[l.word] -= group.slots[l.slot].offset;
+        }
+        std::vector<uint64_t> words = { nk::hash_op(nk::GRAPH), group.nodes.size() | (uint64_t) group.slots.size()
+                                                                                         << 32 };
+        words.reserve(2 + group.slots.size() + nodes.size());
+        for (const neuron_group_slot & slot : group.slots) {
+            words.push_back(slot.size);
+        }
+        words.insert(words.end(), nodes.begin(), nodes.end());
+        return words;
+    }
+
+  private:
+    // Sets two words to what a tensor refers to, and where in that. The kernel's own word says which slot it has there.
+    void refer(ggml_tensor * t, bool writes, const uint64_t * kernels, size_t at) {
+        const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
+        const nk::graph_reference reference = roots.refer(t, writes, kernels ? &has : nullptr, group);
+        nodes[at]                           = nk::reference_word(reference) + writes;
+        nodes[at + 1]                       = offset_of(t);
+        if (reference.is_slot) {
+            late.push_back({ at + 1, reference.index });
+        }
+    }
+
+    bool add_tensor(const ggml_tensor * t) {
+        const size_t at = nodes.size();
+        nodes.resize(at + nk::TENSOR_WORDS);
+        return neuron_tensor_words(t, &nodes[at]);
+    }
+
+    bool add_node(ggml_tensor * node, bool escaping) {
+        const int        n_src  = neuron_n_src(node);
+        const size_t     head   = nodes.size();
+        const uint64_t * result = kernel ? kernel + 2 : nullptr;
+        const uint64_t * inputs = nullptr;
+        if (kernel) {
+            const nk::graph_node its = nk::read_graph_node(kernel);
+            if (its.n_inputs != (uint64_t) n_src || (its.result != 0) != (node->view_src != nullptr)) {
+                return false;
+            }
+            inputs = its.inputs;
+            kernel = its.end;
+        }
+        nodes.insert(nodes.end(),
+                     { nk::hash_op(ggml_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
+        if (!add_tensor(node)) {
+            return false;
+        }
+        for (int i = 0; i < n_src; i++) {
+            const uint64_t * its = inputs;
+            if (inputs && (nk::next_graph_input(inputs) != nullptr) != (node->src[i] != nullptr)) {
+                return false;
+            }
+            if (!node->src[i]) {
+                nodes.push_back(nk::ABSENT_WORD);
+                continue;
+            }
+            const size_t at = nodes.size();
+            nodes.resize(at + nk::GRAPH_INPUT_WORDS);
+            refer(node->src[i], false, its, at);
+            if (!add_tensor(node->src[i])) {
+                return false;
+            }
+        }
+        const size_t params = nodes.size();
+        nodes.resize(params + nk::PARAM_WORDS);
+        memcpy(&nodes[params], node->op_params, sizeof(node->op_params));
+        if (node->view_src) {
+            refer(node, true, result, head + 2);
+        }
+        if (escaping) {
+            group.results.push_back(node);
+        }
+        return true;
+    }
+
+    const ggml_cgraph *      cgraph;
+    neuron_group &           group;
+    const uint64_t *         kernel;  // its next node; NULL: slots are numbered by first use
+    group_roots              roots;
+    const std::vector<bool>  escapes;
+    std::vector<uint64_t>    nodes;
+    std::vector<late_offset> late;
+};
+
+}  // namespace
+
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
+                                         bool                watched,
+                                         neuron_group &      group,
+                                         const uint64_t *    kernel) {
+    return group_key(cgraph, watched, kernel, group).make();
+}
+
+//
+// searching
+//
+
+namespace {
+
+class group_search {
+  public:
+    group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched, bool in_order) :
+        cgraph(cgraph), kernels(kernels), watched(watched), in_order(in_order) {
+        std::vector<uint64_t> tokens;
+        for (int i = 0; i < cgraph->n_nodes; i++) {
+            if (neuron_is_work(cgraph->nodes[i])) {
+                work.push_back(i);
+                tokens.push_back(neuron_token_of(cgraph->nodes[i]));
+            }
+        }
+        hashes = neuron_token_hashes(tokens);
+        for (const uint64_t token : tokens) {
+            reasons.push_back(kernels.groups.has_member(token) ? NEURON_UNGROUPED_PLACE : NEURON_UNGROUPED_OP);
+        }
+        this->tokens = std::move(tokens);
+    }
+
+    neuron_groups run() {
+        neuron_groups found;
+        for (size_t i = 0; i < work.size();) {
+            neuron_group group;
+            if (find_at(i, group)) {
+                i += group.nodes.size();
+                found.groups.push_back(std::move(group));
+            } else {
+                found.outside.emplace_back(work[i], reasons[i]);
+                i++;
+            }
+        }
+        return found;
+    }
+
+  private:
+    void note(size_t first, size_t n, neuron_ungrouped reason) {
+        for (size_t i = first; i < first + n; i++) {
+            reasons[i] = std::max(reasons[i], reason);
+        }
+    }
+
+    // Returns whether the nodes from one on have the tokens of a pattern or a family, and notes when only the first of them do.
+    bool begins(size_t first, const neuron_token_hashes & of, const neuron_token_hashes & tokens) {
+        const size_t left = work.size() - first;
+        const size_t some = std::min(tokens.size(), left);
+        if (of.part(first, some) != tokens.part(0, some)) {
+            return false;
+        }
+        if (tokens.size() > left) {
+            note(first, left, NEURON_UNGROUPED_CUT);
+        }
+        return tokens.size() <= left;
+    }
+
+    // Returns the key of n nodes from one on, and makes them the group.
+    std::vector<uint64_t> take(size_t first, size_t n, neuron_group & group) {
+        const auto begin = work.begin() + (std::ptrdiff_t) first;
+        group.nodes.assign(begin, begin + (std::ptrdiff_t) n);
+        return neuron_group_words(cgraph, watched, group);
+    }
+
+    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, else the longest one that kernels
+    // for other numbers of tokens, or for a longer cache, compute.
+    bool find_at(size_t first, neuron_group & group) {
+        return find_exact(first, group) || (!kernels.is_exact_only() && find_longer(first, group));
+    }
+
+    // Computes the tokens without extents, when they are first needed.
+    void loosen() {
+        if (loose.empty()) {
+            for (const int i : work) {
+                loose.push_back(neuron_token_of(cgraph->nodes[i], neuron_token_kind::WITHOUT_EXTENTS));
+            }
+            loose_hashes = neuron_token_hashes(loose);
+        }
+    }
+
+    bool find_longer(size_t first, neuron_group & group) {
+        loosen();
+        const ggml_tensor * node     = cgraph->nodes[work[first]];
+        const auto *        families = kernels.groups.families_beginning_with(loose[first], node->ne[0]);
+        if (!families) {
+            return false;
+        }
+        for (const neuron_group_family & family : *families) {
+            const size_t n = family.tokens.size();
+            if (!begins(first, loose_hashes, family.tokens)) {
+                continue;
+            }
+            std::vector<uint64_t> words = take(first, n, group);
+            if (!words.empty() && choose(family, std::move(words), group)) {
+                return true;
+            }
+            note(first, n, NEURON_UNGROUPED_LENGTH);
+        }
+        return false;
+    }
+
+    // Gives the group a slot for each that a kernel has: tensors that are one in the graph may be several in the kernel. Returns
+    // its key, or none when the kernel's slots are other ones.
+    std::vector<uint64_t> spread(const neuron_group_kernel &   kernel,
+                                 const std::vector<uint64_t> & words,
+                                 neuron_group &                group) {
+        if (kernel.n_words <= words.size()) {
+            return {};
+        }
+        neuron_group          other  = group;
+        std::vector<uint64_t> spread = neuron_group_words(cgraph, watched, other, kernel.key);
+        if (spread.size() != kernel.n_words) {
+            return {};
+        }
+        group = std::move(other);
+        return spread;
+    }
+
+    // What was chosen last of a family, and for which groups.
+    struct choice {
+        std::vector<uint64_t>       words;
+        std::vector<size_t>         room;              // from where each slot begins to the end of its tensor
+        const neuron_group_kernel * sample = nullptr;  // whose slots the group gets; NULL: nothing was found
+        neuron_group_choice         found;
+    };
+
+    // Chooses the kernels of a family that compute a group with this key.
+    bool choose(const neuron_group_family & family, std::vector<uint64_t> words, neuron_group & group) {
+        choice &            last = chosen[&family];
+        std::vector<size_t> room;
+        room.reserve(group.slots.size());
+        for (const neuron_group_slot & slot : group.slots) {
+            room.push_back(ggml_nbytes(slot.root) - slot.offset);
+        }
+        if (last.words != words || last.room != room) {  // else a layer like the one before
+            last = { std::move(words), std::move(room), nullptr, {} };
+            search(family, group, last);
+        }
+        if (!last.sample ||
+            (last.sample->n_words != last.words.size() && spread(*last.sample, last.words, group).empty())) {
+            return false;
+        }
+        return use_pieces(last, group) || use_whole(last, group);
+    }
+
+    // Searches kernels of as many slots together: those that have a slot for each tensor first.
+    void search(const neuron_group_family & family, const neuron_group & group, choice & c) {
+        for (const neuron_group_kernel & first : family.kernels) {
+            const bool   seen  = std::any_of(family.kernels.data(), &first,
+                                             [&](const neuron_group_kernel & k) { return k.n_words == first.n_words; });
+            neuron_group other = group;
+            const std::vector<uint64_t> own = seen ? std::vector<uint64_t>() : words_for(first, c.words, other);
+            if (own.empty()) {
+                continue;
+            }
+            std::vector<const neuron_group_kernel *> all;
+            for (const neuron_group_kernel & kernel : family.kernels) {
+                if (kernel.n_words == first.n_words) {
+                    all.push_back(&kernel);
+                }
+            }
+            neuron_group_choice found = neuron_choose_kernels(
+                all, own.data(),
+                [&](const neuron_group_kernel & kernel, bool whole) -> std::optional<neuron_group_option> {
+                    neuron_group again = group;
+                    if (&kernel != &first && kernel.n_words != c.words.size() &&
+                        spread(kernel, c.words, again) != own) {
+                        return std::nullopt;
+                    }
+                    auto option = neuron_try_kernel(kernel, own.data(), whole);
+                    return option && has_room(option->cut.fit, other) ? std::move(option) : std::nullopt;
+                });
+            if (found.whole || !found.ranges.empty()) {
+                c.sample = &first;
+                c.found  = std::move(found);
+                return;
+            }
+        }
+    }
+
+    std::vector<uint64_t> words_for(const neuron_group_kernel &   kernel,
+                                    const std::vector<uint64_t> & words,
+                                    neuron_group &                group) {
+        return kernel.n_words == words.size() ? words : spread(kernel, words, group);
+    }
+
+    // Returns whether the tensors that a kernel reads on in are long enough.
+    static bool has_room(const neuron_group_fit & fit, const neuron_group & group) {
+        for (size_t i = 0; i < group.slots.size(); i++) {
+            const neuron_group_slot & slot = group.slots[i];
+            if (fit.slots[i].kind == neuron_group_room::CELLS &&
+                slot.offset + fit.slots[i].size > ggml_nbytes(slot.root)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    // Gives a group's slots and results what a kernel has.
+    void make_room(const neuron_group_fit & fit, neuron_group & group) const {
+        for (size_t i = 0; i < group.slots.size(); i++) {
+            neuron_group_slot &       slot = group.slots[i];
+            const neuron_group_room & room = fit.slots[i];
+            slot.room                      = room;
+            slot.mask = room.kind == neuron_group_room::MASK ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
+                                                             : nullptr;
+        }
+        group.result_sizes.clear();
+        for (const neuron_group_room & room : fit.results) {
+            group.result_sizes.push_back(room.size);
+        }
+    }
+
+    bool use_whole(const choice & c, neuron_group & group) const {
+        if (!c.found.whole) {
+            return false;
+        }
+        const neuron_group_option & whole = *c.found.whole;
+        make_room(whole.cut.fit, group);
+        group.kernel  = { whole.kernel->bundle, whole.kernel->number };
+        group.longer  = true;
+        group.padding = whole.cut.fit.padding;
+        return true;
+    }
+
+    // Computes a group in pieces, where that is better and possible.
+    bool use_pieces(const choice & c, neuron_group & group) {
+        if (c.found.ranges.empty()) {
+            return false;
+        }
+        const neuron_group_cut & cut = c.found.options.front().cut;
+        if (!find_causal_conditions(c.found, group)) {
+            note((size_t) (std::lower_bound(work.begin(), work.end(), group.first()) - work.begin()),
+                 group.nodes.size(), NEURON_UNGROUPED_ORDER);
+            return false;
+        }
+        make_room(cut.fit, group);
+        for (size_t i = 0; i < group.slots.size(); i++) {
+            neuron_group_slot & slot = group.slots[i];
+            slot.row                 = cut.slot_rows[i];
+            if (slot.room.kind == neuron_group_room::MASK) {
+                slot.room.rows = cut.n;
+                slot.room.size = (size_t) cut.n * slot.row;
+            }
+        }
+        group.result_rows = cut.result_rows;
+        group.padding     = -cut.n;
+        group.pieces.clear();
+        for (const neuron_range & range : c.found.ranges) {
+            const neuron_group_option & option = *c.found.option_for(range.n);
+            neuron_group_piece          piece{
+                { option.kernel->bundle, option.kernel->number },
+                range, {},
+                {}
+            };
+            for (const neuron_group_room & room : option.cut.fit.slots) {
+                piece.slot_sizes.push_back(room.size);
+            }
+            for (const neuron_group_room & room : option.cut.fit.results) {
+                piece.result_sizes.push_back(room.size);
+            }
+            group.padding += range.n;
+            group.pieces.push_back(std::move(piece));
+        }
+        group.kernel = group.pieces.front().kernel;
+        return true;
+    }
+
+    // Sets the causal conditions for a group to be computed in pieces. Returns false when that is not known before the graph is computed,
+    // or not so.
+    bool find_causal_conditions(const neuron_group_choice & found, neuron_group & group) {
+        group.causal_conditions.clear();
+        for (const neuron_group_causal_condition & h : found.options.front().cut.causal_conditions) {
+            const ggml_tensor * rows = cgraph->nodes[group.nodes[h.writer]]->src[neuron_group_cut::ROWS_SOURCE];
+            const ggml_tensor * mask = cgraph->nodes[group.nodes[h.reader]]->src[h.mask];
+            if (in_order || !neuron_can_tell_causality(rows, mask) || is_changed(rows) || is_changed(mask)) {
+                return false;
+            }
+            group.causal_conditions.push_back({ rows, mask, h.cells, found.ranges });
+        }
+        return true;
+    }
+
+    // Returns whether the graph computes or changes a tensor.
+    bool is_changed(const ggml_tensor * t) {
+        if (changed.empty()) {
+            for (const int i : work) {
+                changed.insert(root_of(cgraph->nodes[i]));
+            }
+        }
+        return changed.count(t->view_src ? t->view_src : t) != 0;
+    }
+
+    bool find_exact(size_t first, neuron_group & group) {
+        const auto * patterns = kernels.groups.beginning_with(tokens[first]);
+        if (!patterns) {
+            return false;
+        }
+        for (const neuron_group_pattern & pattern : *patterns) {
+            const size_t n = pattern.tokens.size();
+            if (!begins(first, hashes, pattern.tokens)) {
+                continue;
+            }
+            const std::vector<uint64_t> words = take(first, n, group);
+            group.kernel                      = kernels.find_graph(words);
+            if (group.kernel || find_spread(pattern, words, group)) {
+                return true;
+            }
+            const bool same = !words.empty() && pattern.wirings.count(neuron_wiring_hash(words.data(), words.size()));
+            note(first, n, same ? NEURON_UNGROUPED_RESULT : NEURON_UNGROUPED_WIRING);
+        }
+        return false;
+    }
+
+    // Finds a kernel of a pattern that has several slots where the group has one tensor.
+    bool find_spread(const neuron_group_pattern & pattern, const std::vector<uint64_t> & words, neuron_group & group) {
+        for (const neuron_group_kernel & kernel : pattern.kernels) {
+            const std::vector<uint64_t> own = words.empty() ? words : spread(kernel, words, group);
+            if (!own.empty() && std::equal(own.begin(), own.end(), kernel.key)) {
+                group.kernel = { kernel.bundle, kernel.number };
+                return true;
+            }
+        }
+        return false;
+    }
+
+    const ggml_cgraph *                                     cgraph;
+    const neuron_kernel_store &                             kernels;
+    const bool                                              watched;
+    const bool                                              in_order;
+    std::vector<int>                                        work;  // nodes that have to be computed
+    std::vector<uint64_t>                                   tokens;
+    neuron_token_hashes                                     hashes;
+    std::vector<uint64_t>                                   loose;  // tokens without extents
+    neuron_token_hashes                                     loose_hashes;
+    std::unordered_map<const neuron_group_family *, choice> chosen;
+    std::unordered_set<const ggml_tensor *>                 changed;  // roots of what is computed
+    std::vector<neuron_ungrouped>                           reasons;
+};
+
+}  // namespace
+
+neuron_groups neuron_find_groups(const ggml_cgraph *         cgraph,
+                                 const neuron_kernel_store & kernels,
+                                 bool                        watched,
+                                 bool                        in_order) {
+    return kernels.groups.empty() ? neuron_groups{} : group_search(cgraph, kernels, watched, in_order).run();
+}

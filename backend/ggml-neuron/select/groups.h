@@ -1,0 +1,110 @@
+// Groups of nodes that one kernel computes in one launch: how they are found in a graph.
+//
+// A group is nodes that have to be computed and stand one after another. What it is known by is its structure: the words of
+// docs/bundle-format.md, "Key of a graph". No address is in them, so that what is found before the graph has memory
+// (graph_optimize) is found after it, too.
+
+#pragma once
+
+#include "ggml-impl.h"
+#include "select/causality.h"
+#include "select/group_lengths.h"
+#include "select/kernel_store.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+// Why a node is in no group.
+enum neuron_ungrouped : uint8_t {
+    NEURON_UNGROUPED_OP,      // no group has such a node
+    NEURON_UNGROUPED_PLACE,   // groups have it, but among other nodes
+    NEURON_UNGROUPED_LENGTH,  // its group has kernels for other lengths, none of which computes this one
+    NEURON_UNGROUPED_ORDER,   // its group would be computed in pieces, but earlier tokens see what later ones write
+    NEURON_UNGROUPED_CUT,     // its part of the graph ends before the group does
+    NEURON_UNGROUPED_WIRING,  // its group's nodes use each other, or memory, in another way
+    NEURON_UNGROUPED_RESULT,  // another result of its group is used outside of it, or is an output, or is looked at
+    NEURON_UNGROUPED_MEMORY,  // its group's tensors overlap in memory
+    NEURON_UNGROUPED_KERNEL,  // its group's kernel can't be used
+    NEURON_UNGROUPED_COUNT,
+};
+
+// Returns a reason in words.
+const char * neuron_ungrouped_name(int reason);
+
+// Memory that a group is given.
+struct neuron_group_slot {
+    ggml_tensor * root    = nullptr;
+    size_t        offset  = 0;  // in the root, of what the group uses of it
+    size_t        size    = 0;  // bytes
+    bool          written = false;
+    size_t        row     = 0;  // bytes of it for each token of a group in pieces; 0: each piece has all of it
+
+    neuron_group_room   room;   // that its kernel has
+    const ggml_tensor * mask        = nullptr;  // where columns are added to it
+    size_t              mask_offset = 0;        // where it is then, in scratch memory
+};
+
+// Some tokens of a group.
+struct neuron_group_piece {
+    neuron_kernel       kernel;
+    neuron_range        range;
+    std::vector<size_t> slot_sizes;    // bytes that the kernel has
+    std::vector<size_t> result_sizes;  // the same
+};
+
+// Nodes that one kernel computes, or several some tokens after the other.
+struct neuron_group {
+    neuron_kernel                  kernel;            // of a group in pieces the first one's
+    std::vector<int>               nodes;             // in cgraph->nodes
+    std::vector<neuron_group_slot> slots;
+    std::vector<ggml_tensor *>     results;           // that are seen outside, in the order of the nodes
+    std::vector<size_t>            result_sizes;      // bytes of them that the kernel has
+    bool                           longer   = false;  // the kernel is for more tokens, or a longer cache
+    int64_t                        padding  = 0;      // rows of it beyond the group's own, or that are computed twice
+    bool                           unusable = false;  // its kernel could not be bound
+
+    std::vector<neuron_group_piece> pieces;           // none: the kernel computes all at once
+    std::vector<size_t> result_rows;  // bytes of results for each token of a group in pieces; 0: all in each
+    std::vector<neuron_causal_condition> causal_conditions;  // without which it can't be computed in pieces
+
+    int first() const { return nodes.front(); }
+
+    int last() const { return nodes.back(); }
+
+    // Returns the kernels that compute it.
+    std::vector<neuron_kernel> kernels() const;
+};
+
+struct neuron_groups {
+    std::vector<neuron_group>                     groups;   // in the order of the graph
+    std::vector<std::pair<int, neuron_ungrouped>> outside;  // the other nodes, by their numbers in cgraph->nodes
+};
+
+// Returns the words that a kernel for some nodes of a graph is found by, and fills in the group's slots and results; none
+// when no kernel can be made for them.
+//
+// watched  whether the program looks at the graph's last node and at what it reads, as soon as it is computed
+// kernel   the key of a graph kernel with as many nodes, or NULL: the group has its slots, of which several may have the same
+//          tensor where nothing is written to it; none of the slots when they can't have the group's tensors
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
+                                         bool                watched,
+                                         neuron_group &      group,
+                                         const uint64_t *    kernel = nullptr);
+
+// Finds the groups of a graph that there are kernels for: from its first node on the longest one that fits, and so on after it.
+//
+// in_order  whether later tokens' rows of a cache are known to be seen by earlier tokens: then groups that write them are not
+//           computed in pieces; else only where causal conditions are met
+neuron_groups neuron_find_groups(const ggml_cgraph *         cgraph,
+                                 const neuron_kernel_store & kernels,
+                                 bool                        watched,
+                                 bool                        in_order = false);
+
+// Returns how many sources of the whole graph a tensor is, or -1 when the graph does not tell.
+int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t);
+
+// Returns whether a graph is a piece that the program looks at (ggml_backend_sched_set_eval_callback): one that ggml's
+// scheduler has cut from its part without giving it a number.
+bool neuron_is_watched(const ggml_cgraph * cgraph);

@@ -1,0 +1,483 @@
+#include "select/kernel_store.h"
+
+#include "../../bundle/src/graph_key.h"
+#include "../../bundle/src/hash.h"
+#include "../../bundle/src/key.h"
+#include "report/environment.h"
+#include "report/log.h"
+#include "targets.h"
+#include "weights/layouts.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+//
+// nodes
+//
+
+int neuron_n_src(const ggml_tensor * op) {
+    int n = GGML_MAX_SRC;
+    while (n > 0 && !op->src[n - 1]) {
+        n--;
+    }
+    return n;
+}
+
+bool neuron_is_view_op(enum ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+bool neuron_is_noop(const ggml_tensor * op) {
+    if (ggml_is_empty(op)) {
+        return true;
+    }
+    // the result is the destination, which has elements even when none is written
+    return (op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY) && op->src[0] && ggml_is_empty(op->src[0]);
+}
+
+bool neuron_is_work(const ggml_tensor * node) {
+    return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !neuron_is_view_op(node->op) && !neuron_is_noop(node);
+}
+
+bool neuron_is_zero(const ggml_tensor * op) {
+    // other ops either have no elements then, or can't be made
+    return (op->op == GGML_OP_CONV_2D || op->op == GGML_OP_CONV_3D) && !ggml_is_empty(op) && ggml_is_contiguous(op) &&
+           (ggml_is_empty(op->src[0]) || ggml_is_empty(op->src[1]));
+}
+
+int neuron_alias_of(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_SET_ROWS:
+            return 2;
+        case GGML_OP_CPY:
+            return 1;
+        default:
+            break;
+    }
+    if (!op->view_src) {
+        return NEURON_KERNELS_NO_ALIAS;
+    }
+    // made by a ggml_..._inplace function: a view of all of a source
+    for (int i = 0; i < neuron_n_src(op); i++) {
+        const ggml_tensor * src = op->src[i];
+        if (!src) {
+            continue;
+        }
+        const ggml_tensor * root   = src->view_src ? src->view_src : src;
+        const size_t        offset = src->view_src ? src->view_offs : 0;
+        if (root == op->view_src && offset == op->view_offs && src->type == op->type &&
+            ggml_nbytes(src) == ggml_nbytes(op)) {
+            return i;
+        }
+    }
+    return NEURON_KERNELS_NO_ALIAS;
+}
+
+uint32_t neuron_updates_of(const ggml_tensor * op) {
+    return op->op == GGML_OP_OPT_STEP_ADAMW ? 1u << 2 | 1u << 3 : 0;
+}
+
+neuron_kernels_tensor neuron_tensor_of(const ggml_tensor * t) {
+    neuron_kernels_tensor d;
+    if (!t) {
+        d      = {};
+        d.type = NEURON_KERNELS_ABSENT;
+        return d;
+    }
+    d.type = neuron_type_of(t);
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        d.ne[i] = t->ne[i];
+        d.nb[i] = t->nb[i];
+    }
+    return d;
+}
+
+neuron_signature neuron_unhashed_signature_of(const ggml_tensor * op) {
+    neuron_signature s;
+    s.op        = ggml_op_desc(op);
+    s.op_params = op->op_params;
+    s.n_src     = neuron_n_src(op);
+    s.alias     = neuron_alias_of(op);
+
+    s.is_in_place_only = op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_CPY;
+    for (int i = 0; i < s.n_src; i++) {
+        s.tensors[i] = neuron_tensor_of(op->src[i]);
+    }
+    s.tensors[s.n_src] = neuron_tensor_of(op);
+    return s;
+}
+
+neuron_signature neuron_signature_of(const ggml_tensor * op) {
+    neuron_signature s = neuron_unhashed_signature_of(op);
+    s.op_hash          = nk::hash_op(s.op);
+    return s;
+}
+
+//
+// what a bundle holds regardless of shapes
+//
+
+static const uint64_t * read_tensor(const uint64_t * words, neuron_kernels_tensor & t) {
+    t      = {};
+    t.type = NEURON_KERNELS_ABSENT;
+    if (*words == nk::ABSENT_WORD) {
+        return words + 1;
+    }
+    t.type = (int32_t) words[0];
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        t.ne[i] = (int64_t) words[1 + i];
+        t.nb[i] = words[5 + i];
+    }
+    return words + nk::TENSOR_WORDS;
+}
+
+// Returns what a kernel's key says, whose parameters stay where they are. The number of its inputs is at most GGML_MAX_SRC.
+static neuron_signature describe(const uint64_t * words) {
+    neuron_signature s;
+    s.op_hash = words[0];
+    s.n_src   = (int) (uint32_t) words[1];
+    s.alias   = (int) (words[1] >> 32) - 1;
+    words += 2;
+    for (int i = 0; i <= s.n_src; i++) {
+        words = read_tensor(words, s.tensors[i]);
+    }
+    s.op_params = (const int32_t *) words;
+    return s;
+}
+
+// Notes the sizes of a product of several heads, which may be a part of attention.
+void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
+    static const uint64_t         mul_mat = nk::hash_op("mul_mat");
+    const neuron_kernels_tensor & result  = kernel.tensors[kernel.n_src];
+    if (kernel.op_hash == mul_mat && result.ne[2] > 1 && result.ne[3] == 1) {
+        neuron_add_sizes(heads[result.ne[2]], { result.ne[1], result.ne[0], nullptr, NEURON_KERNELS_NOT_FOUND });
+    }
+}
+
+// Returns a number for an op on a weight of one shape in one layout.
+static uint64_t weight_hash(uint64_t op, const uint64_t * tensor) {
+    nk::word_hash h;
+    h.add(op);
+    for (size_t i = 0; i < nk::TENSOR_WORDS; i++) {
+        h.add(tensor[i]);
+    }
+    return h.value();
+}
+
+// Notes what a kernel asks of its weight, the first input, when that is in a layout. Layouts that are not known here are left out.
+static void note_weight(neuron_bundle & bundle, uint64_t op, const uint64_t * tensor) {
+    const auto layout = (int32_t) (*tensor >> NEURON_KERNELS_FORM_SHIFT);
+    if (*tensor != nk::ABSENT_WORD && layout > 0 && layout <= NEURON_KERNELS_LAST_FORM) {
+        bundle.weights.insert(weight_hash(op, tensor));
+        bundle.layouts |= 1u << layout;
+    }
+}
+
+// A graph kernel shows that its nodes' ops can be computed, beside others.
+void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words) {
+    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
+        const nk::graph_node node = nk::read_graph_node(words);
+        nk::word_hash        signature;
+        signature.add(node.op);
+        const uint64_t * inputs = node.inputs;
+        for (uint64_t i = 0; i < node.n_inputs; i++) {
+            const uint64_t * tensor = nk::next_graph_input(inputs);
+            if (tensor && i == 0) {
+                note_weight(bundle, node.op, tensor);
+            }
+            signature.add(tensor ? *tensor : nk::ABSENT_WORD);
+        }
+        bundle.ops.insert(node.op);
+        bundle.signatures.insert(signature.value());
+        words = node.end;
+    }
+    groups.add(key, n_words, &bundle, number);
+}
+
+void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
+    const size_t n = neuron_kernels_count(bundle.handle);
+    for (size_t k = 0; k < n; k++) {
+        size_t           n_words;
+        const uint64_t * key   = neuron_kernels_key(bundle.handle, (int32_t) k, &n_words);
+        const uint64_t * words = key;
+        const uint64_t * end   = words + n_words;
+        if (n_words <= nk::SOURCE_WORDS) {  // found by its name, and no node's
+            continue;
+        }
+        if (key[0] == nk::hash_op(nk::GRAPH)) {
+            bundle.graphs.push_back((int32_t) k);
+            read_graph(bundle, (int32_t) k, key, n_words);
+            continue;
+        }
+        const uint32_t n_inputs = (uint32_t) words[1];
+        nk::word_hash  signature;
+        signature.add(words[0]);
+        bundle.ops.insert(words[0]);
+        words += 2;
+        if (n_inputs > 0) {
+            note_weight(bundle, key[0], words);
+        }
+        for (uint32_t i = 0; i < n_inputs && words < end; i++) {
+            signature.add(*words);
+            words += *words == nk::ABSENT_WORD ? 1 : nk::TENSOR_WORDS;
+        }
+        bundle.signatures.insert(signature.value());
+        if (n_inputs <= GGML_MAX_SRC) {
+            tokens.add(describe(key), &bundle, (int32_t) k);
+            add_heads(describe(key));
+        }
+    }
+}
+
+//
+// searching
+//
+
+neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t updates) const {
+    const auto search = [&](int alias) -> neuron_kernel {
+        for (const auto & bundle : bundles) {
+            const int32_t number = neuron_kernels_find(bundle->handle, node.op, node.op_params, node.tensors,
+                                                       (size_t) node.n_src, &node.tensors[node.n_src], alias);
+            if (number != NEURON_KERNELS_NOT_FOUND) {
+                return { bundle.get(), number, alias, updates };
+            }
+        }
+        return {};
+    };
+    const neuron_kernel found = search(node.alias);
+    // An in-place node can also be computed by a kernel whose result has memory of its own and is copied over.
+    if (found || node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only) {
+        return found;
+    }
+    return search(NEURON_KERNELS_NO_ALIAS);
+}
+
+neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
+    return bundles.empty() ? neuron_kernel{} : find(neuron_unhashed_signature_of(op), neuron_updates_of(op));
+}
+
+neuron_kernel neuron_kernel_store::find_graph(const std::vector<uint64_t> & words) const {
+    for (const auto & bundle : bundles) {
+        const int32_t number = neuron_kernels_find_words(bundle->handle, words.data(), words.size());
+        if (number != NEURON_KERNELS_NOT_FOUND) {
+            return { bundle.get(), number };
+        }
+    }
+    return {};
+}
+
+void neuron_kernel_store::for_each(uint64_t                                                               op_hash,
+                                   const std::function<void(const char * id, const neuron_signature &)> & use) const {
+    for (const auto & bundle : bundles) {
+        const size_t n = bundle->ops.count(op_hash) ? neuron_kernels_count(bundle->handle) : 0;
+        for (size_t k = 0; k < n; k++) {
+            const uint64_t * key = neuron_kernels_key(bundle->handle, (int32_t) k, nullptr);
+            if (key[0] == op_hash && (uint32_t) key[1] <= GGML_MAX_SRC) {
+                use(neuron_kernels_id(bundle->handle, (int32_t) k), describe(key));
+            }
+        }
+    }
+}
+
+bool neuron_kernel_store::has_signature(const ggml_tensor * op) const {
+    nk::word_hash signature;
+    signature.add(nk::hash_op(ggml_op_desc(op)));
+    for (int i = 0; i < neuron_n_src(op); i++) {
+        signature.add(op->src[i] ? (uint64_t) neuron_type_of(op->src[i]) : nk::ABSENT_WORD);
+    }
+    const uint64_t h = signature.value();
+    return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->signatures.count(h) != 0; });
+}
+
+bool neuron_kernel_store::has_weight(const ggml_tensor * op, const ggml_tensor * weight, int32_t layout) const {
+    const nk::type_traits * type = nk::find_type(weight->type);
+    if (!layout || !type || op->src[0] != weight) {
+        return false;
+    }
+    uint64_t words[nk::TENSOR_WORDS];
+    words[0] = (uint64_t) neuron_type_in_layout(weight->type, layout);
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        words[1 + i] = (uint64_t) weight->ne[i];
+        words[5 + i] = weight->nb[i];
+    }
+    if (!nk::canonicalize(*type, weight->ne, words + 5)) {
+        return false;
+    }
+    const uint64_t h = weight_hash(nk::hash_op(ggml_op_desc(op)), words);
+    return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->weights.count(h) != 0; });
+}
+
+bool neuron_kernel_store::has_layout(int32_t layout) const {
+    return std::any_of(bundles.begin(), bundles.end(), [layout](const auto & b) { return b->layouts >> layout & 1; });
+}
+
+bool neuron_kernel_store::has_op(const char * name) const {
+    const uint64_t h = nk::hash_op(name);
+    return std::any_of(bundles.begin(), bundles.end(), [h](const auto & b) { return b->ops.count(h) != 0; });
+}
+
+bool neuron_kernel_store::covers_transformer() const {
+    return (has_op("rms_norm") || has_op("norm")) && has_op("mul_mat") &&
+           (has_op("flash_attn_ext") || has_op("soft_max")) && (has_op("set_rows") || has_op("cpy"));
+}
+
+size_t neuron_kernel_store::n_kernels() const {
+    size_t n = 0;
+    for (const auto & bundle : bundles) {
+        n += neuron_kernels_count(bundle->handle);
+    }
+    return n;
+}
+
+size_t neuron_kernel_store::n_neffs() const {
+    size_t n = 0;
+    for (const auto & bundle : bundles) {
+        n += neuron_kernels_neff_count(bundle->handle);
+    }
+    return n;
+}
+
+//
+// opening
+//
+
+void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin) {
+    auto bundle    = std::make_unique<neuron_bundle>();
+    bundle->handle = handle;
+    bundle->origin = std::move(origin);
+
+    const bool   simulated = neuron_kernels_simulated(handle) != 0;
+    const char * target    = neuron_kernels_metadata(handle, "target");
+    if (simulated && !nrt.simulator) {
+        NEURON_ERROR(
+            "%s: its kernels are the simulator's and never run on a NeuronCore: left out. Build the manifest with the "
+            "Neuron SDK's compiler: kernelgen build --compiler neuronx-cc (COMPILER neuronx-cc in CMake, "
+            "--config=release in Bazel)\n",
+            bundle->origin.c_str());
+        return;
+    }
+    if (!simulated && nrt.simulator) {
+        NEURON_ERROR(
+            "%s: its kernels are compiled for a NeuronCore and can't run in the simulator: left out. Build the "
+            "manifest with --compiler simulator, or use the Neuron SDK's libnrt\n",
+            bundle->origin.c_str());
+        return;
+    }
+    const char *      chosen  = getenv("GGML_NEURON_TARGET");
+    const std::string machine = chosen && *chosen ? chosen : nrt.target;
+    if (!neuron_runs_on(target, machine)) {
+        NEURON_WARN(
+            "%s: compiled for %s, and this is %s: left out (GGML_NEURON_TARGET overrides what the machine is)\n",
+            bundle->origin.c_str(), target, machine.c_str());
+        return;
+    }
+    const char *   configured = getenv("NEURON_LOGICAL_NC_CONFIG");
+    const bool     is_set     = configured && *configured;
+    const uint32_t lnc        = neuron_kernels_lnc(handle);
+    const uint32_t has        = is_set ? (uint32_t) atoi(configured) : neuron_default_lnc(machine);
+    if ((is_set || has) && has != lnc) {
+        NEURON_WARN("%s: compiled for --lnc %u, and the NeuronCores have %u (%s): left out\n", bundle->origin.c_str(),
+                    lnc, has,
+                    is_set ? "NEURON_LOGICAL_NC_CONFIG" : "the default where NEURON_LOGICAL_NC_CONFIG is not set");
+        return;
+    }
+    bundle->position = (uint32_t) bundles.size();
+    read_signatures(*bundle);
+    NEURON_LOG("%s: %zu kernels for %s, %zu NEFFs by %s\n", bundle->origin.c_str(), neuron_kernels_count(handle),
+               target, neuron_kernels_neff_count(handle), neuron_kernels_metadata(handle, "compiler"));
+    bundles.push_back(std::move(bundle));
+}
+
+void neuron_kernel_store::open_bundle(const neuron_nrt & nrt, const std::string & path, bool is_tree) {
+    const auto       open = is_tree ? neuron_kernels_open_tree : neuron_kernels_open_file;
+    char             message[NEURON_KERNELS_MESSAGE_SIZE];
+    neuron_kernels * handle = nullptr;
+    if (open(path.c_str(), &handle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+        NEURON_ERROR("kernels left out: %s\n", message);
+        return;
+    }
+    add(nrt, handle, path);
+}
+
+static bool ends_with(const std::string & text, const char * end) {
+    const size_t n = strlen(end);
+    return text.size() >= n && text.compare(text.size() - n, n, end) == 0;
+}
+
+void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & path) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    const auto      status = fs::status(path, error);
+    if (status.type() == fs::file_type::not_found || status.type() == fs::file_type::none) {
+        NEURON_ERROR("GGML_NEURON_KERNEL_DIR: %s: %s\n", path.c_str(),
+                     error ? error.message().c_str() : "no such file or folder");
+        return;
+    }
+    if (status.type() != fs::file_type::directory) {
+        open_bundle(nrt, path, false);
+        return;
+    }
+    std::vector<std::string> packs;
+    std::vector<std::string> trees;
+    const std::string        index = (fs::path(path) / "index.json").string();
+    if (fs::exists(index, error)) {
+        trees.push_back(path);
+    }
+    fs::directory_iterator it(path, error);
+    for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+        const std::string name = it->path().string();
+        std::error_code   ignored;
+        if (ends_with(name, ".kernels.gguf")) {
+            packs.push_back(name);
+        } else if (fs::exists(it->path() / "index.json", ignored)) {
+            trees.push_back(name);
+        }
+    }
+    if (error) {
+        NEURON_ERROR("GGML_NEURON_KERNEL_DIR: %s can't be read: %s\n", path.c_str(), error.message().c_str());
+        return;
+    }
+    std::sort(packs.begin(), packs.end());
+    std::sort(trees.begin(), trees.end());
+    for (const std::string & pack : packs) {
+        open_bundle(nrt, pack, false);
+    }
+    for (const std::string & tree : trees) {
+        // kernelgen writes both beside each other, and they hold the same
+        if (std::find(packs.begin(), packs.end(), tree + ".kernels.gguf") != packs.end()) {
+            continue;
+        }
+        open_bundle(nrt, tree, true);
+    }
+    if (packs.empty() && trees.empty()) {
+        NEURON_WARN("GGML_NEURON_KERNEL_DIR: %s holds neither packs (*.kernels.gguf) nor trees (index.json)\n",
+                    path.c_str());
+    }
+}
+
+void neuron_kernel_store::open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded) {
+    exact_only = neuron_switch("GGML_NEURON_EXACT", false);
+    if (const char * paths = getenv("GGML_NEURON_KERNEL_DIR")) {
+        const std::string text = paths;
+        for (size_t start = 0; start <= text.size();) {
+            const size_t end = std::min(text.find(':', start), text.size());
+            if (end > start) {
+                open_path(nrt, text.substr(start, end - start));
+            }
+            start = end + 1;
+        }
+    }
+    for (const neuron_kernels_table * table : embedded) {
+        char             message[NEURON_KERNELS_MESSAGE_SIZE];
+        neuron_kernels * handle = nullptr;
+        if (neuron_kernels_open_embedded(table, &handle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+            NEURON_ERROR("embedded kernels left out: %s\n", message);
+            continue;
+        }
+        add(nrt, handle,
+            std::string("embedded ") + neuron_kernels_metadata(handle, "name") + "_" +
+                neuron_kernels_metadata(handle, "target"));
+    }
+}

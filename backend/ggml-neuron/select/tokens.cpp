@@ -1,0 +1,380 @@
+#include "select/tokens.h"
+
+#include "../../bundle/src/hash.h"
+#include "../../bundle/src/key.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "select/token_table.inc"
+
+//
+// cutting
+//
+
+std::pair<const neuron_token_rule *, const neuron_token_rule *> neuron_token_rules(uint64_t op_hash) {
+    using range             = std::pair<const neuron_token_rule *, const neuron_token_rule *>;
+    static const auto table = [] {
+        std::unordered_map<uint64_t, range> found;
+        for (const neuron_token_rule & rule : RULES) {
+            range & r = found.emplace(nk::hash_op(rule.op), range{ &rule, &rule }).first->second;
+            r.second  = &rule + 1;
+        }
+        return found;
+    }();
+    const auto found = table.find(op_hash);
+    return found == table.end() ? range{} : found->second;
+}
+
+static bool is_absent(const neuron_kernels_tensor & t) {
+    return t.type == NEURON_KERNELS_ABSENT;
+}
+
+// Returns whether a tensor has one element along all axes from `axis` on.
+static bool ends_before(const neuron_kernels_tensor & t, int axis) {
+    return std::all_of(t.ne + axis, t.ne + 4, [](int64_t n) { return n == 1; });
+}
+
+// Returns whether the tokens of a tensor follow each other in memory: then some of them are a part of its bytes.
+static bool is_outermost(const neuron_kernels_tensor & t, int axis) {
+    neuron_kernels_tensor one = t;
+    one.ne[axis]              = 1;
+    return t.ne[axis] == 1 || t.nb[axis] >= neuron_nbytes(one);
+}
+
+// Cuts along the result's axis; sources whose bits are in `whole` are whole where they have one element there.
+static bool cut_outermost(const neuron_signature & node, int axis, uint32_t whole, neuron_cut & cut) {
+    const neuron_kernels_tensor & result = node.tensors[node.n_src];
+    cut.n                                = result.ne[axis];
+    // the only source of repeat may be the same for all tokens
+    bool any                             = cut.rule->broadcast && node.n_src == 1;
+    for (int i = 0; i < node.n_src; i++) {
+        const neuron_kernels_tensor & t = node.tensors[i];
+        cut.axis[i]                     = -1;
+        if (is_absent(t) || (cut.rule->broadcast && t.ne[axis] == 1 && (cut.n > 1 || (whole >> i & 1)))) {
+            continue;
+        }
+        if (t.ne[axis] != cut.n || !ends_before(t, axis + 1)) {
+            return false;
+        }
+        cut.axis[i] = (int8_t) axis;
+        any         = true;
+    }
+    cut.axis[node.n_src] = (int8_t) axis;
+    return any;
+}
+
+// Cuts along the axes that the rule names.
+static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
+    const neuron_token_rule & rule = *cut.rule;
+    if (rule.mask >= 0 && (rule.mask >= node.n_src || is_absent(node.tensors[rule.mask]))) {
+        cut.n_more = -1;  // nothing hides what is beyond
+    }
+    const auto set = [&](int64_t & n, int64_t ne) {
+        const bool fits = n == 0 || n == ne;
+        n               = ne;
+        return fits;
+    };
+    if (rule.result >= 0 && !ends_before(node.tensors[node.n_src], rule.result + 1)) {
+        return false;
+    }
+    cut.axis[node.n_src] = rule.result;
+    cut.n                = rule.result >= 0 ? node.tensors[node.n_src].ne[rule.result] : 0;
+    for (int i = 0; i < node.n_src; i++) {
+        const neuron_kernels_tensor & t     = node.tensors[i];
+        const bool                    named = i < NEURON_TOKEN_SOURCES;
+        cut.axis[i]                         = named ? rule.sources[i] : (int8_t) -1;
+        if (is_absent(t)) {
+            cut.axis[i] = -1;
+            continue;
+        }
+        if (cut.axis[i] >= 0 && !set(cut.n, t.ne[cut.axis[i]])) {
+            return false;
+        }
+        // the result has the axis that the tokens have in its sources, and then nothing
+        if (rule.result < 0 && cut.axis[i] >= 0 && !ends_before(t, cut.axis[i] + 1)) {
+            return false;
+        }
+        if (named && rule.more[i] >= 0 && cut.n_more >= 0 && !set(cut.n_more, t.ne[rule.more[i]])) {
+            return false;
+        }
+    }
+    return cut.n > 0;
+}
+
+static bool cut_along(const neuron_signature & node, int axis, uint32_t whole, neuron_cut & cut) {
+    cut.n = cut.n_more = 0;
+    if (!(cut.rule->result == neuron_token_rule::OUTERMOST ? cut_outermost(node, axis, whole, cut)
+                                                           : cut_named(node, cut))) {
+        return false;
+    }
+    for (int i = 0; i <= node.n_src; i++) {
+        if (cut.axis[i] >= 0 && !is_outermost(node.tensors[i], cut.axis[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+neuron_kernels_tensor neuron_cut::piece(const neuron_signature & node,
+                                        int                      i,
+                                        int64_t                  n_tokens,
+                                        int64_t                  n_longer) const {
+    neuron_kernels_tensor t = node.tensors[i];
+    if (axis[i] >= 0) {
+        t.ne[axis[i]] = n_tokens;
+    }
+    if (i < node.n_src && !is_absent(t) && more(i) >= 0 && n_more > 0 && n_longer != n_more) {
+        t.ne[more(i)] = n_longer;
+        if (i == rule->mask) {
+            neuron_kernels_set_dense(&t);
+        }
+    }
+    return t;
+}
+
+size_t neuron_nbytes(const neuron_kernels_tensor & t) {
+    const nk::type_traits * type = nk::find_type(t.type);
+    if (!type) {
+        return 0;
+    }
+    // as ggml_nbytes: from the first element to the end of the last block
+    size_t n =
+        type->block == 1 ? type->size + (size_t) (t.ne[0] - 1) * t.nb[0] : (size_t) t.ne[0] * t.nb[0] / type->block;
+    for (int i = 1; i < 4; i++) {
+        n += (size_t) (t.ne[i] - 1) * t.nb[i];
+    }
+    return n;
+}
+
+size_t neuron_nbytes_of_words(const uint64_t * words) {
+    neuron_kernels_tensor t{};
+    t.type = (int32_t) words[0];
+    for (int i = 0; i < 4; i++) {
+        t.ne[i] = (int64_t) words[1 + i];
+        t.nb[i] = words[5 + i];
+    }
+    return neuron_nbytes(t);
+}
+
+//
+// the index
+//
+
+// Adds what a tensor is without the numbers that may differ, and without strides that depend on them or mean nothing.
+static void add_tensor(nk::word_hash & h, const neuron_kernels_tensor & t, int axis, int more) {
+    h.add((uint64_t) t.type);
+    if (is_absent(t)) {
+        return;
+    }
+    const int outer = std::max(axis, more);
+    for (int i = 0; i < 4; i++) {
+        const bool open = i == axis || i == more;
+        h.add(open ? 0 : (uint64_t) t.ne[i]);
+        h.add(open || t.ne[i] == 1 || (more == 0 && i <= outer) ? 0 : t.nb[i]);
+    }
+}
+
+static uint64_t family(const neuron_signature & s, const neuron_cut & cut) {
+    nk::word_hash h;
+    h.add((uint64_t) (cut.rule - RULES));
+    h.add((uint64_t) s.n_src << 32 | (uint32_t) s.alias);
+    h.add(s.op_hash);
+    for (int i = 0; i <= s.n_src; i++) {
+        h.add((uint64_t) cut.axis[i]);
+        add_tensor(h, s.tensors[i], cut.axis[i], i < s.n_src ? cut.more(i) : -1);
+    }
+    for (int i = 0; i < NEURON_KERNELS_N_OP_PARAMS; i++) {
+        h.add(s.op_params ? (uint32_t) s.op_params[i] : 0);
+    }
+    return h.value();
+}
+
+// Calls `use` for each way in which a signature can be cut, until it returns true: first along an axis of several elements. One token
+// leaves open which axis is the tokens', and whether a source with one row is whole.
+template <typename F> static void for_each_cut(const neuron_signature & s, F use) {
+    const auto rules = neuron_token_rules(s.op_hash);
+    for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
+        neuron_cut cut;
+        cut.rule = rule;
+        if (rule->result != neuron_token_rule::OUTERMOST) {
+            if (cut_along(s, -1, 0, cut) && use(cut)) {
+                return;
+            }
+            continue;
+        }
+        const neuron_kernels_tensor & result = s.tensors[s.n_src];
+        int                           axis   = 3;
+        while (axis > 1 && result.ne[axis] == 1) {
+            axis--;
+        }
+        for (; axis < 4; axis++) {
+            const uint32_t ways = rule->broadcast && result.ne[axis] == 1 ? 1u << s.n_src : 1;
+            for (uint32_t whole = 0; whole < ways; whole++) {
+                if (cut_along(s, axis, whole, cut) && use(cut)) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+void neuron_add_sizes(std::vector<neuron_sizes> & found, const neuron_sizes & added) {
+    const auto less = [](const neuron_sizes & a, const neuron_sizes & b) {
+        return a.n_more != b.n_more ? a.n_more < b.n_more : a.n < b.n;
+    };
+    const auto at = std::lower_bound(found.begin(), found.end(), added, less);
+    if (at == found.end() || less(added, *at)) {
+        found.insert(at, added);
+    }
+}
+
+void neuron_token_index::add(const neuron_signature & kernel, const neuron_bundle * bundle, int32_t number) {
+    for_each_cut(kernel, [&](const neuron_cut & cut) {
+        neuron_add_sizes(sizes[family(kernel, cut)], { cut.n, cut.n_more, bundle, number });
+        return false;
+    });
+}
+
+const std::vector<neuron_sizes> * neuron_token_index::find(const neuron_signature & node, neuron_cut & cut) const {
+    const std::vector<neuron_sizes> * found = nullptr;
+    for_each_cut(node, [&](const neuron_cut & way) {
+        const auto at = sizes.find(family(node, way));
+        if (at == sizes.end()) {
+            return false;
+        }
+        found = &at->second;
+        cut   = way;
+        return true;
+    });
+    return found;
+}
+
+// Returns how many streams a node has: sequences that are computed side by side, in dimension 3.
+static int64_t n_streams(const neuron_signature & node) {
+    int64_t n = node.tensors[node.n_src].ne[3];
+    for (int i = 0; i < node.n_src; i++) {
+        n = is_absent(node.tensors[i]) ? n : std::max(n, node.tensors[i].ne[3]);
+    }
+    return n;
+}
+
+std::string neuron_why_not_cut(const neuron_signature & node) {
+    const auto rules = neuron_token_rules(node.op_hash);
+    if (rules.first == rules.second) {
+        const bool recurrent = std::any_of(std::begin(RECURRENT), std::end(RECURRENT),
+                                           [&](const char * op) { return nk::hash_op(op) == node.op_hash; });
+        return recurrent ? "what it computes runs along the tokens" : "this op has no dimension of tokens";
+    }
+    bool any = false;
+    for_each_cut(node, [&](const neuron_cut &) { return any = true; });
+    if (any) {
+        return "";
+    }
+    if (n_streams(node) > 1) {
+        return "it has " + std::to_string(n_streams(node)) + " streams";
+    }
+    const bool rotates = rules.first->sources[1] == 0 && rules.first->result == 2;
+    if (rotates && node.n_src > 1 && node.tensors[1].ne[0] != node.tensors[0].ne[2]) {
+        return "its positions have several dimensions";
+    }
+    return "its tokens are not in its outermost dimension";
+}
+
+//
+// pieces
+//
+
+namespace {
+
+// The same number of tokens several times.
+struct run_of_pieces {
+    int64_t n     = 0;
+    int64_t count = 0;
+    double  cost  = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
+// Returns the best number of which r tokens are made up. The last piece begins early, among rows that `before` tokens ahead of
+// these have room for, or is not computed twice and has to fit.
+static run_of_pieces cover(int64_t                      r,
+                           int64_t                      before,
+                           const std::vector<int64_t> & counts,
+                           const std::vector<double> &  costs,
+                           bool                         again) {
+    run_of_pieces best;
+    for (size_t i = 0; i < counts.size(); i++) {
+        const int64_t count = (r + counts[i] - 1) / counts[i];
+        const bool    fits  = r % counts[i] == 0;
+        if (count > NEURON_MAX_PIECES || (!fits && (!again || counts[i] > before + r))) {
+            continue;
+        }
+        const double cost = (double) count * costs[i];
+        if (cost < best.cost) {
+            best = { counts[i], count, cost };
+        }
+    }
+    return best;
+}
+
+std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
+                                               const std::vector<int64_t> & counts,
+                                               const std::vector<double> &  costs,
+                                               bool                         again) {
+    run_of_pieces first;
+    run_of_pieces rest;
+    double        best = std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < counts.size(); i++) {
+        const int64_t whole = std::max<int64_t>(n / counts[i], 1);
+        const int64_t left  = n - whole * counts[i];
+        double        cost  = (double) whole * costs[i];
+        run_of_pieces then;
+        if (left > 0) {
+            then = cover(left, whole * counts[i], counts, costs, again);
+            cost += then.cost;
+        }
+        if (cost < best && whole + then.count <= NEURON_MAX_PIECES) {
+            best  = cost;
+            first = { counts[i], whole, cost };
+            rest  = then;
+        }
+    }
+    std::vector<neuron_range> pieces;
+    pieces.reserve((size_t) (first.count + rest.count));
+    for (int64_t i = 0; i < first.count; i++) {
+        pieces.push_back({ i * first.n, first.n });
+    }
+    for (int64_t i = 0; i < rest.count; i++) {
+        pieces.push_back({ std::min(first.count * first.n + i * rest.n, n - rest.n), rest.n });
+    }
+    return pieces;
+}
+
+//
+// masks
+//
+
+std::vector<uint8_t> neuron_lengthen_mask(const ggml_tensor * mask,
+                                          const uint8_t *     data,
+                                          int64_t             n_columns,
+                                          int64_t             n_rows) {
+    const size_t         element = ggml_type_size(mask->type);
+    const size_t         row     = (size_t) n_columns * element;
+    const size_t         own     = (size_t) mask->ne[0] * element;
+    const float          masked  = -INFINITY;
+    const ggml_fp16_t    half    = 0xFC00;  // the same in F16
+    const void *         filler  = mask->type == GGML_TYPE_F16 ? (const void *) &half : &masked;
+    std::vector<uint8_t> longer((size_t) n_rows * row);
+    for (int64_t r = 0; r < n_rows; r++) {
+        uint8_t * to = longer.data() + (size_t) r * row;
+        memcpy(to, data + (size_t) (r % mask->ne[1]) * mask->nb[1], own);
+        for (size_t at = own; at < row; at += element) {
+            memcpy(to + at, filler, element);
+        }
+    }
+    return longer;
+}

@@ -1,0 +1,276 @@
+#include "select/unfused_attention.h"
+
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <cstring>
+
+// Nodes of attention at most: the two products, a soft cap of the scores, SOFT_MAX, a product that decompresses values, CONT.
+static constexpr size_t MAX_NODES = 12;
+
+//
+// finding
+//
+
+static bool is_elementwise(const ggml_tensor * t) {
+    return t->op == GGML_OP_SCALE || (t->op == GGML_OP_UNARY && ggml_get_unary_op(t) == GGML_UNARY_OP_TANH);
+}
+
+// Returns whether a tensor is another one with the axes of tokens and of heads swapped.
+static bool is_swapped(const ggml_tensor * t, const ggml_tensor * of) {
+    return t->op == GGML_OP_PERMUTE && t->src[0] == of && t->view_offs == of->view_offs && t->ne[0] == of->ne[0] &&
+           t->ne[1] == of->ne[2] && t->ne[2] == of->ne[1] && t->ne[3] == of->ne[3] && t->nb[0] == of->nb[0] &&
+           t->nb[1] == of->nb[2] && t->nb[2] == of->nb[1];
+}
+
+// Returns the source that another node of it computes: its index, or -1 when attention begins here.
+static int previous_of(const ggml_tensor * node) {
+    switch (node->op) {
+        case GGML_OP_MUL_MAT:
+            return node->src[1]->op == GGML_OP_SOFT_MAX || node->src[1]->op == GGML_OP_MUL_MAT ? 1 : -1;
+        default:
+            return 0;
+    }
+}
+
+// Returns the node that computes a source of a node.
+static const ggml_tensor * computed(const ggml_tensor * node, int src) {
+    const ggml_tensor * t = node->src[src];
+    return neuron_ends_attention(node) ? t->src[0] : t;
+}
+
+// Sets `nodes` to those from the first to this one; returns whether they are attention.
+static bool walk(const ggml_tensor * last, std::vector<const ggml_tensor *> & nodes) {
+    for (const ggml_tensor * node = last; nodes.size() < MAX_NODES;) {
+        const bool ends = neuron_ends_attention(node);
+        if (node->view_src ||
+            (ends && (node != last || !node->src[0]->src[0] || !is_swapped(node->src[0], node->src[0]->src[0])))) {
+            return false;
+        }
+        if (!ends && node->op != GGML_OP_MUL_MAT && node->op != GGML_OP_SOFT_MAX && !is_elementwise(node)) {
+            return false;
+        }
+        nodes.insert(nodes.begin(), node);
+        const int previous = previous_of(node);
+        if (previous < 0) {
+            return true;
+        }
+        node = computed(node, previous);
+    }
+    return false;
+}
+
+static bool is_dense_f32(const ggml_tensor * t) {
+    return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t);
+}
+
+// Returns whether all nodes are of equally many tokens and heads, in one stream, and the scores of one query become weights
+// only once.
+static bool fit_together(const std::vector<const ggml_tensor *> & nodes) {
+    const ggml_tensor * first      = nodes.front();
+    size_t              n_soft_max = 0;
+    for (const ggml_tensor * node : nodes) {
+        n_soft_max += node->op == GGML_OP_SOFT_MAX;
+        const bool alike = neuron_ends_attention(node) || (node->ne[1] == first->ne[1] && node->ne[2] == first->ne[2]);
+        if (!alike || node->ne[3] != 1 || !is_dense_f32(node)) {
+            return false;
+        }
+    }
+    return first->op == GGML_OP_MUL_MAT && first->ne[2] > 1 && n_soft_max <= 1;
+}
+
+namespace {
+
+// Puts attention together, node by node.
+class attention_builder {
+  public:
+    attention_builder(neuron_attention & attention, bool scores) : attention(attention), scores(scores) {}
+
+    // Returns whether a node fits.
+    bool add(const ggml_tensor * node);
+
+  private:
+    int  add_source(ggml_tensor * t, int tokens, int cells);
+    bool add_product(neuron_attention_node & n);
+    bool add_soft_max(neuron_attention_node & n);
+
+    neuron_attention & attention;
+    bool               scores;             // whether the nodes at hand have a column for each cell
+    bool               weights   = false;  // whether these are those of SOFT_MAX
+    int                n_sources = 0;
+};
+
+// Returns the source's index among those of the whole.
+int attention_builder::add_source(ggml_tensor * t, int tokens, int cells) {
+    if (!t || n_sources == NEURON_TOKEN_SOURCES) {
+        return -2;
+    }
+    attention.whole.src[n_sources]         = t;
+    attention.rule.sources[n_sources]      = (int8_t) tokens;
+    attention.rule.more[n_sources]         = (int8_t) cells;
+    attention.signature.tensors[n_sources] = neuron_tensor_of(t);
+    attention.cut.axis[n_sources]          = (int8_t) tokens;
+    return n_sources++;
+}
+
+// Adds a product: of the cache's keys and the query, of values and weights, or of a matrix for each head and anything.
+bool attention_builder::add_product(neuron_attention_node & n) {
+    ggml_tensor * matrix = n.node->src[0];
+    ggml_tensor * b      = n.node->src[1];
+    const bool    first  = attention.nodes.empty();
+    const bool    values = !first && scores;
+    if (matrix->ne[3] != 1 || b->ne[3] != 1 || (values && !weights)) {
+        return false;
+    }
+    n.cells[0]   = first && scores ? 1 : values ? 0 : -1;
+    n.sources[0] = (int8_t) add_source(matrix, -1, n.cells[0]);
+    n.sources[1] = first ? (int8_t) add_source(b, 1, -1) : neuron_attention_node::PREVIOUS;
+    n.tokens[1]  = 1;
+    n.cells[1]   = values ? 0 : -1;
+    scores       = first && scores;
+    n.cells[2]   = scores ? 0 : -1;
+    return n.sources[0] >= 0 && n.sources[1] != -2;
+}
+
+bool attention_builder::add_soft_max(neuron_attention_node & n) {
+    ggml_tensor * mask = n.node->src[1];
+    if (!scores || weights) {
+        return false;
+    }
+    weights      = true;
+    n.sources[0] = neuron_attention_node::PREVIOUS;
+    n.tokens[0]  = 1;
+    n.cells[0] = n.cells[n.signature.n_src] = 0;
+    if (mask) {
+        if (mask->ne[0] != n.node->ne[0] || mask->ne[1] != n.node->ne[1] || mask->ne[2] != 1 || mask->ne[3] != 1 ||
+            mask->nb[0] != ggml_type_size(mask->type)) {
+            return false;
+        }
+        n.tokens[1]         = 1;
+        n.cells[1]          = 0;
+        n.sources[1]        = (int8_t) add_source(mask, 1, 0);
+        attention.rule.mask = n.sources[1];
+    }
+    if (n.node->src[2]) {
+        n.sources[2] = (int8_t) add_source(n.node->src[2], -1, -1);
+    }
+    return std::all_of(n.sources, n.sources + n.signature.n_src,
+                       [&](const int8_t & s) { return s != -2 || !n.node->src[&s - n.sources]; });
+}
+
+bool attention_builder::add(const ggml_tensor * node) {
+    neuron_attention_node n;
+    n.node      = node;
+    n.signature = neuron_signature_of(node);
+    std::fill(std::begin(n.sources), std::end(n.sources), (int8_t) -2);
+    std::fill(std::begin(n.tokens), std::end(n.tokens), (int8_t) -1);
+    std::fill(std::begin(n.cells), std::end(n.cells), (int8_t) -1);
+    const int result = n.signature.n_src;
+    n.tokens[result] = 1;
+    bool fits        = true;
+    if (node->op == GGML_OP_MUL_MAT) {
+        fits = add_product(n);
+    } else if (node->op == GGML_OP_SOFT_MAX) {
+        fits = add_soft_max(n);
+    } else {
+        n.sources[0] = neuron_attention_node::PREVIOUS;
+        n.tokens[0]  = neuron_ends_attention(node) ? 2 : 1;
+        n.cells[0] = n.cells[result] = scores ? 0 : -1;
+        fits                         = !scores || !neuron_ends_attention(node);
+    }
+    if (neuron_ends_attention(node)) {
+        // a token's heads are one row, or side by side
+        const ggml_tensor * heads = node->src[0];
+        const bool          rows  = node->ne[0] == heads->ne[0] * heads->ne[1] && node->ne[1] == heads->ne[2];
+        fits                      = fits && (rows || ggml_are_same_shape(node, heads));
+        n.tokens[result]          = rows ? 1 : 2;
+    }
+    attention.nodes.push_back(n);
+    return fits;
+}
+
+}  // namespace
+
+// Returns whether the tokens of a tensor follow each other in memory.
+static bool follow(const ggml_tensor * t) {
+    size_t others = ggml_type_size(t->type) + (size_t) (t->ne[0] - 1) * t->nb[0] + (size_t) (t->ne[2] - 1) * t->nb[2];
+    return t->ne[1] == 1 || t->nb[1] >= others;
+}
+
+std::shared_ptr<neuron_attention> neuron_attention_to(const ggml_tensor * last, bool scores) {
+    std::vector<const ggml_tensor *> nodes;
+    if (!walk(last, nodes) || !fit_together(nodes)) {
+        return nullptr;
+    }
+    const auto is_soft_max = [](const ggml_tensor * node) {
+        return node->op == GGML_OP_SOFT_MAX;
+    };
+    const bool weighs    = std::any_of(nodes.begin(), nodes.end(), is_soft_max);
+    auto       attention = std::make_shared<neuron_attention>();
+    attention->whole     = *last;
+    std::fill(std::begin(attention->whole.src), std::end(attention->whole.src), nullptr);
+    attention->rule = {
+        "", 0, false, { -1, -1, -1, -1, -1 },
+           { -1, -1, -1, -1, -1 },
+           -1
+    };
+    attention_builder maker(*attention, weighs || scores);
+    const bool        fits =
+        std::all_of(nodes.begin(), nodes.end(), [&](const ggml_tensor * node) { return maker.add(node); });
+    if (!fits || !follow(nodes.front()->src[1])) {
+        return nullptr;
+    }
+    const neuron_attention_node & end    = attention->nodes.back();
+    attention->signature.n_src           = neuron_n_src(&attention->whole);
+    attention->signature.op              = ggml_op_desc(last);
+    const int result                     = attention->signature.n_src;
+    attention->signature.tensors[result] = neuron_tensor_of(last);
+    attention->rule.result               = end.tokens[end.signature.n_src];
+    attention->cut.axis[result]          = attention->rule.result;
+    attention->cut.rule                  = &attention->rule;
+    attention->cut.n                     = nodes.front()->ne[1];
+    attention->open                      = scores && !weighs;
+    attention->cut.n_more                = weighs || scores ? nodes.front()->ne[0] : 0;
+    return attention;
+}
+
+//
+// pieces
+//
+
+neuron_kernels_tensor neuron_attention::piece(const neuron_attention_node & node,
+                                              int                           i,
+                                              int64_t                       n_tokens,
+                                              int64_t                       n_cells) const {
+    neuron_kernels_tensor t = node.signature.tensors[i];
+    if (node.tokens[i] >= 0) {
+        t.ne[node.tokens[i]] = n_tokens;
+    }
+    if (node.cells[i] >= 0) {
+        t.ne[node.cells[i]] = n_cells;
+    }
+    const bool result   = i == node.signature.n_src;
+    const bool previous = !result && node.sources[i] == neuron_attention_node::PREVIOUS;
+    if (result || (previous && !neuron_ends_attention(node.node)) ||
+        (!previous && node.sources[i] == rule.mask && n_cells != cut.n_more)) {
+        neuron_kernels_set_dense(&t);
+    } else if (previous) {
+        std::swap(t.ne[1], t.ne[2]);
+        neuron_kernels_set_dense(&t);
+        std::swap(t.ne[1], t.ne[2]);
+        std::swap(t.nb[1], t.nb[2]);
+    }
+    return t;
+}
+
+size_t neuron_attention::between() const {
+    size_t  size = 0;
+    int64_t n    = 0;
+    for (const neuron_attention_piece & p : pieces) {
+        n = std::max(n, p.range.n);
+    }
+    for (const neuron_attention_node & node : nodes) {
+        size = std::max(size, neuron_nbytes(piece(node, node.signature.n_src, n, n_more)));
+    }
+    return size;
+}

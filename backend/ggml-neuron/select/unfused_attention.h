@@ -1,0 +1,65 @@
+// Attention without flash attention, for any number of tokens and any length of the cache: nodes that are computed
+// together, for some tokens after the other.
+//
+// The scores of all heads (MUL_MAT of K and the query, SOFT_MAX, MUL_MAT of V and these) lie such that the rows of a token are
+// apart from each other, at distances with the number of tokens in them. So none of these nodes can be cut for itself. But
+// no other node uses what is between them: it is in scratch memory, as kernels for other numbers of tokens and a longer cache
+// have it, and only the last node's result (CONT, which puts a token's heads side by side) is written where ggml has it.
+
+#pragma once
+
+#include "ggml.h"
+#include "select/kernel_store.h"
+#include "select/tokens.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+// A node of attention.
+struct neuron_attention_node {
+    static constexpr int8_t PREVIOUS = -1;  // what the node before has computed
+
+    const ggml_tensor * node = nullptr;
+    neuron_signature    signature;
+    int8_t              sources[GGML_MAX_SRC];  // indices in the sources of all of it, or PREVIOUS; -2 for absent ones
+    int8_t              tokens[GGML_MAX_SRC + 1];  // the tokens' axis of each source and then the result, or -1
+    int8_t              cells[GGML_MAX_SRC + 1];   // the cells' axis of the same, or -1
+};
+
+// A piece of attention: a kernel for each of its nodes.
+struct neuron_attention_piece {
+    std::vector<neuron_kernel> kernels;
+    neuron_range               range;
+};
+
+struct neuron_attention {
+    std::vector<neuron_attention_node> nodes;  // in their order
+
+    // All of it as if it were one node, whose sources are what the nodes read besides each other's results.
+    ggml_tensor       whole;
+    neuron_signature  signature;
+    neuron_token_rule rule;
+    neuron_cut        cut;
+    bool              open = false;  // SOFT_MAX, with a mask or without, is yet to come
+
+    // What computes it: see neuron_kernel_store::select.
+    std::vector<neuron_attention_piece> pieces;
+    int64_t                             n_more = 0;
+
+    // Returns a tensor of a node as a kernel for other numbers has it: source i, or the result.
+    neuron_kernels_tensor piece(const neuron_attention_node & node, int i, int64_t n_tokens, int64_t n_cells) const;
+
+    // Returns the bytes that a result between two nodes takes at most.
+    size_t between() const;
+};
+
+// Returns the attention that ends with a node, or the beginning of it; NULL when it is in none. Where SOFT_MAX is yet to come,
+// `scores` says whether it will.
+std::shared_ptr<neuron_attention> neuron_attention_to(const ggml_tensor * last, bool scores);
+
+// Returns whether a node is the last of attention.
+inline bool neuron_ends_attention(const ggml_tensor * node) {
+    return node->op == GGML_OP_CONT;
+}
