@@ -27,14 +27,14 @@ from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import layers
-from kernelgen.model.sizes import Call, Settings
+from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.targets import TARGETS
 from published import MODELS
 from published.header import Header, Tensor, write
 
 N_CTX = 4096
-CALLS = {"decode": Call(N_CTX, 1, 1, 1, 1024), "512 tokens": Call(N_CTX, 1, 512, 1, 1024)}
+CALLS = {"decode": DecodeCall(N_CTX, 1, 1, 1, 1024), "512 tokens": DecodeCall(N_CTX, 1, 512, 1, 1024)}
 """What is looked at, at one length of the cache."""
 
 EMIT_SECONDS = 1.0

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
 import figures
 from derive import Programs
 from kernelgen import cli, manifest
-from kernelgen.dispatch.lengths import Index, Served
+from kernelgen.dispatch.lengths import LengthIndex, Served
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.model.exporter import find
-from kernelgen.model.sizes import Call, Settings, pad
+from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.spec.op_kernel import KernelSpec
 from published import MODELS, OPTIONS
 from published.header import write
@@ -44,7 +44,7 @@ SHOWN = (1, 2, 7, 20, 64, 100, 128, 129, 200, 256, 300, 400, 511, 512)
 class Graph:
     """One graph: how many of its nodes are computed alike, and how each is served; None where no kernels do."""
 
-    call: Call
+    call: DecodeCall
     nodes: Mapping[KernelSpec, int]
     served: Mapping[KernelSpec, Served | None]
 
@@ -61,11 +61,13 @@ class Graph:
         return sum(count * len(s.kernels) for spec, count in self.nodes.items() if (s := self.served[spec]))
 
 
-def graphs(file: Path, kernels: Iterable[KernelSpec], calls: Sequence[Call], programs: Programs) -> Iterator[Graph]:
+def graphs(
+    file: Path, kernels: Iterable[KernelSpec], calls: Sequence[DecodeCall], programs: Programs
+) -> Iterator[Graph]:
     """Yields the graph of each call, served by `kernels`."""
     settings = Settings((N_CTX,), N_UBATCH, 1, (1,), None, None, "f16", "f16", (True,), False, False)
     asked = find(programs.exporter, programs.libraries)
-    index = Index.of(kernels)
+    index = LengthIndex.of(kernels)
     known: dict[KernelSpec, Served | None] = {}
     for _, call, graph in asked.graphs(file, settings, calls):
         nodes = Counter(node.spec() for node in graph.nodes if not node.empty)
@@ -97,8 +99,8 @@ def measure(file: Path, programs: Programs, counts: Sequence[int]) -> Iterator[f
     """Yields the figures of a model's file, for calls of these numbers of tokens and for every length of the cache."""
     kernels = kernels_of(file, file.with_suffix(".yaml"), programs)
     lengths = range(pad(1), N_CTX + 1, pad(1))
-    prompts = list(graphs(file, kernels, [Call(N_CTX, 1, n, 1, pad(n)) for n in counts], programs))
-    depths = list(graphs(file, kernels, [Call(N_CTX, 1, 1, 1, n_kv) for n_kv in lengths], programs))
+    prompts = list(graphs(file, kernels, [DecodeCall(N_CTX, 1, n, 1, pad(n)) for n in counts], programs))
+    depths = list(graphs(file, kernels, [DecodeCall(N_CTX, 1, 1, 1, n_kv) for n_kv in lengths], programs))
     exact = {spec for graph in (*prompts, *depths) for spec in graph.nodes}
     yield figures.Figure(
         "kernels for every number of tokens and every length",

@@ -5,7 +5,7 @@ from jax import Array, lax
 
 from kernelgen.emitters import emitter
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo.storage import Storage, storage, update, view
+from kernelgen.hlo.storage import ParameterStorage, storage, update, view
 
 from .common import DTYPES, repeat, result
 
@@ -22,7 +22,9 @@ def repeat_to(x, *, out):
     return repeat(x, out.shape)
 
 
-def _region(x: Array, part: TensorDesc, strides: tuple[int, int, int], offset: int) -> tuple[Array, Storage, Array]:
+def _region(
+    x: Array, part: TensorDesc, strides: tuple[int, int, int], offset: int
+) -> tuple[Array, ParameterStorage, Array]:
     """Returns how a tensor of the shape of `part` lies in the storage of `x` with `strides` (bytes) from byte `offset` on.
 
     Returns:

@@ -14,7 +14,7 @@ import numpy as np
 from kernelgen.languages.nki import language
 from kernelgen.languages.nki.dtypes import dtype_of, is_float
 from kernelgen.languages.nki.errors import NkiError
-from kernelgen.languages.nki.kernel import Kernel, simulate
+from kernelgen.languages.nki.kernel import NkiKernel, simulate
 
 
 class CpuSimulated:
@@ -32,7 +32,7 @@ class CpuSimulated:
 
     def __call__(self, **inputs: Any) -> Any:
         function = getattr(self.function, "function", self.function)
-        made = Kernel(function, older=False, platform_target=os.environ.get("NKI_NC_VERSION", "gen3"))
+        made = NkiKernel(function, older=False, platform_target=os.environ.get("NKI_NC_VERSION", "gen3"))
         return simulate(made[self.cores], **inputs)
 
 

@@ -25,7 +25,7 @@ from kernelgen.languages.nki import language
 from kernelgen.languages.nki.isa import newer
 from kernelgen.languages.numpy import modules
 from kernelgen.languages.numpy.dtypes import INT32, narrowed, promoted
-from kernelgen.languages.numpy.tensor import Tensor
+from kernelgen.languages.numpy.tensor import TracedArray
 from kernelgen.lowering.function import Launch, lower_function
 
 Array = np.ndarray[Any, Any]
@@ -443,10 +443,10 @@ class CustomOp:
         return cls(build_kernel(kernel_func, input_specs, output_specs, **static), reference_fn)
 
     def __call__(self, *arrays: Any) -> Any:
-        if not any(isinstance(a, Tensor) for a in arrays):
+        if not any(isinstance(a, TracedArray) for a in arrays):
             assert self.reference is not None, "there is no reference to compute with arrays"
             return self.reference(*arrays)
-        results = tuple(Tensor(r) for r in nki.inline(self.kernel, *(a.array for a in arrays)))
+        results = tuple(TracedArray(r) for r in nki.inline(self.kernel, *(a.array for a in arrays)))
         return results[0] if len(results) == 1 else results
 
 

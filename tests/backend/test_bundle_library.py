@@ -16,7 +16,7 @@ from lookups import lookups
 
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin, Contents, StoredFile
-from kernelgen.bundle.index import Index
+from kernelgen.bundle.index import KernelIndex
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
@@ -69,7 +69,7 @@ class Bundle:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("bundle")
-    index = Index.build(specs())
+    index = KernelIndex.build(specs())
     by_id = {spec.id: spec for spec in specs()}
     neffs = []
     for number in range(7):  # fewer than kernels: they share

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen.bundle.index import Index
+from kernelgen.bundle.index import KernelIndex
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode, spec_from_json
@@ -29,7 +29,7 @@ def test_golden_keys_follow_from_their_specs(vector: dict[str, Any]) -> None:
     assert f"{key_hash(key(spec)):016x}" == vector["hash"]
     assert spec.id == vector["id"] and len(spec.id.encode()) <= MAX_ID
     assert GraphSpec.from_json(json.loads(spec_json(spec))) == spec
-    assert Index.build([spec]).find(key(spec)) == 0
+    assert KernelIndex.build([spec]).find(key(spec)) == 0
 
 
 def test_layout() -> None:
@@ -157,7 +157,7 @@ def _other_places(name: str) -> Iterator[str]:
 def test_every_field_counts(vector: dict[str, Any]) -> None:
     """What can't be changed alone is refused: either way it does not find this kernel."""
     original = GraphSpec.from_json(vector["spec"])
-    index = Index.build([original])
+    index = KernelIndex.build([original])
     fields = set()
     for path, value in _mutations(vector["spec"]):
         mutant = copy.deepcopy(vector["spec"])
@@ -178,7 +178,7 @@ def test_every_field_counts(vector: dict[str, Any]) -> None:
 def test_every_word_of_a_key_counts() -> None:
     for vector in VECTORS:
         words = [int(word, 16) for word in vector["key"]]
-        index = Index.build([GraphSpec.from_json(vector["spec"])])
+        index = KernelIndex.build([GraphSpec.from_json(vector["spec"])])
         for i in range(len(words)):
             assert index.find((*words[:i], words[i] ^ 1, *words[i + 1 :])) is None
 

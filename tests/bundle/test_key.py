@@ -8,7 +8,7 @@ import random
 import pytest
 
 from kernelgen.bundle import index
-from kernelgen.bundle.index import Index
+from kernelgen.bundle.index import KernelIndex
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
@@ -61,8 +61,8 @@ def test_index_finds_every_kernel_and_no_other(count: int) -> None:
 
     specs = [spec(n) for n in range(1, count + 1)]
     shuffled = random.Random(count).sample(specs, count)
-    index = Index.build(shuffled)
-    assert index == Index.build(specs), "the order in which kernels are given does not matter"
+    index = KernelIndex.build(shuffled)
+    assert index == KernelIndex.build(specs), "the order in which kernels are given does not matter"
     assert list(index.ids) == sorted(s.id for s in specs)
     size = len(index.slots)
     assert size >= 8 and size & (size - 1) == 0 and 2 * count <= size < max(9, 4 * count)
@@ -76,13 +76,13 @@ def test_index_finds_every_kernel_and_no_other(count: int) -> None:
 def test_index_is_not_empty_and_not_ambiguous() -> None:
     tensor = TensorDesc.parse("(4,1,1,1)/f32")
     with pytest.raises(KernelgenError, match="at least one kernel"):
-        Index.build([])
+        KernelIndex.build([])
     spec = KernelSpec.make("relu", [tensor], tensor)
     with pytest.raises(KernelgenError, match="cannot be told apart"):
-        Index.build([spec, spec])
+        KernelIndex.build([spec, spec])
     # Parameters that ggml keeps in the same word.
     with pytest.raises(KernelgenError, match="cannot be told apart"):
-        Index.build(KernelSpec("scale", (tensor,), tensor, params) for params in ((("s", 0.0),), (("b", 0.0),)))
+        KernelIndex.build(KernelSpec("scale", (tensor,), tensor, params) for params in ((("s", 0.0),), (("b", 0.0),)))
 
 
 @pytest.mark.parametrize(("dtype", "form"), [("q8_0", "planes"), ("f16", "transposed")])
@@ -96,7 +96,7 @@ def test_a_kernel_for_another_form_is_another_kernel(dtype: str, form: str) -> N
     assert plain.id != formed.id
     assert KernelSpec.from_json(formed.to_json()) == formed != plain
     for there, other in ((plain, formed), (formed, plain)):
-        index = Index.build([there])
+        index = KernelIndex.build([there])
         assert index.find(key(there)) == 0
         assert index.find(key(other)) is None
 
@@ -112,7 +112,7 @@ def test_groups_with_weights_in_other_forms_are_other_kernels() -> None:
     plain, formed = group("q8_0"), group("q8_0:planes")
     assert plain.id != formed.id
     assert GraphSpec.from_json(formed.to_json()) == formed
-    assert Index.build([plain]).find(key(formed)) is None
+    assert KernelIndex.build([plain]).find(key(formed)) is None
 
 
 def test_so_many_keys_of_one_hash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

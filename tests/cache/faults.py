@@ -37,7 +37,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from kernelgen.cache import Folder, entry
-from kernelgen.cache.entry import Damaged
+from kernelgen.cache.entry import DamagedEntry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,7 +143,7 @@ class Field:
                 continue
             try:
                 _, neff = entry.unpack(data, stored.name)
-            except Damaged as problem:
+            except DamagedEntry as problem:
                 raise Wrong(f"the cache has {stored.name}: {problem}") from None
             # The flags and the identity are always the same here, so the names are too.
             if neff != self.neffs.get(stored.name):

@@ -20,7 +20,7 @@ import pytest
 
 from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folder, Key, Notices, entry, notices
 from kernelgen.cache import folder as folders
-from kernelgen.cache.entry import Damaged, pack
+from kernelgen.cache.entry import DamagedEntry, pack
 from kernelgen.cache.shared import Shared
 from kernelgen.errors import KernelgenError
 
@@ -422,7 +422,7 @@ def test_other_protocols_are_read_by_the_same_rules(
     shared.write(key.name, data)
     assert shared.read(key.name) == data
     shared.write(key.name, data + bytes(1 << 20))
-    with pytest.raises(Damaged, match=r"it goes on after|bytes, and says that it has"):
+    with pytest.raises(DamagedEntry, match=r"it goes on after|bytes, and says that it has"):
         shared.read(key.name)
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kernelgen.cache import Key, entry
-from kernelgen.cache.entry import Damaged
+from kernelgen.cache.entry import DamagedEntry
 
 Neffs = list[tuple[Key, bytes]]
 
@@ -38,7 +38,7 @@ def test_every_flipped_bit_is_noticed(neffs: Neffs) -> None:
     for place in places:
         damaged = bytearray(data)
         damaged[place] ^= 1 << chance.randrange(8)
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedEntry):
             entry.unpack(bytes(damaged), key.name)
 
 
@@ -46,28 +46,28 @@ def test_every_truncation_and_every_addition_is_noticed(neffs: Neffs) -> None:
     key, neff = neffs[0]
     data = entry.pack(key, "sqr-1", neff)
     for length in [*range(600), *range(600, len(data), 97), len(data) - 1]:
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedEntry):
             entry.unpack(data[:length], key.name)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedEntry):
         entry.unpack(data + b"\0", key.name)
 
 
 def test_an_entry_under_another_name_is_damaged(neffs: Neffs) -> None:
     (one, neff), (other, _) = neffs[:2]
-    with pytest.raises(Damaged, match="it is the entry"):
+    with pytest.raises(DamagedEntry, match="it is the entry"):
         entry.unpack(entry.pack(one, "sqr-1", neff), other.name)
 
 
 def test_what_has_the_right_digest_and_is_no_neff_is_not_used(neffs: Neffs) -> None:
     key, neff = neffs[0]
     for wrong in (b"", b"not a NEFF", neff[:-3]):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedEntry):
             entry.unpack(entry.pack(key, "sqr-1", wrong), key.name)
 
 
 def test_a_simulated_neff_of_another_hlo_is_not_used(neffs: Neffs) -> None:
     (one, _), (_, neff) = neffs[:2]
-    with pytest.raises(Damaged, match="its NEFF is of another HLO"):
+    with pytest.raises(DamagedEntry, match="its NEFF is of another HLO"):
         entry.unpack(entry.pack(one, "sqr-1", neff), one.name)
 
 

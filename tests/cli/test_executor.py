@@ -13,7 +13,7 @@ import pytest
 
 from kernelgen.build import executor, up_to_date
 from kernelgen.build import folder as build_folder
-from kernelgen.build.determinism import Checked
+from kernelgen.build.determinism import EmittedTwice
 from kernelgen.build.pool import Answer
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.compilers.settings import CompileConfig
@@ -69,12 +69,12 @@ class FakePool:
         return [Answer(task, 0, "", 0.5)]
 
 
-class Steps(list[executor.Step]):
+class Steps(list[executor.BuildStep]):
     def __init__(self) -> None:
         super().__init__()
         self.warned: list[str] = []
 
-    def step(self, step: executor.Step) -> None:
+    def step(self, step: executor.BuildStep) -> None:
         self.append(step)
 
     def warn(self, text: str) -> None:
@@ -101,13 +101,13 @@ def plan(
 
 def run(
     pool: FakePool, what: Plan, tmp_path: Path, libraries: Sequence[Library] = (), **settings: Any
-) -> tuple[executor.Result, Steps]:
+) -> tuple[executor.BuildResult, Steps]:
     given = {"compiler": "neuronx-cc", "identity": "neuronx-cc 2", "executable": Path("/x"), "memory_mb": 10**6}
     made = build_folder.BuildSettings(output=tmp_path, jobs=pool.size, **{**given, **settings})
     for folder in ("hlo", "neff", "tmp"):
         (tmp_path / build_folder.STATE / folder).mkdir(parents=True, exist_ok=True)
     steps = Steps()
-    result = executor.Executor(what, libraries or [builtin_library()], made, steps, pool, Checked({}, {})).run()  # type: ignore[arg-type]
+    result = executor.Executor(what, libraries or [builtin_library()], made, steps, pool, EmittedTwice({}, {})).run()  # type: ignore[arg-type]
     assert not pool.running
     if not pool.say:
         assert steps.warned == []

@@ -134,7 +134,7 @@ def test_entries_of_before_are_read_and_absurd_ones_are_not() -> None:
     head, _ = entry.read_head(entry.pack(key, "k", b"neff", 431), key.name)
     assert head.seconds == 431
     for wrong in (b"-5", b"1e400", b'"soon"', b"[]", b"9" * 5000):
-        with pytest.raises(entry.Damaged):
+        with pytest.raises(entry.DamagedEntry):
             entry.read_head(
                 entry.pack(key, "k", b"neff", 431).replace(b'"seconds":431', b'"seconds":' + wrong), key.name
             )

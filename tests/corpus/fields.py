@@ -142,6 +142,6 @@ def _inside(name: str, value: dict[str, Any]) -> Iterator[str]:
             yield from (f"{container.DEFINITION}: var of type {kind}: {field}" for field in extra)
 
 
-def unnamed_bits(said: description.Description) -> tuple[str, ...]:
+def unnamed_bits(said: description.NeffDescription) -> tuple[str, ...]:
     """Returns the feature bits that nothing names, as a number."""
     return tuple(text for text in said.features if text.startswith("0x"))

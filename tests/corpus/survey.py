@@ -134,7 +134,7 @@ def gather(folder: Path) -> Corpus:
         elif name := entry.name_of(path.name):
             try:
                 head, made = entry.unpack(data, name)
-            except entry.Damaged as problem:
+            except entry.DamagedEntry as problem:
                 corpus.passed_over.append(f"{path}: {problem}")
                 continue
             _add_neff(corpus, path, made)
@@ -247,8 +247,8 @@ def survey(corpus: Corpus, target: str | None, execute: int, say: Callable[[str]
     return report
 
 
-def _neffs(corpus: Corpus, report: Report) -> dict[str, description.Description]:
-    said: dict[str, description.Description] = {}
+def _neffs(corpus: Corpus, report: Report) -> dict[str, description.NeffDescription]:
+    said: dict[str, description.NeffDescription] = {}
     unnamed: Counter[str] = Counter()
     bits: Counter[str] = Counter()
     for digest, (path, data) in corpus.neffs.items():
@@ -260,7 +260,7 @@ def _neffs(corpus: Corpus, report: Report) -> dict[str, description.Description]
             continue
         bits.update(fields.unnamed_bits(said[digest]))
     report.row("NEFFs", len(corpus.neffs))
-    groups: dict[tuple[str, ...], list[description.Description]] = {}
+    groups: dict[tuple[str, ...], list[description.NeffDescription]] = {}
     for digest, one in said.items():
         hashed = container.payload_digest(corpus.neffs[digest][1], one.header) or "unknown"
         key = (one.identity, f"{one.device} ({', '.join(one.targets)})", f"hash: {hashed}")
@@ -286,7 +286,7 @@ def _range(what: str, numbers: Sequence[int]) -> str:
     return f"{what} {min(numbers)}" if len(set(numbers)) == 1 else f"{what} {min(numbers)} to {max(numbers)}"
 
 
-def _pairs(corpus: Corpus, said: dict[str, description.Description], report: Report) -> None:
+def _pairs(corpus: Corpus, said: dict[str, description.NeffDescription], report: Report) -> None:
     fates = Counter(module.fate for module in corpus.modules.values())
     report.row("HLO modules", len(corpus.modules), ", ".join(f"{n} {fate}" for fate, n in sorted(fates.items())))
     agree = dropped = retyped = 0
@@ -316,7 +316,7 @@ def _pairs(corpus: Corpus, said: dict[str, description.Description], report: Rep
     )
 
 
-def _lints(corpus: Corpus, said: dict[str, description.Description], target: str | None, report: Report) -> None:
+def _lints(corpus: Corpus, said: dict[str, description.NeffDescription], target: str | None, report: Report) -> None:
     counts: dict[str, Counter[str]] = {}
     for module in corpus.modules.values():
         targets = [t for _, data in module.neffs if _digest(data) in said for t in said[_digest(data)].targets] or [

@@ -23,7 +23,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.dispatch.costs import Costs
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.manifest import schema
-from kernelgen.model.sizes import Call, Settings
+from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.targets import TARGETS
 
 PACKAGE = Path(kernelgen.__file__).parent
@@ -136,7 +136,7 @@ def known_keys() -> set[str]:
     ops = {*ggml_ops.OPS, *ggml_ops.ALIASES}
     arguments = {name for op in ggml_ops.OPS.values() for name in (*op.inputs, *(p.name for p in op.params))}
     no_keys = {word for words in NO_KEYS for word in words.split()}
-    sizes = {*Call.__dataclass_fields__, *Settings.__dataclass_fields__, *Costs.__dataclass_fields__}
+    sizes = {*DecodeCall.__dataclass_fields__, *Settings.__dataclass_fields__, *Costs.__dataclass_fields__}
     numpy = {f"np.{name}" for name in dir(np)}
     return {*numpy, *keys(json.loads(schema.PATH.read_text())), *ops, *arguments, *sizes, *TARGETS, *no_keys}
 

@@ -21,7 +21,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.manifest import load
 from kernelgen.model.graph_ops import read_graphs
-from kernelgen.spec.graph_kernel import GraphSpec, Place
+from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
 
 SHORTER = tuple(
     f"shorter-{name}"
@@ -124,7 +124,7 @@ def groups_of(path: Path) -> set[GraphSpec]:
 def described(spec: GraphSpec) -> str:
     """Returns a group as `groups words` reads it."""
 
-    def tensor(place: Place | None, t: TensorDesc) -> str:
+    def tensor(place: TensorPlace | None, t: TensorDesc) -> str:
         name = "own" if place is None else f"{'s' if place.slot else 'n'}{place.index}"
         return " ".join(map(str, (name, place.offset if place else 0, TYPES[t.dtype].number, *t.ne, *t.nb)))
 

@@ -16,7 +16,7 @@ from programs import Programs, Run, build
 
 from kernelgen.bundle import reader
 from kernelgen.dispatch.costs import TEXT, read
-from kernelgen.dispatch.lengths import Index, choose
+from kernelgen.dispatch.lengths import LengthIndex, choose
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
         assert result.said == {name: "ok"}, result.log
         logits.append(np.fromfile(file, np.float32))
     # kernelgen knows beforehand
-    index = Index.of(spec for bundle in reader.read(few) for spec in bundle.specs)
+    index = LengthIndex.of(spec for bundle in reader.read(few) for spec in bundle.specs)
     asked = [spec for bundle in reader.read(tmp_path / "exact") for spec in bundle.specs]
     assert [spec.id for spec in asked if index.serve(spec) is None] == []
     error = np.sum((logits[0] - logits[1]) ** 2) / np.sum(logits[1] ** 2)

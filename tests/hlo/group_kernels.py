@@ -18,7 +18,7 @@ from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute
-from kernelgen.spec.graph_kernel import GraphSpec, Place
+from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
 from kernelgen.spec.op_kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
@@ -94,7 +94,7 @@ def one_by_one(spec: GraphSpec, slots: list[Array]) -> list[Array]:
     """Returns the same, computed by the kernels of the nodes."""
     memory: dict[tuple[bool, int], Array] = {(True, i): slot.copy() for i, slot in enumerate(slots)}
 
-    def part(place: Place, tensor: TensorDesc) -> Array:
+    def part(place: TensorPlace, tensor: TensorDesc) -> Array:
         return memory[place.slot, place.index][place.offset : place.offset + tensor.storage_bytes]
 
     for i, node in enumerate(spec.nodes):
@@ -103,7 +103,7 @@ def one_by_one(spec: GraphSpec, slots: list[Array]) -> list[Array]:
             memory[False, i] = np.zeros(node.output.storage_bytes, np.uint8)
         given = [part(o.place, o.tensor).copy() for o in node.inputs if o is not None]
         (result,) = _run(kernel, given)
-        target = part(node.place or Place(False, i), node.output)
+        target = part(node.place or TensorPlace(False, i), node.output)
         assert len(target) == len(result)
         target[:] = result
     return [*(memory[False, i] for i in spec.escaping), *(memory[True, i] for i in spec.written)]

@@ -7,7 +7,7 @@ import pytest
 from harness import Array, spec
 from reference import compute
 
-from kernelgen.dispatch.lengths import Index
+from kernelgen.dispatch.lengths import LengthIndex
 from kernelgen.ggml.unfused_attention import Member, members
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -83,7 +83,7 @@ def test_pieces_are_the_whole(n: int, n_cells: int) -> None:
 
 def test_kernels_of_other_sizes_serve_each_node() -> None:
     kernels = [pieced(node, cells, 4, 16) for node, cells in zip(NODES, CELLS_AXES, strict=True)]
-    index = Index.of(kernels)
+    index = LengthIndex.of(kernels)
     for node, kernel in zip(NODES, kernels, strict=True):
         served = index.serve(node)
         assert served is not None

@@ -22,7 +22,7 @@ from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import layers
-from kernelgen.model.sizes import Call, Settings
+from kernelgen.model.sizes import DecodeCall, Settings
 
 TIMES = (4, 12)
 """How many times as many layers; the latter where kinds of layers come again after some."""
@@ -100,7 +100,7 @@ def folded(source: Path, folder: Path, exporter: Exporter, n_ctx: int) -> Folded
     for times, first in itertools.product(TIMES, starts):
         try:
             write(source, file, first, times)
-            ((_, _, graph),) = exporter.graphs(file, settings, [Call(n_ctx, 1, 1, 1, n_ctx)])
+            ((_, _, graph),) = exporter.graphs(file, settings, [DecodeCall(n_ctx, 1, 1, 1, n_ctx)])
         except KernelgenError:
             continue
         finally:

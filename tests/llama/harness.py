@@ -166,7 +166,7 @@ class _Reporter:
     def warn(self, text: str) -> None:
         self.say(text)
 
-    def step(self, step: executor.Step) -> None:
+    def step(self, step: executor.BuildStep) -> None:
         self.done += 1
         if time.monotonic() - self.last > 15:
             self.last = time.monotonic()

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from kernelgen.manifest import document
-from kernelgen.manifest.document import Node
+from kernelgen.manifest.document import YamlNode
 
 
-def root(text: str) -> Node:
+def root(text: str) -> YamlNode:
     parsed = document.parse(text.encode(), "m.yaml")
     assert not parsed.problems
     assert parsed.root is not None

@@ -15,15 +15,15 @@ from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model import sizes, writing
 from kernelgen.model.derive import Derived, derive
-from kernelgen.model.graphs import Graph, Node, Shape
-from kernelgen.model.sizes import Call, Settings, pad
+from kernelgen.model.graphs import ExportedNode, Graph, Shape
+from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.spec.op_kernel import KernelSpec
 
 from .conftest import specs
 
 NO_WORDS = (0,) * 16
 
-Build = Callable[[Call, int], Sequence[Node]]
+Build = Callable[[DecodeCall, int], Sequence[ExportedNode]]
 """A model: the nodes of a call that reads so many cells of the cache."""
 
 
@@ -32,14 +32,14 @@ def shape(*ne: int, dtype: str = "f32", nb: tuple[int, ...] | None = None) -> Sh
     return Shape(dtype, full, nb or TensorDesc.make([max(n, 1) for n in full], dtype).nb)
 
 
-def node(op: str, *inputs: Shape, output: Shape | None = None) -> Node:
-    return Node(op, inputs, output or inputs[0], NO_WORDS, None)
+def node(op: str, *inputs: Shape, output: Shape | None = None) -> ExportedNode:
+    return ExportedNode(op, inputs, output or inputs[0], NO_WORDS, None)
 
 
 def run(build: Build, settings: Settings = BASE, exports: list[int] | None = None) -> Derived:
     """Derives; notes in `exports` how many graphs each export had."""
 
-    def export(calls: Sequence[Call]) -> Iterable[tuple[Call, Graph]]:
+    def export(calls: Sequence[DecodeCall]) -> Iterable[tuple[DecodeCall, Graph]]:
         if exports is not None:
             exports.append(len(calls))
         for flash in settings.flash_attn:
@@ -53,7 +53,7 @@ def run(build: Build, settings: Settings = BASE, exports: list[int] | None = Non
 
 
 def text(derived: Derived) -> str:
-    return writing.text(writing.Head("m", ["trn1"], "a model", ["made here"]), derived)
+    return writing.text(writing.ManifestHead("m", ["trn1"], "a model", ["made here"]), derived)
 
 
 def kernels(derived: Derived, tmp_path: Path) -> set[KernelSpec]:
@@ -75,7 +75,7 @@ def of(build: Build, settings: Settings = BASE) -> set[KernelSpec]:
     return found
 
 
-def attention(call: Call, n_kv: int) -> list[Node]:
+def attention(call: DecodeCall, n_kv: int) -> list[ExportedNode]:
     n = call.n_tokens // call.n_seqs
     q = shape(8, n, 4, call.n_seqs, nb=(4, 128, 32, 128 * n))
     cells = pad(call.n_ctx)
@@ -97,17 +97,17 @@ def attention(call: Call, n_kv: int) -> list[Node]:
     ]
 
 
-def rounded(call: Call, n_kv: int) -> list[Node]:
+def rounded(call: DecodeCall, n_kv: int) -> list[ExportedNode]:
     return [node("silu", shape(8, -(-call.n_tokens // 64) * 64)), node("relu", shape(n_kv, call.n_tokens))]
 
 
-def by_size(call: Call, n_kv: int) -> list[Node]:
+def by_size(call: DecodeCall, n_kv: int) -> list[ExportedNode]:
     """Other ops for one token, and for long caches."""
     x = shape(8, call.n_tokens)
     return [node("silu", x), *([node("relu", x)] if call.n_tokens == 1 else []), *([node("neg", x)] * (n_kv > 600))]
 
 
-def squares(call: Call, n_kv: int) -> list[Node]:
+def squares(call: DecodeCall, n_kv: int) -> list[ExportedNode]:
     return [node("exp", shape(call.n_tokens**2, n_kv))]
 
 
@@ -162,7 +162,7 @@ def test_what_has_no_formula_is_listed_and_said() -> None:
 
 
 def test_what_can_t_be_built_is_a_comment_with_its_reason(tmp_path: Path) -> None:
-    def build(call: Call, n_kv: int) -> list[Node]:
+    def build(call: DecodeCall, n_kv: int) -> list[ExportedNode]:
         x = shape(8, call.n_tokens)
         return [
             node("silu", x),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kernelgen.errors import KernelgenError
-from kernelgen.model.graphs import Reader, Shape
+from kernelgen.model.graphs import GraphReader, Shape
 
 HEAD: dict[str, Any] = {
     "format": "neuron-kernelgen graphs",
@@ -42,8 +42,8 @@ GRAPH: dict[str, Any] = {
 }
 
 
-def read(*lines: Any) -> Reader:
-    return Reader([line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines], "export")
+def read(*lines: Any) -> GraphReader:
+    return GraphReader([line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines], "export")
 
 
 def test_nodes_are_what_is_computed() -> None:

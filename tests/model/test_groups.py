@@ -18,7 +18,7 @@ from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import crossing, layers, whole
-from kernelgen.model.sizes import Call, Settings
+from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.spec.graph_kernel import GraphSpec
 
 from .conftest import run_model
@@ -28,7 +28,7 @@ SETTINGS = Settings((512,), 512, 1, (1, 5), (1,), (256,), "f16", "f16", (True,),
 
 def graph(exporter: Exporter, file: Path, n_tokens: int = 5) -> Graph:
     """Returns the graph of one call."""
-    ((_, _, found),) = exporter.graphs(file, SETTINGS, [Call(512, 1, n_tokens, 1, 256)])
+    ((_, _, found),) = exporter.graphs(file, SETTINGS, [DecodeCall(512, 1, n_tokens, 1, 256)])
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernelgen.model import sizes
-from kernelgen.model.sizes import Call, Settings
+from kernelgen.model.sizes import DecodeCall, Settings
 
 BASE = Settings(
     n_ctx=(1000,),
@@ -77,7 +77,7 @@ def test_what_is_looked_at_has_every_number_of_tokens_and_others_beside() -> Non
     assert {c.n_tokens for c in calls} - {c.n_tokens for c in asked} == {22, 37}
     assert len(calls) == len(set(calls))
     assert all(c.n_tokens <= 64 for c in sizes.looked_at(replace(BASE, n_ubatch=30, n_tokens=(1, 30)), 1))
-    assert Call(1000, 1, 1, 1, 0) in calls
+    assert DecodeCall(1000, 1, 1, 1, 0) in calls
 
 
 def test_a_context_of_its_own_for_each_n_ctx() -> None:

@@ -89,7 +89,7 @@ def out(*tiles: Any) -> tuple[Any, ...]:
 
 def results_of(function: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
     """Returns what a kernel gives; the HLO that is compiled of it gives the same bits."""
-    called = kernel.Kernel(function, older=False)(*arrays)
+    called = kernel.NkiKernel(function, older=False)(*arrays)
     recorded = kernel.record(function, list(arrays), {}, older=False, targets=("trn2",))
     hlo, _ = traced_hlo(recorded, [(a.shape, str(a.dtype)) for a in arrays])
     for one, other in zip(called, execute.run(hlo, list(arrays)), strict=True):
@@ -160,7 +160,7 @@ def test_two_tiles(dtypes: tuple[np.dtype[Any], ...]) -> None:
 def test_instruction_by_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "MOST", 0)
     a, b = pairs(np.dtype("int32"), np.dtype("int32"))
-    found = kernel.Kernel(tensor_tensors(a.dtype), older=False)(a, b)
+    found = kernel.NkiKernel(tensor_tensors(a.dtype), older=False)(a, b)
     agree(list(found), _expected(a, b, a.dtype), a, b)
 
 
@@ -299,7 +299,7 @@ def test_the_older_generation_computes_in_float_where_no_engine_is_named() -> No
         return tuple(results)
 
     a, b = pairs(np.dtype("int32"), np.dtype("int32"))
-    found = kernel.Kernel(function, older=True)(a, b)
+    found = kernel.NkiKernel(function, older=True)(a, b)
     expected = {
         "add": in_float("add", a, b, a.dtype),
         "add on gpsimd": in_integers("add", a, b, a.dtype),

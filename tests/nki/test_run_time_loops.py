@@ -89,7 +89,7 @@ def _blocks(n):
 
 
 def _jit(function):
-    return kernel.Kernel(function, older=False)
+    return kernel.NkiKernel(function, older=False)
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3])

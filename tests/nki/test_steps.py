@@ -20,7 +20,7 @@ X = np.arange(64 * 4, dtype=np.float32).reshape(64, 4)
 
 
 def _run(function: Callable[..., Any], *arrays: np.ndarray) -> Any:
-    return kernel.Kernel(function, older=False)(*arrays)
+    return kernel.NkiKernel(function, older=False)(*arrays)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Runs kernels instruction by instruction, and returns the items that are compiled."""
     found: list[Any] = []
 
-    class Step(steps._Step):
+    class Step(steps._CompiledInstruction):
         def __init__(self, item: Any, *args: Any) -> None:
             found.append(item)
             super().__init__(item, *args)
@@ -146,7 +146,7 @@ def _doubled(x):
 
 def test_memory_is_changed_in_place_and_arguments_are_not(compiled: list[Any]) -> None:
     x = jnp.asarray(X)
-    recorded = kernel.record_kernel(kernel.Kernel(_doubled, older=False), [X], {})
+    recorded = kernel.record_kernel(kernel.NkiKernel(_doubled, older=False), [X], {})
     (result, changed), _ = steps.run(recorded, [x])
     assert compiled
     assert np.array_equal(x, X) and np.array_equal(changed, X * 2)

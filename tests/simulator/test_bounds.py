@@ -74,7 +74,7 @@ def test_says_which_instruction_has_an_index_out_of_bounds(name: str) -> None:
 
 def test_other_programs_stay_as_they_are() -> None:
     hlo, _ = traced_hlo(lambda x: x[:2] + 1, [((5, 4), "float32")])
-    assert bounds.check(hlo) == bounds.Checked(hlo, ())
+    assert bounds.check(hlo) == bounds.BoundsCheckedHlo(hlo, ())
 
 
 @pytest.mark.parametrize("strict", ["1", "0"])

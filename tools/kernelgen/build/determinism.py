@@ -30,7 +30,7 @@ HINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class EmittedTwice:
     """What emitting kernels twice gave.
 
     Attributes:
@@ -44,13 +44,13 @@ class Checked:
 
 def check(
     kernels: Sequence[Kernel], libraries: Sequence[Library], scratch: Path, jobs: int, timeout: float | None
-) -> Checked:
+) -> EmittedTwice:
     """Emits kernels twice and compares.
 
     Args:
         kernels: which.
         libraries: every kernel library that they name.
-        scratch: an empty folder, where `Checked.hlos` are.
+        scratch: an empty folder, where `EmittedTwice.hlos` are.
         jobs: processes at once.
         timeout: seconds that one kernel may take.
 
@@ -62,7 +62,7 @@ def check(
         _emit(order, sources, scratch.absolute() / seed, jobs, timeout, seed)
         for seed, order in zip(_SEEDS, (kernels, kernels[::-1]), strict=True)
     ]
-    found = Checked({}, {})
+    found = EmittedTwice({}, {})
     for kernel in kernels:
         id = kernel.id
         first, second = (done[id] for done in rounds)

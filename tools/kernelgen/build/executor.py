@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kernelgen import cache
 from kernelgen.build import determinism
-from kernelgen.build.determinism import Checked
+from kernelgen.build.determinism import EmittedTwice
 from kernelgen.build.folder import BuildSettings, is_whole, neff_file
 from kernelgen.build.pool import Answer, Pool
 from kernelgen.build.up_to_date import Emits, emit_arguments
@@ -26,7 +26,7 @@ TIMEOUT_GRACE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BuildStep:
     """One compile, with the emit before it, as a user sees it: how it went.
 
     Attributes:
@@ -47,7 +47,7 @@ class Step:
 class Reporter(Protocol):
     """Is told about a build while it runs."""
 
-    def step(self, step: Step) -> None:
+    def step(self, step: BuildStep) -> None:
         """A kernel is done for one target, well or not."""
 
     def warn(self, text: str) -> None:
@@ -55,7 +55,7 @@ class Reporter(Protocol):
 
 
 @dataclass(slots=True)
-class Result:
+class BuildResult:
     """What a build did.
 
     Attributes:
@@ -67,7 +67,7 @@ class Result:
 
     hlos: dict[str, Path] = field(default_factory=dict)
     neffs: dict[str, Path] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[BuildStep] = field(default_factory=list)
     emitted: int = 0
 
 
@@ -76,8 +76,8 @@ def run(
     libraries: Sequence[Library],
     settings: BuildSettings,
     reporter: Reporter,
-    checked: Checked | None = None,
-) -> Result:
+    checked: EmittedTwice | None = None,
+) -> BuildResult:
     """Emits and compiles everything in a plan; a kernel that fails does not stop the others.
 
     Call it inside `locked`.
@@ -93,10 +93,10 @@ def run(
     for folder in (settings.state / "hlo", settings.state / "neff", scratch):
         folder.mkdir(parents=True, exist_ok=True)
     with Pool(settings.jobs, settings.state / "logs", {"TMPDIR": str(scratch.resolve())}) as pool:
-        return Executor(plan, libraries, settings, reporter, pool, checked or Checked({}, {})).run()
+        return Executor(plan, libraries, settings, reporter, pool, checked or EmittedTwice({}, {})).run()
 
 
-def check_determinism(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> Checked:
+def check_determinism(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> EmittedTwice:
     """Emits every kernel twice, in different processes, and compares. Call it inside `locked`."""
     scratch = settings.state / "tmp" / "determinism"
     return determinism.check(plan.kernels, libraries, scratch, settings.jobs, settings.emit_timeout)
@@ -170,13 +170,13 @@ class Executor:
         settings: BuildSettings,
         reporter: Reporter,
         pool: Pool,
-        checked: Checked,
+        checked: EmittedTwice,
     ) -> None:
         self.checked = checked
         self.settings = settings
         self.reporter = reporter
         self.pool = pool
-        self.result = Result()
+        self.result = BuildResult()
         self.configs: Mapping[str, CompileConfig] = {config.key: config for config in plan.configs}
         self.neffs_of: dict[str, list[Neff]] = {kernel.id: [] for kernel in plan.kernels}
         for neff in plan.neffs:
@@ -189,7 +189,7 @@ class Executor:
         self.capacity = _Capacity(settings)
         self.warnings = _Warnings(reporter)
 
-    def run(self) -> Result:
+    def run(self) -> BuildResult:
         while True:
             while self.pool.idle and self._start_one():
                 pass
@@ -276,7 +276,7 @@ class Executor:
 
     def _not_emitted(self, kernel: Kernel, failure: str) -> None:
         for neff in self.neffs_of[kernel.id]:
-            self._report(Step(neff, failure))
+            self._report(BuildStep(neff, failure))
 
     def _ready(self, kernel: Kernel, linted: bool) -> None:
         """Goes on with the compiles of a kernel whose HLO is there.
@@ -302,10 +302,10 @@ class Executor:
             if target in self.waiting:
                 self.waiting[target].append(neff)
             elif target in self.ended:
-                self._report(Step(neff, self.ended[target]), target)
+                self._report(BuildStep(neff, self.ended[target]), target)
             elif is_whole(target):
                 refusal = None if linted else self._refusal(hlo, self.configs[neff.config].target, neff.kernel)
-                self._report(Step(neff, refusal), target)
+                self._report(BuildStep(neff, refusal), target)
             else:
                 self.waiting[target] = []
                 self.compiles.append(_Compile(neff, target))
@@ -326,9 +326,9 @@ class Executor:
                 if line.startswith("warning: "):
                     self.warnings.tell(line)
         fresh = failure is None and not cached
-        self._report(Step(compile_.neff, failure, fresh, answer.seconds, cached), compile_.path)
+        self._report(BuildStep(compile_.neff, failure, fresh, answer.seconds, cached), compile_.path)
         for neff in others:
-            self._report(Step(neff, failure), compile_.path)
+            self._report(BuildStep(neff, failure), compile_.path)
 
     def _refusal(self, hlo: bytes, target: str, kernel: str) -> str | None:
         """Returns what the lint refuses in a kernel whose NEFF is there, or None; warnings are reported."""
@@ -341,7 +341,7 @@ class Executor:
             return str(error)
         return None
 
-    def _report(self, step: Step, path: Path | None = None) -> None:
+    def _report(self, step: BuildStep, path: Path | None = None) -> None:
         self.result.steps.append(step)
         if path is not None and step.failure is None:
             self.result.neffs[step.neff.id] = path

@@ -67,7 +67,7 @@ def _records(folder: cache.Folder | None, identity: str) -> list[Record]:
     found: dict[str, list[Record]] = {}
     with contextlib.suppress(OSError):
         for stored in folder.entries() if folder else ():
-            with contextlib.suppress(OSError, cache.Damaged):
+            with contextlib.suppress(OSError, cache.DamagedEntry):
                 head = folder.head(stored.name) if folder else None
                 if head is not None and head.seconds is not None:
                     found.setdefault(head.key.compiler, []).append(Record(head.kernel, head.seconds))

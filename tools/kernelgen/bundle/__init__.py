@@ -14,7 +14,7 @@ from typing import Any
 import kernelgen
 from kernelgen.bundle import embed, pack, tree
 from kernelgen.bundle.contents import FORMATS, SPEC_DEPTH, BundleOrigin, Contents, StoredFile, file_name
-from kernelgen.bundle.index import Index
+from kernelgen.bundle.index import KernelIndex
 from kernelgen.bundle.json_text import read_json
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
@@ -198,7 +198,7 @@ def gather(
     if mistakes:
         raise KernelgenError(mistakes)
     chosen = [specs[kernel] for kernel in kernels]
-    index = Index.build(chosen)  # refuses an empty bundle
+    index = KernelIndex.build(chosen)  # refuses an empty bundle
     simulated, identity = next(iter(made_by))
     origin = BundleOrigin(
         name=bundle.name,
@@ -234,7 +234,7 @@ class _Neff:
     made_by: str
     hlo_sha256: str | None
     """None for a real NEFF, which does not tell what it was compiled from."""
-    said: description.Description | None = None
+    said: description.NeffDescription | None = None
     """Of a real NEFF, what is to be compared with the HLO instead."""
 
 

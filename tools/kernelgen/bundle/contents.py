@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelgen.bundle.index import Index
+from kernelgen.bundle.index import KernelIndex
 from kernelgen.errors import KernelgenError
 from kernelgen.spec.graph_kernel import GraphSpec, Spec
 from kernelgen.spec.op_kernel import MAX_ID
@@ -119,7 +119,7 @@ class Contents:
     """
 
     origin: BundleOrigin
-    index: Index
+    index: KernelIndex
     specs: tuple[Spec, ...]
     hlos: tuple[StoredFile, ...]
     neffs: tuple[StoredFile, ...]

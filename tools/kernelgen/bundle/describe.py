@@ -291,7 +291,7 @@ def _unusable(folder: Path, name: str) -> Diagnostic | None:
     return Diagnostic(f"{folder / name}: a link that leads out of the tree") if tree.leads_out(folder, name) else None
 
 
-def _tensors_of(hlo: Path) -> tuple[container.Tensor, ...] | None:
+def _tensors_of(hlo: Path) -> tuple[container.NeffTensor, ...] | None:
     """Returns the tensors of a kernel; None when its HLO can't be read, which is said elsewhere."""
     try:
         return container.tensors_of(fileio.read_input(hlo))
@@ -306,7 +306,7 @@ def _judge(
     origin: BundleOrigin,
     source: str,
     whole: bool,
-    tensors: tuple[container.Tensor, ...] | None = None,
+    tensors: tuple[container.NeffTensor, ...] | None = None,
 ) -> list[Diagnostic]:
     """Returns what is wrong with a NEFF of a bundle; `data` is all of it, or its header. A pack has no HLO to compare it with."""
     try:

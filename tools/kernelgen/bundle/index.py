@@ -17,7 +17,7 @@ MIN_SLOTS = 8
 
 
 def make_slots(words: Sequence[int], offsets: Sequence[int]) -> tuple[int, ...]:
-    """Returns the hash table of some keys; see `Index`.
+    """Returns the hash table of some keys; see `KernelIndex`.
 
     Raises:
         KernelgenError: so many keys have one hash that it can't be by chance, and searches would take long.
@@ -40,7 +40,7 @@ def make_slots(words: Sequence[int], offsets: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class KernelIndex:
     """The tables of a bundle.
 
     Attributes:
@@ -56,7 +56,7 @@ class Index:
     slots: tuple[int, ...]
 
     @staticmethod
-    def build(specs: Iterable[Spec]) -> Index:
+    def build(specs: Iterable[Spec]) -> KernelIndex:
         """Returns the index of some kernels, given in any order.
 
         Raises:
@@ -79,7 +79,7 @@ class Index:
             words += k
             offsets.append(len(words))
         ids = tuple(spec.id for spec in ordered)
-        return Index(ids, tuple(words), tuple(offsets), make_slots(words, offsets))
+        return KernelIndex(ids, tuple(words), tuple(offsets), make_slots(words, offsets))
 
     def key_of(self, number: int) -> tuple[int, ...]:
         """Returns the key words of kernel `number`."""

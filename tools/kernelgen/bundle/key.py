@@ -14,7 +14,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.ggml.weight_layouts import FORMS
 from kernelgen.spec.canonical import canonical_json
-from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Place, Spec
+from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Spec, TensorPlace
 from kernelgen.spec.op_kernel import KernelSpec, params_to_json
 from kernelgen.spec.source_kernel import KEY, SourceSpec
 
@@ -61,7 +61,7 @@ def _graph(spec: GraphSpec) -> tuple[int, ...]:
     return tuple(words)
 
 
-def _memory(place: Place) -> int:
+def _memory(place: TensorPlace) -> int:
     return 2 * place.index + place.slot
 
 

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from kernelgen import fileio
 from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, is_kernel_id, is_sha256, readable
-from kernelgen.bundle.index import Index, make_slots
+from kernelgen.bundle.index import KernelIndex, make_slots
 from kernelgen.errors import KernelgenError
-from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, Damaged, Reader, Value
+from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, DamagedGguf, GgufReader, Value
 from kernelgen.spec.op_kernel import spec_json
 
 ARCHITECTURE = "neuron-kernels"
@@ -120,7 +120,7 @@ class Pack:
 
     path: Path
     origin: BundleOrigin
-    index: Index
+    index: KernelIndex
     specs: tuple[str, ...]
     hlo_sha256: tuple[str, ...]
     kernel_neff: tuple[int, ...]
@@ -148,17 +148,17 @@ def read(path: str | Path) -> Pack:
     """
     path = Path(path)
     with fileio.open_input(path) as file:
-        reader = Reader(file)
+        reader = GgufReader(file)
         if reader.size == 0:
             raise KernelgenError(f"{path}: not a kernel pack: the file is empty")
         try:
             metadata, tensors, data_offset = _header(path, reader)
-        except Damaged as problem:
+        except DamagedGguf as problem:
             raise KernelgenError(f"{path}: damaged kernel pack at byte {problem.at}: {problem.what}") from None
         return _check(path, metadata, tensors, data_offset, reader.size)
 
 
-def _header(path: Path, reader: Reader) -> tuple[dict[str, Value], list[tuple[str, int, int]], int]:
+def _header(path: Path, reader: GgufReader) -> tuple[dict[str, Value], list[tuple[str, int, int]], int]:
     """Returns the metadata, (name, offset, size) of the tensors, and where their data starts."""
     if reader.take(4, "the magic") != MAGIC:
         raise KernelgenError(f"{path}: not a kernel pack: it does not begin with GGUF")
@@ -280,7 +280,7 @@ def _check(
     return Pack(
         path=path,
         origin=origin,
-        index=Index(tuple(ids), tuple(words), tuple(offsets), tuple(slots)),
+        index=KernelIndex(tuple(ids), tuple(words), tuple(offsets), tuple(slots)),
         specs=tuple(lists["kernelgen.kernel.specs"]),
         hlo_sha256=tuple(lists["kernelgen.kernel.hlo_sha256"]),
         kernel_neff=tuple(lists["kernelgen.kernel.neff"]),

@@ -14,7 +14,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class BundleContents:
     """What one bundle holds.
 
     Attributes:
@@ -41,7 +41,7 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def read(path: Path) -> list[Bundle]:
+def read(path: Path) -> list[BundleContents]:
     """Returns the bundle at `path`, or those in a folder; of a bundle that is there as pack and as tree the former.
 
     Raises:
@@ -66,8 +66,8 @@ def read(path: Path) -> list[Bundle]:
     return found
 
 
-def _bundle(made: stored.Stored) -> Bundle:
+def _bundle(made: stored.Stored) -> BundleContents:
     specs = made.specs()
     kernels = tuple(spec for spec in specs if isinstance(spec, KernelSpec))
     groups = tuple(spec for spec in specs if isinstance(spec, GraphSpec))
-    return Bundle(made.path, made.origin.target, kernels, groups)
+    return BundleContents(made.path, made.origin.target, kernels, groups)

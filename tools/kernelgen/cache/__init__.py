@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.cache import entry, shared
-from kernelgen.cache.entry import Damaged
+from kernelgen.cache.entry import DamagedEntry
 from kernelgen.cache.folder import Folder
 from kernelgen.cache.notices import Notices
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.neff.identity import Key
 
-__all__ = ["OFF", "Cache", "CacheSettings", "Damaged", "Folder", "Key", "Notices"]
+__all__ = ["OFF", "Cache", "CacheSettings", "DamagedEntry", "Folder", "Key", "Notices"]
 
 FOLDER_VARIABLE = "NEURON_KERNELGEN_NEFF_CACHE"
 SHARED_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE"
@@ -225,12 +225,12 @@ class Cache:
         self.folder.used(name)
         return found[1]
 
-    def _read_folder(self, folder: Folder, name: str, level: str) -> tuple[entry.Head, bytes] | None:
+    def _read_folder(self, folder: Folder, name: str, level: str) -> tuple[entry.EntryHead, bytes] | None:
         where = f"the cache {folder}"
         try:
             data = folder.read(name)
             return None if data is None else entry.unpack(data, name)
-        except Damaged as problem:
+        except DamagedEntry as problem:
             gone = folder.drop(name) if level == "local" or self._settings.writable else False
             what = "was removed and is compiled again" if gone else "is left alone"
             self._notices.once(
@@ -241,7 +241,7 @@ class Cache:
             self._notices.once(f"{level}-read", f"{where} can't be read, and the build goes on without: {_why(error)}")
         return None
 
-    def _fetch(self, name: str) -> tuple[entry.Head, bytes] | None:
+    def _fetch(self, name: str) -> tuple[entry.EntryHead, bytes] | None:
         if self.shared is None:
             return None
         if isinstance(self.shared, Folder):
@@ -251,7 +251,7 @@ class Cache:
         try:
             data = self.shared.read(name)
             return None if data is None else entry.unpack(data, name)
-        except Damaged as problem:
+        except DamagedEntry as problem:
             self._notices.once(
                 "shared-damaged",
                 f"the shared cache {self.shared} has damaged entries, which are not used; the first is {name}: {problem}",

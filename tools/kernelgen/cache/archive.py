@@ -14,7 +14,7 @@ from typing import IO
 
 from kernelgen import fileio
 from kernelgen.cache import entry
-from kernelgen.cache.entry import Damaged
+from kernelgen.cache.entry import DamagedEntry
 from kernelgen.cache.folder import Folder
 from kernelgen.errors import Diagnostic, KernelgenError
 
@@ -68,7 +68,7 @@ def write(path: str | Path, folder: Folder) -> Exported:
                 if data is None:  # removed meanwhile
                     continue
                 entry.unpack(data, name)
-            except Damaged:
+            except DamagedEntry:
                 left_out.append(name)
                 continue
             member = tarfile.TarInfo(entry.file_name(name))
@@ -110,7 +110,7 @@ def _there(folder: Folder, name: str) -> bool:
         data = folder.read(name)
         if data is not None:
             entry.unpack(data, name)
-    except Damaged:
+    except DamagedEntry:
         return False
     return data is not None
 
@@ -158,9 +158,9 @@ def _members(path: Path, file: IO[bytes], mistakes: list[Diagnostic]) -> Iterato
                 file.seek(offset + tarfile.BLOCKSIZE)
                 data = file.read(member.size)
                 if len(data) < member.size:
-                    raise Damaged("it is cut off")
+                    raise DamagedEntry("it is cut off")
                 entry.unpack(data, name)
-            except Damaged as problem:
+            except DamagedEntry as problem:
                 wrong(f"{shown}: {problem}")
             else:
                 yield name, data

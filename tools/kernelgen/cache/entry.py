@@ -36,12 +36,12 @@ _FIRST = re.compile(rb"kernelgen-neff-cache (\d{1,9}) ([0-9a-f]{64})\n")
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
-class Damaged(Exception):
+class DamagedEntry(Exception):
     """An entry that must not be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class EntryHead:
     """What an entry says about itself.
 
     Attributes:
@@ -100,7 +100,7 @@ def pack(key: Key, kernel: str, neff: bytes, seconds: int | None = None) -> byte
     return head + neff
 
 
-def read_head(data: bytes, name: str) -> tuple[Head, int]:
+def read_head(data: bytes, name: str) -> tuple[EntryHead, int]:
     """Returns what an entry says about itself, and how many bytes say it. The NEFF is not looked at.
 
     Args:
@@ -112,23 +112,25 @@ def read_head(data: bytes, name: str) -> tuple[Head, int]:
     """
     match = _FIRST.match(data)
     if not match:
-        raise Damaged("it does not begin as an entry does")
+        raise DamagedEntry("it does not begin as an entry does")
     if int(match[1]) != FORMAT:
-        raise Damaged(f"it has format {int(match[1])}, not {FORMAT}")
+        raise DamagedEntry(f"it has format {int(match[1])}, not {FORMAT}")
     end = data.find(b"\n", match.end(), MAX_HEAD) + 1
     if not end:
-        raise Damaged("it is cut off")
+        raise DamagedEntry("it is cut off")
     try:
         about = json.loads(data[match.end() : end])
         size = about["neff"]["size"]
         seconds = None if about.get("seconds") is None else int(about["seconds"])
         if seconds is not None and not 0 <= seconds < MAX_SECONDS:
             raise ValueError("no compile takes so long")
-        head = Head(str(about["kernel"]), Key.from_json(about["key"]), str(about["neff"]["sha256"]), int(size), seconds)
+        head = EntryHead(
+            str(about["kernel"]), Key.from_json(about["key"]), str(about["neff"]["sha256"]), int(size), seconds
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise Damaged(f"its second line is damaged: {type(error).__name__}") from None
+        raise DamagedEntry(f"its second line is damaged: {type(error).__name__}") from None
     if head.key.name != name:
-        raise Damaged(f"it is the entry {head.key.name}")
+        raise DamagedEntry(f"it is the entry {head.key.name}")
     return head, end
 
 
@@ -145,12 +147,12 @@ def check_size(start: bytes, size: int, name: str) -> None:
     """
     head, end = read_head(start, name)
     if size > MAX_SIZE:
-        raise Damaged(f"it has {size} bytes, more than any entry")
+        raise DamagedEntry(f"it has {size} bytes, more than any entry")
     if size != end + head.size:
-        raise Damaged(f"it has {size} bytes, and says that it has {end + head.size}")
+        raise DamagedEntry(f"it has {size} bytes, and says that it has {end + head.size}")
 
 
-def unpack(data: bytes, name: str) -> tuple[Head, bytes]:
+def unpack(data: bytes, name: str) -> tuple[EntryHead, bytes]:
     """Returns an entry's head and NEFF, after checking every byte.
 
     Args:
@@ -166,17 +168,17 @@ def unpack(data: bytes, name: str) -> tuple[Head, bytes]:
     first = data.index(b"\n") + 1
     stated = data[first - 65 : first - 1].decode()
     if hashlib.sha256(memoryview(data)[first:]).hexdigest() != stated:
-        raise Damaged("it does not have its digest")
+        raise DamagedEntry("it does not have its digest")
     neff = data[end:]
     # Its writer may have been wrong, or mean: what has the right digest can still be no NEFF.
     if len(neff) != head.size or hashlib.sha256(neff).hexdigest() != head.sha256:
-        raise Damaged("its NEFF is another than it says")
+        raise DamagedEntry("its NEFF is another than it says")
     try:
         if neff_format.read_header(neff).simulated:
             # It says which HLO it is of; a real one does not.
             made_of = neff_format.read_simulated(neff).info["hlo_sha256"]
             if made_of != head.key.hlo_sha256:
-                raise Damaged(f"its NEFF is of another HLO, {made_of}")
+                raise DamagedEntry(f"its NEFF is of another HLO, {made_of}")
     except KernelgenError as error:
-        raise Damaged(error.diagnostics[0].message) from None
+        raise DamagedEntry(error.diagnostics[0].message) from None
     return head, neff

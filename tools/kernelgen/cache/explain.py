@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.cache import LOCAL, SHARED, Cache, Key, entry
-from kernelgen.cache.entry import Damaged
+from kernelgen.cache.entry import DamagedEntry
 from kernelgen.cache.folder import Folder
 from kernelgen.cache.key import Difference, differences, nearest
 from kernelgen.cache.shared import Shared, Unavailable
@@ -93,7 +93,7 @@ def _look(one: Wanted, cache: Cache, remarks: dict[str, None]) -> tuple[str | No
             if data is not None:
                 entry.unpack(data, one.key.name)
                 return level, None
-        except Damaged as problem:
+        except DamagedEntry as problem:
             damaged = f"{store}: {problem}"
         except (OSError, Unavailable) as problem:
             remarks[f"{store} can't be read: {problem}"] = None
@@ -119,7 +119,7 @@ def _heads(cache: Cache, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:
 def _folder_heads(folder: Folder, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:
     try:
         for stored in folder.entries():
-            with contextlib.suppress(Damaged, OSError):
+            with contextlib.suppress(DamagedEntry, OSError):
                 if head := folder.head(stored.name):
                     # Of a damaged entry nothing is believed but that it is none.
                     yield head.kernel, head.key

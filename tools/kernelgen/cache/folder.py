@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.cache import entry
-from kernelgen.cache.entry import Damaged, Head
+from kernelgen.cache.entry import DamagedEntry, EntryHead
 
 _TMP = "tmp"
 _LOCK = "lock"
@@ -36,7 +36,7 @@ _POLL = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredEntry:
     """An entry in a folder, unread.
 
     Attributes:
@@ -76,7 +76,7 @@ class Folder:
         """
         return self._read(name, None)
 
-    def head(self, name: str) -> Head | None:
+    def head(self, name: str) -> EntryHead | None:
         """Returns what an entry says about itself, None where the cache has none.
 
         Raises:
@@ -93,11 +93,11 @@ class Folder:
             return None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise Damaged("it is not a regular file") from None
+                raise DamagedEntry("it is not a regular file") from None
             raise
         with os.fdopen(file, "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise Damaged("it is not a regular file")
+                raise DamagedEntry("it is not a regular file")
             if count is not None:
                 return stream.read(count)
             # Looked at before it is read: a file of no content may be larger than the machine's memory.
@@ -142,7 +142,7 @@ class Folder:
             return False
         return True
 
-    def entries(self) -> Iterator[Stored]:
+    def entries(self) -> Iterator[StoredEntry]:
         """Yields the entries, in no order.
 
         Raises:
@@ -159,7 +159,7 @@ class Folder:
                         status = file.stat(follow_symlinks=False)
                     except FileNotFoundError:  # removed meanwhile
                         continue
-                    yield Stored(name, status.st_size, status.st_mtime_ns)
+                    yield StoredEntry(name, status.st_size, status.st_mtime_ns)
 
     def sweep(self) -> None:
         """Removes what writers that were killed left behind."""

@@ -17,7 +17,7 @@ from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from kernelgen.cache import entry
-from kernelgen.cache.entry import Damaged, Head
+from kernelgen.cache.entry import DamagedEntry, EntryHead
 from kernelgen.errors import Diagnostic, KernelgenError
 
 T = TypeVar("T")
@@ -69,13 +69,13 @@ class _Limit:
         if self._over.is_set():
             raise _Enough
         if max(size or 0, count) > entry.MAX_SIZE:
-            raise Damaged(f"it has {max(size or 0, count)} bytes, more than any entry")
+            raise DamagedEntry(f"it has {max(size or 0, count)} bytes, more than any entry")
         # What was written may not be in the file yet, but for a buffer's worth it is.
         if self._stated is None and count >= entry.MAX_HEAD + io.DEFAULT_BUFFER_SIZE:
             head, end = entry.read_head(os.pread(self._file.fileno(), entry.MAX_HEAD, 0), self._name)
             self._stated = end + head.size
         if self._stated is not None and count > self._stated:
-            raise Damaged(f"it goes on after the {self._stated} bytes that it says it has")
+            raise DamagedEntry(f"it goes on after the {self._stated} bytes that it says it has")
 
 
 class Shared:
@@ -172,7 +172,7 @@ class Shared:
 
         return self._limited(names)
 
-    def heads(self, names: list[str]) -> Iterator[Head]:
+    def heads(self, names: list[str]) -> Iterator[EntryHead]:
         """Yields what entries say about themselves; those that say nothing sensible are left out.
 
         Raises:
@@ -189,7 +189,7 @@ class Shared:
             return got
 
         for name, start in zip(names, self._limited(starts), strict=True):
-            with contextlib.suppress(Damaged):
+            with contextlib.suppress(DamagedEntry):
                 if isinstance(start, bytes):
                     yield entry.read_head(start, name)[0]
 
@@ -235,7 +235,7 @@ class Shared:
         thread.join(self._timeout)
         if answer:
             return answer[0]
-        if problem and isinstance(problem[0], Damaged):
+        if problem and isinstance(problem[0], DamagedEntry):
             raise problem[0]
         if problem:
             raise Unavailable(_reason(problem[0])) from None

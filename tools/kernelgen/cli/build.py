@@ -25,7 +25,7 @@ from kernelgen.plan import Plan
 
 if TYPE_CHECKING:
     from kernelgen import cache
-    from kernelgen.build.executor import Result, Step
+    from kernelgen.build.executor import BuildResult, BuildStep
     from kernelgen.build.folder import BuildSettings
     from kernelgen.build.preview import Preview
 
@@ -163,7 +163,9 @@ def _print_plan(plan: Plan, whole: Plan, work: Preview, output: Path) -> None:
     )
 
 
-def _write_bundles(plan: Plan, result: Result, settings: BuildSettings, forms: Sequence[str]) -> list[tuple[Path, int]]:
+def _write_bundles(
+    plan: Plan, result: BuildResult, settings: BuildSettings, forms: Sequence[str]
+) -> list[tuple[Path, int]]:
     """Writes the bundles whose kernels are all there; returns (path, bytes) of what was written."""
     whole = [b for b in plan.bundles if all(neff in result.neffs for neff in b.neffs().values())]
     written = bundle_forms.write(
@@ -188,8 +190,8 @@ def _size(path: Path) -> int:
 
 def _summarize(
     whole: Plan,
-    result: Result,
-    failed: Sequence[Step],
+    result: BuildResult,
+    failed: Sequence[BuildStep],
     written: Sequence[tuple[Path, int]],
     only: str | None,
     seconds: float,
@@ -224,7 +226,7 @@ class _Plain:
         self.total = total
         self.done = 0
 
-    def step(self, step: Step) -> None:
+    def step(self, step: BuildStep) -> None:
         self.done += 1
         width = len(str(self.total))
         self.say(f"[{self.done:{width}}/{self.total}] {_describe(step)}")
@@ -245,7 +247,7 @@ class _Bar:
         self.progress = progress
         self.task = task
 
-    def step(self, step: Step) -> None:
+    def step(self, step: BuildStep) -> None:
         if step.failure:
             indented = "\n".join(f"    {line}" for line in step.failure.splitlines())
             self.say(f"{_describe(step)}\n{indented}")
@@ -258,7 +260,7 @@ class _Bar:
         self.progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def _describe(step: Step) -> str:
+def _describe(step: BuildStep) -> str:
     if step.failure is not None:
         return f"{step.neff.config} {step.neff.kernel} FAILED"
     how = f"{step.seconds:.2f} s" if step.fresh else "from the cache" if step.cached else "up to date"

@@ -203,7 +203,7 @@ def _value(text: str | None) -> str:
 @_format
 def info(caches: CacheSettings, form: str) -> None:
     """Print where the caches are and what they hold."""
-    from kernelgen.cache.entry import Damaged
+    from kernelgen.cache.entry import DamagedEntry
 
     groups: dict[tuple[str, str], list[int]] = {}
     damaged = 0
@@ -211,7 +211,7 @@ def info(caches: CacheSettings, form: str) -> None:
     for stored in folder.entries() if folder else ():
         try:
             head = folder.head(stored.name) if folder else None
-        except (Damaged, OSError):
+        except (DamagedEntry, OSError):
             damaged += 1
             continue
         if head is not None:
@@ -291,7 +291,7 @@ def verify(keep: bool, folder: Folder) -> int:
     Builds check what they read, so this is only for who wants to know. Exits with 1 when an entry was damaged.
     """
     from kernelgen.cache import entry
-    from kernelgen.cache.entry import Damaged
+    from kernelgen.cache.entry import DamagedEntry
 
     folder.sweep()
     count = damaged = 0
@@ -301,7 +301,7 @@ def verify(keep: bool, folder: Folder) -> int:
             data = folder.read(name)
             if data is not None:
                 entry.unpack(data, name)
-        except (Damaged, OSError) as problem:
+        except (DamagedEntry, OSError) as problem:
             damaged += 1
             removed = not keep and folder.drop(name)
             click.echo(f"{folder.path(name)}: {problem}{': removed' if removed else ''}")

@@ -15,7 +15,7 @@ from kernelgen.cli import options
 from kernelgen.cli.emit import select
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError, described
-from kernelgen.manifest.sources import Check
+from kernelgen.manifest.sources import ReferenceCheck
 from kernelgen.plan import Kernel, Plan
 from kernelgen.spec.source_kernel import SourceSpec
 
@@ -55,7 +55,7 @@ def command(manifests: tuple[Path, ...], catalog: Catalog, only: str | None) -> 
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def _compare(kernel: Kernel, check: Check, kernels: dict[str, Kernel], catalog: Catalog) -> list[str]:
+def _compare(kernel: Kernel, check: ReferenceCheck, kernels: dict[str, Kernel], catalog: Catalog) -> list[str]:
     """Returns how a kernel differs from its reference, a line for each result that does."""
     from kernelgen.hlo import execute, judge
     from kernelgen.lowering import emission
@@ -81,7 +81,7 @@ def _compare(kernel: Kernel, check: Check, kernels: dict[str, Kernel], catalog: 
 
 
 def _wanted(
-    check: Check, spec: SourceSpec, arrays: Sequence[Array], kernels: dict[str, Kernel], catalog: Catalog
+    check: ReferenceCheck, spec: SourceSpec, arrays: Sequence[Array], kernels: dict[str, Kernel], catalog: Catalog
 ) -> list[Array]:
     if check.file is None:
         return _gradients(kernels[check.forward], arrays, catalog)

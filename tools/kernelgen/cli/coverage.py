@@ -26,7 +26,7 @@ from kernelgen.ggml import model_files, tokens
 from kernelgen.model import exporter, graph_ops
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.derive import Reasons
-from kernelgen.model.graph_ops import Export
+from kernelgen.model.graph_ops import GraphExport
 from kernelgen.model.sizes import Settings
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec, spec_json
@@ -137,7 +137,7 @@ def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
     from kernelgen.bundle import reader
 
     manifests = []
-    bundles: list[reader.Bundle] = []
+    bundles: list[reader.BundleContents] = []
     for path in paths:
         model = model_files.recognize(path, "manifest", packs=True)
         if model is not None:
@@ -160,7 +160,7 @@ def _held(paths: Sequence[Path], target: str | None, catalog: Catalog) -> _Held:
     return _Held(compiled | asked, compiled, target or (targets[0] if targets else None), frozenset(groups))
 
 
-def _of_model(path: Path, settings: Settings, asked: exporter.Exporter, groups: Groups) -> Export:
+def _of_model(path: Path, settings: Settings, asked: exporter.Exporter, groups: Groups) -> GraphExport:
     """Returns every graph that a run with these settings can meet."""
     collector = graph_ops.Collector(str(path), groups)
     calls = [
@@ -192,7 +192,7 @@ class _Refusals:
             self._known[spec] = self._ask(spec, self._held.target)
         return self._known[spec]
 
-    def of_manifests(self, graphs: Sequence[Export]) -> frozenset[KernelSpec]:
+    def of_manifests(self, graphs: Sequence[GraphExport]) -> frozenset[KernelSpec]:
         """Returns the kernels that graphs need and manifests name, and that are refused. Those of bundles were compiled."""
         needed = {spec for graph in graphs for spec, _, _ in graph.ops}
         named = (needed & self._held.specs) - self._held.compiled
@@ -270,14 +270,14 @@ class _Report:
         beyond: kernels that no graph needs.
     """
 
-    results: tuple[tuple[Export, Coverage], ...]
+    results: tuple[tuple[GraphExport, Coverage], ...]
     served: Mapping[KernelSpec, Served]
     why: Mapping[KernelSpec, _Reason]
     beyond: tuple[KernelSpec, ...]
 
 
-def _report(graphs: Sequence[Export], held: frozenset[KernelSpec], why: _Why) -> _Report:
-    index = lengths.Index.of(held)
+def _report(graphs: Sequence[GraphExport], held: frozenset[KernelSpec], why: _Why) -> _Report:
+    index = lengths.LengthIndex.of(held)
     served = {
         spec: how
         for spec in dict.fromkeys(spec for graph in graphs for spec, _, _ in graph.ops)
@@ -289,7 +289,7 @@ def _report(graphs: Sequence[Export], held: frozenset[KernelSpec], why: _Why) ->
     return _Report(results, served, reasons, beyond)
 
 
-def _grouped(graph: Export) -> frozenset[KernelSpec]:
+def _grouped(graph: GraphExport) -> frozenset[KernelSpec]:
     """Returns the ops all of whose nodes are in groups."""
     return frozenset(spec for spec, _, _ in graph.ops) - {spec for step in graph.steps for spec in step.alone}
 
@@ -299,7 +299,7 @@ def _describe(spec: KernelSpec) -> str:
     return f"{spec.op}: {inputs} -> {spec.output}"
 
 
-def _nodes(graph: Export) -> Counter[KernelSpec]:
+def _nodes(graph: GraphExport) -> Counter[KernelSpec]:
     """Returns how many nodes of all graphs of an export each kernel computes."""
     found: Counter[KernelSpec] = Counter()
     for step in graph.steps:
@@ -435,7 +435,7 @@ def _json(report: _Report) -> dict[str, Any]:
     }
 
 
-def _groups_json(step: graph_ops.Step) -> dict[str, Any]:
+def _groups_json(step: graph_ops.GraphCall) -> dict[str, Any]:
     if step.groups is None:
         return {}
     outside = [
@@ -444,7 +444,7 @@ def _groups_json(step: graph_ops.Step) -> dict[str, Any]:
     return {"groups": {"launches": len(step.groups), "nodes": sum(step.groups), "outside": outside}}
 
 
-def _missing_json(graph: Export, result: Coverage, report: _Report) -> Iterator[dict[str, Any]]:
+def _missing_json(graph: GraphExport, result: Coverage, report: _Report) -> Iterator[dict[str, Any]]:
     nodes = _nodes(graph)
     for op in result.missing:
         why = report.why[op.spec]

@@ -44,7 +44,7 @@ NEURON_RUNTIME = Path("/opt/aws/neuron/lib/libnrt.so.1")
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorLine:
     """One line of the report.
 
     Attributes:
@@ -105,25 +105,25 @@ def command(form: str, device: bool, libnrt: Path | None, bundle: Path | None) -
     return EXIT_FAILED if missing else EXIT_OK
 
 
-def _python() -> Iterator[Check]:
+def _python() -> Iterator[DoctorLine]:
     wanted = ".".join(map(str, MINIMUM_PYTHON))
     version = platform.python_version() if sys.version_info >= MINIMUM_PYTHON else None
-    yield Check("python", version, True, f"Python {wanted} or later; this is {platform.python_version()}")
+    yield DoctorLine("python", version, True, f"Python {wanted} or later; this is {platform.python_version()}")
     for name, minimum in DEPENDENCIES.items():
         remedy = f"pip install '{name}>={minimum}', or everything with pip install -r requirements.txt"
         try:
             installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Check(name, None, True, remedy)
+            yield DoctorLine(name, None, True, remedy)
             continue
         if _version(installed) < _version(minimum):
-            yield Check(name, None, True, f"{installed} is too old: {remedy}")
+            yield DoctorLine(name, None, True, f"{installed} is too old: {remedy}")
         else:
-            yield Check(name, installed, True, remedy)
+            yield DoctorLine(name, installed, True, remedy)
     has_venv = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
     remedy = "Bazel builds make a virtual environment; on Debian: apt-get install python3-venv"
-    yield Check("python venv", "yes" if has_venv else None, False, remedy)
-    yield Check(
+    yield DoctorLine("python venv", "yes" if has_venv else None, False, remedy)
+    yield DoctorLine(
         "XLA for the CPU",
         _xla(),
         True,
@@ -138,7 +138,7 @@ def _xla() -> str | None:
     return f"{text.split(maxsplit=1)[0]} device ({text.split(maxsplit=1)[1]})" if text and " " in text else None
 
 
-def _neuronx_cc() -> Check:
+def _neuronx_cc() -> DoctorLine:
     where = "not on PATH and NEURON_SDK is not set"
     version = None
     try:
@@ -153,22 +153,22 @@ def _neuronx_cc() -> Check:
     except KernelgenError as error:
         where = error.diagnostics[0].message
     remedy = f"{where}; builds use the simulator. AWS's documentation says how to install it; see docs/compilers.md"
-    return Check("neuronx-cc", version, False, remedy)
+    return DoctorLine("neuronx-cc", version, False, remedy)
 
 
-def _compilers() -> Iterator[Check]:
+def _compilers() -> Iterator[DoctorLine]:
     yield _neuronx_cc()
     name = next((n for n in (os.environ.get("CXX"), "c++", "g++", "clang++") if n and shutil.which(n)), None)
     remedy = "needed to link bundles into programs; on Debian: apt-get install g++"
-    yield Check("C++ compiler", _first_line([name, "--version"]) if name else None, False, remedy)
+    yield DoctorLine("C++ compiler", _first_line([name, "--version"]) if name else None, False, remedy)
 
 
-def _build_tools() -> Iterator[Check]:
-    yield Check("bazel", _tool("bazel", "bazelisk"), False, "needed for Bazel builds only; ./bazelw gets it")
-    yield Check(
+def _build_tools() -> Iterator[DoctorLine]:
+    yield DoctorLine("bazel", _tool("bazel", "bazelisk"), False, "needed for Bazel builds only; ./bazelw gets it")
+    yield DoctorLine(
         "cmake", _tool("cmake"), False, "needed for CMake builds only: pip install cmake, or apt-get install cmake"
     )
-    yield Check(
+    yield DoctorLine(
         "ninja",
         _tool("ninja"),
         False,
@@ -176,12 +176,12 @@ def _build_tools() -> Iterator[Check]:
     )
 
 
-def _machine() -> Iterator[Check]:
+def _machine() -> Iterator[DoctorLine]:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuron-kernelgen"
     folder = Path(os.environ.get("NEURON_KERNELGEN_CACHE") or root)
     parent = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     writable = os.access(parent, os.W_OK | os.X_OK) and parent.is_dir()
-    yield Check(
+    yield DoctorLine(
         "cache folder",
         str(folder) if writable else None,
         False,
@@ -190,18 +190,18 @@ def _machine() -> Iterator[Check]:
     )
 
 
-def _devices() -> Iterator[Check]:
+def _devices() -> Iterator[DoctorLine]:
     devices = sorted(Path("/dev").glob("neuron[0-9]*"))
     remedy = "only needed to run kernels on a NeuronCore, never to build them"
-    yield Check("Neuron devices", f"{len(devices)} (/dev/neuron*)" if devices else None, False, remedy)
+    yield DoctorLine("Neuron devices", f"{len(devices)} (/dev/neuron*)" if devices else None, False, remedy)
     driver = NEURON_DRIVER.read_text().strip() if NEURON_DRIVER.is_file() else None
-    yield Check("Neuron driver", driver, False, f"{remedy}: AWS's package aws-neuronx-dkms")
+    yield DoctorLine("Neuron driver", driver, False, f"{remedy}: AWS's package aws-neuronx-dkms")
     runtime = str(NEURON_RUNTIME) if NEURON_RUNTIME.is_file() else None
-    yield Check("libnrt", runtime, False, f"{remedy}: AWS's package aws-neuronx-runtime-lib")
+    yield DoctorLine("libnrt", runtime, False, f"{remedy}: AWS's package aws-neuronx-runtime-lib")
     yield _simulator()
 
 
-def _simulator() -> Check:
+def _simulator() -> DoctorLine:
     found, remedy = None, "needed to run kernels without a NeuronCore only"
     try:
         from kernelgen.cli import simulate
@@ -217,7 +217,7 @@ def _simulator() -> Check:
         remedy = "looked for once the packages above are installed"
     except KernelgenError as error:
         remedy += f": {error.diagnostics[0].message}; docs/simulator.md says how to build it"
-    return Check("simulator's libnrt", found, False, remedy)
+    return DoctorLine("simulator's libnrt", found, False, remedy)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import weight_layouts
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
-from kernelgen.model.graphs import Graph, Model
-from kernelgen.model.sizes import Call, Settings
+from kernelgen.model.graphs import Graph, ModelHeader
+from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
 
@@ -111,7 +111,7 @@ def command(
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
-    head = writing.Head(
+    head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path),
@@ -124,10 +124,10 @@ def command(
 
 def _derive(
     asked: exporter.Exporter, file: Path, settings: Settings, catalog: Catalog, fuse: str
-) -> tuple[Derived, Model]:
-    model: list[Model] = []
+) -> tuple[Derived, ModelHeader]:
+    model: list[ModelHeader] = []
 
-    def export(calls: Sequence[Call]) -> Iterator[tuple[Call, Graph]]:
+    def export(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
         for described, call, graph in asked.graphs(file, settings, calls):
             model.append(described)
             yield call, graph
@@ -177,7 +177,7 @@ def _list(
     if not any(entry.reason is None for entry in merged.entries):
         raise KernelgenError(f"{', '.join(files)}: no kernel can be built for what is listed")
     made = ["--fuse", fuse] if cut else []
-    head = writing.Head(
+    head = writing.ManifestHead(
         chosen,
         targets or listed.targets(lists) or _ALL_TARGETS,
         f"Kernels that {', '.join(files)} list{'s' * (len(files) == 1)}",
@@ -193,7 +193,7 @@ def _list(
     click.echo("\n".join([*lines, _counted(kernels, "kernel"), *_groups(merged), *_refused(merged), str(output)]))
 
 
-def _write(output: Path, head: writing.Head, derived: Derived, catalog: Catalog) -> int:
+def _write(output: Path, head: writing.ManifestHead, derived: Derived, catalog: Catalog) -> int:
     """Writes a manifest, and returns how many kernels it has."""
     fileio.check_replaceable(output)
     fileio.write_bytes(output, writing.text(head, derived).encode())
@@ -208,7 +208,7 @@ def _name(output: Path) -> str:
     return name
 
 
-def _title(model: Model, path: Path) -> str:
+def _title(model: ModelHeader, path: Path) -> str:
     name = model.name or path.absolute().name
     return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it"
 
@@ -270,7 +270,7 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _summary(model: Model, derived: Derived, kernels: int, settings: Settings) -> list[str]:
+def _summary(model: ModelHeader, derived: Derived, kernels: int, settings: Settings) -> list[str]:
     lines = [
         f"{model.architecture}: {_count(model.parameters)} parameters, {binary_size(model.size)} of weights, {model.layers} layers"
     ]

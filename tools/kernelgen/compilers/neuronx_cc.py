@@ -43,7 +43,7 @@ class NeuronxCC:
         path = Path(executable).absolute()  # not resolved: a virtual environment's program may be a link
         try:
             return NeuronxCC(path, driver.version(path))
-        except driver.Failure as failure:
+        except driver.CompileFailure as failure:
             raise _error(failure.message, failure, EXIT_USAGE) from None
 
     @property
@@ -76,10 +76,10 @@ class NeuronxCC:
                     timeout=timeout,
                     memory_mb=memory_mb,
                 )
-        except driver.Failure as failure:
+        except driver.CompileFailure as failure:
             raise _error(f"kernel {kernel} for {config.target}: {failure.message}", failure, EXIT_FAILED) from None
 
 
-def _error(message: str, failure: driver.Failure, exit_code: int) -> KernelgenError:
+def _error(message: str, failure: driver.CompileFailure, exit_code: int) -> KernelgenError:
     hint = failure.hint.replace("\n", "\n    ") or None
     return KernelgenError(Diagnostic(message, hint=hint), exit_code=exit_code)

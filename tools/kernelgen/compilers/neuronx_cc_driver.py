@@ -62,7 +62,7 @@ _BANNER = re.compile(r"NeuronX Compiler version (\S+)")
 _START = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
 
 
-class Failure(Exception):
+class CompileFailure(Exception):
     """A compile, or a question for the version, that failed.
 
     Args:
@@ -127,7 +127,7 @@ def compile_hlo(
         if problem is None:
             return output.read_bytes()
         _keep(scratch, kept)
-    raise Failure(f"{NAME} {problem}", _explanation(advice, words, kept))
+    raise CompileFailure(f"{NAME} {problem}", _explanation(advice, words, kept))
 
 
 def version(executable: Path) -> str:
@@ -137,7 +137,7 @@ def version(executable: Path) -> str:
         Failure: it can't be run, or does not say which version of the NeuronX Compiler it is.
     """
     if not os.access(executable, os.X_OK) or not executable.is_file():
-        raise Failure(f"{executable} is not a program that can be run")
+        raise CompileFailure(f"{executable} is not a program that can be run")
     with _scratch() as scratch, (scratch / "out").open("w+b") as out, (scratch / "err").open("w+b") as err:
         end = _run(
             [str(executable), "--version"],
@@ -148,13 +148,13 @@ def version(executable: Path) -> str:
             errors=err.fileno(),
         )
         if end.killed:
-            raise Failure(f"{executable} --version did not end in {VERSION_TIMEOUT:g} s")
+            raise CompileFailure(f"{executable} --version did not end in {VERSION_TIMEOUT:g} s")
         out.seek(0)
         first = out.read(4096).decode(errors="replace").partition("\n")[0].strip()
         last = next(iter(_tail(scratch / "err")[-1:]), "")
     match = _BANNER.match(first)
     if end.status or not match:
-        raise Failure(
+        raise CompileFailure(
             f"{executable} --version ended with status {end.status} and the first line {first[:200]!r}"
             + (f" ({last})" if last else ""),
             "expected 'NeuronX Compiler version …': is this neuronx-cc?",
@@ -375,7 +375,7 @@ def _keep(scratch: Path, kept: Path) -> None:
             if (scratch / name).is_file():
                 shutil.move(scratch / name, kept / name)
     except OSError as error:
-        raise Failure(f"{NAME} failed, and its log cannot be kept in {kept}: {error.strerror}") from None
+        raise CompileFailure(f"{NAME} failed, and its log cannot be kept in {kept}: {error.strerror}") from None
 
 
 def _environment(executable: Path, scratch: Path) -> Mapping[str, str]:
@@ -426,7 +426,7 @@ def main(argv: Sequence[str]) -> int:
             if status is not None:
                 return status
         _compile_file(args)
-    except Failure as failure:
+    except CompileFailure as failure:
         hint = "".join(f"\n    {line}" for line in failure.hint.splitlines())
         print(f"error: {failure.message}{hint}", file=sys.stderr)
         return 1
@@ -443,7 +443,7 @@ def _compile_file(args: argparse.Namespace) -> None:
     found = f"{NAME} {version(executable)}"
     if found != args.identity:
         # The NEFF would be stored under the name of a compiler that did not make it.
-        raise Failure(f"the build is for {args.identity}, and this machine has {found} ({executable})")
+        raise CompileFailure(f"the build is for {args.identity}, and this machine has {found} ({executable})")
     name = args.output.name[: -len(".neff")] if args.output.name.endswith(".neff") else args.output.name
     try:
         made = compile_hlo(
@@ -454,8 +454,8 @@ def _compile_file(args: argparse.Namespace) -> None:
             log_dir=args.output.parent,
             memory_mb=machine_memory_mb(),
         )
-    except Failure as failure:
-        raise Failure(f"{name}: {failure.message}", failure.hint) from None
+    except CompileFailure as failure:
+        raise CompileFailure(f"{name}: {failure.message}", failure.hint) from None
     temporary = args.output.with_name(f".{args.output.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(made)

@@ -10,7 +10,7 @@ import base64
 import hashlib
 from pathlib import Path
 
-from kernelgen.compilers.nki_driver import Failure, content_name, renamed
+from kernelgen.compilers.nki_driver import NkiFailure, content_name, renamed
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.hlo import proto
 from kernelgen.hlo.custom_calls import ARTIFACT
@@ -40,7 +40,7 @@ def materialized(hlo: bytes, folder: Path) -> bytes:
                     call.backend_config = renamed(
                         call.backend_config.decode(), content_name(content), str(path)
                     ).encode()
-                except Failure as error:
+                except NkiFailure as error:
                     raise KernelgenError(str(error), exit_code=EXIT_FAILED) from error
                 call.frontend_attributes.map.remove(attribute)
     return proto.serialize(module)

@@ -46,7 +46,7 @@ FORMS = (("nki.framework.compiled", "compiled"), ("nki.compile", "dumped"), ("ne
 """The modules that NKI's compiler is in, the newest first, and which of its forms each has."""
 
 
-class Failure(Exception):
+class NkiFailure(Exception):
     """The compiler is absent, refuses the kernel, or leaves what can't be used."""
 
 
@@ -161,10 +161,10 @@ def record(
         try:
             with _programs(Path(folder)):
                 made = toolchain.config(function, arrays, keywords, grid, target, Path(folder))
-        except Failure:
+        except NkiFailure:
             raise
         except Exception as error:
-            raise Failure(f"{toolchain.name}: {type(error).__name__}: {error}") from error
+            raise NkiFailure(f"{toolchain.name}: {type(error).__name__}: {error}") from error
         content = None if made.file is None else made.file.read_bytes()
         text = made.text if content is None else renamed(made.text, str(made.file), content_name(content))
     return {
@@ -195,7 +195,7 @@ def renamed(text: str, old: str, new: str) -> str:
     except ValueError:
         plain, coded = text.encode(), False
     if old.encode() not in plain:
-        raise Failure(f"the configuration of a native kernel does not name {old}")
+        raise NkiFailure(f"the configuration of a native kernel does not name {old}")
     plain = plain.replace(old.encode(), new.encode())
     return _coded(plain) if coded else plain.decode()
 
@@ -311,7 +311,7 @@ def _file(text: str, folder: Path) -> Path:
     plain = base64.b64decode(text)
     found = [file for file in sorted(folder.rglob("*")) if file.is_file() and str(file).encode() in plain]
     if len(found) != 1:
-        raise Failure(f"the configuration of a native kernel names {len(found)} files, not one")
+        raise NkiFailure(f"the configuration of a native kernel names {len(found)} files, not one")
     return found[0]
 
 
@@ -343,10 +343,10 @@ def _function(file: Path, name: str) -> Callable[..., Any]:
     except BaseException as error:  # SystemExit, too: the code is anybody's
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise Failure(f"{file}: can't be imported: {type(error).__name__}: {error}") from error
+        raise NkiFailure(f"{file}: can't be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise Failure(f"{file} has no function '{name}'")
+        raise NkiFailure(f"{file} has no function '{name}'")
     made: Callable[..., Any] = function
     return made
 
@@ -356,7 +356,7 @@ def _compile(args: argparse.Namespace) -> None:
     found = toolchain.name if toolchain else "no NKI"
     if toolchain is None or found != args.identity:
         # The kernel would be stored under the name of a compiler that did not make it.
-        raise Failure(f"the build is for {args.identity}, and this machine has {found} ({sys.executable})")
+        raise NkiFailure(f"the build is for {args.identity}, and this machine has {found} ({sys.executable})")
     call = json.loads(args.call)
     os.environ.clear()
     os.environ.update(call["env"])
@@ -392,7 +392,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("the following arguments are required: " + ", ".join(f"--{name}" for name in absent))
     try:
         _compile(args)
-    except (Failure, OSError) as error:
+    except (NkiFailure, OSError) as error:
         print(f"error: {args.emitter}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.device.libnrt import Libnrt, Model, StatusError, Tensor
+from kernelgen.device.libnrt import Libnrt, NrtModel, NrtTensor, StatusError
 from kernelgen.hlo import proto
 from kernelgen.targets import TARGETS
 
@@ -70,7 +70,7 @@ class CheckError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """What became of a check.
 
     Attributes:
@@ -87,7 +87,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class CheckKernel:
     """A kernel as a bundle has it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Kernel:
         return self.name.partition("-")[0]
 
 
-def read_kernels(bundle: Path) -> list[Kernel]:
+def read_kernels(bundle: Path) -> list[CheckKernel]:
     """Returns the kernels of a bundle in the form of a tree."""
     return [
         _kernel(path.stem, path.read_bytes(), (bundle / "generic" / "hlo" / f"{path.stem}.hlo.pb").read_bytes())
@@ -120,7 +120,7 @@ def read_kernels(bundle: Path) -> list[Kernel]:
     ]
 
 
-def _kernel(name: str, neff: bytes, hlo: bytes) -> Kernel:
+def _kernel(name: str, neff: bytes, hlo: bytes) -> CheckKernel:
     module = proto.parse(hlo)
     entry = proto.entry(module)
     root = next(i for i in entry.instructions if i.id == entry.root_id)
@@ -131,7 +131,7 @@ def _kernel(name: str, neff: bytes, hlo: bytes) -> Kernel:
     inputs = tuple(attribute(p, proto.INPUT_NAMES) for p in proto.parameters(entry))
     entries = module.input_output_alias.entries
     aliases = {(e.output_shape_index[0] if e.output_shape_index else 0): e.parameter_number for e in entries}
-    return Kernel(name, neff, hlo, inputs, tuple(attribute(root, proto.OUTPUT_NAMES).split(",")), aliases)
+    return CheckKernel(name, neff, hlo, inputs, tuple(attribute(root, proto.OUTPUT_NAMES).split(",")), aliases)
 
 
 class Bench:
@@ -142,12 +142,12 @@ class Bench:
         kernels: what is executed; one of them adds, and one writes in place.
     """
 
-    def __init__(self, libnrt: Path, kernels: list[Kernel]) -> None:
+    def __init__(self, libnrt: Path, kernels: list[CheckKernel]) -> None:
         self.path, self.kernels = libnrt, kernels
         self.nrt: Libnrt
-        self.models: dict[str, Model] = {}
+        self.models: dict[str, NrtModel] = {}
 
-    def run_all(self) -> Iterator[Result]:
+    def run_all(self) -> Iterator[CheckResult]:
         """Yields the result of each check, in order."""
         checks: list[tuple[str, str, Callable[[], str], str]] = [
             ("library", "libnrt can be loaded and has the functions", self._open, ""),
@@ -170,12 +170,12 @@ class Bench:
         done: dict[str, str] = {}
         for name, proves, check, needs in checks:
             if needs and done[needs] != "ok":
-                result = Result(name, "skipped", f"needs: {needs}", proves)
+                result = CheckResult(name, "skipped", f"needs: {needs}", proves)
             else:
                 try:
-                    result = Result(name, "ok", check(), proves)
+                    result = CheckResult(name, "ok", check(), proves)
                 except (CheckError, StatusError, OSError, AttributeError) as error:
-                    result = Result(name, "FAILED", str(error), proves)
+                    result = CheckResult(name, "FAILED", str(error), proves)
             done[name] = result.status
             yield result
         if done.get("init") == "ok":
@@ -201,7 +201,7 @@ class Bench:
         dropped = sum(len(k.inputs) - len(self.models[k.name].inputs) for k in self.kernels)
         return f"{len(self.kernels)} programs in {time.perf_counter() - begun:.1f} s; {dropped} unused inputs were left out"
 
-    def _bind(self, kernel: Kernel, arrays: list[np.ndarray[Any, Any]]) -> _Bound:
+    def _bind(self, kernel: CheckKernel, arrays: list[np.ndarray[Any, Any]]) -> _Bound:
         inputs = {}
         for name, array in zip(kernel.inputs, arrays, strict=True):
             inputs[name] = self.nrt.allocate(array.nbytes)
@@ -213,13 +213,13 @@ class Bench:
             outputs[name] = self.nrt.allocate(size) if shared is None else inputs[kernel.inputs[shared]]
         return self._bound(kernel, inputs, outputs)
 
-    def _bound(self, kernel: Kernel, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> _Bound:
+    def _bound(self, kernel: CheckKernel, inputs: dict[str, NrtTensor], outputs: dict[str, NrtTensor]) -> _Bound:
         model = self.models[kernel.name]
         used = {name: tensor for name, tensor in inputs.items() if name in model.inputs}
         sets = self.nrt.tensor_set(used), self.nrt.tensor_set(outputs)
         return _Bound(inputs, outputs, lambda: self.nrt.execute(model, *sets), model, sets)
 
-    def _executing(self, kernel: Kernel) -> Callable[[], str]:
+    def _executing(self, kernel: CheckKernel) -> Callable[[], str]:
         def check() -> str:
             arrays = inputs_of(kernel)
             bound = self._bind(kernel, arrays)
@@ -228,7 +228,7 @@ class Bench:
 
         return check
 
-    def _compare(self, kernel: Kernel, arrays: list[np.ndarray[Any, Any]], bound: _Bound) -> float:
+    def _compare(self, kernel: CheckKernel, arrays: list[np.ndarray[Any, Any]], bound: _Bound) -> float:
         """Returns the largest error of a result.
 
         Raises:
@@ -250,7 +250,7 @@ class Bench:
             worst = max(worst, error)
         return worst
 
-    def _of(self, op: str) -> Kernel:
+    def _of(self, op: str) -> CheckKernel:
         return next(k for k in self.kernels if k.op == op)
 
     def _synchronous(self) -> str:
@@ -353,14 +353,14 @@ class Bench:
 class _Bound:
     """A kernel with its tensors."""
 
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
+    inputs: dict[str, NrtTensor]
+    outputs: dict[str, NrtTensor]
     execute: Callable[[], None]
-    model: Model
+    model: NrtModel
     sets: tuple[Any, Any]
 
 
-def inputs_of(kernel: Kernel) -> list[np.ndarray[Any, Any]]:
+def inputs_of(kernel: CheckKernel) -> list[np.ndarray[Any, Any]]:
     """Returns values for a kernel's inputs, the same each time: floats normal, positions and row numbers ascending, blocks of
     quantized weights with scales that are numbers.
     """

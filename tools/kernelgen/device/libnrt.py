@@ -39,7 +39,7 @@ class _Version(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class NrtTensor:
     """A tensor on the device.
 
     Attributes:
@@ -52,7 +52,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class NrtModel:
     """A loaded NEFF.
 
     Attributes:
@@ -119,7 +119,7 @@ class Libnrt:
         """Gives the cores back; nothing else can be called then."""
         self._library.nrt_close()
 
-    def load(self, neff: bytes) -> Model:
+    def load(self, neff: bytes) -> NrtModel:
         """Loads a NEFF."""
         handle, array = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("nrt_load", neff, ctypes.c_size_t(len(neff)), 0, -1, ctypes.byref(handle))
@@ -131,45 +131,45 @@ class Libnrt:
         for info in infos:
             sizes[info.usage][info.name.decode()] = info.size
         self._call("nrt_free_model_tensor_info", array)
-        return Model(handle, *sizes)
+        return NrtModel(handle, *sizes)
 
-    def unload(self, model: Model) -> None:
+    def unload(self, model: NrtModel) -> None:
         """Unloads a NEFF."""
         self._call("nrt_unload", model.handle)
 
-    def allocate(self, size: int) -> Tensor:
+    def allocate(self, size: int) -> NrtTensor:
         """Returns device memory of so many bytes."""
         handle = ctypes.c_void_p()
         self._call("nrt_tensor_allocate", _DEVICE, 0, ctypes.c_size_t(size), b"doctor", ctypes.byref(handle))
-        return Tensor(handle, size)
+        return NrtTensor(handle, size)
 
-    def slice(self, source: Tensor, offset: int, size: int) -> Tensor:
+    def slice(self, source: NrtTensor, offset: int, size: int) -> NrtTensor:
         """Returns a view of a part of a tensor."""
         handle = ctypes.c_void_p()
         sizes = ctypes.c_size_t(offset), ctypes.c_size_t(size)
         self._call("nrt_tensor_allocate_slice", source.handle, *sizes, b"doctor", ctypes.byref(handle))
-        return Tensor(handle, size)
+        return NrtTensor(handle, size)
 
-    def free(self, tensor: Tensor) -> None:
+    def free(self, tensor: NrtTensor) -> None:
         """Frees a tensor or a slice."""
         self._library.nrt_tensor_free(ctypes.byref(tensor.handle))
 
-    def write(self, tensor: Tensor, data: bytes, offset: int = 0) -> None:
+    def write(self, tensor: NrtTensor, data: bytes, offset: int = 0) -> None:
         """Writes bytes to a tensor."""
         self._call("nrt_tensor_write", tensor.handle, data, ctypes.c_size_t(offset), ctypes.c_size_t(len(data)))
 
-    def read(self, tensor: Tensor) -> bytes:
+    def read(self, tensor: NrtTensor) -> bytes:
         """Returns a tensor's bytes."""
         data = ctypes.create_string_buffer(tensor.size)
         self._call("nrt_tensor_read", tensor.handle, data, ctypes.c_size_t(0), ctypes.c_size_t(tensor.size))
         return data.raw
 
-    def copy(self, source: Tensor, to: Tensor) -> None:
+    def copy(self, source: NrtTensor, to: NrtTensor) -> None:
         """Copies a tensor's bytes on the device."""
         zero = ctypes.c_size_t(0)
         self._call("nrt_tensor_copy", source.handle, zero, to.handle, zero, ctypes.c_size_t(source.size))
 
-    def tensor_set(self, tensors: Mapping[str, Tensor]) -> ctypes.c_void_p:
+    def tensor_set(self, tensors: Mapping[str, NrtTensor]) -> ctypes.c_void_p:
         """Returns a set of tensors by name, which lasts as long as the process."""
         handle = ctypes.c_void_p()
         self._call("nrt_allocate_tensor_set", ctypes.byref(handle))
@@ -177,7 +177,7 @@ class Libnrt:
             self._call("nrt_add_tensor_to_tensor_set", handle, name.encode(), tensor.handle)
         return handle
 
-    def execute(self, model: Model, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> None:
+    def execute(self, model: NrtModel, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> None:
         """Runs a model on sets of tensors."""
         self._call("nrt_execute", model.handle, inputs, outputs)
 
@@ -188,7 +188,7 @@ class Libnrt:
         major, minor = found.numbers[:2]
         return (major, minor) >= (2, 31) and hasattr(self._library, "nrta_execute_schedule")
 
-    def schedule(self, model: Model, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> Scheduled:
+    def schedule(self, model: NrtModel, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> Scheduled:
         """Queues an execution on the core of the model."""
         status, sequence = ctypes.c_int(_PENDING), ctypes.c_uint64()
         self._call(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.dispatch.lengths import Served
-from kernelgen.model.graph_ops import Step
+from kernelgen.model.graph_ops import GraphCall
 from kernelgen.spec.op_kernel import KernelSpec
 
 
@@ -99,9 +99,9 @@ class Row:
     outside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def rows(steps: Iterable[Step], served: Mapping[KernelSpec, Served]) -> list[Row]:
+def rows(steps: Iterable[GraphCall], served: Mapping[KernelSpec, Served]) -> list[Row]:
     """Returns what is covered of graphs, in their order."""
-    found: dict[tuple[tuple[tuple[str, int | str], ...], int, int, int, int, object], list[Step]] = {}
+    found: dict[tuple[tuple[tuple[str, int | str], ...], int, int, int, int, object], list[GraphCall]] = {}
     for step in steps:
         sizes: list[tuple[str, int | str]] = [
             (name, size) for name, size in step.sizes.items() if name not in ("n_kv", "n_kv_swa")
@@ -130,7 +130,7 @@ def rows(steps: Iterable[Step], served: Mapping[KernelSpec, Served]) -> list[Row
     ]
 
 
-def ops_outside(step: Step) -> dict[str, dict[str, int]]:
+def ops_outside(step: GraphCall) -> dict[str, dict[str, int]]:
     """Returns how many nodes of each op of a graph are in no group, by why."""
     found: dict[str, dict[str, int]] = {}
     for why, nodes in step.outside.items():
@@ -141,12 +141,12 @@ def ops_outside(step: Step) -> dict[str, dict[str, int]]:
     return found
 
 
-def covered(step: Step, served: Collection[KernelSpec]) -> int:
+def covered(step: GraphCall, served: Collection[KernelSpec]) -> int:
     """Returns how many nodes of a graph are served, by groups or one by one."""
     return sum(step.groups or ()) + sum(count for spec, count in step.alone.items() if spec in served)
 
 
-def launches(step: Step, served: Mapping[KernelSpec, Served]) -> tuple[int, int]:
+def launches(step: GraphCall, served: Mapping[KernelSpec, Served]) -> tuple[int, int]:
     """Returns how many launches the served nodes of a graph take, and how many rows of padding they have."""
     found = [(served[spec], count) for spec, count in step.alone.items() if spec in served]
     alone = sum(len(s.kernels) * count for s, count in found)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import readers_of, segment_spec
 from kernelgen.model.repeats import Segment
-from kernelgen.spec.graph_kernel import GraphSpec, Place
+from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
 from kernelgen.spec.op_kernel import KernelSpec
 
 
@@ -153,7 +153,7 @@ def _has_slots_of(spec: GraphSpec, kernel: GraphSpec) -> bool:
         return False
     whole: dict[int, tuple[int, int]] = {}  # of a kernel's slot, where it begins in which one of the group
 
-    def same(a: Place | None, b: Place | None) -> bool:
+    def same(a: TensorPlace | None, b: TensorPlace | None) -> bool:
         if a is None or b is None or not (a.slot and b.slot):
             return a == b
         return whole.setdefault(b.index, (a.index, a.offset - b.offset)) == (a.index, a.offset - b.offset)

@@ -40,7 +40,7 @@ class Served:
 
 
 @dataclass(slots=True)
-class Index:
+class LengthIndex:
     """Kernels by what they are regardless of how many tokens they are for."""
 
     costs: Costs = field(default_factory=builtin)
@@ -52,9 +52,9 @@ class Index:
     """Tokens and cells of products of several heads, by the number of heads."""
 
     @staticmethod
-    def of(kernels: Iterable[KernelSpec], costs: Costs | None = None) -> Index:
+    def of(kernels: Iterable[KernelSpec], costs: Costs | None = None) -> LengthIndex:
         """Returns the index of some kernels, which are chosen by `costs`, those of costs.json by default."""
-        index = Index(costs or builtin())
+        index = LengthIndex(costs or builtin())
         for kernel in kernels:
             index._exact[_key(kernel, (*kernel.inputs, kernel.output))] = kernel
             for cut in cuts(kernel.op, kernel.inputs, kernel.output):

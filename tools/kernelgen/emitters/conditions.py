@@ -31,7 +31,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class EmitterCondition:
     """One comparison, as the emitter's source has it; `read` checked it."""
 
     text: str
@@ -47,7 +47,7 @@ class Condition:
         return _COMPARE[type(comparison.ops[0])](left, right)
 
 
-def read(text: str, known: frozenset[str]) -> tuple[Condition | None, str]:
+def read(text: str, known: frozenset[str]) -> tuple[EmitterCondition | None, str]:
     """Returns the condition that a text stands for, or None and what is wrong with it.
 
     Args:
@@ -66,7 +66,7 @@ def read(text: str, known: frozenset[str]) -> tuple[Condition | None, str]:
             return None, f"where: unknown name '{node.id}' in '{text}'; there are {', '.join(sorted(known))}"
     if not all(map(_is_sum, (tree.left, tree.comparators[0]))):
         return None, wanted
-    return Condition(text), ""
+    return EmitterCondition(text), ""
 
 
 def _is_sum(node: ast.expr) -> bool:

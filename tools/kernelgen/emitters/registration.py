@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelgen.emitters.conditions import Condition
+from kernelgen.emitters.conditions import EmitterCondition
 from kernelgen.emitters.type_rows import Row
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
@@ -64,7 +64,7 @@ class Registration:
     types: tuple[Row, ...] = ()
     language: str = DEFAULT
     targets: tuple[str, ...] = ()
-    where: tuple[Condition, ...] = ()
+    where: tuple[EmitterCondition, ...] = ()
     env: tuple[tuple[str, str], ...] | None = None
     lowering: str = "interpreted"
     forms: tuple[str, ...] = ()

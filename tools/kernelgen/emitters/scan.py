@@ -93,7 +93,7 @@ def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Di
         tree = parse(source, str(file))
     except KernelgenError as error:
         return (), error.diagnostics
-    module = _Module(file)
+    module = _ScannedModule(file)
     module.read(tree)
     return tuple(module.found), tuple(module.mistakes)
 
@@ -115,7 +115,7 @@ def _decorator_names(tree: ast.Module) -> set[str]:
     return names
 
 
-class _Module:
+class _ScannedModule:
     """A module while it is read."""
 
     def __init__(self, file: Path) -> None:
@@ -253,7 +253,7 @@ class _Module:
 
     def _where(
         self, decorator: ast.expr, inputs: Sequence[str], params: Sequence[ParamSpec]
-    ) -> tuple[conditions.Condition, ...]:
+    ) -> tuple[conditions.EmitterCondition, ...]:
         sizes = [f"{name}_ne{i}" for name in inputs for i in range(4)]
         known = frozenset((*sizes, *(p.name for p in params if p.kind is int)))
         found = []

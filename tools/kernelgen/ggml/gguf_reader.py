@@ -21,7 +21,7 @@ _SCALARS = {
 U32, BOOL, STRING, ARRAY, U64 = 4, 7, 8, 9, 10
 
 
-class Damaged(Exception):
+class DamagedGguf(Exception):
     """A file that ends too early, or says what can't be.
 
     Attributes:
@@ -52,8 +52,8 @@ class Value:
     is_array: bool
 
 
-class Reader:
-    """A place in a file, which every method moves on. What does not fit into the file is `Damaged`, before memory is asked for.
+class GgufReader:
+    """A place in a file, which every method moves on. What does not fit into the file is `DamagedGguf`, before memory is asked for.
 
     Args:
         file: the file, which can seek.
@@ -67,8 +67,8 @@ class Reader:
         file.seek(at)
 
     def fail(self, what: str) -> NoReturn:
-        """Raises `Damaged` for this place."""
-        raise Damaged(self.at, what)
+        """Raises `DamagedGguf` for this place."""
+        raise DamagedGguf(self.at, what)
 
     def take(self, count: int, what: str) -> bytes:
         """Returns the next bytes."""
@@ -90,7 +90,7 @@ class Reader:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
 
     def text(self, what: str, *, limit: int | None = None, errors: str = "strict") -> str:
-        """Returns a string; `Damaged` when it has more bytes than `limit`, or is not UTF-8 and `errors` is not `replace`."""
+        """Returns a string; `DamagedGguf` when it has more bytes than `limit`, or is not UTF-8 and `errors` is not `replace`."""
         count = self.number("Q", what)
         if limit is not None and count > limit:
             self.fail(f"{what} has {count} bytes")

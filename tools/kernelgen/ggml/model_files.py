@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kernelgen.errors import Diagnostic
-from kernelgen.ggml.gguf_reader import MAGIC, STRING, Damaged, Reader
+from kernelgen.ggml.gguf_reader import MAGIC, STRING, DamagedGguf, GgufReader
 
 _PACK = "neuron-kernels"
 _PART = "part"
@@ -118,7 +118,7 @@ def gguf_kind(file: BinaryIO) -> tuple[str, str] | None:
     is_part = False
     steps = 0
     try:
-        reader = Reader(file, file.tell())
+        reader = GgufReader(file, file.tell())
         version, _, count = (reader.number(code, "the header") for code in "IQQ")
         if version not in (2, 3):
             return None
@@ -138,7 +138,7 @@ def gguf_kind(file: BinaryIO) -> tuple[str, str] | None:
             # The two stand first in all files that gguf-py and llama.cpp write; what follows them is long.
             if steps > _MAX_STEPS or (architecture is not None and not key.startswith("general.")):
                 break
-    except Damaged:
+    except DamagedGguf:
         pass  # the rest is missing or damaged; what was read says what it is
     if architecture is None:
         return ("", _PART) if is_part else None

@@ -9,7 +9,7 @@ from kernelgen.hlo import proto
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class HloDescription:
     """One module.
 
     Attributes:
@@ -40,7 +40,7 @@ class Description:
         return "\n".join(lines)
 
 
-def describe(hlo: bytes) -> Description:
+def describe(hlo: bytes) -> HloDescription:
     """Returns what a serialized `HloModuleProto` is; names are those of the NEFF's tensors where it has them.
 
     Raises:
@@ -62,7 +62,7 @@ def describe(hlo: bytes) -> Description:
         for e in module.input_output_alias.entries
     )
     counts = Counter(i.opcode for c in module.computations for i in c.instructions)
-    return Description(
+    return HloDescription(
         module.name,
         tuple(parameters),
         tuple((name, proto.shape_text(shape)) for name, shape in zip(names, shapes, strict=False)),

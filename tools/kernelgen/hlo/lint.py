@@ -98,14 +98,14 @@ class Rule:
     """
 
     name: str
-    check: Callable[[_Module, Target | None], Iterator[tuple[Any, str]]]
+    check: Callable[[_LintedModule, Target | None], Iterator[tuple[Any, str]]]
     hint: str
     per_target: bool = False
     severity: str = ERROR
     evidence: str = ""
 
 
-class _Module:
+class _LintedModule:
     """A parsed module with what the rules ask for."""
 
     def __init__(self, hlo: bytes) -> None:
@@ -133,7 +133,7 @@ def _shapes(shape: Any) -> Iterator[Any]:
         yield from _shapes(inner)
 
 
-def _ids(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _ids(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     seen: set[int] = set()
     for i in m.instructions:
         if not 0 <= i.id <= MAX_ID:
@@ -143,8 +143,8 @@ def _ids(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
         seen.add(i.id)
 
 
-def _types(*refused: str) -> Callable[[_Module, Target | None], Iterator[tuple[Any, str]]]:
-    def check(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _types(*refused: str) -> Callable[[_LintedModule, Target | None], Iterator[tuple[Any, str]]]:
+    def check(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
         for i in m.instructions:
             found = {_type(s) for s in _shapes(i.shape)} & set(refused)
             if found:
@@ -153,20 +153,20 @@ def _types(*refused: str) -> Callable[[_Module, Target | None], Iterator[tuple[A
     return check
 
 
-def _opcodes(message: str, *refused: str) -> Callable[[_Module, Target | None], Iterator[tuple[Any, str]]]:
-    def check(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _opcodes(message: str, *refused: str) -> Callable[[_LintedModule, Target | None], Iterator[tuple[Any, str]]]:
+    def check(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
         return ((i, message) for i in m.instructions if i.opcode in refused)
 
     return check
 
 
-def _topk(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _topk(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in m.instructions:
         if i.opcode == "topk" or (i.opcode == "custom-call" and i.custom_call_target in ("TopK", "mhlo.topk")):
             yield i, "topk is not supported"
 
 
-def _sort(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _sort(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     assert target is not None
     if not target.sort:
         for i in m.instructions:
@@ -174,20 +174,20 @@ def _sort(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
                 yield i, f"sort is not supported on {target.name}"
 
 
-def _i64_parameters(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _i64_parameters(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in proto.parameters(proto.entry(m.message)):
         if _type(i.shape) in ("s64", "u64"):
             yield i, "a 64-bit integer parameter is narrowed or refused, depending on the compiler's release"
 
 
-def _empty(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _empty(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in proto.parameters(proto.entry(m.message)):
         if 0 in i.shape.dimensions:
             yield i, f"the parameter {proto.shape_text(i.shape)} has no elements"
 
 
-def _dot(*types: str) -> Callable[[_Module, Target | None], Iterator[tuple[Any, str]]]:
-    def check(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _dot(*types: str) -> Callable[[_LintedModule, Target | None], Iterator[tuple[Any, str]]]:
+    def check(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
         if "s32" in types and (target is None or target.int32_dot):
             return
         for computation, i in m.with_computation():
@@ -199,13 +199,13 @@ def _dot(*types: str) -> Callable[[_Module, Target | None], Iterator[tuple[Any, 
     return check
 
 
-def _u64_constants(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _u64_constants(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in m.instructions:
         if i.opcode == "constant" and any(v >= 2**32 for v in i.literal.u64s):
             yield i, "an unsigned 64-bit constant above 2^32 - 1 is not supported"
 
 
-def _dynamic(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _dynamic(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     if m.message.is_dynamic:
         yield None, "the module has dynamic shapes"
     for i in m.instructions:
@@ -213,7 +213,7 @@ def _dynamic(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
             yield i, f"the shape {proto.shape_text(i.shape)} is dynamic"
 
 
-def _custom_calls(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _custom_calls(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in m.instructions:
         if i.opcode != "custom-call" or any(c in i.custom_call_target for c in _CALLBACKS):
             continue
@@ -221,7 +221,7 @@ def _custom_calls(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]
             yield i, f"the compiler knows no custom call '{i.custom_call_target}'"
 
 
-def _host(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _host(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in m.instructions:
         if i.opcode in _HOST_OPS:
             yield i, f"{i.opcode} talks to the host"
@@ -232,7 +232,7 @@ def _host(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
 _WITH_F8E4M3FN = " and ".join(name for name, target in TARGETS.items() if "F8E4M3FN" in target.fp8)
 
 
-def _fp8(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _fp8(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     assert target is not None
     allowed = {name.lower() for name in target.fp8}
     for i in m.instructions:
@@ -241,7 +241,7 @@ def _fp8(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
             yield i, f"the type {', '.join(sorted(found))} is not supported on {target.name}"
 
 
-def _scatter_reduce(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _scatter_reduce(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in m.instructions:
         if i.opcode != "scatter" or _type(i.shape) not in _INTEGERS:
             continue
@@ -252,13 +252,13 @@ def _scatter_reduce(m: _Module, target: Target | None) -> Iterator[tuple[Any, st
             yield i, f"a scatter that combines {_type(i.shape)} by {root.opcode} is not supported"
 
 
-def _while(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _while(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for computation, i in m.with_computation():
         if i.opcode == "while" and not _static(m, computation, i):
             yield i, "the number of iterations is not a constant"
 
 
-def _static(m: _Module, computation: Any, loop: Any) -> bool:
+def _static(m: _LintedModule, computation: Any, loop: Any) -> bool:
     """Whether a while loop counts a tuple element from a constant, by a constant, to a constant."""
     condition, body = (m.computations[n] for n in _condition_and_body(m, loop))
     test = m.by_id[condition.id, condition.root_id]
@@ -281,14 +281,14 @@ def _static(m: _Module, computation: Any, loop: Any) -> bool:
     return ("get-tuple-element", index) in kinds and any(kind == "constant" for kind, _ in kinds)
 
 
-def _condition_and_body(m: _Module, loop: Any) -> tuple[int, int]:
+def _condition_and_body(m: _LintedModule, loop: Any) -> tuple[int, int]:
     """Returns the ids of a loop's (condition, body); XLA lists the body first."""
     body, condition = loop.called_computation_ids
     root = m.by_id[condition, m.computations[condition].root_id]
     return (condition, body) if _type(root.shape) == "pred" else (body, condition)
 
 
-def _names(m: _Module, target: Target | None) -> Iterator[tuple[Any, str]]:
+def _names(m: _LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     seen: set[str] = set()
     for i in m.instructions:
         if i.name in seen:
@@ -384,7 +384,7 @@ def lint(hlo: bytes, target: Target | None = None) -> list[Finding]:
     Raises:
         ValueError: `hlo` is not such a module.
     """
-    m = _Module(hlo)
+    m = _LintedModule(hlo)
     findings = []
     for rule in RULES:
         if rule.per_target and target is None:

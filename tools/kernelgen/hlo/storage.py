@@ -30,7 +30,7 @@ _ARRAY_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "i
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class ParameterStorage:
     """The parameter that a tensor arrives as, and how its elements lie in it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Storage:
         return tuple(sorted(range(len(self.dims)), key=lambda k: (-self.dims[k][1], k)))
 
 
-def storage(tensor: TensorDesc) -> Storage:
+def storage(tensor: TensorDesc) -> ParameterStorage:
     """Returns the parameter that `tensor` arrives as.
 
     Raises:
@@ -90,14 +90,14 @@ def storage(tensor: TensorDesc) -> Storage:
         kept, trailing = (3, 2, 1), ((lengths[0] * t.size, 1),)
     dims = (*((lengths[k], strides[k] // unit) for k in kept), *trailing)
     length = tensor.storage_bytes // unit
-    made = Storage(dtype, (length,), dims, length, False, unit)
+    made = ParameterStorage(dtype, (length,), dims, length, False, unit)
     expected = 1
     for k in reversed(made.order):
         n, stride = dims[k]
         if n > 1 and stride != expected:
             return made
         expected *= n
-    return Storage(dtype, tuple(dims[k][0] for k in made.order), dims, length, True, unit)
+    return ParameterStorage(dtype, tuple(dims[k][0] for k in made.order), dims, length, True, unit)
 
 
 def _in_bf16(tensor: TensorDesc) -> TensorDesc:
@@ -107,7 +107,7 @@ def _in_bf16(tensor: TensorDesc) -> TensorDesc:
     return TensorDesc.make(tensor.ne, "bf16", (2, *(stride // row * 2 * tensor.ne[0] for stride in tensor.nb[1:])))
 
 
-def view(array: Any, s: Storage) -> Any:
+def view(array: Any, s: ParameterStorage) -> Any:
     """Returns the logical array, shape `s.view_shape`, of a parameter of shape `s.shape`."""
     from jax import lax
 
@@ -127,7 +127,7 @@ def view(array: Any, s: Storage) -> Any:
     return lax.broadcast_in_dim(array, s.view_shape, stepped)
 
 
-def update(array: Any, s: Storage, value: Any) -> Any:
+def update(array: Any, s: ParameterStorage, value: Any) -> Any:
     """Returns the storage `array`, shape `s.shape`, with its view replaced by `value`, shape `s.view_shape`.
 
     Elements that the view does not cover stay; dense storage has none, and its `array` is not read.
@@ -149,7 +149,7 @@ def update(array: Any, s: Storage, value: Any) -> Any:
     return lax.slice(lax.reshape(array, (padded,)), (0,), (s.length,))
 
 
-def _nested(s: Storage) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+def _nested(s: ParameterStorage) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
     """Returns how the view is a slice of rows of rows, or None when strides do not nest.
 
     Returns:
@@ -169,7 +169,7 @@ def _nested(s: Storage) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[in
     return s.dims[kept[0]][0] * s.dims[kept[0]][1], (*rows, step), (*used, 1), kept
 
 
-def _indices(s: Storage) -> Any:
+def _indices(s: ParameterStorage) -> Any:
     """Returns the position in flat storage of every element of the view, i32."""
     import jax.numpy as jnp
     from jax import lax

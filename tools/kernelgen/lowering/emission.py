@@ -27,7 +27,7 @@ from kernelgen.spec.graph_kernel import GraphSpec, Spec
 from kernelgen.spec.source_kernel import SourceSpec, own_target
 
 if TYPE_CHECKING:
-    from kernelgen.languages.nki.prebuilt import Asked
+    from kernelgen.languages.nki.prebuilt import PrebuiltRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,13 @@ def using_prebuilt(
         yield [prebuilt]
 
 
-def asked(emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str]) -> Asked:
+def asked(emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str]) -> PrebuiltRequest:
     """Returns which kernel it is that NKI's own compiler makes, or made.
 
     Raises:
         KernelgenError: it is for none of it, or its sources can't be read.
     """
-    from kernelgen.languages.nki.prebuilt import Asked
+    from kernelgen.languages.nki.prebuilt import PrebuiltRequest
 
     target = own_target(spec, targets)
     if not target or len(targets) != 1:
@@ -108,7 +108,7 @@ def asked(emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets:
             f"kernel {spec.id}: what is prebuilt is a kernel with the lowering 'native', for one target"
         )
     ((library, registration),) = emitters
-    return Asked(spec.id, target, of_sources(library, registration.module), registration.file.name)
+    return PrebuiltRequest(spec.id, target, of_sources(library, registration.module), registration.file.name)
 
 
 def _emit(

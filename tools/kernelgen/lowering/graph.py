@@ -13,10 +13,10 @@ from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, described
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo.storage import Storage, storage, update, view
+from kernelgen.hlo.storage import ParameterStorage, storage, update, view
 from kernelgen.languages.emitting import emitting
 from kernelgen.lowering.op import Lowered, call, traced_hlo
-from kernelgen.spec.graph_kernel import GraphSpec, Operand, Place
+from kernelgen.spec.graph_kernel import GraphSpec, Operand, TensorPlace
 
 MAX_ELEMENTS = 2**31
 """Elements of a slot of which a part is used: positions in it are 32-bit integers."""
@@ -82,7 +82,7 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
     )
 
 
-def _storage(spec: GraphSpec, what: str, tensor: TensorDesc) -> Storage:
+def _storage(spec: GraphSpec, what: str, tensor: TensorDesc) -> ParameterStorage:
     """Returns how a tensor is stored."""
     try:
         return storage(tensor)
@@ -106,7 +106,7 @@ def _slot(spec: GraphSpec, number: int, uses: Sequence[Operand]) -> Memory:
     return Memory(stored[0].dtype, shape)
 
 
-def _part(spec: GraphSpec, node: int, operand: Operand, size: int) -> tuple[Storage, int]:
+def _part(spec: GraphSpec, node: int, operand: Operand, size: int) -> tuple[ParameterStorage, int]:
     """Returns how an operand is stored, and at which element of its memory, which has `size`, it begins."""
     s = _storage(spec, f"node {node}, {spec.nodes[node].op}", operand.tensor)
     start, rest = divmod(operand.place.offset, s.unit)
@@ -116,10 +116,10 @@ def _part(spec: GraphSpec, node: int, operand: Operand, size: int) -> tuple[Stor
 
 
 def _read(memory: Mapping[tuple[bool, int], Any], spec: GraphSpec, node: int, operand: Operand) -> Any:
-    """Returns the logical array of an operand, shape `Storage.view_shape`."""
+    """Returns the logical array of an operand, shape `ParameterStorage.view_shape`."""
     from jax import lax
 
-    if operand.place == Place(False, node):  # ggml_cast: of what it writes to only the shape counts
+    if operand.place == TensorPlace(False, node):  # ggml_cast: of what it writes to only the shape counts
         s = _storage(spec, f"node {node}, {spec.nodes[node].op}", operand.tensor)
         return lax.full(s.view_shape, 0, s.dtype)
     array = memory[operand.place.slot, operand.place.index]

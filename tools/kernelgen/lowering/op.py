@@ -18,7 +18,7 @@ from kernelgen.emitters.foreign import builtins_kept
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.cpu import import_jax
-from kernelgen.hlo.storage import Storage, storage, update, view
+from kernelgen.hlo.storage import ParameterStorage, storage, update, view
 from kernelgen.languages import DEFAULT
 from kernelgen.languages.emitting import add_notes, emitting
 from kernelgen.languages.protocol import Call, Returned
@@ -132,7 +132,7 @@ def call(
     Args:
         spec: the kernel.
         function: its emitter.
-        views: the logical array of each input, shape `Storage.view_shape`; None for one that is absent.
+        views: the logical array of each input, shape `ParameterStorage.view_shape`; None for one that is absent.
         language: what the emitter is written in.
         targets: the targets that the kernel is for.
 
@@ -181,7 +181,7 @@ def _dtype(name: str) -> Any:
     return jnp.dtype(name)
 
 
-def _storage(spec: KernelSpec, function: Callable[..., Any], tensor: TensorDesc, what: str) -> Storage:
+def _storage(spec: KernelSpec, function: Callable[..., Any], tensor: TensorDesc, what: str) -> ParameterStorage:
     try:
         made = storage(tensor)
     except ValueError as error:
@@ -191,7 +191,7 @@ def _storage(spec: KernelSpec, function: Callable[..., Any], tensor: TensorDesc,
     return made
 
 
-def _target(spec: KernelSpec, function: Callable[..., Any]) -> Storage:
+def _target(spec: KernelSpec, function: Callable[..., Any]) -> ParameterStorage:
     """Returns how the result is stored."""
     out = spec.output
     if spec.alias is None:

@@ -43,7 +43,7 @@ _NOT_YAML = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-
 _LOADER: Any = getattr(yaml, "CLoader", yaml.Loader)  # libyaml is ten times faster; both give the same events
 
 
-class Node:
+class YamlNode:
     """One value of a document.
 
     Attributes:
@@ -69,7 +69,7 @@ class Node:
     def location(self) -> Location:
         return Location(self.file, self.line, self.column)
 
-    def get(self, key: str) -> Node | None:
+    def get(self, key: str) -> YamlNode | None:
         """Returns the value of `key` in a map, or None."""
         entry = self.value.get(key)
         return entry.node if entry else None
@@ -87,11 +87,11 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlEntry:
     """One key of a map: the key's node, for its place, and the value's."""
 
-    key: Node
-    node: Node
+    key: YamlNode
+    node: YamlNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Document:
         broken: `id()` of nodes that stand in for something that could not be read.
     """
 
-    root: Node | None
+    root: YamlNode | None
     problems: list[Diagnostic]
     broken: frozenset[int] = frozenset()
 
@@ -181,16 +181,16 @@ class _Builder:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.root: Node | None = None
+        self.root: YamlNode | None = None
         self.problems: list[Diagnostic] = []
-        self.broken: list[Node] = []
+        self.broken: list[YamlNode] = []
         self.documents = 0
-        self.stack: list[Node] = []
-        self.keys: list[Node | None] = []
-        self.anchors: dict[str, Node] = {}
+        self.stack: list[YamlNode] = []
+        self.keys: list[YamlNode | None] = []
+        self.anchors: dict[str, YamlNode] = {}
         self.open_anchors: list[str | None] = []
-        self.merges: list[list[Node]] = []
-        self.no_key = Node("scalar", "", "", file, _Zero)  # stands for a key that is none, and is reported
+        self.merges: list[list[YamlNode]] = []
+        self.no_key = YamlNode("scalar", "", "", file, _Zero)  # stands for a key that is none, and is reported
 
     def problem(self, mark: Any, message: str, hint: str | None = None) -> None:
         self.problems.append(Diagnostic(message, Location(self.file, mark.line + 1, mark.column + 1), hint))
@@ -211,7 +211,7 @@ class _Builder:
                     readable = False
             elif event.tag is not None:
                 self.problem(mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag")
-            node = Node("scalar", value, text, self.file, mark)
+            node = YamlNode("scalar", value, text, self.file, mark)
             if not readable:
                 self.broken.append(node)
             if event.anchor is not None:
@@ -226,7 +226,9 @@ class _Builder:
                     event.start_mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag"
                 )
             is_map = kind is yaml.MappingStartEvent
-            self.stack.append(Node("map" if is_map else "seq", {} if is_map else [], "", self.file, event.start_mark))
+            self.stack.append(
+                YamlNode("map" if is_map else "seq", {} if is_map else [], "", self.file, event.start_mark)
+            )
             self.keys.append(None)
             self.open_anchors.append(event.anchor)
             self.merges.append([])
@@ -247,7 +249,7 @@ class _Builder:
                 inside = event.anchor in self.open_anchors
                 what = "stands inside what it names" if inside else "names no anchor above it"
                 self.problem(event.start_mark, f"alias '*{event.anchor}' {what}")
-                known = Node("scalar", None, "", self.file, event.start_mark)
+                known = YamlNode("scalar", None, "", self.file, event.start_mark)
                 self.broken.append(known)
             return self._attach(known, event.start_mark)
         if kind is yaml.DocumentStartEvent:
@@ -259,7 +261,7 @@ class _Builder:
                 return False
         return True
 
-    def _attach(self, node: Node, mark: Any = None) -> bool:
+    def _attach(self, node: YamlNode, mark: Any = None) -> bool:
         if not self.stack:
             # An empty document is one empty scalar.
             self.root = None if node.kind == "scalar" and node.text == "" else node
@@ -294,7 +296,7 @@ class _Builder:
         if first is not None:
             self.problem(_Mark(key), f"key '{short(key.text)}' is already there, on line {first.key.line}")
         else:
-            parent.value[key.text] = Entry(key, node)
+            parent.value[key.text] = YamlEntry(key, node)
         return True
 
 
@@ -303,7 +305,7 @@ class _Mark:
 
     __slots__ = ("column", "line")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: YamlNode) -> None:
         self.line = node.line - 1
         self.column = node.column - 1
 

@@ -13,7 +13,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.languages import DEFAULT
 from kernelgen.manifest import kernels
-from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.document import YamlNode, short
 from kernelgen.manifest.kernels import Choice, KernelEntry, explain_tensor
 from kernelgen.manifest.schema import Report
 from kernelgen.manifest.sizes import Sizes
@@ -28,7 +28,7 @@ _NAME = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)")
 _REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([^()\s]*)\s*)?(\(.*)?", re.DOTALL)
 
 
-def expand(entry: Node, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> list[Kernel]:
+def expand(entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> list[Kernel]:
     """Returns the graph kernels of one entry and, unless it says `fallback: false`, the op kernels of their nodes.
 
     Mistakes go to `report`, and an entry with one gives no kernel.
@@ -61,23 +61,23 @@ class _Memory:
 class _Member(KernelEntry):
     """A node of a group: its op, parameters and number of inputs are those of a kernel's entry."""
 
-    def __init__(self, graph: _GraphEntry, node: Node) -> None:
+    def __init__(self, graph: _GraphEntry, node: YamlNode) -> None:
         super().__init__(node, graph.catalog, graph.report, graph.sizes, graph.choice)
         self.graph = graph
         self.templates = graph.templates
 
-    def fail(self, node: Node, message: str, hint: str | None = None) -> None:
+    def fail(self, node: YamlNode, message: str, hint: str | None = None) -> None:
         self.graph.fail(node, message, hint)
 
-    def fail_with(self, values: Mapping[str, Value], node: Node, message: str) -> None:
+    def fail_with(self, values: Mapping[str, Value], node: YamlNode, message: str) -> None:
         self.graph.fail_with(values, node, message)
 
 
 class _GraphEntry(KernelEntry):
-    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
+    def __init__(self, entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
         super().__init__(entry, catalog, report, sizes, choice)
         self.members: list[_Member] = []
-        self.names: dict[str, Node] = {}
+        self.names: dict[str, YamlNode] = {}
         self.suggestions = MAX_SUGGESTIONS
 
     def expand_graph(self) -> list[Kernel]:
@@ -139,7 +139,7 @@ class _GraphEntry(KernelEntry):
             self.fail(self.entry, found.message, found.hint)
             return []
 
-    def _texts(self) -> Iterator[Node]:
+    def _texts(self) -> Iterator[YamlNode]:
         for item in self._need("inputs").value.values():
             yield item.node
         for node in self._need("nodes").value:
@@ -195,7 +195,7 @@ class _GraphEntry(KernelEntry):
         if not named and not in_place:
             self.fail(outputs, "the group has no result", "name the nodes whose results are read outside of it")
 
-    def _of(self, member: _Member, key: str) -> Node:
+    def _of(self, member: _Member, key: str) -> YamlNode:
         node = member.entry.get(key)
         assert node is not None
         return node
@@ -205,7 +205,7 @@ class _GraphEntry(KernelEntry):
         self.suggestions -= 1
         return did_you_mean(name, known) if self.suggestions >= 0 else ""
 
-    def _refer(self, item: Node, later: set[str], itself: str | None) -> set[str]:
+    def _refer(self, item: YamlNode, later: set[str], itself: str | None) -> set[str]:
         """Checks the name of a reference and returns what it refers to."""
         match = _NAME.match(item.text) if item.value is not None else None
         if match is None:
@@ -277,7 +277,7 @@ class _GraphEntry(KernelEntry):
         op: Op,
         inputs: list[Loose | None],
         into: Loose | None,
-        output: Node,
+        output: YamlNode,
         i: int,
         values: Mapping[str, Value],
     ) -> int | None:
@@ -294,7 +294,7 @@ class _GraphEntry(KernelEntry):
             self.fail_with(values, output, f"{op.name} writes its result to {of}: the output is the same reference")
         return found
 
-    def _reference(self, item: Node, memory: Mapping[str, _Memory], values: Mapping[str, Value]) -> Loose | None:
+    def _reference(self, item: YamlNode, memory: Mapping[str, _Memory], values: Mapping[str, Value]) -> Loose | None:
         """Returns what a reference stands for; None when it has a mistake."""
         if not self.usable(item):
             self.good = False

@@ -18,10 +18,10 @@ from kernelgen.ggml.ops import Op, Param, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import WEIGHTS, of_type
 from kernelgen.manifest import sizes as manifest_sizes
-from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.document import YamlNode, short
 from kernelgen.manifest.schema import Report, describe
 from kernelgen.manifest.settings import Changes, KernelSettings
-from kernelgen.manifest.sizes import NO_SIZES, Condition, Sizes
+from kernelgen.manifest.sizes import NO_SIZES, SizeCondition, Sizes
 from kernelgen.manifest.template import Template, TemplateError, Value
 from kernelgen.plan import Kernel
 from kernelgen.spec.op_kernel import KernelSpec
@@ -39,7 +39,7 @@ class Named:
 
     name: str
     spec: KernelSpec
-    node: Node
+    node: YamlNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class Choice:
     """
 
     targets: tuple[str, ...] = ()
-    languages: Node | None = None
+    languages: YamlNode | None = None
     manifest: str = ""
     settings: KernelSettings | None = None
-    weights: Node | None = None
+    weights: YamlNode | None = None
 
 
 def expand(
-    entry: Node, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES, choice: Choice = Choice()
+    entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES, choice: Choice = Choice()
 ) -> tuple[list[Kernel], list[Named]]:
     """Returns the kernels of one entry; mistakes go to `report`, and an entry with one gives no kernel.
 
@@ -79,7 +79,7 @@ def expand(
 class KernelEntry:
     """An entry while it is read."""
 
-    def __init__(self, entry: Node, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
+    def __init__(self, entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
         self.entry = entry
         self.catalog = catalog
         self.report = report
@@ -92,20 +92,20 @@ class KernelEntry:
         self.own = choice.settings.own(entry) if choice.settings is not None and entry.kind == "map" else None
         self.op: Op | None = None
         self.variables: dict[str, list[Value]] = {}
-        self.conditions: tuple[Condition, ...] = ()
+        self.conditions: tuple[SizeCondition, ...] = ()
         self.used: set[str] = set()
         self.templates: dict[int, Template] = {}
         self.failed_with = False
         self.all_read = True
         self.too_many = False
 
-    def fail(self, node: Node, message: str, hint: str | None = None) -> None:
+    def fail(self, node: YamlNode, message: str, hint: str | None = None) -> None:
         """Notes a mistake; the first at a place counts, since other combinations of a batch would repeat it."""
         self.good = False
         if id(node) not in self.report.wrong:
             self.report.fail(node, message, hint)
 
-    def fail_with(self, values: Mapping[str, Value], node: Node, message: str) -> None:
+    def fail_with(self, values: Mapping[str, Value], node: YamlNode, message: str) -> None:
         """Notes a mistake that occurs with these values of the batch's variables."""
         if not values:
             self.fail(node, message)
@@ -115,7 +115,7 @@ class KernelEntry:
             self.failed_with = True
         self.good = False
 
-    def usable(self, node: Node | None) -> bool:
+    def usable(self, node: YamlNode | None) -> bool:
         return node is not None and id(node) not in self.report.wrong
 
     def expand(self) -> tuple[list[Kernel], list[Named]]:
@@ -154,7 +154,7 @@ class KernelEntry:
         node = self.weights
         return [item.text for item in node.value] if node is not None and self.usable(node) else []
 
-    def is_sized(self, node: Node) -> bool:
+    def is_sized(self, node: YamlNode) -> bool:
         """Returns whether a tensor depends on the manifest's sizes, as no weight does."""
         template = self.templates.get(id(node))
         return template is not None and any(name in self.sizes.variables for name in template.names)
@@ -258,11 +258,11 @@ class KernelEntry:
                 "kernels can be built for these ops: " + ", ".join(sorted(self.catalog.by_op)),
             )
 
-    def _read_batch(self, batch: Node) -> None:
+    def _read_batch(self, batch: YamlNode) -> None:
         for name, item in batch.value.items():
             self.variables[name] = [value.value for value in item.node.value]
 
-    def _texts(self) -> Iterator[Node]:
+    def _texts(self) -> Iterator[YamlNode]:
         entry = self.entry
         for key in ("output", "name"):
             node = entry.get(key)
@@ -344,7 +344,7 @@ class KernelEntry:
                 return False
         return True
 
-    def _fill(self, node: Node, values: Mapping[str, Value]) -> Value | None:
+    def _fill(self, node: YamlNode, values: Mapping[str, Value]) -> Value | None:
         """Returns the node's text with its variables filled in; None when that fails."""
         template = self.templates.get(id(node))
         if template is None:
@@ -362,7 +362,7 @@ class KernelEntry:
             self._check_inputs(op, inputs)
         self._check_names(op)
 
-    def _check_inputs(self, op: Op, inputs: Node) -> None:
+    def _check_inputs(self, op: Op, inputs: YamlNode) -> None:
         count, most = len(inputs.value), len(op.inputs)
         names = f" ({', '.join(op.inputs)})" if op.inputs else ""
         if count < op.required:
@@ -416,7 +416,7 @@ class KernelEntry:
         output = self.entry.get("output")
         return found, None if output is None else self._tensor(output, values)
 
-    def _tensor(self, node: Node, values: Mapping[str, Value]) -> TensorDesc | None:
+    def _tensor(self, node: YamlNode, values: Mapping[str, Value]) -> TensorDesc | None:
         if node.kind == "scalar" and node.value is None:
             return None
         if not self.usable(node):
@@ -469,7 +469,7 @@ class KernelEntry:
             self.fail_with(values, where, problem.message)
         return not problems
 
-    def _need(self, key: str) -> Node:
+    def _need(self, key: str) -> YamlNode:
         node = self.entry.get(key)
         assert node is not None
         return node

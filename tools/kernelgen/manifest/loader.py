@@ -10,7 +10,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import model_files
 from kernelgen.manifest import document, graphs, kernels, recorded, schema, settings, sizes, sources
-from kernelgen.manifest.document import Document, Node
+from kernelgen.manifest.document import Document, YamlNode
 from kernelgen.manifest.schema import Report
 from kernelgen.plan import Kernel, Request
 
@@ -28,7 +28,7 @@ def load(paths: Sequence[str | Path], catalog: Catalog, used: bool = False) -> l
     """
     problems: list[Diagnostic] = []
     requests: dict[str, Request] = {}
-    names: dict[str, Node] = {}
+    names: dict[str, YamlNode] = {}
     for path in paths:
         parsed, text = _parse(path)
         root = parsed.root
@@ -69,11 +69,11 @@ def _place(problem: Diagnostic) -> tuple[int, int]:
     return (problem.location.line, problem.location.column) if problem.location else (0, 0)
 
 
-def _first_is_at(node: Node) -> str:
+def _first_is_at(node: YamlNode) -> str:
     return f"the first is at {node.location}"
 
 
-def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
+def _request(root: YamlNode, catalog: Catalog, report: Report) -> Request | None:
     """Returns what one manifest asks for; None when it has a mistake."""
     if root.kind != "map":
         return None
@@ -103,17 +103,17 @@ def _request(root: Node, catalog: Catalog, report: Report) -> Request | None:
     )
 
 
-def _items(root: Node, key: str) -> list[Node]:
+def _items(root: YamlNode, key: str) -> list[YamlNode]:
     node = root.get(key)
     return list(node.value) if node is not None and node.kind == "seq" else []
 
 
 def _entries(
-    root: Node, catalog: Catalog, report: Report, choice: kernels.Choice
-) -> tuple[list[Kernel], list[sources.Check]]:
+    root: YamlNode, catalog: Catalog, report: Report, choice: kernels.Choice
+) -> tuple[list[Kernel], list[sources.ReferenceCheck]]:
     found: list[Kernel] = []
-    checks: list[sources.Check] = []
-    programs: dict[str, tuple[str, Node]] = {}
+    checks: list[sources.ReferenceCheck] = []
+    programs: dict[str, tuple[str, YamlNode]] = {}
     named: dict[str, kernels.Named] = {}
     shared = sizes.read(root, report)
     for entry in _items(root, "graphs"):
@@ -144,7 +144,9 @@ def _entries(
     return found, checks
 
 
-def _check_names(found: Sequence[Kernel], entry: Node, known: dict[str, tuple[str, Node]], report: Report) -> None:
+def _check_names(
+    found: Sequence[Kernel], entry: YamlNode, known: dict[str, tuple[str, YamlNode]], report: Report
+) -> None:
     """Notes names that stand for two kernels: a program asks for a kernel by its name."""
     for kernel in found:
         name = kernel.spec.op

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from kernelgen.manifest.document import Node
+from kernelgen.manifest.document import YamlNode
 from kernelgen.manifest.schema import Report
 
 _RAN = re.compile(rb"# asked for \d{1,20} times?, executed (\d{1,20}) times?\s*$")
@@ -19,7 +19,7 @@ _RAN = re.compile(rb"# asked for \d{1,20} times?, executed (\d{1,20}) times?\s*$
 _HINT = "record it again with GGML_NEURON_RECORD into a new file (docs/llama-cpp.md), or leave out --used"
 
 
-def leave_out_unused(root: Node, text: bytes, report: Report) -> None:
+def leave_out_unused(root: YamlNode, text: bytes, report: Report) -> None:
     """Removes the entries that did not run while a manifest was recorded from its `kernels:`.
 
     Args:

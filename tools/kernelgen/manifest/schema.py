@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.errors import Diagnostic, did_you_mean, nearest
-from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.document import YamlNode, short
 
 PATH = Path(__file__).with_name("manifest.schema.json")
 """The schema, as it is published."""
@@ -43,7 +43,7 @@ class Report:
         self.wrong: set[int] = set(broken)
         self.broken = broken
 
-    def fail(self, node: Node, message: str, hint: str | None = None) -> bool:
+    def fail(self, node: YamlNode, message: str, hint: str | None = None) -> bool:
         """Notes a mistake at `node`; returns False."""
         self.wrong.add(id(node))
         if id(node) not in self.broken:
@@ -51,7 +51,7 @@ class Report:
         return False
 
 
-Check = Callable[[Node, str, Report], bool]
+Check = Callable[[YamlNode, str, Report], bool]
 """Takes a node, what to call it, and where to write mistakes; returns whether it is right."""
 
 
@@ -62,7 +62,7 @@ def load() -> dict[str, Any]:
     return value
 
 
-def check(root: Node, broken: frozenset[int] = frozenset()) -> Report:
+def check(root: YamlNode, broken: frozenset[int] = frozenset()) -> Report:
     """Returns what is wrong with a document; `broken` are nodes that stand for nothing (`Document.broken`)."""
     report = Report(broken)
     _compiled().root(root, "the manifest", report)
@@ -74,7 +74,7 @@ def _compiled() -> _Compiler:
     return _Compiler(load())
 
 
-def _kind(node: Node) -> str:
+def _kind(node: YamlNode) -> str:
     """The JSON type of a node."""
     if node.kind == "map":
         return "object"
@@ -101,7 +101,7 @@ _NAMES = {
 }
 
 
-def describe(node: Node) -> str:
+def describe(node: YamlNode) -> str:
     """Returns what a node is, for "not …" in a message."""
     if node.kind == "map":
         return "a mapping"
@@ -146,7 +146,7 @@ class _Compiler:
         if len(checks) == 1:
             return checks[0]
 
-        def all_of(node: Node, label: str, report: Report) -> bool:
+        def all_of(node: YamlNode, label: str, report: Report) -> bool:
             return all(step(node, label, report) for step in checks)
 
         return all_of
@@ -168,7 +168,7 @@ class _Compiler:
         if "enum" in schema:
             name = _choices(schema["enum"])
 
-        def check(node: Node, label: str, report: Report) -> bool:
+        def check(node: YamlNode, label: str, report: Report) -> bool:
             if _kind(node) in accepted:
                 return True
             hint = None
@@ -183,7 +183,7 @@ class _Compiler:
         names = [v for v in values if isinstance(v, str)]
         noun = ref.rpartition("/")[2] or "value"
 
-        def check(node: Node, label: str, report: Report) -> bool:
+        def check(node: YamlNode, label: str, report: Report) -> bool:
             if node.kind == "scalar" and node.value in known and not isinstance(node.value, bool):
                 return True
             if names and isinstance(node.value, str):
@@ -197,7 +197,7 @@ class _Compiler:
     def bounds(self, schema: dict[str, Any]) -> Check:
         low, high = schema.get("minimum"), schema.get("maximum")
 
-        def check(node: Node, label: str, report: Report) -> bool:
+        def check(node: YamlNode, label: str, report: Report) -> bool:
             value = node.value
             if value != value:
                 return report.fail(node, f"{label}: expected a number, not '{node.text}'")
@@ -213,7 +213,7 @@ class _Compiler:
         search = re.compile(schema["pattern"]).search
         expected = schema["patternErrorMessage"]
 
-        def check(node: Node, label: str, report: Report) -> bool:
+        def check(node: YamlNode, label: str, report: Report) -> bool:
             if search(node.text):
                 return True
             return report.fail(node, f"{label}: expected {expected}, not '{short(node.text)}'")
@@ -229,7 +229,7 @@ class _Compiler:
                 table.setdefault(kind, check_branch)
         expected = expected or " or ".join(s.get("patternErrorMessage") or _NAMES[s["type"]] for s in full)
 
-        def check(node: Node, label: str, report: Report) -> bool:
+        def check(node: YamlNode, label: str, report: Report) -> bool:
             branch = table.get(_kind(node))
             if branch is None:
                 return report.fail(node, f"{label}: expected {expected}, not {describe(node)}")
@@ -249,7 +249,7 @@ class _Compiler:
         key_check = self.pattern(names) if names else None
         removed = schema.get("x-removed", {})
 
-        def check(node: Node, label: str, report: Report) -> bool:
+        def check(node: YamlNode, label: str, report: Report) -> bool:
             good = True
             entries = node.value
             unknown = []
@@ -295,7 +295,7 @@ class _Compiler:
         low, high = schema.get("minItems", 0), schema.get("maxItems")
         unique = schema.get("uniqueItems", False)
 
-        def check(node: Node, label: str, report: Report) -> bool:
+        def check(node: YamlNode, label: str, report: Report) -> bool:
             good = True
             items = node.value
             for i, item in enumerate(items):
@@ -319,7 +319,7 @@ class _Compiler:
         return check
 
 
-def _accept(node: Node, label: str, report: Report) -> bool:
+def _accept(node: YamlNode, label: str, report: Report) -> bool:
     return True
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.manifest import sizes
-from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.document import YamlNode, short
 from kernelgen.manifest.schema import Report
-from kernelgen.manifest.sizes import Condition
+from kernelgen.manifest.sizes import SizeCondition
 from kernelgen.manifest.template import Value
 from kernelgen.targets import TARGETS, Target
 
@@ -47,7 +47,7 @@ class Case:
         changes: the settings.
     """
 
-    condition: Condition
+    condition: SizeCondition
     changes: Changes
 
 
@@ -67,7 +67,7 @@ class ManifestSettings:
     cases: tuple[Case, ...] = ()
 
 
-def read(root: Node, report: Report) -> ManifestSettings:
+def read(root: YamlNode, report: Report) -> ManifestSettings:
     """Returns the settings of a manifest that the schema was checked against; mistakes go to `report`."""
     targets = _targets(root, report)
     compiler = root.get("compiler")
@@ -88,7 +88,7 @@ def read(root: Node, report: Report) -> ManifestSettings:
     )
 
 
-def _cases(compiler: Node, targets: list[Target], report: Report) -> tuple[Case, ...]:
+def _cases(compiler: YamlNode, targets: list[Target], report: Report) -> tuple[Case, ...]:
     node = compiler.get("cases")
     found = []
     for item in node.value if node is not None and node.kind == "seq" else ():
@@ -103,7 +103,7 @@ def _cases(compiler: Node, targets: list[Target], report: Report) -> tuple[Case,
     return tuple(found)
 
 
-def _changes(node: Node, compiler: Node | None, targets: list[Target], report: Report) -> Changes | None:
+def _changes(node: YamlNode, compiler: YamlNode | None, targets: list[Target], report: Report) -> Changes | None:
     """Returns the settings that kernels have for themselves, or None when one is wrong.
 
     Args:
@@ -135,23 +135,23 @@ class KernelSettings:
         report: where mistakes are noted.
     """
 
-    def __init__(self, root: Node, settings: ManifestSettings, report: Report) -> None:
+    def __init__(self, root: YamlNode, settings: ManifestSettings, report: Report) -> None:
         compiler = root.get("compiler")
         self._compiler = compiler if compiler is not None and id(compiler) not in report.wrong else None
         self._settings = settings
         self._targets = [TARGETS[c.target] for c in settings.configs]
         self._report = report
-        self._found: dict[str, tuple[int, Changes, Node]] = {}
+        self._found: dict[str, tuple[int, Changes, YamlNode]] = {}
         self._met: set[int] = set()
 
-    def own(self, entry: Node) -> Changes | None:
+    def own(self, entry: YamlNode) -> Changes | None:
         """Returns the settings that an entry names, or None where it names none or has a mistake in them."""
         node = entry.get("compiler")
         if node is None or id(node) in self._report.wrong:
             return None
         return _changes(node, self._compiler, self._targets, self._report)
 
-    def note(self, kernel: str, entry: Node, values: Mapping[str, Value], own: Changes | None) -> None:
+    def note(self, kernel: str, entry: YamlNode, values: Mapping[str, Value], own: Changes | None) -> None:
         """Notes that an entry asks for a kernel.
 
         Args:
@@ -193,25 +193,25 @@ class KernelSettings:
         return tuple((id, own) for id, own in sorted(made.items()) if own != configs)
 
 
-def _targets(root: Node, report: Report) -> list[Target]:
+def _targets(root: YamlNode, report: Report) -> list[Target]:
     node = root.get("targets")
     if node is None or node.kind != "seq":
         return []
     return [TARGETS[item.value] for item in node.value if id(item) not in report.wrong]
 
 
-def _cast_is_known(compiler: Node, report: Report) -> bool:
+def _cast_is_known(compiler: YamlNode, report: Report) -> bool:
     node = compiler.get("auto_cast")
     return node is None or id(node) not in report.wrong
 
 
 def _check(
-    given: dict[str, Node],
+    given: dict[str, YamlNode],
     targets: list[Target],
     report: Report,
     *,
     cast_is_known: bool,
-    own: Mapping[str, Node] | None = None,
+    own: Mapping[str, YamlNode] | None = None,
 ) -> None:
     """Notes what contradicts; `own` are the settings among the given whose mistakes are noted, all where it is None."""
     cast_type, cast = given.get("auto_cast_type"), given.get("auto_cast")
@@ -245,7 +245,7 @@ def _check(
             )
 
 
-def _extra_flags(node: Node | None, report: Report) -> tuple[str, ...]:
+def _extra_flags(node: YamlNode | None, report: Report) -> tuple[str, ...]:
     """Returns the flags; each is `--name`, `--name=value`, or a value after the flag it belongs to."""
     if node is None:
         return ()

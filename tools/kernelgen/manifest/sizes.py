@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.document import YamlNode, short
 from kernelgen.manifest.schema import Report
 from kernelgen.manifest.template import Template, TemplateError, Value
 
@@ -24,7 +24,7 @@ _COMPARISON = re.compile(r"([^<>=!]+)(<=|>=|==|!=|<|>)([^<>=!]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class SizeCondition:
     """A comparison of two expressions.
 
     Attributes:
@@ -33,7 +33,7 @@ class Condition:
         compare: the operator.
     """
 
-    node: Node
+    node: YamlNode
     left: Template
     right: Template
     compare: Callable[[int, int], bool]
@@ -69,13 +69,13 @@ class Sizes:
     """
 
     variables: Mapping[str, list[Value]] = field(default_factory=dict)
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[SizeCondition, ...] = ()
 
 
 NO_SIZES = Sizes()
 
 
-def read(root: Node, report: Report) -> Sizes:
+def read(root: YamlNode, report: Report) -> Sizes:
     """Returns the sizes of a manifest that the schema was checked against; mistakes go to `report`."""
     node = root.get("sizes")
     variables: dict[str, list[Value]] = {}
@@ -87,7 +87,7 @@ def read(root: Node, report: Report) -> Sizes:
     return Sizes(variables, conditions(root.get("where"), variables if known else None, report))
 
 
-def conditions(node: Node | None, known: Collection[str] | None, report: Report) -> tuple[Condition, ...]:
+def conditions(node: YamlNode | None, known: Collection[str] | None, report: Report) -> tuple[SizeCondition, ...]:
     """Returns the comparisons of a `where:`; mistakes go to `report`.
 
     Args:
@@ -101,7 +101,7 @@ def conditions(node: Node | None, known: Collection[str] | None, report: Report)
     return tuple(one for one in found if one is not None)
 
 
-def condition(item: Node, known: Collection[str] | None, report: Report) -> Condition | None:
+def condition(item: YamlNode, known: Collection[str] | None, report: Report) -> SizeCondition | None:
     """Returns a comparison, or None when it has a mistake; the arguments are those of `conditions`."""
     match = _COMPARISON.fullmatch(item.text)
     if match is None:
@@ -116,4 +116,4 @@ def condition(item: Node, known: Collection[str] | None, report: Report) -> Cond
     if unknown:
         report.fail(item, f"unknown variable '{unknown[0]}'", UNKNOWN_HINT)
         return None
-    return Condition(item, left, right, _OPERATORS[match.group(2)])
+    return SizeCondition(item, left, right, _OPERATORS[match.group(2)])

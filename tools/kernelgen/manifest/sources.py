@@ -14,7 +14,7 @@ from kernelgen.emitters.library import Library
 from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.sources import of_function
 from kernelgen.errors import KernelgenError
-from kernelgen.manifest.document import Node, short
+from kernelgen.manifest.document import YamlNode, short
 from kernelgen.manifest.kernels import KernelEntry
 from kernelgen.manifest.template import Value
 from kernelgen.plan import Kernel
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ReferenceCheck:
     """What a kernel's results are compared with.
 
     Attributes:
@@ -51,12 +51,12 @@ class Check:
 class SourceEntry(KernelEntry):
     """An entry with the key `source` while it is read."""
 
-    def expand_source(self) -> tuple[list[Kernel], list[Check]]:
+    def expand_source(self) -> tuple[list[Kernel], list[ReferenceCheck]]:
         """Returns the entry's kernels, and what they are compared with; none when it has a mistake."""
         self._read_variables()
         self._only_own_keys()
         registration = self._registration()
-        checks: list[Check] = []
+        checks: list[ReferenceCheck] = []
         kernels: list[Kernel] = []
         for values in self._combinations():
             spec = self._source_spec(values)
@@ -69,7 +69,7 @@ class SourceEntry(KernelEntry):
             backward = self._backward(spec, values)
             if backward is not None:
                 kernels += backward
-                tolerance = check or Check("", None, "")
+                tolerance = check or ReferenceCheck("", None, "")
                 checks.append(replace(tolerance, kernel=backward[0].spec.id, file=None, function="", forward=spec.id))
         return (kernels, checks) if self.good else ([], [])
 
@@ -176,7 +176,7 @@ class SourceEntry(KernelEntry):
 
     # --- values ----------------------------------------------------------------------------------------------------------
 
-    def _texts(self) -> Iterator[Node]:
+    def _texts(self) -> Iterator[YamlNode]:
         yield from super()._texts()
         for key in ("outputs", "grid"):
             node = self.entry.get(key)
@@ -215,7 +215,7 @@ class SourceEntry(KernelEntry):
             arguments,
         )
 
-    def _items(self, key: str) -> Iterator[tuple[str, Node]]:
+    def _items(self, key: str) -> Iterator[tuple[str, YamlNode]]:
         node = self.entry.get(key)
         if node is not None and node.kind == "map":
             for name, item in node.value.items():
@@ -245,7 +245,7 @@ class SourceEntry(KernelEntry):
                     self.fail(item, message)
         return found
 
-    def _argument(self, node: Node, values: Mapping[str, Value]) -> Any:
+    def _argument(self, node: YamlNode, values: Mapping[str, Value]) -> Any:
         if node.kind == "seq":
             return tuple(self._argument(item, values) for item in node.value)
         value = self._fill(node, values)
@@ -253,7 +253,7 @@ class SourceEntry(KernelEntry):
             self.fail(node, f"a static argument is a finite number, not {short(node.text)}")
         return static(value)
 
-    def _text(self, node: Node, values: Mapping[str, Value]) -> str:
+    def _text(self, node: YamlNode, values: Mapping[str, Value]) -> str:
         # As it is written: an environment variable is a text.
         return str(self._fill(node, values)) if id(node) in self.templates else node.text
 
@@ -326,7 +326,7 @@ class SourceEntry(KernelEntry):
 
     # --- check -----------------------------------------------------------------------------------------------------------
 
-    def _check(self, spec: SourceSpec) -> Check | None:
+    def _check(self, spec: SourceSpec) -> ReferenceCheck | None:
         node = self.entry.get("check")
         if node is None or not self.usable(node):
             return None
@@ -342,4 +342,6 @@ class SourceEntry(KernelEntry):
             self.fail(reference, error.diagnostics[0].message, error.diagnostics[0].hint)
             return None
         given = {key: node.get(key) for key in ("rtol", "atol", "seed")}
-        return Check(spec.id, file, match["function"], **{k: n.value for k, n in given.items() if n is not None})
+        return ReferenceCheck(
+            spec.id, file, match["function"], **{k: n.value for k, n in given.items() if n is not None}
+        )

@@ -19,15 +19,15 @@ from kernelgen.manifest.kernels import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.formulas import Fitter
-from kernelgen.model.graphs import Graph, Node
+from kernelgen.model.graphs import ExportedNode, Graph
 from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
-from kernelgen.model.kernel_formulas import Asked, KernelFormula, Point, constant, fit
-from kernelgen.model.sizes import NAMES, Call, Settings
+from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, constant, fit
+from kernelgen.model.sizes import NAMES, DecodeCall, Settings
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 
-class Entry(Asked[KernelFormula]):
+class DerivedKernel(RequestedKernel[KernelFormula]):
     """A kernel of one op with the calls that ask for it; its name is what llama.cpp calls the first node."""
 
     def specs(self) -> set[KernelSpec]:
@@ -40,7 +40,7 @@ class Entry(Asked[KernelFormula]):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DeriveCall:
     """A call that was looked at, for the summary.
 
     Attributes:
@@ -50,7 +50,7 @@ class Step:
         without: of these, how many have no kernel, by reason.
     """
 
-    call: Call
+    call: DecodeCall
     flash_attn: bool
     nodes: int
     without: Mapping[str, int]
@@ -67,13 +67,13 @@ class Derived:
         graphs: graph kernels, in the order of the graph, those that can't be built too.
     """
 
-    entries: list[Entry]
-    steps: list[Step]
+    entries: list[DerivedKernel]
+    steps: list[DeriveCall]
     listed: int = 0
     graphs: list[GraphEntry] = field(default_factory=list)
 
 
-Export = Callable[[Sequence[Call]], Iterable[tuple[Call, Graph]]]
+Export = Callable[[Sequence[DecodeCall]], Iterable[tuple[DecodeCall, Graph]]]
 """Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
 
 
@@ -88,7 +88,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
     """
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, cut)
-    steps: dict[tuple[bool, Call], Step] = {}
+    steps: dict[tuple[bool, DecodeCall], DeriveCall] = {}
     asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
     wanted = {call for n in asked for call in asked[n]}
     reasons = Reasons(catalog)
@@ -97,7 +97,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
         if call in wanted:
             without = Counter(reasons.of_node(node) for node in graph.nodes)
             del without[""]
-            steps[bool(graph.context["flash_attn"]), call] = Step(
+            steps[bool(graph.context["flash_attn"]), call] = DeriveCall(
                 call, bool(graph.context["flash_attn"]), len(graph.nodes), dict(without)
             )
     entries, incomplete = classes.entries(asked)
@@ -113,7 +113,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
                 spec = node.spec()
                 if spec not in known:
                     known.add(spec)
-                    entries.append(Entry(constant(spec), [_point(settings, call, graph)], name))
+                    entries.append(DerivedKernel(constant(spec), [_point(settings, call, graph)], name))
                     listed += 1
     entries = _absorb(entries)
     for entry in entries:
@@ -162,7 +162,7 @@ def _graphs(entries: Iterable[GraphEntry], reasons: Reasons) -> list[GraphEntry]
     return sorted(found, key=lambda entry: order[id(entry)])
 
 
-def _point(settings: Settings, call: Call, graph: Graph) -> dict[str, int]:
+def _point(settings: Settings, call: DecodeCall, graph: Graph) -> dict[str, int]:
     """The sizes of a graph by name; 0 for a cache that the model has not."""
     return {
         "n_tokens": call.n_tokens,
@@ -183,9 +183,9 @@ class _Class:
     n_seqs: int
     flash_attn: bool
     names: tuple[str, ...]
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DecodeCall] = field(default_factory=list)
     points: list[dict[str, int]] = field(default_factory=list)
-    columns: list[list[Node]] = field(default_factory=list)
+    columns: list[list[ExportedNode]] = field(default_factory=list)
     graphs: list[Graph] = field(default_factory=list)
 
 
@@ -198,7 +198,7 @@ class _Classes:
         self._kinds: dict[int, int] = {}
         self._kept: dict[object, int] = {}
 
-    def add(self, call: Call, graph: Graph) -> None:
+    def add(self, call: DecodeCall, graph: Graph) -> None:
         flash = bool(graph.context["flash_attn"])
         key = (call.n_seqs, flash, tuple(map(self._kind, graph.nodes)))
         one = self._found.setdefault(key, _Class(call.n_seqs, flash, graph.names, columns=[[] for _ in graph.nodes]))
@@ -209,7 +209,7 @@ class _Classes:
         if self._cut is not None:
             one.graphs.append(graph)
 
-    def _kind(self, node: Node) -> int:
+    def _kind(self, node: ExportedNode) -> int:
         """A number for what nodes of one column have in common."""
         if id(node) not in self._kinds:
             types = tuple(None if t is None else t.dtype for t in node.inputs)
@@ -222,11 +222,11 @@ class _Classes:
         if self._cut is not None:
             _note_as_it_is(self.graphs, graph, point, self._cut)
 
-    def entries(self, asked: Mapping[int, Sequence[Call]]) -> tuple[list[Entry], set[int]]:
+    def entries(self, asked: Mapping[int, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[int]]:
         """Returns an entry for each kernel, and the numbers of sequences for which something has no formula."""
-        found: dict[KernelFormula, Entry] = {}
+        found: dict[KernelFormula, DerivedKernel] = {}
         incomplete: set[int] = set()
-        met: dict[tuple[int, bool], set[Call]] = {}
+        met: dict[tuple[int, bool], set[DecodeCall]] = {}
         for one in self._found.values():
             n_seqs = one.n_seqs
             points, complete = _asked_of(self._settings, one, asked[n_seqs])
@@ -244,7 +244,7 @@ class _Classes:
                     if kernel is None:
                         incomplete.add(n_seqs)
                     elif points:
-                        entry = found.setdefault(kernel, Entry(kernel, [], name))
+                        entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
                         entry.points += points.values()
                 kernels.append(made[key])
             if self._cut is not None and points:
@@ -258,7 +258,7 @@ class _Classes:
         return list(found.values()), incomplete
 
 
-def _asked_of(settings: Settings, one: _Class, asked: Sequence[Call]) -> tuple[dict[Call, Point], bool]:
+def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> tuple[dict[DecodeCall, Point], bool]:
     """Returns the sizes of those calls that formulas of this class are for, and whether these are all that belong to it.
 
     A class that has a number of tokens and outputs at three lengths of the cache at least has it at all lengths.
@@ -276,7 +276,7 @@ def _asked_of(settings: Settings, one: _Class, asked: Sequence[Call]) -> tuple[d
         if call.n_kv
     )
     has_cache = any(point["n_kv"] for point in one.points)
-    found: dict[Call, Point] = {}
+    found: dict[DecodeCall, Point] = {}
     complete = True
     for call in asked:
         lengths = seen.get((call.n_ctx, call.n_tokens, call.n_outputs), set())
@@ -308,14 +308,14 @@ class Reasons:
         self._catalog = catalog
         self._nodes: dict[int, str] = {}
 
-    def of_node(self, node: Node) -> str:
+    def of_node(self, node: ExportedNode) -> str:
         """Returns the reason, or an empty text when the kernel can be built."""
         if id(node) not in self._nodes:
             empty = f"{node.op}: a tensor without elements"
             self._nodes[id(node)] = empty if node.empty else self.of_spec(node.spec()) or ""
         return self._nodes[id(node)]
 
-    def of_entry(self, entry: Entry) -> str | None:
+    def of_entry(self, entry: DerivedKernel) -> str | None:
         """Returns the reason, or None when all kernels that the entry stands for can be built."""
         specs = sorted(entry.specs(), key=lambda spec: spec.id)
         if not specs:
@@ -362,7 +362,7 @@ def _takes(row: Sequence[Sequence[str]], types: Sequence[str | None]) -> bool:
 # --- one entry where there were several ------------------------------------------------------------------------------------------
 
 
-def _absorb(entries: Sequence[Entry]) -> list[Entry]:
+def _absorb(entries: Sequence[DerivedKernel]) -> list[DerivedKernel]:
     """Returns entries without those that others stand for already, or would at further sizes.
 
     Graphs of one token may differ in their ops from graphs of many, and what both need is found twice: as a constant and as a
@@ -370,7 +370,7 @@ def _absorb(entries: Sequence[Entry]) -> list[Entry]:
     """
     order = sorted(range(len(entries)), key=lambda i: (-len(entries[i].kernel.names), _rank(entries[i]), i))
     kept: list[int] = []
-    by_op: dict[object, list[Entry]] = {}
+    by_op: dict[object, list[DerivedKernel]] = {}
     covered: set[KernelSpec] = set()
     for i in order:
         entry = entries[i]
@@ -390,12 +390,12 @@ def _absorb(entries: Sequence[Entry]) -> list[Entry]:
     return [entries[i] for i in sorted(kept)]
 
 
-def _rank(entry: Entry) -> tuple[int, ...]:
+def _rank(entry: DerivedKernel) -> tuple[int, ...]:
     """Formulas of tokens before formulas of outputs."""
     return tuple(NAMES.index(name) for name in entry.kernel.names)
 
 
-def _stands_for(other: Entry, entry: Entry, specs: set[KernelSpec]) -> bool:
+def _stands_for(other: DerivedKernel, entry: DerivedKernel, specs: set[KernelSpec]) -> bool:
     try:
         return {other.kernel.at(point) for point in entry.points} == specs
     except ValueError:

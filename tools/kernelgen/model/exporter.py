@@ -12,8 +12,8 @@ from pathlib import Path
 
 import kernelgen
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.model.graphs import Graph, Model, Reader
-from kernelgen.model.sizes import Call, Settings
+from kernelgen.model.graphs import Graph, GraphReader, ModelHeader
+from kernelgen.model.sizes import DecodeCall, Settings
 
 PROGRAM = "export-graphs"
 
@@ -43,7 +43,7 @@ class Exporter:
     program: Path
     libraries: Path | None = None
 
-    def run(self, source: Path, settings: Settings, n_ctx: int, calls: Sequence[Call]) -> Export:
+    def run(self, source: Path, settings: Settings, n_ctx: int, calls: Sequence[DecodeCall]) -> ExporterOutput:
         """Returns what the program prints for a model, in a context of `n_ctx`.
 
         Raises:
@@ -80,9 +80,11 @@ class Exporter:
                 raise KernelgenError(Diagnostic(f"{self.program}: {said}", hint=hint))
             raise KernelgenError(said or f"{self.program} ends with {done.returncode}, and says nothing")
         output.seek(0)
-        return Export(Reader(output, f"the output of {self.program.name}"))
+        return ExporterOutput(GraphReader(output, f"the output of {self.program.name}"))
 
-    def graphs(self, source: Path, settings: Settings, calls: Sequence[Call]) -> Iterator[tuple[Model, Call, Graph]]:
+    def graphs(
+        self, source: Path, settings: Settings, calls: Sequence[DecodeCall]
+    ) -> Iterator[tuple[ModelHeader, DecodeCall, Graph]]:
         """Yields the graph of each call with each setting of flash attention, a context after the other.
 
         Raises:
@@ -96,11 +98,11 @@ class Exporter:
                     yield exported.model, call, graph
 
 
-class Export:
+class ExporterOutput:
     """What the program printed: the model, then its graphs."""
 
-    def __init__(self, reader: Reader) -> None:
-        self.model: Model = reader.model()
+    def __init__(self, reader: GraphReader) -> None:
+        self.model: ModelHeader = reader.model()
         self._reader = reader
 
     def graphs(self) -> Iterator[Graph]:

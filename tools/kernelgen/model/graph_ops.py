@@ -24,13 +24,13 @@ from kernelgen.spec.op_kernel import KernelSpec, spec_from_ggml
 if TYPE_CHECKING:
     from kernelgen.dispatch.grouping import Groups
 from kernelgen.manifest.document import short
-from kernelgen.model.graphs import Graph, Reader
+from kernelgen.model.graphs import Graph, GraphReader
 
 _MAX_INPUTS = 10  # GGML_MAX_SRC
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GraphCall:
     """What one graph computes.
 
     Attributes:
@@ -63,7 +63,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class GraphExport:
     """What a model's graphs compute.
 
     Attributes:
@@ -74,11 +74,11 @@ class Export:
 
     file: str
     ops: tuple[tuple[KernelSpec, int, str], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[GraphCall, ...]
 
 
 class Collector:
-    """Makes an `Export` of graphs.
+    """Makes an `GraphExport` of graphs.
 
     Args:
         file: what it is called.
@@ -90,7 +90,7 @@ class Collector:
         self._groups = groups
         self._specs: dict[int, KernelSpec] = {}
         self._found: dict[KernelSpec, tuple[KernelSpec, int, str]] = {}
-        self._steps: list[Step] = []
+        self._steps: list[GraphCall] = []
 
     def add(self, graph: Graph, line: int) -> None:
         """Adds a graph; nodes without elements need no kernel.
@@ -112,8 +112,8 @@ class Collector:
             nodes[spec] += 1
         self._steps.append(self._step(graph, line, nodes))
 
-    def _step(self, graph: Graph, line: int, nodes: Counter[KernelSpec]) -> Step:
-        step = Step(line, graph.sizes, graph.context, MappingProxyType(nodes))
+    def _step(self, graph: Graph, line: int, nodes: Counter[KernelSpec]) -> GraphCall:
+        step = GraphCall(line, graph.sizes, graph.context, MappingProxyType(nodes))
         if not self._groups:
             return step
         grouping = self._groups.find(graph)
@@ -124,7 +124,7 @@ class Collector:
                 outside.setdefault(why.words, Counter())[spec] += 1
         return replace(step, groups=tuple(len(group.nodes) for group in grouping.groups), outside=outside)
 
-    def export(self) -> Export:
+    def export(self) -> GraphExport:
         """Returns what was added.
 
         Raises:
@@ -132,7 +132,7 @@ class Collector:
         """
         if not self._found:
             raise KernelgenError(Diagnostic("no op in the graph export", Location(self._file, 1, 1)))
-        return Export(self._file, tuple(self._found.values()), tuple(self._steps))
+        return GraphExport(self._file, tuple(self._found.values()), tuple(self._steps))
 
 
 def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
@@ -144,7 +144,7 @@ def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
     return list(read_export(path).ops)
 
 
-def read_export(path: str | Path, groups: Groups | None = None) -> Export:
+def read_export(path: str | Path, groups: Groups | None = None) -> GraphExport:
     """Returns what a file holds; of test-export-graph-ops that is one step without sizes, with each distinct op once.
 
     In whole graphs `groups` are looked for.
@@ -172,7 +172,7 @@ def read_export(path: str | Path, groups: Groups | None = None) -> Export:
         raise KernelgenError(problems)
     if not found:
         raise KernelgenError(Diagnostic("no op in the graph export", Location(file, 1, 1)))
-    return Export(file, tuple(found), (Step(1, {}, {}, Counter(spec for spec, _, _ in found)),))
+    return GraphExport(file, tuple(found), (GraphCall(1, {}, {}, Counter(spec for spec, _, _ in found)),))
 
 
 def _read(path: str | Path) -> bytes:
@@ -191,7 +191,7 @@ def read_graphs(path: str | Path) -> list[Graph]:
     data = _read(path)
     if not data.startswith(b"{"):
         return []
-    reader = Reader(data.splitlines(), str(path))
+    reader = GraphReader(data.splitlines(), str(path))
     reader.model()
     found: dict[object, Graph] = {}
     for graph in reader.graphs():
@@ -200,8 +200,8 @@ def read_graphs(path: str | Path) -> list[Graph]:
     return list(found.values())
 
 
-def _graphs(data: bytes, file: str, groups: Groups | None) -> Export:
-    reader = Reader(data.splitlines(), file)
+def _graphs(data: bytes, file: str, groups: Groups | None) -> GraphExport:
+    reader = GraphReader(data.splitlines(), file)
     reader.model()
     collector = Collector(file, groups)
     for number, graph in enumerate(reader.graphs(), 2):

@@ -51,7 +51,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ExportedNode:
     """A node of a graph that is computed, without its place in the graph: equal nodes of different layers are equal.
 
     Attributes:
@@ -121,7 +121,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """Where a node's tensors are, as `Node` says what they are.
+    """Where a node's tensors are, as `ExportedNode` says what they are.
 
     Attributes:
         inputs: of each input; None for one that is absent.
@@ -147,14 +147,14 @@ class Graph:
 
     sizes: Mapping[str, int]
     context: Mapping[str, Any]
-    nodes: tuple[Node, ...]
+    nodes: tuple[ExportedNode, ...]
     names: tuple[str, ...]
     wires: tuple[Wires, ...] = ()
     roots: Mapping[int, Root] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelHeader:
     """What a model's header says.
 
     Attributes:
@@ -186,7 +186,7 @@ def _at(tensors: list[dict[str, Any]], index: int) -> At:
     return At(root, offset)
 
 
-class Reader:
+class GraphReader:
     """Reads one export, line by line.
 
     Args:
@@ -198,9 +198,9 @@ class Reader:
         self._lines = enumerate(lines, 1)
         self._file = file
         self._shapes: dict[Any, Shape] = {}
-        self._nodes: dict[Any, Node] = {}
+        self._nodes: dict[Any, ExportedNode] = {}
 
-    def model(self) -> Model:
+    def model(self) -> ModelHeader:
         """Returns what the first line says.
 
         Raises:
@@ -216,7 +216,7 @@ class Reader:
             )
         try:
             m = head["model"]
-            return Model(
+            return ModelHeader(
                 str(m["architecture"]),
                 str(m["name"]),
                 int(m["parameters"]),
@@ -257,7 +257,7 @@ class Reader:
     def _graph(self, value: Mapping[str, Any]) -> Graph:
         tensors = value["tensors"]
         shapes = [self._shape(t) for t in tensors]
-        nodes: list[Node] = []
+        nodes: list[ExportedNode] = []
         names = []
         wires = []
         computed: dict[int, int] = {}
@@ -280,7 +280,7 @@ class Reader:
                     raise ValueError(f"op_params of {t['name']}")
                 if not isinstance(key[0], str):
                     raise ValueError(f"op {key[0]}")
-                node = self._nodes[key] = Node(key[0], key[1], key[2], words, key[4])
+                node = self._nodes[key] = ExportedNode(key[0], key[1], key[2], words, key[4])
             computed[index] = len(nodes)
             nodes.append(node)
             names.append(str(t["name"]))

@@ -12,7 +12,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model import repeats
 from kernelgen.model.formulas import Fitter, Formula
 from kernelgen.model.graphs import At, Graph, Shape
-from kernelgen.model.kernel_formulas import Asked, KernelFormula, Point, TensorFormula, fit_tensor
+from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, TensorFormula, fit_tensor
 from kernelgen.model.repeats import Segment
 from kernelgen.model.sizes import NAMES
 from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
@@ -234,7 +234,7 @@ class GraphFormula:
                     yield from reference.tensor.formulas
 
 
-class GraphEntry(Asked[GraphFormula]):
+class GraphEntry(RequestedKernel[GraphFormula]):
     """A graph kernel with the calls that ask for it; its name says what it computes, for readers."""
 
     def specs(self) -> set[GraphSpec]:

@@ -22,7 +22,7 @@ from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.manifest import document, kernels
-from kernelgen.manifest.document import Entry, Node, short
+from kernelgen.manifest.document import YamlEntry, YamlNode, short
 from kernelgen.manifest.schema import Report, describe
 from kernelgen.model.derive import Reasons
 from kernelgen.model.sources import MAX_JSON, read_json
@@ -93,9 +93,9 @@ class _Reader:
         self.in_elements = 0
         self._catalog = catalog
         self._reasons = Reasons(catalog)
-        self._exported: dict[tuple[str, str], tuple[KernelSpec, Node]] = {}
+        self._exported: dict[tuple[str, str], tuple[KernelSpec, YamlNode]] = {}
 
-    def read(self, root: Node) -> list[HsaKernel]:
+    def read(self, root: YamlNode) -> list[HsaKernel]:
         listed = root.get("kernels")
         if listed is None or listed.kind != "seq" or not listed.value:
             self.report.fail(
@@ -104,7 +104,7 @@ class _Reader:
             return []
         return [kernel for entry in listed.value if (kernel := self._kernel(entry)) is not None]
 
-    def _kernel(self, entry: Node) -> HsaKernel | None:
+    def _kernel(self, entry: YamlNode) -> HsaKernel | None:
         if entry.kind != "map":
             self.report.fail(entry, f"a kernel is a mapping, not {describe(entry)}")
             return None
@@ -122,7 +122,7 @@ class _Reader:
         spec = self._spec(entry, op, inputs)
         return None if spec is None else self._named(entry, spec)
 
-    def _check_keys(self, entry: Node) -> None:
+    def _check_keys(self, entry: YamlNode) -> None:
         missing = [key for key in _KEYS if key not in entry.value]
         for key, item in entry.value.items():
             if key in _KEYS or key in _FREE or key.startswith("_"):
@@ -134,16 +134,16 @@ class _Reader:
         if missing:
             self.report.fail(entry, "the kernel has no '" + "', '".join(missing) + "'")
 
-    def _check_list(self, node: Node) -> bool:
+    def _check_list(self, node: YamlNode) -> bool:
         return node.kind == "seq" or self.report.fail(
             node, f"input_tensors: expected a list of tensors, not {describe(node)}"
         )
 
-    def _check_text(self, node: Node | None, key: str) -> None:
+    def _check_text(self, node: YamlNode | None, key: str) -> None:
         if node is not None and (node.kind != "scalar" or not isinstance(node.value, str) or not node.value.strip()):
             self.report.fail(node, f"{key}: expected text, not {describe(node)}")
 
-    def _op(self, node: Node | None) -> Node | None:
+    def _op(self, node: YamlNode | None) -> YamlNode | None:
         """Returns the op's name, where the kernel's stands."""
         if node is None or id(node) in self.report.wrong:
             return None
@@ -156,18 +156,18 @@ class _Reader:
             return None
         return _scalar(node, op)
 
-    def _spec(self, entry: Node, op: Node, inputs: Node) -> KernelSpec | None:
+    def _spec(self, entry: YamlNode, op: YamlNode, inputs: YamlNode) -> KernelSpec | None:
         """Returns the kernel, checked as an entry of a manifest is."""
         output = entry.get("output_tensor")
         assert output is not None
-        listed = Node("seq", [self._tensor(item) for item in inputs.value], "", inputs.file, _mark(inputs))
+        listed = YamlNode("seq", [self._tensor(item) for item in inputs.value], "", inputs.file, _mark(inputs))
         result = self._tensor(output)
         spec = self._of_other_types(op.text, [item.text for item in listed.value], result.text)
         if spec is not None:
             return spec
-        made = Node("map", {}, "", entry.file, _mark(entry))
+        made = YamlNode("map", {}, "", entry.file, _mark(entry))
         for key, node in (("op", op), ("inputs", listed), ("output", result)):
-            made.value[key] = Entry(_scalar(node, key), node)
+            made.value[key] = YamlEntry(_scalar(node, key), node)
         expanded, _ = kernels.expand(made, self._catalog, self.report)
         found = expanded[0].spec if expanded else None
         assert found is None or isinstance(found, KernelSpec)
@@ -181,7 +181,7 @@ class _Reader:
             return None
         return spec if op in self._catalog.by_op and self._reasons.of_types(spec) else None
 
-    def _tensor(self, node: Node) -> Node:
+    def _tensor(self, node: YamlNode) -> YamlNode:
         """Returns a tensor with its strides in bytes.
 
         Strides in elements are told by one that is no multiple of an element's bytes, such as 1.
@@ -199,7 +199,7 @@ class _Reader:
         strides = ",".join(str(int(b) * size) for b in nb)
         return _scalar(node, f"({match[1]})/{match[2]}/({strides})")
 
-    def _named(self, entry: Node, spec: KernelSpec) -> HsaKernel | None:
+    def _named(self, entry: YamlNode, spec: KernelSpec) -> HsaKernel | None:
         name, arch = entry.get("exported_name"), entry.get("arch")
         assert name is not None
         assert arch is not None
@@ -211,10 +211,10 @@ class _Reader:
         return HsaKernel(spec, name.text)
 
 
-def _scalar(at: Node, text: str) -> Node:
+def _scalar(at: YamlNode, text: str) -> YamlNode:
     """Returns a text that stands where a node does."""
-    return Node("scalar", text, text, at.file, _mark(at))
+    return YamlNode("scalar", text, text, at.file, _mark(at))
 
 
-def _mark(node: Node) -> SimpleNamespace:
+def _mark(node: YamlNode) -> SimpleNamespace:
     return SimpleNamespace(line=node.line - 1, column=node.column - 1)

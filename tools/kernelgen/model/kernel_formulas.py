@@ -11,7 +11,7 @@ from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.model.formulas import Fitter, Formula
-from kernelgen.model.graphs import Node, Shape
+from kernelgen.model.graphs import ExportedNode, Shape
 from kernelgen.model.sizes import NAMES
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Sized)
 
 
 @dataclass
-class Asked(Generic[F]):
+class RequestedKernel(Generic[F]):
     """A kernel with the calls that ask for it.
 
     Attributes:
@@ -119,7 +119,7 @@ class KernelFormula:
         return tuple(name for name in NAMES if name in used)
 
 
-def fit(column: Sequence[Node], points: Sequence[Point], fitter: Fitter) -> KernelFormula | None:
+def fit(column: Sequence[ExportedNode], points: Sequence[Point], fitter: Fitter) -> KernelFormula | None:
     """Returns the kernel that all nodes of a column are, or None; it is checked at every point."""
     first = column[0]
     inputs: list[TensorFormula | None] = []
@@ -181,7 +181,7 @@ def _is_dense(t: Shape) -> bool:
     return 0 in t.ne or TensorDesc.make(t.ne, t.dtype, t.nb).contiguous
 
 
-def _fit_params(column: Sequence[Node], fitter: Fitter) -> tuple[tuple[str, ParamValue | Formula], ...] | None:
+def _fit_params(column: Sequence[ExportedNode], fitter: Fitter) -> tuple[tuple[str, ParamValue | Formula], ...] | None:
     op = ggml_ops.op(column[0].op)
     known = {p.word: p for p in op.params}
     found: dict[str, ParamValue | Formula] = {
@@ -216,7 +216,7 @@ def _constant_tensor(t: TensorDesc) -> TensorFormula:
     return TensorFormula(t.dtype, tuple(map(Formula, t.ne)), nb)
 
 
-def _is_at(kernel: KernelFormula, point: Point, node: Node) -> bool:
+def _is_at(kernel: KernelFormula, point: Point, node: ExportedNode) -> bool:
     """Returns whether a node is the kernel at these sizes; as comparing specs, and quicker.
 
     Raises:

@@ -17,7 +17,7 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.manifest import document, kernels
 from kernelgen.manifest.schema import Report
 from kernelgen.model import graph_ops, hsa
-from kernelgen.model.derive import Derived, Entry, Reasons, graph_kernels
+from kernelgen.model.derive import Derived, DerivedKernel, Reasons, graph_kernels
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import Cut
 from kernelgen.model.kernel_formulas import constant
@@ -83,7 +83,7 @@ def merge(lists: Sequence[Listed], catalog: Catalog, cut: Cut | None = None) -> 
         known = found.get(item.spec)
         found[item.spec] = item if known is None else _both(known, item)
     items = sorted(found.values(), key=lambda item: _order(item.spec))
-    entries = [Entry(constant(i.spec), [{}], _comment(i), i.mistake or reasons.of_spec(i.spec)) for i in items]
+    entries = [DerivedKernel(constant(i.spec), [{}], _comment(i), i.mistake or reasons.of_spec(i.spec)) for i in items]
     graphs = [graph for one in lists for graph in one.graphs] if cut is not None else []
     return Derived(entries, [], graphs=graph_kernels(graphs, cut, reasons) if cut is not None else [])
 

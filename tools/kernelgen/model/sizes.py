@@ -25,7 +25,7 @@ _PROBES = (22, 37)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Call:
+class DecodeCall:
     """The sizes of one call.
 
     Attributes:
@@ -105,29 +105,29 @@ def pad(n: int) -> int:
     return -(-n // N_KV_UNIT) * N_KV_UNIT
 
 
-def asked(settings: Settings, n_seqs: int) -> Iterator[Call]:
+def asked(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
     """Yields every call with so many sequences that kernels are asked for; combinations that can't be are left out."""
     for n_ctx in settings.n_ctx:
         for n_tokens in settings.n_tokens:
             lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
             for n_outputs in _outputs(settings, n_tokens):
                 for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *lengths):
-                    yield Call(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
+                    yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
 
 
-def looked_at(settings: Settings, n_seqs: int) -> list[Call]:
+def looked_at(settings: Settings, n_seqs: int) -> list[DecodeCall]:
     """Returns the calls from which formulas are found and at which they are checked: those asked for, at a few lengths of the
     cache, and others.
     """
     return [call for n_ctx in settings.n_ctx for call in dict.fromkeys(_looked_at(settings, n_ctx, n_seqs))]
 
 
-def _looked_at(settings: Settings, n_ctx: int, n_seqs: int) -> Iterator[Call]:
+def _looked_at(settings: Settings, n_ctx: int, n_seqs: int) -> Iterator[DecodeCall]:
     for n_tokens in settings.n_tokens:
         lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
         for n_outputs in _outputs(settings, n_tokens):
             for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *_few(lengths)):
-                yield Call(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
+                yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
     if all(n <= n_seqs for n in settings.n_tokens):
         return
     for i, number in enumerate(_PROBES):
@@ -137,7 +137,7 @@ def _looked_at(settings: Settings, n_ctx: int, n_seqs: int) -> Iterator[Call]:
             few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
             for n_outputs in dict.fromkeys((1, 3, n_tokens)):
                 for n_kv in few[: len(few) if n_outputs == 1 and i == 0 else 1]:
-                    yield Call(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
+                    yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
 
 
 def _outputs(settings: Settings, n_tokens: int) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelgen.ggml.ops import ParamValue
-from kernelgen.model.derive import Derived, Entry
+from kernelgen.model.derive import Derived, DerivedKernel
 from kernelgen.model.formulas import Formula
 from kernelgen.model.groups import GraphEntry, NodeFormula, Reference
 from kernelgen.model.kernel_formulas import TensorFormula
@@ -18,7 +18,7 @@ _WIDTH = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ManifestHead:
     """What stands above the kernels.
 
     Attributes:
@@ -36,7 +36,7 @@ class Head:
     weights: Sequence[str] = ()
 
 
-def text(head: Head, derived: Derived) -> str:
+def text(head: ManifestHead, derived: Derived) -> str:
     """Returns the manifest's text."""
     entries = [entry for entry in derived.entries if entry.reason is None]
     graphs = [entry for entry in derived.graphs if entry.reason is None]
@@ -73,7 +73,7 @@ def text(head: Head, derived: Derived) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shared(entries: Sequence[Entry | GraphEntry]) -> dict[str, list[int]]:
+def _shared(entries: Sequence[DerivedKernel | GraphEntry]) -> dict[str, list[int]]:
     """Returns the sizes that kernels depend on, and all their values."""
     found: dict[str, set[int]] = {}
     for entry in entries:
@@ -95,7 +95,7 @@ def _conditions(shared: Mapping[str, Sequence[int]]) -> list[str]:
     return [f"{a} <= {b}" for a, b in pairs if a in shared and b in shared and shared[a][-1] > shared[b][0]]
 
 
-def _entry(entry: Entry, shared: Mapping[str, Sequence[int]], where: Sequence[str]) -> list[str]:
+def _entry(entry: DerivedKernel, shared: Mapping[str, Sequence[int]], where: Sequence[str]) -> list[str]:
     kernel = entry.kernel
     lines = [f"  - op: {kernel.op}{_comment(entry)}"]
     inputs = ["null" if t is None else f'"{_tensor(t)}"' for t in kernel.inputs]
@@ -113,7 +113,9 @@ def _entry(entry: Entry, shared: Mapping[str, Sequence[int]], where: Sequence[st
     return [line for more in _sizes(entry, shared, where) for line in (*lines, *more)]
 
 
-def _sizes(entry: Entry | GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]) -> list[list[str]]:
+def _sizes(
+    entry: DerivedKernel | GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]
+) -> list[list[str]]:
     """Returns the lines that say for which sizes an entry stands; more than once where it is to be repeated."""
     found = []
     for batch, own in _batches(entry, shared, where):
@@ -161,12 +163,12 @@ def _graph(entry: GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequen
     return [line for more in _sizes(entry, shared, where) for line in (*lines, *more)]
 
 
-def _comment(entry: Entry) -> str:
+def _comment(entry: DerivedKernel) -> str:
     return f"  # {entry.name}" if entry.name.isprintable() and entry.name else ""
 
 
 def _batches(
-    entry: Entry | GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]
+    entry: DerivedKernel | GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]
 ) -> list[tuple[dict[str, list[int]], list[str] | None]]:
     """Returns what an entry says beside the manifest's `sizes` and `where`, so that it stands for its calls and for no others.
 
@@ -251,7 +253,7 @@ def _param(value: ParamValue | Formula) -> str:
     return str(value)
 
 
-def _describe(entry: Entry) -> str:
+def _describe(entry: DerivedKernel) -> str:
     inputs = ", ".join("absent" if t is None else _tensor(t) for t in entry.kernel.inputs)
     return f"{entry.kernel.op}: {inputs} -> {_tensor(entry.kernel.output)}"
 

@@ -141,7 +141,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class NeffTensor:
     """An input or output of a kernel as the runtime binds it.
 
     Attributes:
@@ -188,7 +188,7 @@ class Simulated:
 
     header: Header
     hlo: bytes
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[NeffTensor, ...]
     info: dict[str, Any]
 
 
@@ -237,7 +237,7 @@ def read_header_of(path: str | Path) -> Header:
         return read_header(data, total=file.seek(0, 2), source=str(path))
 
 
-def tensors_of(hlo: bytes, *, source: str = "HLO") -> tuple[Tensor, ...]:
+def tensors_of(hlo: bytes, *, source: str = "HLO") -> tuple[NeffTensor, ...]:
     """Returns the inputs and then the outputs of a kernel, by the names that its HLO gives them.
 
     Args:
@@ -283,14 +283,14 @@ def _names(instruction: Any, attribute: str) -> list[str]:
     return text.split(",") if text else []
 
 
-def _tensor(shape: Any, name: str, usage: str, alias: str | None, source: str) -> Tensor:
+def _tensor(shape: Any, name: str, usage: str, alias: str | None, source: str) -> NeffTensor:
     dtype = proto.ELEMENT_TYPES.get(shape.element_type, "")
     if dtype not in ELEMENT_SIZES:
         raise KernelgenError(
             f"{source}: {name} is {proto.shape_text(shape)}, which no NEFF can have as input or output"
         )
     dims = tuple(int(n) for n in shape.dimensions)
-    return Tensor(name, usage, dtype, dims, math.prod(dims) * ELEMENT_SIZES[dtype], alias)
+    return NeffTensor(name, usage, dtype, dims, math.prod(dims) * ELEMENT_SIZES[dtype], alias)
 
 
 def payload_digest(data: bytes, header: Header) -> str | None:
@@ -343,7 +343,7 @@ def write_simulated(hlo: bytes, flags: Sequence[str], compiler_identity: str) ->
 
 
 def description_members(
-    tensors: Sequence[Tensor], compiler: str, target: str, cores: int, name: str
+    tensors: Sequence[NeffTensor], compiler: str, target: str, cores: int, name: str
 ) -> dict[str, dict[str, Any]]:
     """Returns the members by which a NEFF says what it is, by their names, in the form that neuronx-cc gives them.
 
@@ -387,7 +387,7 @@ def description_members(
     return members
 
 
-def _graph(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
+def _graph(inputs: Sequence[NeffTensor], outputs: Sequence[NeffTensor]) -> dict[str, Any]:
     """Returns `neff.json`: a node for each input, and one that calls the device's code with them."""
     tensors = [*inputs, *outputs]
     types, shapes = [_neff_type(t)[0] for t in tensors], [list(_neff_type(t)[1]) for t in tensors]
@@ -422,7 +422,7 @@ def _graph(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any
     }
 
 
-def _mapped(tensor: Tensor, kind: str) -> dict[str, Any]:
+def _mapped(tensor: NeffTensor, kind: str) -> dict[str, Any]:
     """Returns what `tensor_map.json` says of an input or output."""
     dtype, shape = _neff_type(tensor)
     letters = _FORMATS[len(shape)] if len(shape) < len(_FORMATS) else ""
@@ -439,7 +439,7 @@ def _mapped(tensor: Tensor, kind: str) -> dict[str, Any]:
     }
 
 
-def _neff_type(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+def _neff_type(tensor: NeffTensor) -> tuple[str, tuple[int, ...]]:
     """Returns element type and shape as a NEFF has them: 64-bit integers are pairs of 32-bit ones, so that sizes are equal."""
     shape = tensor.shape
     if tensor.dtype in ("s64", "u64"):

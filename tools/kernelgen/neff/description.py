@@ -20,7 +20,7 @@ from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.neff import container
-from kernelgen.neff.container import DEVICES, Header, Tensor
+from kernelgen.neff.container import DEVICES, Header, NeffTensor
 
 MAX_TEXT = 1 << 28
 """Bytes that one of these members may have; the largest that was seen has 1.5 million."""
@@ -43,7 +43,7 @@ _USAGES = {"input": "in", "output": "out"}
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class NeffDescription:
     """What a NEFF says about itself.
 
     Attributes:
@@ -59,7 +59,7 @@ class Description:
     compiler: str
     device: str
     cores: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[NeffTensor, ...]
 
     @property
     def identity(self) -> str:
@@ -79,7 +79,7 @@ class Description:
         return (*named, *([hex(left)] if left else []))
 
 
-def describe(data: bytes, *, source: str = "NEFF") -> Description:
+def describe(data: bytes, *, source: str = "NEFF") -> NeffDescription:
     """Returns what a NEFF says about itself, after reading its payload to the end.
 
     Args:
@@ -114,7 +114,7 @@ def describe(data: bytes, *, source: str = "NEFF") -> Description:
         device, graphs = kelf["target"], [(graph["name"], graph["definition"]) for graph in kelf["graphs"]]
         if not all(isinstance(text, str) for text in (compiler, device, *sum(graphs, ()))) or not graphs:
             raise ValueError("its compiler, its target or its graphs are not text, or missing")
-        found: dict[str, Tensor] = {}
+        found: dict[str, NeffTensor] = {}
         for _, definition in graphs:
             types = member(f"{definition.rpartition('/')[0]}/{container.TENSOR_MAP}")
             for tensor in _tensors(member(definition)["var"], types):
@@ -125,10 +125,10 @@ def describe(data: bytes, *, source: str = "NEFF") -> Description:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise KernelgenError(f"{source}: damaged NEFF, or of a form that is not known: {what}") from None
     tensors = sorted(found.values(), key=lambda tensor: tensor.usage == "out")
-    return Description(header, compiler, device, tuple(name for name, _ in graphs), tuple(tensors))
+    return NeffDescription(header, compiler, device, tuple(name for name, _ in graphs), tuple(tensors))
 
 
-def _tensors(variables: dict[str, Any], types: dict[str, Any]) -> list[Tensor]:
+def _tensors(variables: dict[str, Any], types: dict[str, Any]) -> list[NeffTensor]:
     """Returns the inputs and outputs among a core's variables, in their order."""
     made = []
     for name, variable in variables.items():
@@ -136,11 +136,13 @@ def _tensors(variables: dict[str, Any], types: dict[str, Any]) -> list[Tensor]:
             size, dtype, shape = variable["size"], types[name]["dtype"], types[name]["tf_shape"]
             if not all(isinstance(n, int) for n in (size, *shape)) or not isinstance(dtype, str):
                 raise ValueError(f"the size, the type or the shape of {name} cannot be read")
-            made.append(Tensor(name, _USAGES[variable["type"]], _TYPES.get(dtype, dtype), tuple(shape), size))
+            made.append(NeffTensor(name, _USAGES[variable["type"]], _TYPES.get(dtype, dtype), tuple(shape), size))
     return made
 
 
-def check(said: Description, expected: Sequence[Tensor], target: str, lnc: int, *, source: str = "NEFF") -> None:
+def check(
+    said: NeffDescription, expected: Sequence[NeffTensor], target: str, lnc: int, *, source: str = "NEFF"
+) -> None:
     """Raises where a NEFF is not the one that is expected.
 
     Inputs may be missing, because the compiler drops those that do not matter. Types and shapes may differ at equal size: a device
@@ -161,7 +163,7 @@ def check(said: Description, expected: Sequence[Tensor], target: str, lnc: int, 
         raise KernelgenError([Diagnostic(f"{source}: {text}") for text in mistakes])
 
 
-def check_device(said: Description, target: str, lnc: int, *, source: str = "NEFF") -> None:
+def check_device(said: NeffDescription, target: str, lnc: int, *, source: str = "NEFF") -> None:
     """Raises where a NEFF is for another device than it is expected to be; see `check`.
 
     Raises:
@@ -172,7 +174,7 @@ def check_device(said: Description, target: str, lnc: int, *, source: str = "NEF
         raise KernelgenError([Diagnostic(f"{source}: {text}") for text in mistakes])
 
 
-def _wrong_device(said: Description, target: str, lnc: int) -> list[str]:
+def _wrong_device(said: NeffDescription, target: str, lnc: int) -> list[str]:
     mistakes = []
     if said.device != DEVICES.get(target):
         what = f"{said.device} ({', '.join(said.targets) or 'no target that is known'})"
@@ -183,7 +185,7 @@ def _wrong_device(said: Description, target: str, lnc: int) -> list[str]:
     return mistakes
 
 
-def _wrong_tensors(said: Description, expected: Sequence[Tensor]) -> list[str]:
+def _wrong_tensors(said: NeffDescription, expected: Sequence[NeffTensor]) -> list[str]:
     mistakes = []
     wanted = {(tensor.name, tensor.usage): tensor for tensor in expected}
     labels = {"in": "input", "out": "output"}

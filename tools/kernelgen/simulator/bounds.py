@@ -25,7 +25,7 @@ _INDIRECT = ("gather", "scatter")
 
 
 @dataclass(frozen=True)
-class Checked:
+class BoundsCheckedHlo:
     """HLO that says whether its indices are in bounds.
 
     Attributes:
@@ -38,7 +38,7 @@ class Checked:
     names: tuple[str, ...]
 
 
-def check(hlo: bytes) -> Checked:
+def check(hlo: bytes) -> BoundsCheckedHlo:
     """Returns a module that computes the same, with one result more where it has a gather or scatter.
 
     Args:
@@ -49,7 +49,7 @@ def check(hlo: bytes) -> Checked:
     """
     module = proto.parse(hlo, Module)
     if not any(i.opcode in _INDIRECT for i in proto.entry(module).instructions):
-        return Checked(hlo, ())
+        return BoundsCheckedHlo(hlo, ())
     maximum = _add_maximum(module)
     entry = proto.entry(module)
     by_id = {i.id: i for i in entry.instructions}
@@ -76,7 +76,7 @@ def check(hlo: bytes) -> Checked:
     entry.root_id = made.id
     for shape in (entry.program_shape, module.host_program_shape):
         shape.result.CopyFrom(made.shape)
-    return Checked(proto.serialize(module), tuple(f"{i.opcode} '{i.name}'" for i in indirect))
+    return BoundsCheckedHlo(proto.serialize(module), tuple(f"{i.opcode} '{i.name}'" for i in indirect))
 
 
 def _limits(instruction: Any, by_id: dict[int, Any]) -> tuple[Any, int, list[int]]:

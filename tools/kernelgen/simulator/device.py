@@ -76,7 +76,7 @@ class Arena:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResultPlace:
     """Where a result goes.
 
     Attributes:
@@ -119,7 +119,7 @@ class Binding:
     arguments: list[Any]
     copies: bool
     views: list[np.ndarray[Any, Any]]
-    results: list[Place]
+    results: list[ResultPlace]
 
     def launch(self, executable: Executable, uses: Iterator[int]) -> Callable[[], None]:
         """Returns a function that runs it, with everything found beforehand that is the same each time.
@@ -188,7 +188,7 @@ class Program:
 
 
 @dataclass(slots=True)
-class Model:
+class LoadedNeff:
     """A loaded NEFF.
 
     Attributes:
@@ -234,7 +234,7 @@ class Device:
     def __init__(self, arenas: Sequence[Arena], strict: bool = False) -> None:
         self._arenas = arenas
         self._strict = strict
-        self._models: dict[int, Model] = {}
+        self._models: dict[int, LoadedNeff] = {}
         self._bindings: dict[bytes, Binding] = {}
         self.launches: dict[bytes, Callable[[], None]] = {}
         self._lock = threading.Lock()
@@ -242,7 +242,7 @@ class Device:
         self._programs = _Programs(strict, self._forget_launches)
         client()  # a machine without jaxlib is told so before it has a model
 
-    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[container.Tensor, ...], Needs]:
+    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[container.NeffTensor, ...], Needs]:
         """Returns a new model's number, its tensors, inputs first, without those that are dropped, and what it needs of a core.
 
         Args:
@@ -264,7 +264,7 @@ class Device:
         results = [
             numpy_dtype(dtype) for dtype, _ in executable.results[: len(executable.results) - bool(program.indirect)]
         ]
-        model = Model(
+        model = LoadedNeff(
             program,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
             dropped=unused_parameters(contents.hlo) if self._strict else frozenset(),
@@ -289,7 +289,7 @@ class Device:
                 raise DeviceError(f"no model {number}")
             self._forget(model)
 
-    def _forget(self, model: Model) -> None:
+    def _forget(self, model: LoadedNeff) -> None:
         for request in model.requests:
             self._bindings.pop(request, None)
             self.launches.pop(request, None)
@@ -355,7 +355,7 @@ class Device:
             begin = self._address((arena, offset), size)
             # Python's buffers have no types of ml_dtypes'.
             small = size <= SMALL and dtype.isbuiltin == 1
-            results.append(Place(self._arenas[arena].data, slice(offset, offset + size), small, begin, size))
+            results.append(ResultPlace(self._arenas[arena].data, slice(offset, offset + size), small, begin, size))
         binding = Binding(model.program, arguments, any(array is None for array in arguments), views, results)
         with self._lock:
             if number in self._models:
@@ -437,7 +437,7 @@ def _compile(hlo: bytes, strict: bool) -> tuple[Executable, tuple[str, ...]]:
     module.ClearField("input_output_alias")
     try:
         plain = proto.serialize(module)
-        checked = bounds.check(plain) if strict else bounds.Checked(plain, ())
+        checked = bounds.check(plain) if strict else bounds.BoundsCheckedHlo(plain, ())
         executable = cache.compiled(products.rewrite(scales.rewrite(checked.hlo)), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error

@@ -32,7 +32,7 @@ _REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([0-9]{1,18})\
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor is.
 
     Attributes:
@@ -54,7 +54,7 @@ class Place:
 class Operand:
     """A tensor that a node reads, and where it is."""
 
-    place: Place
+    place: TensorPlace
     tensor: TensorDesc
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class GraphNode:
     inputs: tuple[Operand | None, ...]
     output: TensorDesc
     params: tuple[tuple[str, ParamValue], ...] = ()
-    place: Place | None = None
+    place: TensorPlace | None = None
     escapes: bool = False
 
     @property
@@ -342,10 +342,10 @@ class _Maker:
                 f"{what}: a view has the type of its tensor, {self.types[root]}, not {loose.tensor.type_text}"
             )
 
-    def _place(self, loose: Loose) -> Place:
+    def _place(self, loose: Loose) -> TensorPlace:
         if isinstance(loose.root, int):
-            return Place(False, loose.root, loose.offset)
-        return Place(True, self.numbers[loose.root], loose.offset - self.low[loose.root])
+            return TensorPlace(False, loose.root, loose.offset)
+        return TensorPlace(True, self.numbers[loose.root], loose.offset - self.low[loose.root])
 
     def _node(self, i: int, node: LooseNode) -> GraphNode:
         op = ggml_ops.op(node.op)

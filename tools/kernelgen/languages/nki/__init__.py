@@ -106,8 +106,8 @@ def _recorded(
 
     made = (
         function
-        if isinstance(function, kernel.Kernel)
-        else kernel.Kernel(function, older=kernel.imports_older(function))
+        if isinstance(function, kernel.NkiKernel)
+        else kernel.NkiKernel(function, older=kernel.imports_older(function))
     )
     try:
         args, named = [*arguments], dict(keywords)

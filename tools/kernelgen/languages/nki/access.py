@@ -27,7 +27,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AccessPlan:
     """A view as slices of axes.
 
     Attributes:
@@ -55,7 +55,7 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @functools.lru_cache(1 << 14)
-def plan(shape: tuple[int, ...], offset: int, dims: Dims) -> Plan | None:
+def plan(shape: tuple[int, ...], offset: int, dims: Dims) -> AccessPlan | None:
     """Returns how the elements `offset + Σ i·stride` of row-major memory are taken with slices, None where they can't be."""
     backwards = tuple(i for i, (stride, size) in enumerate(dims) if stride < 0 and size > 1)
     offset += sum(dims[i][0] * (dims[i][1] - 1) for i in backwards)
@@ -67,7 +67,7 @@ def plan(shape: tuple[int, ...], offset: int, dims: Dims) -> Plan | None:
         found = _planned(axes or (1,), offset, forward)
         if found is not None:
             ordered, order = found
-            return Plan(axes or (1,), ordered, order, backwards)
+            return AccessPlan(axes or (1,), ordered, order, backwards)
     return None
 
 

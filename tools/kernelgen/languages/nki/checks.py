@@ -15,8 +15,8 @@ import numpy as np
 from kernelgen.languages.nki import devices
 from kernelgen.languages.nki.dtypes import float32, is_float
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
-from kernelgen.languages.nki.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, Recorder, Storage, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, NkiMemory, Recorder, current
+from kernelgen.languages.nki.tensors import NkiTensor
 
 PARTITIONS = devices.PARTITIONS
 PSUM_BANKS = devices.PSUM_BANKS
@@ -41,7 +41,7 @@ def _smallest() -> str:
     return min(current().targets, key=lambda target: devices.DEVICES[target].sbuf_bytes)
 
 
-def tile(tensor: Tensor) -> None:
+def tile(tensor: NkiTensor) -> None:
     """A tile of SBUF or PSUM fits: at most 128 partitions, one bank of PSUM, SBUF's bytes."""
     recorder = current()
     if not recorder.check or tensor.buffer.is_hbm:
@@ -75,7 +75,7 @@ def tile(tensor: Tensor) -> None:
     recorder.allowed.add(known)
 
 
-def writable(tensor: Tensor) -> None:
+def writable(tensor: NkiTensor) -> None:
     if tensor.storage.parameter is not None and not tensor.storage.mutable:
         raise NkiError(
             "err_mutable_annotation_needed",
@@ -83,7 +83,7 @@ def writable(tensor: Tensor) -> None:
         )
 
 
-def inside(tensor: Tensor) -> None:
+def inside(tensor: NkiTensor) -> None:
     """Elements outside of the memory are excused by a mask."""
     if tensor.valid is None:
         return
@@ -96,7 +96,7 @@ def inside(tensor: Tensor) -> None:
         )
 
 
-def partitions_agree(operands: Sequence[Tensor], shape: tuple[int, ...]) -> None:
+def partitions_agree(operands: Sequence[NkiTensor], shape: tuple[int, ...]) -> None:
     if not current().check or current().older:
         return
     for operand in operands:
@@ -108,7 +108,7 @@ def partitions_agree(operands: Sequence[Tensor], shape: tuple[int, ...]) -> None
             )
 
 
-def operand_on_chip(tensor: Tensor, what: str) -> None:
+def operand_on_chip(tensor: NkiTensor, what: str) -> None:
     if not tensor.on_chip:
         if tensor.storage.initial is None and current().check:
             raise NkiTypeError(
@@ -119,7 +119,7 @@ def operand_on_chip(tensor: Tensor, what: str) -> None:
         start_partition(tensor, what)
 
 
-def start_partition(tensor: Tensor, what: str) -> None:
+def start_partition(tensor: NkiTensor, what: str) -> None:
     """An engine reads and writes from partition 0, 32, 64 or 96 on: over 32 partitions from 0 or 64, over 64 from 0.
 
     AWS's guide to the architecture of Trainium and Inferentia2, "Partition-dimension access patterns". The compiler of the older
@@ -145,22 +145,22 @@ def start_partition(tensor: Tensor, what: str) -> None:
         )
 
 
-def on_chip(tensor: Any, what: str) -> Tensor:
-    if not isinstance(tensor, Tensor):
+def on_chip(tensor: Any, what: str) -> NkiTensor:
+    if not isinstance(tensor, NkiTensor):
         raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
     operand_on_chip(tensor, what)
     return tensor
 
 
-def in_hbm(tensor: Any, what: str) -> Tensor:
-    if not isinstance(tensor, Tensor):
+def in_hbm(tensor: Any, what: str) -> NkiTensor:
+    if not isinstance(tensor, NkiTensor):
         raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
     if current().check and tensor.on_chip:
         raise NkiTypeError("err_hbm_tensor_required", f"{what} has to be in HBM, not in {tensor.buffer}")
     return tensor
 
 
-def dma_source(source: Tensor) -> None:
+def dma_source(source: NkiTensor) -> None:
     """A DMA of the older generation reads each partition from its own place: AWS's compiler refuses a stride of 0 there."""
     recorder = current()
     if not recorder.check or not recorder.older or source.gather is not None or not source.dims:
@@ -174,7 +174,7 @@ def dma_source(source: Tensor) -> None:
         )
 
 
-def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double: bool = False) -> None:
+def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *, double: bool = False) -> None:
     """The sizes and dtypes that the tensor engine takes."""
     recorder = current()
     known = (
@@ -226,7 +226,7 @@ def matmul(stationary: Tensor, moving: Tensor, target: Tensor | None, *, double:
     recorder.allowed.add(known)
 
 
-def psum_bank(target: Tensor) -> None:
+def psum_bank(target: NkiTensor) -> None:
     """What an instruction of the tensor engine writes to PSUM is in one bank; memory that takes several begins with one."""
     if not current().check or target.buffer is not PSUM or target.gather is not None:
         return
@@ -254,7 +254,7 @@ def engine(what: str, given: Any, *allowed: str) -> str:
     return name
 
 
-def reachable(what: str, engine: str, tiles: Sequence[Tensor]) -> None:
+def reachable(what: str, engine: str, tiles: Sequence[NkiTensor]) -> None:
     """GpSimd can't reach PSUM."""
     if current().check and engine == "gpsimd" and any(tile.buffer.kind == "psum" for tile in tiles):
         raise NkiTypeError("err_unsupported_memory", f"{what} on GpSimd can't access PSUM")
@@ -262,7 +262,7 @@ def reachable(what: str, engine: str, tiles: Sequence[Tensor]) -> None:
 
 def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
     """The vector engine reads one tile of PSUM at most."""
-    if current().check and all(isinstance(t, Tensor) and t.buffer.kind == "psum" for t in (a, b)):
+    if current().check and all(isinstance(t, NkiTensor) and t.buffer.kind == "psum" for t in (a, b)):
         raise NkiTypeError(
             "err_unsupported_memory",
             f"{first} and {second} of {what} are both in PSUM, of which the vector engine reads one tile at most; copy one to "
@@ -282,9 +282,9 @@ def priority(given: Any) -> None:
         raise NkiValueError("err_dma_priority", f"the priority of a DMA is 0, 1, 2 or 3, not {given!r}")
 
 
-def per_partition(value: Any, tile: Tensor, what: str) -> None:
+def per_partition(value: Any, tile: NkiTensor, what: str) -> None:
     """A vector operand has one element per partition."""
-    if isinstance(value, Tensor) and current().check:
+    if isinstance(value, NkiTensor) and current().check:
         if math.prod(value.shape[1:]) != 1:
             raise NkiValueError(
                 "err_scalar_or_vector",
@@ -296,7 +296,7 @@ def per_partition(value: Any, tile: Tensor, what: str) -> None:
             )
 
 
-def results(recorder: Recorder, returned: Sequence[Tensor]) -> None:
+def results(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
     """What a kernel of the newer generation returns is in shared_hbm."""
     if not recorder.check or recorder.older:
         return
@@ -310,7 +310,7 @@ UNWRITTEN = "partly_written"
 """How the name of a result begins of which a kernel leaves elements as they are in memory that was never written."""
 
 
-def written(recorder: Recorder, returned: Sequence[Tensor]) -> None:
+def written(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
     """A kernel writes all elements of what it returns, unless it names the memory `UNWRITTEN…`."""
     from kernelgen.languages.nki.operators import flags
 
@@ -335,7 +335,7 @@ def written(recorder: Recorder, returned: Sequence[Tensor]) -> None:
             )
 
 
-def at_once(storages: Iterable[Storage], buffer: Buffer) -> tuple[int, list[Storage]]:
+def at_once(storages: Iterable[NkiMemory], buffer: Buffer) -> tuple[int, list[NkiMemory]]:
     """Returns the most of SBUF or PSUM that is in use at once, in bytes per partition, and the memory that is then.
 
     Memory is in use from the first instruction that uses it to the last. A tile of PSUM takes whole banks. Of memory that the
@@ -363,7 +363,7 @@ def at_once(storages: Iterable[Storage], buffer: Buffer) -> tuple[int, list[Stor
     return most, [s for s in used if s.first <= when <= s.last]
 
 
-def _taken(storage: Storage) -> int:
+def _taken(storage: NkiMemory) -> int:
     size = storage.bytes_per_partition
     return -(-size // PSUM_BANK_BYTES) * PSUM_BANK_BYTES if storage.buffer is PSUM else size
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from kernelgen.languages.nki.checks import at_once
 from kernelgen.languages.nki.dtypes import float32
-from kernelgen.languages.nki.program import PSUM, SBUF, Block, Instruction, Loop, Storage
+from kernelgen.languages.nki.program import PSUM, SBUF, Block, Instruction, Loop, NkiMemory
 from kernelgen.languages.nki.roll import Rolled
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 LEAST_CYCLES = 64
 GPSIMD_CYCLES = 150
@@ -62,7 +62,7 @@ class Cost:
         }
 
 
-def cost(block: Block, storages: Sequence[Storage], older: bool = False) -> Cost:
+def cost(block: Block, storages: Sequence[NkiMemory], older: bool = False) -> Cost:
     """Returns what a kernel takes.
 
     Args:
@@ -122,7 +122,7 @@ def _cycles(instruction: Instruction, engine: str) -> int:
     return taken + (GPSIMD_CYCLES if engine == "gpsimd" else 0)
 
 
-def _per_partition(tensor: Tensor) -> int:
+def _per_partition(tensor: NkiTensor) -> int:
     return math.prod(tensor.shape[1:])
 
 

@@ -11,11 +11,11 @@ from kernelgen.languages.nki import indices
 from kernelgen.languages.nki.dtypes import float32
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError
 from kernelgen.languages.nki.indices import Array, DynamicSlice
-from kernelgen.languages.nki.program import HBM, SBUF, LoopIndex, Storage
-from kernelgen.languages.nki.tensors import Dynamic, Strided, Tensor, in_register
+from kernelgen.languages.nki.program import HBM, SBUF, NkiLoopIndex, NkiMemory
+from kernelgen.languages.nki.tensors import Dynamic, NkiTensor, Strided, in_register
 
 
-def indexed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
+def indexed(tensor: NkiTensor, key: tuple[Any, ...]) -> NkiTensor:
     """Returns the view of a tensor that an index gives.
 
     Raises:
@@ -26,15 +26,15 @@ def indexed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
         found = _known_view(tensor, key)
         if found is not None:
             offset, dims, partition = found
-            return Tensor(tensor.storage, tensor.offset + offset, dims, tensor.dtype, partition)
+            return NkiTensor(tensor.storage, tensor.offset + offset, dims, tensor.dtype, partition)
     return _found_view(tensor, key)
 
 
-_NUMBER = frozenset((int, LoopIndex))
+_NUMBER = frozenset((int, NkiLoopIndex))
 _PLAIN = _NUMBER | {type(None)}
 
 
-def _known_view(tensor: Tensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
+def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
     """Returns what plain numbers and slices make of a view: what they add to the offset, the dimensions, the partitions' one.
 
     None for any other index, and for a slice that goes past the end.
@@ -62,13 +62,13 @@ def _known_view(tensor: Tensor, key: tuple[Any, ...]) -> tuple[int, Strided, int
 @functools.lru_cache(1 << 15)
 def _plain_view(dims: Strided, partition: int, on_chip: bool, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
     """As `_known_view`, for a key with (start, stop, step) for slices; a kernel makes the same views again and again."""
-    storage = Storage(0, (), float32, float32, SBUF if on_chip else HBM)
-    whole_view = Tensor(storage, 0, dims, float32, partition)
+    storage = NkiMemory(0, (), float32, float32, SBUF if on_chip else HBM)
+    whole_view = NkiTensor(storage, 0, dims, float32, partition)
     made = _found_view(whole_view, tuple(item if isinstance(item, int) else slice(*item) for item in key))
     return None if made.valid is not None else (made.offset, made.dims, made.partition)
 
 
-def _found_view(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
+def _found_view(tensor: NkiTensor, key: tuple[Any, ...]) -> NkiTensor:
     items = _expanded(tensor, key)
     if all(isinstance(item, slice) and item == slice(None) for item in items):
         return tensor
@@ -76,7 +76,7 @@ def _found_view(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
         raise NkiError(
             "err_nested_indirect", "a tensor that is indexed by a tile or an index array can't be indexed again"
         )
-    arrays = [item for item in items if _is_array(item) or isinstance(item, Tensor)]
+    arrays = [item for item in items if _is_array(item) or isinstance(item, NkiTensor)]
     if not arrays:
         return _sliced(tensor, items)
     if tensor.on_chip and any(_is_array(a) and a.ndim == 1 for a in arrays) and len(arrays) == 1 and tensor.ndim > 1:
@@ -89,7 +89,7 @@ def _found_view(tensor: Tensor, key: tuple[Any, ...]) -> Tensor:
     return _fancy(tensor, items)
 
 
-def _sliced(tensor: Tensor, items: list[Any]) -> Tensor:
+def _sliced(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
     """Integers, slices and new axes."""
     offset, dims, dynamic = tensor.offset, [], []
     valid: list[tuple[int, Array]] = []
@@ -116,7 +116,7 @@ def _sliced(tensor: Tensor, items: list[Any]) -> Tensor:
                 dims.append((stride, 1))
                 keep[-1] = slice(where, where + 1)
         elif isinstance(item, DynamicSlice) and not isinstance(item.start, int | np.integer):
-            index = item.start if isinstance(item.start, Tensor) else in_register(item.start)
+            index = item.start if isinstance(item.start, NkiTensor) else in_register(item.start)
             dims.append((stride, int(item.size)))
             dynamic.append((index, stride, size))
             keep.append(slice(0, int(item.size)))
@@ -159,7 +159,7 @@ def _sliced(tensor: Tensor, items: list[Any]) -> Tensor:
 def _bounds(item: slice, size: int) -> tuple[int, int, int]:
     """Returns start, count and step of a slice; one that goes past the end keeps its length."""
     for part in (item.start, item.stop, item.step):
-        if isinstance(part, Tensor) or (part is not None and not isinstance(part, int | np.integer | np.ndarray)):
+        if isinstance(part, NkiTensor) or (part is not None and not isinstance(part, int | np.integer | np.ndarray)):
             raise NkiIndexError(
                 "err_dynamic_slice", "a slice's bounds are numbers; for a start known at run time use nl.ds"
             )
@@ -173,17 +173,17 @@ def _bounds(item: slice, size: int) -> tuple[int, int, int]:
     return start, max(0, -(-(stop - start) // step)), step
 
 
-def _fancy(tensor: Tensor, items: list[Any]) -> Tensor:
+def _fancy(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
     """Index arrays and tiles of indices beside integers and slices, as NumPy places their dimensions."""
     shapes = []
     for item in items:
-        if _is_array(item) or isinstance(item, Tensor):
+        if _is_array(item) or isinstance(item, NkiTensor):
             shapes.append(tuple(item.shape))
     try:
         common = np.broadcast_shapes(*shapes)
     except ValueError:
         raise NkiIndexError("err_index_shapes", f"index shapes {shapes} can't be broadcast together") from None
-    advanced = [i for i, item in enumerate(items) if _is_array(item) or isinstance(item, Tensor | int)]
+    advanced = [i for i, item in enumerate(items) if _is_array(item) or isinstance(item, NkiTensor | int)]
     adjacent = advanced == list(range(advanced[0], advanced[-1] + 1))
     before = [i for i in range(len(items)) if i not in advanced and (adjacent and i < advanced[0])]
     after = [i for i in range(len(items)) if i not in advanced and i not in before]
@@ -222,7 +222,7 @@ def _fancy(tensor: Tensor, items: list[Any]) -> Tensor:
                 )
             offset += where * stride
             mask_key[axis_of[number]] = where
-        elif isinstance(item, Tensor):
+        elif isinstance(item, NkiTensor):
             dynamic.append((item, tuple(item.shape), stride, size))
         else:
             if item.dtype == np.bool_:
@@ -303,7 +303,7 @@ def _is_array(item: Any) -> bool:
     return isinstance(item, np.ndarray) and item.ndim > 0
 
 
-def _expanded(tensor: Tensor, key: tuple[Any, ...]) -> list[Any]:
+def _expanded(tensor: NkiTensor, key: tuple[Any, ...]) -> list[Any]:
     items = [_number(item) for item in key]
     if sum(1 for item in items if item is Ellipsis) > 1:
         raise NkiIndexError("err_invalid_index", "an index has at most one ellipsis")
@@ -326,7 +326,7 @@ def _number(item: Any) -> Any:
         return int(item)
     if isinstance(item, list):
         return np.asarray(item)
-    if isinstance(item, int | slice | Tensor | np.ndarray | DynamicSlice) or item is None or item is Ellipsis:
+    if isinstance(item, int | slice | NkiTensor | np.ndarray | DynamicSlice) or item is None or item is Ellipsis:
         return item
     if hasattr(item, "register_tensor"):
         return item.register_tensor()

@@ -23,14 +23,14 @@ from kernelgen.languages.nki.program import (
     Block,
     Exchange,
     Loop,
+    NkiMemory,
     Recorder,
-    Storage,
     current,
     recorded_by,
     recording,
 )
 from kernelgen.languages.nki.roll import BOUND, Roller
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 if TYPE_CHECKING:
     from kernelgen.languages.nki.lower import Context
@@ -53,13 +53,13 @@ class Recorded:
     """
 
     block: Block
-    parameters: tuple[Storage, ...]
+    parameters: tuple[NkiMemory, ...]
     names: tuple[str, ...]
-    results: tuple[Tensor, ...]
+    results: tuple[NkiTensor, ...]
     aliases: tuple[int | None, ...]
     structure: Any
     notes: tuple[str, ...]
-    storages: tuple[Storage, ...]
+    storages: tuple[NkiMemory, ...]
     older: bool
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ def record(
     from kernelgen.languages.nki.loading import interpreter
 
     recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
-    parameters: list[Storage] = []
+    parameters: list[NkiMemory] = []
     names: list[str] = []
     given: list[Any] = []
     if values:
@@ -118,7 +118,7 @@ def record(
         mutable = _mutable(function)
         outputs_given = older and not _returns(function)
 
-        def tensor(value: Any, name: str) -> Tensor:
+        def tensor(value: Any, name: str) -> NkiTensor:
             if isinstance(value, Blank):
                 return tensors.new(value.shape, value.dtype, HBM, name=name)
             can_write = not older or outputs_given or name in mutable
@@ -139,11 +139,11 @@ def record(
             with recorder.one_program(program, recorder.before):
                 got = _called(function, arguments)
             returned = got if number == 0 else returned
-        flat: list[Tensor] = []
+        flat: list[NkiTensor] = []
         structure = _structure(returned, flat)
         checks.results(recorder, flat)
         if not flat:
-            blank = [t for t in arguments.values() if isinstance(t, Tensor) and t.storage.parameter is None]
+            blank = [t for t in arguments.values() if isinstance(t, NkiTensor) and t.storage.parameter is None]
             flat = [t for t in blank if t.storage.stored] + [tensors.whole(s) for s in parameters if s.stored]
             structure = None
         elif any(s.stored and all(t.storage is not s for t in flat) for s in parameters):
@@ -169,7 +169,7 @@ def record(
     )
 
 
-def _after(arrays: Sequence[Any], block: Block, tensor: Tensor) -> np.ndarray[Any, Any]:
+def _after(arrays: Sequence[Any], block: Block, tensor: NkiTensor) -> np.ndarray[Any, Any]:
     """Returns a tensor's values after a block ran with the kernel's arrays."""
     from kernelgen.languages.nki.lower import Context
 
@@ -186,7 +186,7 @@ class Blank:
     dtype: np.dtype[Any]
 
 
-def blank_outputs(kernel: Kernel, results: Any) -> list[Blank]:
+def blank_outputs(kernel: NkiKernel, results: Any) -> list[Blank]:
     """Returns the outputs that a kernel of the first generation takes as arguments after its inputs."""
     if results is None or not kernel.older or _returns(kernel.function):
         return []
@@ -260,10 +260,10 @@ def _returns(function: Callable[..., Any]) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic | type | Tensor)
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic | type | NkiTensor)
 
 
-def _with_tensors(value: Any, name: str, tensor: Callable[[Any, str], Tensor], kind: Any = None) -> Any:
+def _with_tensors(value: Any, name: str, tensor: Callable[[Any, str], NkiTensor], kind: Any = None) -> Any:
     if _is_array(value):
         if value.shape == () and (kind is None or "tensor" not in str(kind)):
             return np.asarray(value)[()]
@@ -304,8 +304,8 @@ class _Result:
     number: int
 
 
-def _structure(returned: Any, flat: list[Tensor]) -> Any:
-    if isinstance(returned, Tensor):
+def _structure(returned: Any, flat: list[NkiTensor]) -> Any:
+    if isinstance(returned, NkiTensor):
         flat.append(returned)
         return _Result(len(flat) - 1)
     if isinstance(returned, tuple | list):
@@ -386,7 +386,7 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
 
         held = []
         for number, (destination, source) in enumerate(copies):
-            storage = Storage(-1 - number - len(result.items) * 64, source.shape, source.dtype, source.dtype, SBUF)
+            storage = NkiMemory(-1 - number - len(result.items) * 64, source.shape, source.dtype, source.dtype, SBUF)
             tile = tensors.whole(storage)
             assign(tile, source)
             held.append((destination, tile))
@@ -394,7 +394,7 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
             assign(destination, tile)
 
 
-class Kernel:
+class NkiKernel:
     """What `nki.jit` returns: a kernel that runs when it is called with arrays, and is inlined when another kernel calls it."""
 
     def __init__(
@@ -410,9 +410,9 @@ class Kernel:
     def func(self) -> Callable[..., Any]:
         return self.function
 
-    def __getitem__(self, grid: Any) -> Kernel:
+    def __getitem__(self, grid: Any) -> NkiKernel:
         sizes = tuple(int(n) for n in grid) if isinstance(grid, tuple | list) else (int(grid),)
-        return Kernel(self.function, older=self.older, grid=sizes, **self.options)
+        return NkiKernel(self.function, older=self.older, grid=sizes, **self.options)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -445,7 +445,7 @@ def record_kernel(
     kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, older: bool | None = None, **options: Any
 ) -> Recorded:
     """Records a kernel object or a plain function (see `record`)."""
-    if isinstance(kernel, Kernel):
+    if isinstance(kernel, NkiKernel):
         options.setdefault("targets", (kernel.target,))
         return record(
             kernel.function, args, kwargs, older=kernel.older if older is None else older, grid=kernel.grid, **options
@@ -480,7 +480,7 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _arrays(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    function = kernel.function if isinstance(kernel, Kernel) else kernel
+    function = kernel.function if isinstance(kernel, NkiKernel) else kernel
     found: list[Any] = []
     kinds = _kinds(function)
 
@@ -498,7 +498,7 @@ def decorator(older: bool) -> Callable[..., Any]:
 
     def jit(function: Any = None, **options: Any) -> Any:
         if function is None:
-            return lambda f: Kernel(f, older=older, **options)
-        return Kernel(function, older=older, **options)
+            return lambda f: NkiKernel(f, older=older, **options)
+        return NkiKernel(function, older=older, **options)
 
     return jit

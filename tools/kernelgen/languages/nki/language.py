@@ -24,12 +24,12 @@ from kernelgen.languages.nki.program import (
     SBUF,
     SHARED_HBM,
     Buffer,
-    LoopIndex,
+    NkiLoopIndex,
     Origin,
     current,
     recording,
 )
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 # Memory and dtypes
 
@@ -149,7 +149,7 @@ def _buffer(given: Any) -> Buffer:
     raise NkiTypeError("err_unsupported_memory", f"{given!r} is not a buffer; there are {', '.join(known)}")
 
 
-def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None, address: Any = None) -> Tensor:
+def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None, address: Any = None) -> NkiTensor:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     where = buffer if isinstance(buffer, Buffer) else _buffer(buffer)
     partition = (
@@ -167,39 +167,39 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None, add
     return made
 
 
-def ndarray(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", address: Any = None, **_: Any) -> Tensor:
+def ndarray(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", address: Any = None, **_: Any) -> NkiTensor:
     """Returns memory that was never written: NaN where it is read as a float."""
     return _made(shape, dtype, buffer, name, address=address)
 
 
-def zeros(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
+def zeros(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> NkiTensor:
     return _made(shape, dtype, buffer, name, 0)
 
 
-def ones(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
+def ones(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> NkiTensor:
     return _made(shape, dtype, buffer, name, 1)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> Tensor:
+def full(shape: Any, fill_value: Any, dtype: Any, buffer: Any = None, *, name: str = "", **_: Any) -> NkiTensor:
     return _made(shape, dtype, buffer, name, fill_value)
 
 
-def zeros_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def zeros_like(a: NkiTensor, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> NkiTensor:
     return _made(a.shape, dtype or a.dtype, buffer or a.buffer, name, 0)
 
 
-def empty_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def empty_like(a: NkiTensor, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> NkiTensor:
     return _made(a.shape, dtype or a.dtype, buffer or a.buffer, name)
 
 
-def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tensor:
+def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> NkiTensor:
     """Returns constants in HBM: an array, or the path of a `.npy` file that holds it."""
     values = np.load(constant) if isinstance(constant, str | Path) else np.asarray(constant)
     wanted = dtype_of(dtype if dtype is not None else values.dtype)
     return tensors.whole(current().constant(values.astype(wanted), wanted))
 
 
-def shared_identity_matrix(n: int, dtype: Any = np.uint8, dst: Tensor | None = None, **_: Any) -> Tensor:
+def shared_identity_matrix(n: int, dtype: Any = np.uint8, dst: NkiTensor | None = None, **_: Any) -> NkiTensor:
     made = shared_constant(np.identity(n), dtype)
     if dst is None:
         return made
@@ -215,7 +215,7 @@ def _bound(value: Any) -> int:
     if isinstance(value, int | np.integer):
         return int(value)
     register = getattr(value, "register_tensor", None)
-    place = value if isinstance(value, Tensor) else register() if register else None
+    place = value if isinstance(value, NkiTensor) else register() if register else None
     if place is None:
         raise NkiTypeError("err_dynamic_loop_bound", f"the bounds of a loop are numbers, not {type(value).__name__}")
     if place.size != 1:
@@ -303,7 +303,7 @@ def program_ndim() -> int:
 # Loads and stores
 
 
-def load(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def load(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
     return dma.load(src, mask=mask, dtype=dtype)
 
 
@@ -311,7 +311,7 @@ def store(dst: Any, value: Any, *, mask: Any = None, **_: Any) -> None:
     dma.store(dst, value, mask=mask)
 
 
-def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
     return dma.load_transpose2d(src, mask=mask, dtype=dtype)
 
 
@@ -319,27 +319,27 @@ def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None, **_: Any) -> 
     dma.dma_copy(dst, value, mask=mask, dst_rmw_op=op)
 
 
-def copy(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def copy(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
     return operators.copied(checks.on_chip(src, "src"), dtype, mask=mask)
 
 
-def broadcast_to(src: Any, shape: Any, dtype: Any = None, **_: Any) -> Tensor:
-    view: Tensor = src.broadcast_to(shape)
+def broadcast_to(src: Any, shape: Any, dtype: Any = None, **_: Any) -> NkiTensor:
+    view: NkiTensor = src.broadcast_to(shape)
     return operators.copied(view, dtype) if dtype is not None else view
 
 
-def expand_dims(data: Tensor, axis: int) -> Tensor:
+def expand_dims(data: NkiTensor, axis: int) -> NkiTensor:
     return data.expand_dim(axis)
 
 
-def transpose(x: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tensor:
+def transpose(x: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> NkiTensor:
     x = checks.on_chip(x, "x")
     if x.ndim != 2:
         raise NkiValueError("err_tensor_rank", f"transpose takes 2 dimensions, not {x.shape}")
     return tensor.nc_transpose(None, x, dtype=dtype, mask=mask)
 
 
-def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Tensor:
+def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> NkiTensor:
     """`x[M, K] @ y[K, N]`, or with `transpose_x` `x[K, M].T @ y[K, N]`, in float32 in PSUM."""
     x, y = checks.on_chip(x, "x"), checks.on_chip(y, "y")
     stationary = x
@@ -383,17 +383,17 @@ def _reduction(name: str, op: str) -> Any:
     return function
 
 
-def mean(x: Any, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any) -> Tensor:
+def mean(x: Any, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any) -> NkiTensor:
     return operators.reduction("add", x, axis, dtype=dtype, mask=mask, keepdims=keepdims, mean=True)
 
 
-def var(x: Any, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any) -> Tensor:
+def var(x: Any, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any) -> NkiTensor:
     average = operators.reduction("add", x, axis, dtype=float32, mask=mask, keepdims=True, mean=True)
     spread = operators.unary("square", operators.binary("subtract", x, average, dtype=float32))
     return operators.reduction("add", spread, axis, dtype=dtype or x.dtype, mask=mask, keepdims=keepdims, mean=True)
 
 
-def all(x: Any, axis: Any, dtype: Any = bool, mask: Any = None, **_: Any) -> Tensor:
+def all(x: Any, axis: Any, dtype: Any = bool, mask: Any = None, **_: Any) -> NkiTensor:
     return operators.reduction("logical_and", x, axis, dtype=dtype, mask=mask)
 
 
@@ -402,45 +402,45 @@ all.nki_op = "logical_and"  # type: ignore[attr-defined]
 
 def softmax(
     x: Any, axis: Any = -1, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, **_: Any
-) -> Tensor:
+) -> NkiTensor:
     top = operators.reduction("maximum", x, axis, dtype=float32, mask=mask, keepdims=True)
     powers = operators.unary("exp", operators.binary("subtract", x, top, dtype=float32), mask=mask)
     total = operators.reduction("add", powers, axis, keepdims=True, mask=mask)
-    made: Tensor = operators.binary("divide", powers, total, dtype=dtype or x.dtype)
+    made: NkiTensor = operators.binary("divide", powers, total, dtype=dtype or x.dtype)
     return made
 
 
 def rms_norm(
     x: Any, w: Any, axis: Any, n: Any, epsilon: float = 1e-6, *, dtype: Any = None, compute_dtype: Any = None,
     mask: Any = None, **_: Any,
-) -> Tensor:  # fmt: skip
+) -> NkiTensor:  # fmt: skip
     squares = operators.unary("square", x, dtype=float32, mask=mask)
     total = operators.reduction("add", squares, axis, keepdims=True, mask=mask)
     scale = operators.unary("rsqrt", operators.binary("add", operators.binary("multiply", total, 1.0 / n), epsilon))
-    made: Tensor = operators.binary(
+    made: NkiTensor = operators.binary(
         "multiply", operators.binary("multiply", x, scale, dtype=float32), w, dtype=dtype or x.dtype
     )
     return made
 
 
-def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tensor:
+def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> NkiTensor:
     """Returns x where the condition is not 0, else y."""
-    tiles = [v for v in (condition, x, y) if isinstance(v, Tensor)]
+    tiles = [v for v in (condition, x, y) if isinstance(v, NkiTensor)]
     if not tiles:
         raise NkiTypeError("err_operand_not_tile", "where takes a tile")
     shape = operators.broadcast_shape(*tiles)
-    kinds = [v.dtype if isinstance(v, Tensor) else operators.scalar_dtype(v) for v in (x, y)]
+    kinds = [v.dtype if isinstance(v, NkiTensor) else operators.scalar_dtype(v) for v in (x, y)]
     fixed = [operators.number(v) for v in (x, y)]
-    values = [v.dtype for v in (x, y) if isinstance(v, Tensor)]
+    values = [v.dtype for v in (x, y) if isinstance(v, NkiTensor)]
     out = dtype or (promoted(*(values or kinds)) if len(values) != 1 else values[0])
-    condition = condition if isinstance(condition, Tensor) else shared_constant(np.asarray(condition))
+    condition = condition if isinstance(condition, NkiTensor) else shared_constant(np.asarray(condition))
     made = operators.result(shape, out, tiles, mask)
-    given = [v.broadcast_to(shape) for v in (x, y) if isinstance(v, Tensor)]
+    given = [v.broadcast_to(shape) for v in (x, y) if isinstance(v, NkiTensor)]
     operators.emit("select", [condition.broadcast_to(shape), *given], [made], (fixed[0], fixed[1], False, None))
     return made
 
 
-def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
     return gpsimd.gather_flattened(None, data, indices, dtype=dtype, mask=mask)
 
 
@@ -458,7 +458,7 @@ def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: 
     others = tuple(index.turn for index in recorder.indices if builtins_all(index is not one for one in given))
     key = (frame.f_code.co_filename, frame.f_lineno, others)
     known = recorder.reduced.get(key)
-    first = builtins_all((one.turn if isinstance(one, LoopIndex) else int(one)) == 0 for one in given)
+    first = builtins_all((one.turn if isinstance(one, NkiLoopIndex) else int(one)) == 0 for one in given)
     if first or known is None:
         made = x if dtype is None else operators.copied(x, dtype)
     else:
@@ -473,11 +473,11 @@ def builtins_all(values: Iterable[bool]) -> bool:
     return builtins.all(values)
 
 
-def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tensor:
+def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> NkiTensor:
     return vector.dropout(None, x, rate, dtype=dtype, mask=mask)
 
 
-def rand(shape: Any, dtype: Any = np.float32, **_: Any) -> Tensor:
+def rand(shape: Any, dtype: Any = np.float32, **_: Any) -> NkiTensor:
     return vector.random(operators.result(tuple(shape), dtype))
 
 
@@ -488,7 +488,7 @@ def random_seed(seed: Any, **_: Any) -> None:
 
 def static_cast(input_data: Any, dtype: Any) -> Any:
     """Returns an array of the host, or a tile, in another dtype."""
-    if isinstance(input_data, Tensor):
+    if isinstance(input_data, NkiTensor):
         return operators.copied(input_data, dtype)
     return np.asarray(input_data).astype(dtype_of(dtype))
 
@@ -522,8 +522,8 @@ def names() -> dict[str, Any]:
         own.setdefault(name, _binary(name))
     for name, op in (("sum", "add"), ("max", "maximum"), ("min", "minimum"), ("prod", "multiply")):
         own[name] = _reduction(name, op)
-    own["NkiTensor"] = Tensor
-    own["tensor"] = Tensor
+    own["NkiTensor"] = NkiTensor
+    own["tensor"] = NkiTensor
     return own
 
 

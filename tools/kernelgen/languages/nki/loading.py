@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
-from kernelgen.languages.nki.kernel import Kernel
+from kernelgen.languages.nki.kernel import NkiKernel
 from kernelgen.languages.standing_in import standing_in
 
 PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
@@ -94,7 +94,7 @@ def load_kernel(path: Path, function: str) -> Any:
     found = getattr(module, function, None)
     if not callable(found):
         raise KernelgenError(Diagnostic(f"{path} has no function '{function}'"))
-    return found if isinstance(found, Kernel) else Kernel(found, older=is_older(path))
+    return found if isinstance(found, NkiKernel) else NkiKernel(found, older=is_older(path))
 
 
 def is_older(path: Path) -> bool:

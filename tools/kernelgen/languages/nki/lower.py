@@ -12,9 +12,9 @@ from kernelgen.languages.nki.access import plan
 from kernelgen.languages.nki.dtypes import boolean, float32, is_float, is_int
 from kernelgen.languages.nki.errors import NkiError
 from kernelgen.languages.nki.lazy import jnp, lax
-from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, Storage
+from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, NkiMemory
 from kernelgen.languages.nki.roll import Rolled, Varying, checks_indices
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 Lowering = Callable[["Context", Instruction], None]
 LOWERINGS: dict[str, Lowering] = {}
@@ -112,13 +112,13 @@ class Context:
         self.checks: list[tuple[Any, Any]] = []
         self.places: list[tuple[int, str]] = []
 
-    def memory(self, storage: Storage) -> Any:
+    def memory(self, storage: NkiMemory) -> Any:
         """Returns the values that a piece of memory has now, in the storage's shape."""
         if storage.number not in self.values:
             self.values[storage.number] = self._initial(storage)
         return self.values[storage.number]
 
-    def _initial(self, storage: Storage) -> Any:
+    def _initial(self, storage: NkiMemory) -> Any:
         if storage.parameter is not None:
             return jnp.asarray(self.parameters[storage.parameter]).reshape(storage.shape)
         if storage.initial is not None:
@@ -129,7 +129,7 @@ class Context:
         blank = np.nan if is_float(storage.held) else 0
         return lax.full(storage.shape, np.asarray(blank, storage.held), storage.held)
 
-    def offset(self, tensor: Tensor) -> tuple[Any, list[Any] | None]:
+    def offset(self, tensor: NkiTensor) -> tuple[Any, list[Any] | None]:
         """Returns the offset of a view, and where the slices of its plan start if a loop changes that."""
         if not tensor.varying:
             return tensor.offset, None
@@ -149,7 +149,7 @@ class Context:
             return sum((step * self.variables[loop] for loop, step in value.parts), start=value.start)
         return value
 
-    def _starts(self, tensor: Tensor, held: Any) -> list[Any] | None:
+    def _starts(self, tensor: NkiTensor, held: Any) -> list[Any] | None:
         _offset, moved = self.offset(tensor)
         if moved is None:
             return None
@@ -158,11 +158,11 @@ class Context:
             return None
         return [axis.start + by for axis, by in zip(found.axes, moved, strict=True)]
 
-    def read(self, tensor: Tensor) -> Any:
+    def read(self, tensor: NkiTensor) -> Any:
         """Returns the elements of a view, in its shape; what is outside of the memory has no particular value."""
         return self.read_checked(tensor)[0]
 
-    def read_checked(self, tensor: Tensor) -> tuple[Any, Any]:
+    def read_checked(self, tensor: NkiTensor) -> tuple[Any, Any]:
         """Returns the elements of a view and, for one whose indices are known at run time, which of them are inside (else None)."""
         held = self.memory(tensor.storage)
         if tensor.cast is not None:
@@ -193,7 +193,7 @@ class Context:
             return jnp.take(held.reshape(-1), memory.flat_indices(tensor.dims, offset), axis=0, mode="clip"), None
         return memory.read(held, tensor.dims, tensor.offset, starts), None
 
-    def write(self, tensor: Tensor, value: Any, ok: Any = None, exact: bool = False) -> None:
+    def write(self, tensor: NkiTensor, value: Any, ok: Any = None, exact: bool = False) -> None:
         """Writes values to the elements of a view that its mask shows, converted to what the memory holds (see `converted`)."""
         storage = tensor.storage
         held = self.memory(storage)
@@ -208,7 +208,7 @@ class Context:
             result = memory.bitcast(result, storage.held)
         self.values[storage.number] = result
 
-    def _written(self, tensor: Tensor, held: Any, value: Any, shown: Any, ok: Any) -> Any:
+    def _written(self, tensor: NkiTensor, held: Any, value: Any, shown: Any, ok: Any) -> Any:
         if tensor.dynamic:
             flat, inside = self._flat(tensor)
             if shown is not None:
@@ -246,7 +246,7 @@ class Context:
             return held.reshape(-1).at[flat].set(value.reshape(-1)).reshape(held.shape)
         return memory.write(held, tensor.dims, tensor.offset, value, starts)
 
-    def _flat(self, tensor: Tensor) -> tuple[Any, Any]:
+    def _flat(self, tensor: NkiTensor) -> tuple[Any, Any]:
         """Returns the number of every element of a view with indices known at run time, and which of them are inside."""
         offset, _ = self.offset(tensor)
         flat = tensor.gather.astype(np.int32) if tensor.gather is not None else memory.flat_indices(tensor.dims, offset)
@@ -257,13 +257,13 @@ class Context:
             flat = flat + index * dynamic.stride
         return flat, jnp.broadcast_to(inside, flat.shape)
 
-    def _read_dynamic(self, tensor: Tensor, held: Any) -> tuple[Any, Any]:
+    def _read_dynamic(self, tensor: NkiTensor, held: Any) -> tuple[Any, Any]:
         flat, inside = self._flat(tensor)
         if tensor.valid is not None:
             inside = inside & tensor.valid
         return jnp.take(held.reshape(-1), jnp.clip(flat, 0, held.size - 1), axis=0, mode="clip"), inside
 
-    def check_indices(self, tensor: Tensor, where: str) -> None:
+    def check_indices(self, tensor: NkiTensor, where: str) -> None:
         """Notes the first index of a view that is outside of the memory, for `simulate` to report."""
         if not self.checking or not tensor.dynamic:
             return
@@ -335,20 +335,20 @@ def _first_outside(checks: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], 
     return ((worst, place),)
 
 
-def shown_of(tensor: Tensor) -> Any:
+def shown_of(tensor: NkiTensor) -> Any:
     """Returns which elements of a view are inside of the memory and not masked out, None for all."""
     if tensor.mask is None:
         return tensor.valid
     return tensor.mask if tensor.valid is None else tensor.mask & tensor.valid
 
 
-def _boxed(tensor: Tensor, bounds: tuple[tuple[int, int], ...]) -> Tensor:
+def _boxed(tensor: NkiTensor, bounds: tuple[tuple[int, int], ...]) -> NkiTensor:
     offset = tensor.offset + sum(s * low for (s, _), (low, _) in zip(tensor.dims, bounds, strict=True))
     dims = tuple((s, high - low) for (s, _), (low, high) in zip(tensor.dims, bounds, strict=True))
     return tensor.replaced(offset=offset, dims=dims, valid=None, mask=None)
 
 
-def masked(value: Any, tensor: Tensor, neutral: Any) -> Any:
+def masked(value: Any, tensor: NkiTensor, neutral: Any) -> Any:
     """Returns values with what the tensor's mask hides replaced."""
     shown = shown_of(tensor)
     return value if shown is None else jnp.where(shown, value, jnp.asarray(neutral, value.dtype))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen.languages.nki.access import Axis, Dims, Plan, plan
+from kernelgen.languages.nki.access import AccessPlan, Axis, Dims, plan
 from kernelgen.languages.nki.lazy import jax, jnp, lax
 
 Starts = list[Any]
@@ -53,7 +53,7 @@ def write(memory: Any, dims: Dims, offset: int, values: Any, starts: Starts | No
     return _reshape(_updated(whole, list(found.axes), taken, starts), memory.shape)
 
 
-def _to_view(taken: Any, found: Plan, shape: tuple[int, ...]) -> Any:
+def _to_view(taken: Any, found: AccessPlan, shape: tuple[int, ...]) -> Any:
     order = [place for places in found.order for place in places]
     if order != sorted(order):
         taken = lax.transpose(taken, order)
@@ -64,7 +64,7 @@ def _to_view(taken: Any, found: Plan, shape: tuple[int, ...]) -> Any:
     return lax.rev(taken, found.reversed) if found.reversed else taken
 
 
-def _from_view(values: Any, found: Plan) -> Any:
+def _from_view(values: Any, found: AccessPlan) -> Any:
     if found.reversed:
         values = lax.rev(values, found.reversed)
     order = [place for places in found.order for place in places]

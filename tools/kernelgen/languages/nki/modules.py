@@ -15,7 +15,7 @@ from kernelgen.languages.nki import checks, kernel, language
 from kernelgen.languages.nki.errors import NkiError, NkiTypeError
 from kernelgen.languages.nki.isa import constants, newer, older
 from kernelgen.languages.nki.program import PSUM, SBUF
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 
 class _TensorType:
@@ -41,7 +41,7 @@ class _TensorModule(types.ModuleType):
         return self
 
 
-class _Described:
+class _NamedModule:
     """`tensor[[shape], dtype]`: a description in place of an array."""
 
     def __getitem__(self, key: Any) -> Any:
@@ -81,18 +81,18 @@ class _Latency:
 def _benchmark(function: Any = None, **options: Any) -> Any:
     if function is None:
         return lambda f: _benchmark(f, **options)
-    made = kernel.Kernel(function, older=True, **options)
+    made = kernel.NkiKernel(function, older=True, **options)
     made.benchmark_result = types.SimpleNamespace(nc_latency=_Latency())  # type: ignore[attr-defined]
     return made
 
 
 def _simulate_kernel(function: Any, *args: Any, **kwargs: Any) -> Any:
-    made = function if isinstance(function, kernel.Kernel) else kernel.Kernel(function, older=True)
+    made = function if isinstance(function, kernel.NkiKernel) else kernel.NkiKernel(function, older=True)
     return kernel.simulate(made, *args, **kwargs)
 
 
 def _simulate(function: Any) -> Callable[..., Any]:
-    made = function if isinstance(function, kernel.Kernel) else kernel.Kernel(function, older=False)
+    made = function if isinstance(function, kernel.NkiKernel) else kernel.NkiKernel(function, older=False)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return kernel.simulate(made, *args, **kwargs)
@@ -101,11 +101,11 @@ def _simulate(function: Any) -> Callable[..., Any]:
 
 
 def _typing() -> dict[str, Any]:
-    return {"tensor": _Described(), "mutable_tensor": _TensorType("mutable_tensor"), "scalar": _TensorType("scalar")}
+    return {"tensor": _NamedModule(), "mutable_tensor": _TensorType("mutable_tensor"), "scalar": _TensorType("scalar")}
 
 
 def _tensor(name: str) -> types.ModuleType:
-    return _module(name, {"NkiTensor": Tensor, "Tensor": Tensor}, _TensorModule)
+    return _module(name, {"NkiTensor": NkiTensor, "Tensor": NkiTensor}, _TensorModule)
 
 
 _DECORATORS = """

@@ -128,7 +128,7 @@ def _compiled(tools: Toolchain, function: Callable[..., Any], call: Call, given:
     arrays = [np.zeros(a.shape, a.dtype) for a in given]
     try:
         made = nki_driver.record(tools, function, arrays, call.keywords, call.grid, call.targets[0])
-    except nki_driver.Failure as error:
+    except nki_driver.NkiFailure as error:
         raise KernelgenError(str(error), exit_code=EXIT_FAILED) from error
     for records in _KEEPING:
         records.append(made)

@@ -14,14 +14,14 @@ from kernelgen.languages.nki.elementwise import BINARY, BITWISE, COMPARISONS, RE
 from kernelgen.languages.nki.errors import NkiTypeError, NkiValueError, kernel_location
 from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, bits, computes, lowering, masked, shown_of, to_float
-from kernelgen.languages.nki.program import PRODUCTS, PSUM, SBUF, Buffer, Instruction, Origin, Storage, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.program import PRODUCTS, PSUM, SBUF, Buffer, Instruction, NkiMemory, Origin, current
+from kernelgen.languages.nki.tensors import NkiTensor
 
 
 def emit(
     op: str,
-    reads: Sequence[Tensor],
-    writes: Sequence[Tensor],
+    reads: Sequence[NkiTensor],
+    writes: Sequence[NkiTensor],
     attributes: Hashable = (),
     integers: tuple[Any, ...] = (),
 ) -> None:
@@ -48,7 +48,7 @@ def _origin(op: str, attributes: Hashable) -> Origin:
     return Origin.ZEROS if op == "fill" and attributes == 0 else Origin.OTHER
 
 
-def flags(tensor: Tensor, what: str = "written") -> Any:
+def flags(tensor: NkiTensor, what: str = "written") -> Any:
     """Returns which of a tensor's elements were written, or their `origin`, in its shape.
 
     Of a strided view of the memory's own dtype, it is a view that may be changed.
@@ -60,7 +60,7 @@ def flags(tensor: Tensor, what: str = "written") -> Any:
     return np.lib.stride_tricks.as_strided(written[tensor.offset :], tensor.shape, strides)
 
 
-def _parts(tensor: Tensor) -> list[Any]:
+def _parts(tensor: NkiTensor) -> list[Any]:
     """Returns the elements of the memory that a view has: arrays in its shape, several where it has another, wider dtype."""
     grid = tensor.gather
     if grid is None:
@@ -72,14 +72,14 @@ def _parts(tensor: Tensor) -> list[Any]:
     return [grid * size // own + part for part in range(max(1, size // own))]
 
 
-def elements(tensor: Tensor) -> Any:
+def elements(tensor: NkiTensor) -> Any:
     """Returns the numbers of the memory's elements that a view shows; its indices are known."""
     shown = shown_of(tensor)
     taken = [part if shown is None else part[np.broadcast_to(shown, tensor.shape)] for part in _parts(tensor)]
     return np.concatenate([part.reshape(-1) for part in taken])
 
 
-def _each(storage: Storage, what: str) -> Any:
+def _each(storage: NkiMemory, what: str) -> Any:
     """Returns which elements of memory were written, or their `origin`, as an array that may be changed."""
     known = getattr(storage, what)
     if not isinstance(known, np.ndarray):
@@ -90,14 +90,14 @@ def _each(storage: Storage, what: str) -> Any:
     return known
 
 
-def mark_written(tensor: Tensor) -> None:
+def mark_written(tensor: NkiTensor) -> None:
     storage = tensor.storage
     storage.stored = True
     if storage.written is not None and storage.written is not True:
         _put(tensor, "written", True)
 
 
-def _put(tensor: Tensor, what: str, value: Any) -> None:
+def _put(tensor: NkiTensor, what: str, value: Any) -> None:
     storage = tensor.storage
     known = getattr(storage, what)
     if not isinstance(known, np.ndarray) and known == value:
@@ -116,7 +116,9 @@ def _put(tensor: Tensor, what: str, value: Any) -> None:
             every[part[shown]] = value
 
 
-def result(shape: Any, dtype: Any, like: Sequence[Tensor] = (), mask: Any = None, buffer: Buffer = SBUF) -> Tensor:
+def result(
+    shape: Any, dtype: Any, like: Sequence[NkiTensor] = (), mask: Any = None, buffer: Buffer = SBUF
+) -> NkiTensor:
     """Returns a tile for what an instruction returns.
 
     The older generation keeps such tiles in float32 until they are stored in memory that was declared; the newer rounds them.
@@ -137,16 +139,16 @@ def result(shape: Any, dtype: Any, like: Sequence[Tensor] = (), mask: Any = None
     return tile if mask is None else tile.with_mask(mask)
 
 
-def as_tile(value: Any, what: str) -> Tensor:
-    if not isinstance(value, Tensor):
+def as_tile(value: Any, what: str) -> NkiTensor:
+    if not isinstance(value, NkiTensor):
         raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(value).__name__}")
     return value
 
 
-def scalar_tensor(value: Any) -> Tensor:
+def scalar_tensor(value: Any) -> NkiTensor:
     """Returns a tile of one element that holds a number, or a register."""
     if hasattr(value, "register_tensor"):
-        tile: Tensor = value.register_tensor()
+        tile: NkiTensor = value.register_tensor()
         return tile
     array = np.asarray(value)
     dtype = int32 if array.dtype.kind in "iub" else float32
@@ -237,7 +239,7 @@ def _unary(attributes: Any, a: Any) -> Any:
     return apply_unary(attributes, a)
 
 
-def broadcast_shape(*operands: Tensor) -> tuple[int, ...]:
+def broadcast_shape(*operands: NkiTensor) -> tuple[int, ...]:
     """Returns the shape of a result; free dimensions are broadcast, partitions only where the checker is off.
 
     Raises:
@@ -257,11 +259,11 @@ def binary(op: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> A
     """Returns `x op y` as a new tile; numbers stand for tiles of them."""
     name = op_name(op)
     x, y = (_operand(v) for v in (x, y))
-    tiles = [v for v in (x, y) if isinstance(v, Tensor)]
+    tiles = [v for v in (x, y) if isinstance(v, NkiTensor)]
     if not tiles:
         return BINARY_HOST[name](x, y)
     if dtype is None:
-        kinds = [v.dtype if isinstance(v, Tensor) else scalar_dtype(v) for v in (x, y)]
+        kinds = [v.dtype if isinstance(v, NkiTensor) else scalar_dtype(v) for v in (x, y)]
         dtype = promoted(*kinds)
         if name in COMPARISONS:
             dtype = boolean if current().older else tiles[0].dtype
@@ -272,7 +274,7 @@ def binary(op: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> A
     for tile in tiles:
         checks.operand_on_chip(tile, name)
     made = result(broadcast_shape(*tiles), dtype, tiles, mask)
-    left, right = (None if isinstance(v, Tensor) else number(v) for v in (x, y))
+    left, right = (None if isinstance(v, NkiTensor) else number(v) for v in (x, y))
     emit("binary", tiles, [made], (name, left, right))
     return made
 
@@ -313,11 +315,11 @@ BINARY_HOST: dict[str, Any] = {
 """What computes on numbers and index arrays while a kernel is recorded."""
 
 
-def unary(op: Any, x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def unary(op: Any, x: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
     """Returns `op(x)` as a new tile."""
     name = op_name(op)
     x = _operand(x)
-    if not isinstance(x, Tensor):
+    if not isinstance(x, NkiTensor):
         x = scalar_tensor(x)
     checks.operand_on_chip(x, name)
     if dtype is None:
@@ -331,7 +333,7 @@ def unary(op: Any, x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
     return made
 
 
-def copied(x: Tensor, dtype: Any = None, *, mask: Any = None, buffer: Buffer = SBUF) -> Tensor:
+def copied(x: NkiTensor, dtype: Any = None, *, mask: Any = None, buffer: Buffer = SBUF) -> NkiTensor:
     made = result(x.shape, dtype or x.dtype, [x], mask, buffer)
     emit("unary", [x], [made], "copy")
     return made
@@ -368,7 +370,7 @@ def _fill_dtype(value: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-def _fits(target: Tensor, source: Tensor) -> Tensor:
+def _fits(target: NkiTensor, source: NkiTensor) -> NkiTensor:
     """Gives the mask of what is assigned to where it goes, as its shape may differ in dimensions of one element."""
     if source.mask is None:
         return target
@@ -380,7 +382,7 @@ def _fits(target: Tensor, source: Tensor) -> Tensor:
     return target.with_mask(shown)
 
 
-def assign(target: Tensor, value: Any, *, mask: Any = None, checked: bool = False) -> None:
+def assign(target: NkiTensor, value: Any, *, mask: Any = None, checked: bool = False) -> None:
     """Writes a tile or a number to a view; where the tile is masked, the view keeps what it has."""
     target = target.with_mask(mask)
     fixed = number(value)
@@ -434,7 +436,7 @@ def accumulate(old: Any, value: Any, mode: Any) -> Any:
     return value + jnp.where(adds, to_float(old), np.float32(0))
 
 
-def accumulation(target: Tensor, wanted: bool | None = None) -> Any:
+def accumulation(target: NkiTensor, wanted: bool | None = None) -> Any:
     """Returns how a product goes into PSUM (see `accumulate`): what was never written is overwritten."""
     if wanted is not None:
         return "add" if wanted else "set"
@@ -455,14 +457,14 @@ def summed(op: str, total: Any, value: Any, *, dtype: Any = None) -> Any:
     """Returns `total op value` as a new tile; the turns of a loop may hand such a total on."""
     made = binary(op, total, value, dtype=dtype)
     recorder = current()
-    if isinstance(total, Tensor):
+    if isinstance(total, NkiTensor):
         recorder.sums.add(recorder.block.items[-1])
     return made
 
 
-def accumulated(target: Tensor, value: Any) -> Any:
+def accumulated(target: NkiTensor, value: Any) -> Any:
     """`target += value`: in PSUM in place, elsewhere a new tile."""
-    if target.buffer is not PSUM or not isinstance(value, Tensor) or target.shape != value.shape:
+    if target.buffer is not PSUM or not isinstance(value, NkiTensor) or target.shape != value.shape:
         return summed("add", target, value)
     mode = accumulation(target)
     emit("accumulate", [value, *([] if mode == "set" else [target])], [_fits(target, value)], mode)
@@ -530,7 +532,7 @@ def _lower_reduce(context: Context, instruction: Instruction) -> None:
     context.write(target, reduced.reshape(target.shape), exact=bitwise)
 
 
-def free_axes(tile: Tensor, axis: Any) -> tuple[int, ...]:
+def free_axes(tile: NkiTensor, axis: Any) -> tuple[int, ...]:
     """Returns the axes of a reduction, which must be free ones, sorted.
 
     Raises:
@@ -551,8 +553,8 @@ def free_axes(tile: Tensor, axis: Any) -> tuple[int, ...]:
 
 
 def reduction(
-    op: Any, x: Tensor, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, mean: bool = False
-) -> Tensor:
+    op: Any, x: NkiTensor, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, mean: bool = False
+) -> NkiTensor:
     """Returns a tile reduced over free axes; the result has two dimensions at least."""
     x = as_tile(x, "what is reduced")
     checks.operand_on_chip(x, "a reduction")

@@ -28,7 +28,7 @@ AGAIN = "make it again where NKI's own compiler is installed: `kernelgen prebuil
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PrebuiltRequest:
     """Which kernel is emitted.
 
     Attributes:
@@ -45,7 +45,7 @@ class Asked:
 
 
 @contextlib.contextmanager
-def using(file: Path, asked: Asked) -> Iterator[None]:
+def using(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
     """Has the kernel that is emitted while the block lasts be what the file says.
 
     Raises:
@@ -68,7 +68,7 @@ def using(file: Path, asked: Asked) -> Iterator[None]:
         name = nki_driver.content_name(base64.b64decode(made["file"]))
         try:
             nki_driver.renamed(made["text"], name, name)
-        except nki_driver.Failure:
+        except nki_driver.NkiFailure:
             raise _error(f"{file}: its configuration does not name its artifact, {name}") from None
     with native.known(file, made):
         yield
@@ -96,7 +96,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def recording(file: Path, asked: Asked) -> Iterator[None]:
+def recording(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
     """Writes what this machine's toolchain makes of the kernel that the block emits, when the block is done.
 
     A file that is there with the same content keeps its time.

@@ -20,7 +20,7 @@ from kernelgen.languages.nki.devices import DEVICES
 from kernelgen.languages.nki.errors import NkiError, kernel_location
 
 if TYPE_CHECKING:
-    from kernelgen.languages.nki.tensors import Tensor
+    from kernelgen.languages.nki.tensors import NkiTensor
 
 
 ON_CHIP = frozenset(("sbuf", "psum"))
@@ -78,7 +78,7 @@ SBUF, PSUM, HBM, PRIVATE_HBM, SHARED_HBM = map(Buffer, ("sbuf", "psum", "hbm", "
 
 
 @dataclass(eq=False, slots=True)
-class Storage:
+class NkiMemory:
     """A piece of memory.
 
     Attributes:
@@ -139,8 +139,8 @@ class Instruction:
     """
 
     op: str
-    reads: tuple[Tensor, ...]
-    writes: tuple[Tensor, ...]
+    reads: tuple[NkiTensor, ...]
+    writes: tuple[NkiTensor, ...]
     attributes: Any = ()
     integers: tuple[Any, ...] = ()
     file: str = ""
@@ -161,7 +161,7 @@ class Block:
     """The numbers of its first instruction and of the first one after it."""
 
 
-class LoopIndex(int):
+class NkiLoopIndex(int):
     """What a loop gives its body: a number that knows which iteration it is of, from 0. Equal ones of two loops are two objects."""
 
     turn: int
@@ -186,8 +186,8 @@ class Exchange:
     """
 
     kind: str
-    source: Tensor | None = None
-    destination: Tensor | None = None
+    source: NkiTensor | None = None
+    destination: NkiTensor | None = None
     send_to: int = 0
     receive_from: int = 0
 
@@ -211,18 +211,18 @@ class Recorder:
         self.grid = grid
         self.check = check
         self.program: tuple[int, ...] = ()
-        self.storages: list[Storage] = []
+        self.storages: list[NkiMemory] = []
         self.root = Block()
         self.block = self.root
         self.notes: list[str] = []
         self.registers: dict[str, Any] = {}
-        self._shared: list[Storage] = []
+        self._shared: list[NkiMemory] = []
         self._shared_next = 0
-        self._constants: dict[tuple[Any, ...], Storage] = {}
+        self._constants: dict[tuple[Any, ...], NkiMemory] = {}
         self.seed = 0
         self.allowed: set[Any] = set()
         """What `checks` found to be within the limits: a kernel does the same many times."""
-        self.run: Callable[[Block, Tensor], np.ndarray[Any, Any]] | None = None
+        self.run: Callable[[Block, NkiTensor], np.ndarray[Any, Any]] | None = None
         """What gives the values of a tensor after a block ran; None where the arguments' values are unknown."""
         self.before: list[Block] = []
         """The blocks of the programs of the grid so far, the last one being recorded."""
@@ -234,7 +234,7 @@ class Recorder:
         """Instructions that add to a sum outside of PSUM, which is the first that they read."""
         self.loops: set[tuple[str, int]] = set()
         """The lines of the loops whose turns were looked at."""
-        self.indices: list[LoopIndex] = []
+        self.indices: list[NkiLoopIndex] = []
         """Those of the loops around what is recorded, outer ones first."""
 
     def storage(
@@ -248,7 +248,7 @@ class Recorder:
         initial: np.ndarray[Any, Any] | None = None,
         parameter: int | None = None,
         mutable: bool = True,
-    ) -> Storage:
+    ) -> NkiMemory:
         """Returns new memory; in a grid, what is in shared_hbm is the same for all programs, told by the order of its creation."""
         shape = tuple(map(int, shape))
         if buffer is SHARED_HBM and parameter is None and math.prod(self.grid) > 1:
@@ -263,7 +263,7 @@ class Recorder:
                         "in another program of the grid; all programs create the same ones in the same order",
                     )
                 return known
-        made = Storage(
+        made = NkiMemory(
             len(self.storages), shape, dtype, held or dtype, buffer, name, initial, parameter, mutable=mutable
         )
         if buffer is PSUM:
@@ -277,7 +277,7 @@ class Recorder:
             self._shared.append(made)
         return made
 
-    def constant(self, values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Storage:
+    def constant(self, values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> NkiMemory:
         """Returns memory that holds constants; equal ones share it."""
         key = (values.shape, str(dtype), values.tobytes())
         if key not in self._constants:
@@ -306,7 +306,7 @@ class Recorder:
         self._used([t for t in (exchange.source, exchange.destination) if t is not None])
         self._step()
 
-    def _used(self, tensors: Iterable[Tensor]) -> None:
+    def _used(self, tensors: Iterable[NkiTensor]) -> None:
         number = self._count
         for tensor in tensors:
             storage = tensor.storage
@@ -316,7 +316,7 @@ class Recorder:
             if tensor.dynamic:
                 self._used([d.index for d in tensor.dynamic])
 
-    def known(self, tensor: Tensor) -> np.ndarray[Any, Any]:
+    def known(self, tensor: NkiTensor) -> np.ndarray[Any, Any]:
         """Returns the values that a tensor has now, by running what is recorded so far.
 
         Raises:
@@ -343,7 +343,7 @@ class Recorder:
             for value in values:
                 self._step()
                 self.block = block = Block(begin=self._count)
-                index = LoopIndex(value)
+                index = NkiLoopIndex(value)
                 index.turn = len(loop.iterations)
                 loop.iterations.append(block)
                 self.indices.append(index)

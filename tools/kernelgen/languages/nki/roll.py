@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from kernelgen.languages.nki.access import plan
-from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, Storage, same_attributes
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.program import Block, Exchange, Instruction, Loop, NkiMemory, same_attributes
+from kernelgen.languages.nki.tensors import NkiTensor
 
 BOUND = 32
 """Loops of at most so many instructions stay unrolled."""
@@ -27,7 +27,7 @@ class Rolled:
     """A loop of `count` iterations.
 
     Attributes:
-        number: what its index is called in `Tensor.varying`.
+        number: what its index is called in `NkiTensor.varying`.
         body: one iteration.
         carried: the memory that the body writes and that outlives an iteration, in the order of its creation.
         read: the memory from outside that the body reads.
@@ -36,8 +36,8 @@ class Rolled:
     number: int
     count: int
     body: Block
-    carried: tuple[Storage, ...] = ()
-    read: tuple[Storage, ...] = ()
+    carried: tuple[NkiMemory, ...] = ()
+    read: tuple[NkiMemory, ...] = ()
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ def _weight(items: list[Any]) -> int:
     return sum(_weight(item.body.items) if isinstance(item, Rolled) else 1 for item in items)
 
 
-def _tensors(instruction: Instruction, reads: bool = True) -> list[Tensor]:
+def _tensors(instruction: Instruction, reads: bool = True) -> list[NkiTensor]:
     if not reads:
         return list(instruction.writes)
     found = [*instruction.reads, *instruction.writes]
@@ -148,9 +148,9 @@ def _tensors(instruction: Instruction, reads: bool = True) -> list[Tensor]:
     return found
 
 
-def all_tensors(items: list[Any], reads: bool = True) -> list[Tensor]:
+def all_tensors(items: list[Any], reads: bool = True) -> list[NkiTensor]:
     """Returns the tensors of instructions, also of those in rolled loops: what they write, and what they read where `reads`."""
-    found: list[Tensor] = []
+    found: list[NkiTensor] = []
     for item in items:
         if isinstance(item, Rolled):
             found += all_tensors(item.body.items, reads)
@@ -194,7 +194,7 @@ class _Alike:
         parts, others = (i.parts if isinstance(i, Varying) else () for i in (a, b))
         return parts == tuple((self._loops.get(loop, loop), step) for loop, step in others)
 
-    def _tensor(self, a: Tensor, b: Tensor) -> bool:
+    def _tensor(self, a: NkiTensor, b: NkiTensor) -> bool:
         if (a.dims is not b.dims and a.dims != b.dims) or not self._storage(a.storage, b.storage):
             return False
         if a.is_plain and b.is_plain:
@@ -209,17 +209,17 @@ class _Alike:
             and (not (a.varying or b.varying) or self._varying(a, b))
         )
 
-    def _dynamic(self, a: Tensor, b: Tensor) -> bool:
+    def _dynamic(self, a: NkiTensor, b: NkiTensor) -> bool:
         return len(a.dynamic) == len(b.dynamic) and all(
             (c.shape, c.stride, c.limit) == (d.shape, d.stride, d.limit)
             and (c.index is d.index or self._tensor(c.index, d.index))
             for c, d in zip(a.dynamic, b.dynamic, strict=True)
         )
 
-    def _varying(self, a: Tensor, b: Tensor) -> bool:
+    def _varying(self, a: NkiTensor, b: NkiTensor) -> bool:
         return a.varying == tuple((self._loops.get(loop, loop), *rest) for loop, *rest in b.varying)
 
-    def _storage(self, a: Storage, b: Storage) -> bool:
+    def _storage(self, a: NkiMemory, b: NkiMemory) -> bool:
         if a is b:
             return a.number not in self._first  # what only one iteration uses can't be in both
         place = self._first.get(a.number)
@@ -301,7 +301,7 @@ def _moved(items: list[Any], steps: Any, loop: int, count: int) -> list[Any] | N
     return result
 
 
-def _with_step(tensor: Tensor, step: int, loop: int, count: int) -> Tensor | None:
+def _with_step(tensor: NkiTensor, step: int, loop: int, count: int) -> NkiTensor | None:
     if not step:
         return tensor
     if tensor.gather is not None or tensor.valid is not None or tensor.mask is not None:

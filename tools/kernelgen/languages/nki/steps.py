@@ -16,8 +16,8 @@ from kernelgen.languages.nki.roll import Rolled, Varying, all_tensors, checks_in
 
 if TYPE_CHECKING:
     from kernelgen.languages.nki.kernel import Recorded
-    from kernelgen.languages.nki.program import Storage
-    from kernelgen.languages.nki.tensors import Tensor
+    from kernelgen.languages.nki.program import NkiMemory
+    from kernelgen.languages.nki.tensors import NkiTensor
 
 MOST = 4000
 """A kernel of at most so many instructions and rolled loops is compiled as one program."""
@@ -80,8 +80,8 @@ def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], F
     last |= {tensor.storage.number: len(items) for tensor in recorded.results}
     context = Context(arrays)
     held = context.values
-    steps: dict[Any, _Step] = {}
-    found: list[tuple[Any, Any, _Step]] = []
+    steps: dict[Any, _CompiledInstruction] = {}
+    found: list[tuple[Any, Any, _CompiledInstruction]] = []
     for at, (item, (storages, written)) in enumerate(zip(items, uses, strict=True)):
         for storage in storages:
             if storage.number not in held and (storage.parameter is not None or storage.initial is not None):
@@ -89,7 +89,7 @@ def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], F
         key = _Key(held).item(item)
         step = steps.get(key)
         if step is None:
-            step = steps[key] = _Step(item, storages, written, held)
+            step = steps[key] = _CompiledInstruction(item, storages, written, held)
         numbers = [storage.number for storage in written]
         owned = [held.pop(n) for n in numbers if n in held]
         values, checks = step.run(owned, [held[s.number] for s in storages if s.number in held])
@@ -102,18 +102,18 @@ def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], F
     return results, [(int(worst), step.places[int(number)]) for worst, number, step in found]
 
 
-def _used(item: Any) -> tuple[list[Storage], list[Storage]]:
+def _used(item: Any) -> tuple[list[NkiMemory], list[NkiMemory]]:
     """Returns the memory that an instruction or a rolled loop uses, and what of it is written; not what only the loop uses."""
     if isinstance(item, Rolled):
         return [*item.carried, *item.read], list(item.carried)
     return _storages(all_tensors([item])), _storages(all_tensors([item], reads=False))
 
 
-def _storages(tensors: Sequence[Tensor]) -> list[Storage]:
+def _storages(tensors: Sequence[NkiTensor]) -> list[NkiMemory]:
     return list(dict.fromkeys(tensor.storage for tensor in tensors))
 
 
-class _Step:
+class _CompiledInstruction:
     """An instruction or a rolled loop, compiled at its first run for all that are like it.
 
     Args:
@@ -126,7 +126,7 @@ class _Step:
         places: how many elements there are where an index is checked, and the kernel's line.
     """
 
-    def __init__(self, item: Any, storages: list[Storage], written: list[Storage], held: Mapping[int, Any]) -> None:
+    def __init__(self, item: Any, storages: list[NkiMemory], written: list[NkiMemory], held: Mapping[int, Any]) -> None:
         self.places: list[tuple[int, str]] = []
         self._item = item
         self._written = written
@@ -174,7 +174,7 @@ class _Key:
             return (value.start, tuple((self._loops[loop], step) for loop, step in value.parts))
         return int(value)
 
-    def _storage(self, storage: Storage) -> Hashable:
+    def _storage(self, storage: NkiMemory) -> Hashable:
         known = self._storages.get(storage.number)
         if known is not None:
             return known
@@ -189,7 +189,7 @@ class _Key:
             None if held else _bytes(storage.initial),
         )
 
-    def _tensor(self, tensor: Tensor) -> Hashable:
+    def _tensor(self, tensor: NkiTensor) -> Hashable:
         plain = (self._storage(tensor.storage), tensor.offset, tensor.dims, tensor.dtype, tensor.partition)
         if tensor.is_plain:
             return plain

@@ -14,7 +14,7 @@ from kernelgen.languages.nki.dtypes import dtype_of
 from kernelgen.languages.nki.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from kernelgen.languages.nki.indices import Array
 from kernelgen.languages.nki.lazy import LazyModule
-from kernelgen.languages.nki.program import ON_CHIP, Buffer, Storage, current
+from kernelgen.languages.nki.program import ON_CHIP, Buffer, NkiMemory, current
 
 # It needs this module.
 indexing: Any = LazyModule("kernelgen.languages.nki.indexing")
@@ -33,14 +33,14 @@ class Dynamic:
         limit: how many steps there are; what is beyond is out of range.
     """
 
-    index: Tensor
+    index: NkiTensor
     shape: tuple[int, ...]
     stride: int
     limit: int
 
 
 @dataclass(eq=False, slots=True)  # not frozen: that makes thousands of views slow to create; nothing changes them
-class Tensor:
+class NkiTensor:
     """A view of memory, row-major.
 
     Attributes:
@@ -56,7 +56,7 @@ class Tensor:
         mask: which elements hold values, None where all do.
     """
 
-    storage: Storage
+    storage: NkiMemory
     offset: int
     dims: Strided
     dtype: np.dtype[Any]
@@ -138,8 +138,8 @@ class Tensor:
 
     # Views
 
-    def __getitem__(self, key: Any) -> Tensor:
-        view: Tensor = indexing.indexed(self, key if isinstance(key, tuple) else (key,))
+    def __getitem__(self, key: Any) -> NkiTensor:
+        view: NkiTensor = indexing.indexed(self, key if isinstance(key, tuple) else (key,))
         return view
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -147,19 +147,19 @@ class Tensor:
 
         operators.assign(self[key], value)
 
-    def slice(self, dim: int, start: int, end: int, step: int = 1) -> Tensor:
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         return self._axis(dim, slice(start, end, step))
 
-    def select(self, dim: int, index: Any) -> Tensor:
+    def select(self, dim: int, index: Any) -> NkiTensor:
         return self._axis(dim, index)
 
-    def vector_select(self, dim: int, vector_offset: Tensor) -> Tensor:
+    def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
         return self._axis(dim, vector_offset)
 
-    def _axis(self, dim: int, key: Any) -> Tensor:
+    def _axis(self, dim: int, key: Any) -> NkiTensor:
         return self[(slice(None),) * (dim % self.ndim) + (key,)]
 
-    def permute(self, dims: Any, *more: int) -> Tensor:
+    def permute(self, dims: Any, *more: int) -> NkiTensor:
         order: tuple[int, ...] = (dims, *more) if isinstance(dims, int) else tuple(dims)
         if sorted(order) != list(range(self.ndim)):
             raise NkiValueError("err_invalid_permutation", f"{order} is not a permutation of {self.ndim} dimensions")
@@ -167,7 +167,7 @@ class Tensor:
         mask = None if self.mask is None else np.transpose(np.broadcast_to(self.mask, self.shape), order)
         return self.replaced(dims=tuple(self.dims[i] for i in order), mask=mask, partition=0)
 
-    def broadcast(self, dim: int, size: int) -> Tensor:
+    def broadcast(self, dim: int, size: int) -> NkiTensor:
         self._plain("broadcast")
         if self.shape[dim] != 1:
             raise NkiValueError("err_invalid_broadcast", f"dimension {dim} has {self.shape[dim]} elements, not 1")
@@ -175,7 +175,7 @@ class Tensor:
         dims[dim] = (0, size)
         return self.replaced(dims=tuple(dims))
 
-    def broadcast_to(self, shape: Any, *more: int) -> Tensor:
+    def broadcast_to(self, shape: Any, *more: int) -> NkiTensor:
         shape = (shape, *more) if isinstance(shape, int) else tuple(shape)
         self._plain("broadcast_to")
         dims = ((0, 1),) * (len(shape) - self.ndim) + self.dims
@@ -184,28 +184,28 @@ class Tensor:
                 raise NkiValueError("err_cannot_broadcast", f"shape {self.shape} can't be broadcast to {shape}")
         return self.replaced(dims=tuple((s if n == w else 0, w) for (s, n), w in zip(dims, shape, strict=True)))
 
-    def expand_dim(self, dim: int) -> Tensor:
+    def expand_dim(self, dim: int) -> NkiTensor:
         dim = dim % (self.ndim + 1)
         return self[(slice(None),) * dim + (None,)]
 
     expand_dims = expand_dim
 
-    def squeeze_dim(self, dim: int) -> Tensor:
+    def squeeze_dim(self, dim: int) -> NkiTensor:
         dim = dim % self.ndim
         if self.shape[dim] != 1:
             raise NkiValueError("err_invalid_squeeze", f"dimension {dim} has {self.shape[dim]} elements, not 1")
         self._plain("squeeze_dim")
         return self.replaced(dims=self.dims[:dim] + self.dims[dim + 1 :])
 
-    def reshape_dim(self, dim: int, shape: tuple[int, ...]) -> Tensor:
+    def reshape_dim(self, dim: int, shape: tuple[int, ...]) -> NkiTensor:
         dim = dim % self.ndim
         return self.reshape(self.shape[:dim] + tuple(shape) + self.shape[dim + 1 :])
 
-    def flatten_dims(self, start_dim: int, end_dim: int) -> Tensor:
+    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
         a, b = start_dim % self.ndim, end_dim % self.ndim
         return self.reshape((*self.shape[:a], math.prod(self.shape[a : b + 1]), *self.shape[b + 1 :]))
 
-    def reshape(self, shape: Any, *more: int) -> Tensor:
+    def reshape(self, shape: Any, *more: int) -> NkiTensor:
         wanted = [int(n) for n in ((shape, *more) if isinstance(shape, int | np.integer) else tuple(shape))]
         if -1 in wanted:
             rest = -math.prod(wanted)
@@ -221,7 +221,7 @@ class Tensor:
         mask = None if self.mask is None else np.broadcast_to(self.mask, self.shape).reshape(wanted)
         return self.replaced(dims=dims, mask=mask)
 
-    def rearrange(self, src_pattern: Any, dst_pattern: Any, fixed_sizes: dict[str, int] | None = None) -> Tensor:
+    def rearrange(self, src_pattern: Any, dst_pattern: Any, fixed_sizes: dict[str, int] | None = None) -> NkiTensor:
         """Names the dimensions, in groups where one is split, and orders the names anew."""
         known = dict(fixed_sizes or {})
         names: list[str] = []
@@ -242,7 +242,7 @@ class Tensor:
         ]
         return self.reshape(split).permute(tuple(names.index(name) for name in order)).reshape(shape)
 
-    def view(self, dtype: Any) -> Tensor:
+    def view(self, dtype: Any) -> NkiTensor:
         wanted = dtype_of(dtype)
         self._plain("view")
         if wanted == self.dtype:
@@ -268,7 +268,7 @@ class Tensor:
 
     reinterpret_cast = view
 
-    def astype(self, dtype: Any) -> Tensor:
+    def astype(self, dtype: Any) -> NkiTensor:
         from kernelgen.languages.nki import operators
 
         return operators.copied(self, dtype_of(dtype))
@@ -277,11 +277,11 @@ class Tensor:
         self,
         pattern: Any,
         offset: int | None = None,
-        scalar_offset: Tensor | None = None,
-        vector_offset: Tensor | None = None,
+        scalar_offset: NkiTensor | None = None,
+        vector_offset: NkiTensor | None = None,
         indirect_dim: int = 0,
         dtype: Any = None,
-    ) -> Tensor:
+    ) -> NkiTensor:
         """Returns the elements of the storage that an access pattern names: [stride, count] per dimension, in elements.
 
         The offset adds to the view's. `scalar_offset` (one element) counts in steps of the base's dimension `indirect_dim`,
@@ -295,7 +295,7 @@ class Tensor:
         shape = self.storage.shape
         step = math.prod(shape[indirect_dim + 1 :])
         if scalar_offset is not None:
-            index = scalar_offset if isinstance(scalar_offset, Tensor) else in_register(scalar_offset)
+            index = scalar_offset if isinstance(scalar_offset, NkiTensor) else in_register(scalar_offset)
             found = found.replaced(dynamic=(Dynamic(index, (1,) * len(dims), step, shape[indirect_dim]),))
         if vector_offset is not None:
             if indirect_dim:
@@ -307,14 +307,14 @@ class Tensor:
             )
         return found
 
-    def indirect(self, index: Tensor, num_elem: int | None = None) -> Tensor:
+    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
         return self[index]
 
-    def whole(self) -> Tensor:
+    def whole(self) -> NkiTensor:
         """Returns the memory that this is a view of, with its own shape."""
         return whole(self.storage)
 
-    def with_mask(self, mask: Any) -> Tensor:
+    def with_mask(self, mask: Any) -> NkiTensor:
         """Returns the view with only those elements that a mask shows."""
         if mask is None:
             return self
@@ -329,8 +329,8 @@ class Tensor:
             return self
         return self.replaced(mask=shown if self.mask is None else self.mask & shown)
 
-    def replaced(self, **changes: Any) -> Tensor:
-        made = Tensor(
+    def replaced(self, **changes: Any) -> NkiTensor:
+        made = NkiTensor(
             self.storage, self.offset, self.dims, self.dtype, self.partition, self.cast, self.gather, self.dynamic,
             self.valid, self.mask, self.varying,
         )  # fmt: skip
@@ -356,7 +356,7 @@ class Tensor:
     def _binary(self, name: str, other: Any, swapped: bool = False) -> Any:
         from kernelgen.languages.nki import operators
 
-        if not isinstance(other, Tensor | int | float | np.generic | np.ndarray):
+        if not isinstance(other, NkiTensor | int | float | np.generic | np.ndarray):
             return NotImplemented
         return operators.binary(name, *((other, self) if swapped else (self, other)))
 
@@ -437,9 +437,9 @@ class Tensor:
         return operators.accumulated(self, other)
 
 
-def whole(storage: Storage, partition: int = 0) -> Tensor:
+def whole(storage: NkiMemory, partition: int = 0) -> NkiTensor:
     """Returns a tensor of all of a storage."""
-    return Tensor(storage, 0, _row_major(storage.shape), storage.dtype, partition)
+    return NkiTensor(storage, 0, _row_major(storage.shape), storage.dtype, partition)
 
 
 @functools.lru_cache(1 << 12)
@@ -485,7 +485,7 @@ def reshaped(dims: Strided, shape: tuple[int, ...]) -> Strided | None:
     return tuple(reversed(result))
 
 
-def in_register(value: Any) -> Tensor:
+def in_register(value: Any) -> NkiTensor:
     """Returns a number, or a register, as a tensor of one element."""
     from kernelgen.languages.nki import operators
 
@@ -502,7 +502,7 @@ def new(
     partition: int = 0,
     initial: Array | None = None,
     address: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """Returns new memory as a tensor; `address` is where its partitions and their bytes begin, if the kernel says so."""
     storage = current().storage(shape, dtype_of(dtype), buffer, held=held, name=name, initial=initial)
     storage.partition = partition

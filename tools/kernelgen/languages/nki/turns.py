@@ -15,7 +15,7 @@ import numpy as np
 from kernelgen.languages.nki.errors import kernel_location
 from kernelgen.languages.nki.operators import elements
 from kernelgen.languages.nki.program import PRODUCTS, REGISTERS, Block, Instruction, Loop, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 MOST_ELEMENTS = 1 << 26
 """Larger memory is not looked at: where it was written takes a byte for each element."""
@@ -53,14 +53,14 @@ def _carried(loop: Loop) -> Instruction | None:
     return None
 
 
-def _mark(flags: dict[int, np.ndarray[Any, Any]], tensor: Tensor, value: bool) -> None:
+def _mark(flags: dict[int, np.ndarray[Any, Any]], tensor: NkiTensor, value: bool) -> None:
     storage = tensor.storage
     if storage.buffer is REGISTERS or tensor.dynamic or storage.size > MOST_ELEMENTS:
         return
     flags.setdefault(storage.number, np.zeros(storage.size, np.bool_))[elements(tensor)] = value
 
 
-def _read(instruction: Instruction) -> Iterator[Tensor]:
+def _read(instruction: Instruction) -> Iterator[NkiTensor]:
     """Yields what an instruction reads, but not the sum that it adds to."""
     total = None
     if instruction.op in PRODUCTS:

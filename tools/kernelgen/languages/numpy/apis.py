@@ -13,7 +13,7 @@ import numpy as np
 
 from kernelgen.languages.numpy.dtypes import FLOAT32
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import Tensor, tensor
+from kernelgen.languages.numpy.tensor import TracedArray, tensor
 
 
 def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
     a = wide.array.astype(FLOAT32)
     top = a.max(axis=axis, keepdims=True)
     e = lax.exp(a - top)
-    return Tensor((e / e.sum(axis=axis, keepdims=True)).astype(wide.dtype))
+    return TracedArray((e / e.sum(axis=axis, keepdims=True)).astype(wide.dtype))
 
 
 @_at_once
@@ -69,7 +69,7 @@ def rms_norm(x: Any, weight: Any, axis: int = -1, eps: float = 1e-5) -> Any:
 
     a = tensor(x).array.astype(FLOAT32)
     scale = lax.rsqrt((a * a).mean(axis=axis, keepdims=True) + np.float32(eps))
-    return Tensor((a * scale * tensor(weight).array.astype(FLOAT32)).astype(tensor(x).dtype))
+    return TracedArray((a * scale * tensor(weight).array.astype(FLOAT32)).astype(tensor(x).dtype))
 
 
 @_at_once
@@ -102,7 +102,7 @@ def topk(x: Any, k: int, axis: int = -1, is_ascend: bool = False) -> tuple[Any, 
     start = (jnp.zeros(a.shape, bool), jnp.zeros((*a.shape[:-1], k), np.int32))
     _, places = lax.fori_loop(np.int32(0), np.int32(k), step, start)
     values = jnp.take_along_axis(a, places, axis=-1, mode="clip")
-    return Tensor(jnp.moveaxis(values, -1, axis)), Tensor(jnp.moveaxis(places, -1, axis).astype(np.uint32))
+    return TracedArray(jnp.moveaxis(values, -1, axis)), TracedArray(jnp.moveaxis(places, -1, axis).astype(np.uint32))
 
 
 def _tuple(value: Any, n: int, name: str) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ def _convolution(n: int, x: Any, weight: Any, bias: Any, stride: Any, padding: A
     ).astype(a.dtype)
     if bias is not None:
         made = made + tensor(bias, a.dtype).array.reshape(1, -1, *[1] * n)
-    return Tensor(made)
+    return TracedArray(made)
 
 
 @_at_once

@@ -12,18 +12,18 @@ from jax import lax
 
 from kernelgen.languages.numpy.dtypes import BOOL, FLOAT32, floating, is_float, promoted
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import FUNCTIONS, N, Tensor, implements, tensor, together
+from kernelgen.languages.numpy.tensor import FUNCTIONS, N, TracedArray, implements, tensor, together
 
 
-def made(array: Any) -> Tensor:
+def made(array: Any) -> TracedArray:
     """Returns a result, with a loop over each of its dimensions."""
-    result = Tensor(array)
+    result = TracedArray(array)
     result.iterations = ("elementwise", result.shape)
     return result
 
 
-def _binary(function: Callable[[Any, Any], Any], kinds: str = "fiub") -> Callable[..., Tensor]:
-    def compute(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> Tensor:
+def _binary(function: Callable[[Any, Any], Any], kinds: str = "fiub") -> Callable[..., TracedArray]:
+    def compute(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> TracedArray:
         _all_elements(where)
         a, b = together(x, y, dtype=dtype)
         if not is_float(a.dtype) and a.dtype.kind not in kinds:
@@ -91,10 +91,10 @@ for _function, _lax, _kinds in _TABLE:
     FUNCTIONS[_function] = _binary(_lax, _kinds)
 
 
-def _real(function: Callable[[Any, Any], Any]) -> Callable[..., Tensor]:
+def _real(function: Callable[[Any, Any], Any]) -> Callable[..., TracedArray]:
     """Returns a function of two real numbers: integers are converted to float32."""
 
-    def compute(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> Tensor:
+    def compute(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> TracedArray:
         _all_elements(where)
         common = floating(promoted(*(tensor(o) if isinstance(o, list | tuple) else o for o in (x, y))))
         return made(function(*_broadcast(*together(x, y, dtype=dtype or common))))
@@ -107,11 +107,11 @@ FUNCTIONS[np.logaddexp] = _real(_logaddexp)
 
 
 @implements(np.power)
-def power(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> Tensor:
+def power(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> TracedArray:
     """`x ** y`; a small whole exponent that is known is a product."""
     _all_elements(where)
     if (
-        isinstance(x, Tensor)
+        isinstance(x, TracedArray)
         and isinstance(y, int | float | np.number)
         and float(y).is_integer()
         and abs(float(y)) <= 64
@@ -125,8 +125,8 @@ def power(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) 
     return made(lax.pow(*_broadcast(a, b)))
 
 
-def _comparison(function: Callable[[Any, Any], Any]) -> Callable[..., Tensor]:
-    def compute(x: Any, y: Any, /, *, where: Any = True, **_: Any) -> Tensor:
+def _comparison(function: Callable[[Any, Any], Any]) -> Callable[..., TracedArray]:
+    def compute(x: Any, y: Any, /, *, where: Any = True, **_: Any) -> TracedArray:
         _all_elements(where)
         return made(function(*_broadcast(*together(x, y))))
 
@@ -160,8 +160,8 @@ for _function, _lax in _LOGICAL.items():
     FUNCTIONS[_function] = (lambda f: lambda x, y, /, **_: made(f(*_broadcast(truth(x), truth(y)))))(_lax)
 
 
-def _unary(function: Callable[[Any], Any], real: bool) -> Callable[..., Tensor]:
-    def compute(x: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> Tensor:
+def _unary(function: Callable[[Any], Any], real: bool) -> Callable[..., TracedArray]:
+    def compute(x: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> TracedArray:
         _all_elements(where)
         array = tensor(x, None if dtype is None else np.dtype(dtype)).array
         return made(function(array.astype(floating(array.dtype)) if real else array))
@@ -212,7 +212,7 @@ for _function, _compute in _ANY.items():
 
 
 @implements(np.round, np.around)
-def around(a: Any, decimals: int = 0, out: Any = None) -> Tensor:
+def around(a: Any, decimals: int = 0, out: Any = None) -> TracedArray:
     array = tensor(a).array
     if not is_float(array.dtype):
         return made(array)
@@ -221,7 +221,7 @@ def around(a: Any, decimals: int = 0, out: Any = None) -> Tensor:
 
 
 @implements(np.clip)
-def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None, **_: Any) -> Tensor:
+def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None, **_: Any) -> TracedArray:
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     result: Any = tensor(a)
     if low is not None:
@@ -232,7 +232,7 @@ def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: 
 
 
 @implements(np.where)
-def where(condition: Any, x: Any = None, y: Any = None, /) -> Tensor:
+def where(condition: Any, x: Any = None, y: Any = None, /) -> TracedArray:
     if x is None or y is None:
         raise refused(
             "np.where with a condition alone is not supported: how many elements there are is not known while tracing",
@@ -245,6 +245,6 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Tensor:
 
 
 @implements(np.isclose)
-def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, **_: Any) -> Tensor:
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, **_: Any) -> TracedArray:
     x, y = together(a, b, dtype=FLOAT32)
     return made(lax.abs(x - y) <= np.float32(atol) + np.float32(rtol) * lax.abs(y))

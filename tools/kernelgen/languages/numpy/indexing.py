@@ -17,7 +17,7 @@ from jax import lax
 
 from kernelgen.languages.numpy.loops import LoopIndex
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import Tensor, tensor
+from kernelgen.languages.numpy.tensor import TracedArray, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Part:
         return isinstance(self.start, int)
 
 
-def get(x: Tensor, index: Any) -> Tensor:
+def get(x: TracedArray, index: Any) -> TracedArray:
     items = _items(x, index)
     if _is_mask(items):
         raise refused(
@@ -53,14 +53,14 @@ def get(x: Tensor, index: Any) -> Tensor:
     if any(_is_array(i) for i in items):
         found = x.array.at[_gathering(x, items)].get(mode="clip")
         axes = _to_front(index, items)
-        return Tensor(jnp.moveaxis(found, axes, range(len(axes))))
+        return TracedArray(jnp.moveaxis(found, axes, range(len(axes))))
     parts, new = _parts(x, items)
     found = _slice(x.array, parts)
     found = lax.squeeze(found, [k for k, p in enumerate(parts) if p.drop])
-    return Tensor(lax.expand_dims(found, new) if new else found)
+    return TracedArray(lax.expand_dims(found, new) if new else found)
 
 
-def put(x: Tensor, index: Any, value: Any) -> Any:
+def put(x: TracedArray, index: Any, value: Any) -> Any:
     """Returns the content of `x` after `x[index] = value`, as a JAX array."""
     items = _items(x, index)
     new = tensor(value, x.dtype).array
@@ -82,7 +82,7 @@ def put(x: Tensor, index: Any, value: Any) -> Any:
     return _written(x.array, parts, new)
 
 
-def _items(x: Tensor, index: Any) -> tuple[Any, ...]:
+def _items(x: TracedArray, index: Any) -> tuple[Any, ...]:
     """Returns an index as a tuple of an entry per dimension, and None for each new one."""
     given = index if isinstance(index, tuple) else (index,)
     items = [np.asarray(i) if isinstance(i, list) else i for i in given]
@@ -110,7 +110,7 @@ def _to_front(index: Any, items: tuple[Any, ...]) -> list[int]:
     dots = next((k for k, i in enumerate(given) if i is Ellipsis), None)
     if dots is None or len(items) != len(given) - 1:
         return []
-    arrays = [k for k, i in enumerate(items) if _is_array(i) or isinstance(i, int | Tensor)]
+    arrays = [k for k, i in enumerate(items) if _is_array(i) or isinstance(i, int | TracedArray)]
     if arrays != list(range(arrays[0], arrays[-1] + 1)) or not arrays[0] < dots <= arrays[-1]:
         return []
     rank = len(np.broadcast_shapes(*(getattr(items[k], "shape", ()) for k in arrays)))
@@ -125,14 +125,14 @@ def _rank(item: Any) -> int:
 
 
 def _is_array(item: Any) -> bool:
-    return isinstance(item, np.ndarray) or (isinstance(item, Tensor) and item.ndim > 0)
+    return isinstance(item, np.ndarray) or (isinstance(item, TracedArray) and item.ndim > 0)
 
 
 def _is_mask(items: tuple[Any, ...]) -> bool:
     return any(_is_array(i) and i.dtype == np.bool_ for i in items)
 
 
-def _parts(x: Tensor, items: tuple[Any, ...]) -> tuple[list[_Part], list[int]]:
+def _parts(x: TracedArray, items: tuple[Any, ...]) -> tuple[list[_Part], list[int]]:
     """Returns what is taken of each dimension, and where new ones are put in the result."""
     parts: list[_Part] = []
     new: list[int] = []
@@ -151,7 +151,7 @@ def _parts(x: Tensor, items: tuple[Any, ...]) -> tuple[list[_Part], list[int]]:
 def _part(item: Any, size: int, axis: int) -> _Part:
     if isinstance(item, slice):
         return _of_slice(item, size)
-    if isinstance(item, Tensor):
+    if isinstance(item, TracedArray):
         if item.dtype.kind not in "iu":
             raise IndexError(f"an index is an integer, not {item.dtype.name}")
         at = item.array.astype(np.int32)
@@ -164,7 +164,7 @@ def _part(item: Any, size: int, axis: int) -> _Part:
 
 
 def _of_slice(item: slice, size: int) -> _Part:
-    if not isinstance(item.start, Tensor) and not isinstance(item.stop, Tensor):
+    if not isinstance(item.start, TracedArray) and not isinstance(item.stop, TracedArray):
         indices = range(*item.indices(size))
         if not indices:
             return _Part(0, 0)
@@ -211,7 +211,7 @@ def _written(array: Any, parts: list[_Part], new: Any) -> Any:
     return lax.select(hit, spread, array)
 
 
-def _gathering(x: Tensor, items: tuple[Any, ...]) -> tuple[Any, ...]:
+def _gathering(x: TracedArray, items: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns an index for JAX; arrays that are known are checked here."""
     found: list[Any] = []
     axis = 0
@@ -225,11 +225,11 @@ def _gathering(x: Tensor, items: tuple[Any, ...]) -> tuple[Any, ...]:
                     f"an index from {item.min()} to {item.max()} is out of bounds for axis {axis} of size {size}"
                 )
             found.append((item % size if size else item).astype(np.int32))
-        elif isinstance(item, Tensor):
+        elif isinstance(item, TracedArray):
             if item.dtype.kind not in "iu":
                 raise IndexError(f"an index is an array of integers, not of {item.dtype.name}")
             found.append(item.array)
-        elif isinstance(item, slice) and (isinstance(item.start, Tensor) or isinstance(item.stop, Tensor)):
+        elif isinstance(item, slice) and (isinstance(item.start, TracedArray) or isinstance(item.stop, TracedArray)):
             raise refused("an index has an array and a slice that is not known", "take the slice first")
         else:
             found.append(item)
@@ -237,7 +237,7 @@ def _gathering(x: Tensor, items: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _masked(x: Tensor, items: tuple[Any, ...], new: Any) -> Any:
+def _masked(x: TracedArray, items: tuple[Any, ...], new: Any) -> Any:
     mask = next(i for i in items if _is_array(i))
     others = [i for i in items if i is not mask]
     if any(not isinstance(i, slice) or i != slice(None) for i in others) or items[0] is not mask or new.ndim:

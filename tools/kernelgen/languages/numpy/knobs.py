@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernelgen.languages.numpy.places import place, refused
-from kernelgen.languages.numpy.tensor import Tensor
+from kernelgen.languages.numpy.tensor import TracedArray
 from kernelgen.languages.numpy.tracing import Trace, current
 from kernelgen.targets import PARTITIONS, PSUM_BANK_BYTES, TARGETS
 
@@ -146,7 +146,7 @@ knob = Knob()
 
 def _traced(tensor: Any) -> Trace | None:
     """Returns the trace in which a tensor is; None for an array of NumPy, which hints say nothing about."""
-    return current() if isinstance(tensor, Tensor) else None
+    return current() if isinstance(tensor, TracedArray) else None
 
 
 def _numbers(name: str, value: Sequence[int] | int) -> list[int]:
@@ -169,7 +169,7 @@ def _fits(name: str, sizes: Sequence[int], loops: Sequence[int], what: str) -> N
             )
 
 
-def _loops(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+def _loops(tensor: TracedArray) -> tuple[str, tuple[int, ...]]:
     if tensor.parameter is not None:
         raise refused("tile_op: a parameter is not made by an operation", "give the hint for the result of one")
     # What moves elements has a loop per dimension of its result.
@@ -189,7 +189,7 @@ def _reduced(loops: Sequence[int], shape: Sequence[int]) -> list[int]:
     return found
 
 
-def _layout(tensor: Tensor, mem_space: str | None, partition_dim: int | None) -> dict[str, Any]:
+def _layout(tensor: TracedArray, mem_space: str | None, partition_dim: int | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if mem_space is not None:
         if mem_space not in MEM_SPACES:
@@ -208,7 +208,7 @@ def _layout(tensor: Tensor, mem_space: str | None, partition_dim: int | None) ->
     return found
 
 
-def _in_memory(trace: Trace, tensor: Tensor, sizes: Sequence[int], layout: dict[str, Any]) -> None:
+def _in_memory(trace: Trace, tensor: TracedArray, sizes: Sequence[int], layout: dict[str, Any]) -> None:
     """Checks that a tile fits where it lies."""
     space = layout.get("mem_space")
     across = layout.get("partition_dim", 0)
@@ -232,7 +232,7 @@ def _where() -> dict[str, Any]:
     return {"line": where.line} if where else {}
 
 
-def _record(trace: Trace, tensor: Tensor, hint: dict[str, Any]) -> None:
+def _record(trace: Trace, tensor: TracedArray, hint: dict[str, Any]) -> None:
     known = trace.of.setdefault(id(tensor), (tensor, {}))[1]
     known.update(hint)
     trace.knobs.append({"array": f"{tensor.dtype.name}{list(tensor.shape)}", **hint, **_where()})

@@ -12,7 +12,7 @@ from kernelgen.languages.numpy.dtypes import BOOL, FLOAT32, floating
 from kernelgen.languages.numpy.layout import diagonal
 from kernelgen.languages.numpy.places import refused
 from kernelgen.languages.numpy.reductions import axes
-from kernelgen.languages.numpy.tensor import N, Tensor, implements, tensor, together
+from kernelgen.languages.numpy.tensor import N, TracedArray, implements, tensor, together
 
 
 def _operands(x: Any, y: Any, dtype: Any = None) -> tuple[Any, Any]:
@@ -26,14 +26,14 @@ def _multiplied(a: Any, b: Any, numbers: Any) -> Any:
     return lax.dot_general(a, b, numbers, preferred_element_type=wide).astype(a.dtype)
 
 
-def product(x: Tensor, y: Tensor) -> Tensor:
+def product(x: TracedArray, y: TracedArray) -> TracedArray:
     """Returns the product element by element."""
-    found: Tensor = N.multiply(x, y)
+    found: TracedArray = N.multiply(x, y)
     return found
 
 
 @implements(np.matmul)
-def matmul(x: Any, y: Any, /, *, dtype: Any = None, **_: Any) -> Tensor:
+def matmul(x: Any, y: Any, /, *, dtype: Any = None, **_: Any) -> TracedArray:
     a, b = _operands(x, y, dtype)
     if not a.ndim or not b.ndim:
         raise ValueError("operands of rank 0 have no product: use *")
@@ -50,44 +50,44 @@ def matmul(x: Any, y: Any, /, *, dtype: Any = None, **_: Any) -> Tensor:
     else:
         a, b = jnp.broadcast_to(a, (*batch, *a.shape[-2:])), jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
         made = _multiplied(a, b, (((n + 1,), (n,)), (tuple(range(n)), tuple(range(n)))))
-    result = Tensor(lax.squeeze(made, [made.ndim - 2] * left + [made.ndim - 1] * right))
+    result = TracedArray(lax.squeeze(made, [made.ndim - 2] * left + [made.ndim - 1] * right))
     result.iterations = ("matmul", (*batch, made.shape[-2], made.shape[-1], a.shape[-1]))
     return result
 
 
 @implements(np.dot)
-def dot(a: Any, b: Any, out: Any = None) -> Tensor:
+def dot(a: Any, b: Any, out: Any = None) -> TracedArray:
     x, y = tensor(a), tensor(b)
     if not x.ndim or not y.ndim:
         return product(x, y)
     if y.ndim <= 2:
         return matmul(a, b)
     p, q = _operands(x, y)
-    return Tensor(_multiplied(p, q, (((p.ndim - 1,), (q.ndim - 2,)), ((), ()))))
+    return TracedArray(_multiplied(p, q, (((p.ndim - 1,), (q.ndim - 2,)), ((), ()))))
 
 
 @implements(np.outer)
-def outer(a: Any, b: Any, out: Any = None) -> Tensor:
+def outer(a: Any, b: Any, out: Any = None) -> TracedArray:
     x, y = tensor(a), tensor(b)
-    return product(Tensor(x.array.reshape(-1, 1)), Tensor(y.array.reshape(1, -1)))
+    return product(TracedArray(x.array.reshape(-1, 1)), TracedArray(y.array.reshape(1, -1)))
 
 
 @implements(np.trace)
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Tensor:
-    found: Tensor = N.sum(diagonal(a, offset, axis1, axis2), axis=-1, dtype=dtype)
+def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> TracedArray:
+    found: TracedArray = N.sum(diagonal(a, offset, axis1, axis2), axis=-1, dtype=dtype)
     return found
 
 
 @implements(np.einsum)
-def einsum(*operands: Any, **_: Any) -> Tensor:
+def einsum(*operands: Any, **_: Any) -> TracedArray:
     subscripts, *arrays = operands
     if not isinstance(subscripts, str):
         raise refused("np.einsum takes its subscripts as text", "write np.einsum('ij,jk->ik', a, b)")
-    return Tensor(jnp.einsum(subscripts, *together(*arrays)))
+    return TracedArray(jnp.einsum(subscripts, *together(*arrays)))
 
 
 @implements(np.linalg.norm)
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> TracedArray:
     array = tensor(x).array
     wanted = floating(array.dtype)
     array = array.astype(FLOAT32)
@@ -107,4 +107,4 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
         found = (jnp.max if ord > 0 else jnp.min)(size, axis=over)
     else:
         raise refused(f"np.linalg.norm: ord={ord!r} is not supported", "use ord=None, 1, 2, np.inf or -np.inf")
-    return Tensor((lax.expand_dims(found, over) if keepdims else found).astype(wanted))
+    return TracedArray((lax.expand_dims(found, over) if keepdims else found).astype(wanted))

@@ -9,10 +9,10 @@ import numpy as np
 from jax import lax
 
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import N, Tensor, enter_scope, leave_scope, tensor
+from kernelgen.languages.numpy.tensor import N, TracedArray, enter_scope, leave_scope, tensor
 
 
-class LoopIndex(Tensor):
+class LoopIndex(TracedArray):
     """The index `i` of a loop times `factor` plus `offset`, an int32 of rank 0: what slices can be taken between."""
 
     def __init__(self, loop: Any, factor: int = 1, offset: int = 0) -> None:
@@ -66,11 +66,11 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
         body: takes the index and the value so far; in slices the index may be multiplied by and added to numbers.
         init: an array or a number, or a tuple of those. Shapes and dtypes stay the same.
     """
-    if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+    if isinstance(lower, TracedArray) or isinstance(upper, TracedArray):
         raise refused("fori_loop: how often it runs is not known while the kernel is traced", "both ends are numbers")
     several = isinstance(init, tuple)
     begin = init if several else (init,)
-    if not any(isinstance(v, Tensor) for v in begin) and not _tracing():
+    if not any(isinstance(v, TracedArray) for v in begin) and not _tracing():
         value = init
         for i in range(lower, upper):
             value = body(i, value)
@@ -80,12 +80,14 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
     def step(i: Any, values: Any) -> Any:
         enter_scope()
         try:
-            given = tuple(Tensor(v) for v in values)
+            given = tuple(TracedArray(v) for v in values)
             made = body(LoopIndex(i), given if several else given[0])
             new = made if several and isinstance(made, tuple) else (made,)
             if len(new) != len(first):
                 raise refused(f"fori_loop: the body returns {len(new)} values, not {len(first)} as init has them")
-            found = [tensor(v, None if isinstance(v, Tensor) else f.dtype) for v, f in zip(new, first, strict=True)]
+            found = [
+                tensor(v, None if isinstance(v, TracedArray) else f.dtype) for v, f in zip(new, first, strict=True)
+            ]
             for k, (n, f) in enumerate(zip(found, first, strict=True)):
                 if n.shape != f.shape or n.dtype != f.dtype:
                     one, other = (f"{t.dtype.name}{list(t.shape)}" for t in (f, n))
@@ -98,7 +100,7 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
             leave_scope()
 
     done = lax.fori_loop(np.int32(lower), np.int32(upper), step, tuple(f.array for f in first))
-    results = tuple(Tensor(v) for v in done)
+    results = tuple(TracedArray(v) for v in done)
     return results if several else results[0]
 
 

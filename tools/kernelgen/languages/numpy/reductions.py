@@ -12,7 +12,7 @@ from jax import lax
 from kernelgen.languages.numpy.dtypes import BOOL, FLOAT32, INT32, floating, is_float, narrowed, summing
 from kernelgen.languages.numpy.elementwise import truth
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import FUNCTIONS, Tensor, implements, tensor
+from kernelgen.languages.numpy.tensor import FUNCTIONS, TracedArray, implements, tensor
 
 
 def axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -34,9 +34,9 @@ def axes(axis: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def made(x: Any, array: Any) -> Tensor:
+def made(x: Any, array: Any) -> TracedArray:
     """Returns a result, with a loop over each dimension of what was reduced."""
-    result = Tensor(array)
+    result = TracedArray(array)
     result.iterations = ("reduction", tuple(x.shape))
     return result
 
@@ -45,7 +45,7 @@ def _kept(x: Any, reduced: Any, over: tuple[int, ...], keepdims: Any) -> Any:
     return lax.expand_dims(reduced, over) if keepdims is True else reduced
 
 
-def _reduction(function: Callable[..., Any], dtype_of: Callable[[Any], Any]) -> Callable[..., Tensor]:
+def _reduction(function: Callable[..., Any], dtype_of: Callable[[Any], Any]) -> Callable[..., TracedArray]:
     def compute(
         a: Any,
         axis: Any = None,
@@ -54,7 +54,7 @@ def _reduction(function: Callable[..., Any], dtype_of: Callable[[Any], Any]) -> 
         keepdims: Any = False,
         initial: Any = None,
         where: Any = True,
-    ) -> Tensor:
+    ) -> TracedArray:
         if where is not True and where is not np._NoValue:
             raise refused("where= of a function is not supported", "choose with np.where(condition, x, y)")
         x = tensor(a).array
@@ -71,13 +71,13 @@ def _with(function: Callable[..., Any], reduced: Any, initial: Any) -> Any:
     return function(lax.concatenate([start, reduced[None]], 0), axis=(0,))
 
 
-def _of_ordered(function: Callable[..., Any]) -> Callable[..., Tensor]:
+def _of_ordered(function: Callable[..., Any]) -> Callable[..., TracedArray]:
     """Returns a reduction whose third argument is `out`, and not `dtype`."""
     reduce = _reduction(function, lambda dtype: dtype)
 
     def compute(
         a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True
-    ) -> Tensor:
+    ) -> TracedArray:
         return reduce(a, axis, None, None, keepdims, initial, where)
 
     return compute
@@ -90,21 +90,21 @@ FUNCTIONS[np.min] = FUNCTIONS[np.amin] = _of_ordered(jnp.min)
 
 
 @implements(np.any)
-def any_(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, **_: Any) -> Tensor:
+def any_(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, **_: Any) -> TracedArray:
     x = truth(a)
     over = axes(axis, x.ndim)
     return made(x, _kept(x, lax.reduce_or(x, over), over, keepdims))
 
 
 @implements(np.all)
-def all_(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, **_: Any) -> Tensor:
+def all_(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, **_: Any) -> TracedArray:
     x = truth(a)
     over = axes(axis, x.ndim)
     return made(x, _kept(x, lax.reduce_and(x, over), over, keepdims))
 
 
 @implements(np.count_nonzero)
-def count_nonzero(a: Any, axis: Any = None, *, keepdims: Any = False) -> Tensor:
+def count_nonzero(a: Any, axis: Any = None, *, keepdims: Any = False) -> TracedArray:
     x = truth(a).astype(np.int32)
     over = axes(axis, x.ndim)
     return made(x, _kept(x, jnp.sum(x, axis=over), over, keepdims))
@@ -120,7 +120,7 @@ def _moments(a: Any, axis: Any, dtype: Any, ddof: Any) -> tuple[Any, Any, tuple[
 
 
 @implements(np.mean)
-def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, **_: Any) -> Tensor:
+def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, **_: Any) -> TracedArray:
     x, average, over, wanted = _moments(a, axis, dtype, 0)
     return made(x, (average if keepdims is True else lax.squeeze(average, over)).astype(wanted))
 
@@ -128,7 +128,7 @@ def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
 @implements(np.var)
 def var(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = False, **_: Any
-) -> Tensor:
+) -> TracedArray:
     x, average, over, wanted = _moments(a, axis, dtype, ddof)
     count = np.prod([x.shape[k] for k in over])
     # Of float16 NumPy's steps are float16: what is beyond its range on the way is infinite, even where the variance is not.
@@ -148,19 +148,19 @@ def _in_range(value: Any) -> Any:
 @implements(np.std)
 def std(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = False, **_: Any
-) -> Tensor:
+) -> TracedArray:
     x = tensor(a)
     found = var(a, axis, None if dtype is None and x.dtype == np.float16 else FLOAT32, None, ddof, keepdims)
     return made(x, lax.sqrt(found.array).astype(floating(x.dtype) if dtype is None else narrowed(dtype)))
 
 
-def _place(best: Callable[..., Any]) -> Callable[..., Tensor]:
+def _place(best: Callable[..., Any]) -> Callable[..., TracedArray]:
     """Returns a function that finds the first place of the best element, or of the first NaN.
 
     Two plain reductions: neuronx-cc is documented not to take one of pairs.
     """
 
-    def compute(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Tensor:
+    def compute(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> TracedArray:
         x = tensor(a).array
         rank = x.ndim
         if axis is None:
@@ -186,7 +186,7 @@ FUNCTIONS[np.argmin] = _place(jnp.min)
 
 
 @implements(np.cumsum)
-def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Tensor:
+def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> TracedArray:
     x = tensor(a).array
     x = (x.reshape(-1) if axis is None else x).astype(summing(x.dtype) if dtype is None else narrowed(dtype))
     (over,) = axes(0 if axis is None else axis, x.ndim)

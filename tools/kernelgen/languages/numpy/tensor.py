@@ -74,7 +74,7 @@ def implements(*functions: Any) -> Callable[[F], F]:
     return mark
 
 
-class Tensor:
+class TracedArray:
     """An array whose values are not known while tracing.
 
     Attributes:
@@ -182,7 +182,7 @@ class Tensor:
             made = apply(REDUCTIONS[ufunc], inputs, kwargs)
         elif method == "outer":
             one, other = map(tensor, inputs)
-            made = apply(ufunc, (Tensor(one.array.reshape(one.shape + (1,) * other.ndim)), other), kwargs)
+            made = apply(ufunc, (TracedArray(one.array.reshape(one.shape + (1,) * other.ndim)), other), kwargs)
         elif method == "__call__":
             made = apply(ufunc, inputs, kwargs)
         else:
@@ -250,7 +250,7 @@ def _method(name: str) -> Callable[..., Any]:
 for _name in (
     "all any argmax argmin clip copy cumsum diagonal dot max mean min prod repeat round squeeze std sum swapaxes take trace var"
 ).split():
-    setattr(Tensor, _name, _method(_name))
+    setattr(TracedArray, _name, _method(_name))
 
 
 def _operator(ufunc: Any) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
@@ -279,13 +279,13 @@ for _name, _ufunc in {
     "ne": np.not_equal,
 }.items():
     _plain, _reverse = _operator(_ufunc)
-    setattr(Tensor, f"__{_name}__", _plain)
+    setattr(TracedArray, f"__{_name}__", _plain)
     if _name not in ("lt", "le", "gt", "ge", "eq", "ne"):
-        setattr(Tensor, f"__r{_name}__", _reverse)
+        setattr(TracedArray, f"__r{_name}__", _reverse)
 
 _UNARY: dict[str, Any] = {"neg": np.negative, "abs": np.abs, "invert": np.invert, "pos": np.copy}
 for _name, _unary in _UNARY.items():
-    setattr(Tensor, f"__{_name}__", (lambda function: lambda self: function(self))(_unary))
+    setattr(TracedArray, f"__{_name}__", (lambda function: lambda self: function(self))(_unary))
 
 
 def apply(function: Any, args: Any, kwargs: Any) -> Any:
@@ -321,13 +321,13 @@ def guarded(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 def assigned(out: Any, value: Any) -> Any:
     """Writes a result to the array that `out=` names."""
-    if not isinstance(out, Tensor):
+    if not isinstance(out, TracedArray):
         raise refused("out= is an array of the kernel", "make it with np.zeros in the kernel, or leave out= away")
     out[...] = value
     return out
 
 
-def tensor(value: Any, dtype: Any = None) -> Tensor:
+def tensor(value: Any, dtype: Any = None) -> TracedArray:
     """Returns a value as a tensor: an array of NumPy or a number as a constant, narrowed to 32 bits.
 
     Args:
@@ -336,17 +336,17 @@ def tensor(value: Any, dtype: Any = None) -> Tensor:
     """
     import jax.numpy as jnp
 
-    if isinstance(value, Tensor):
-        return value if dtype is None or value.dtype == dtype else Tensor(value.array.astype(dtype))
-    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
+    if isinstance(value, TracedArray):
+        return value if dtype is None or value.dtype == dtype else TracedArray(value.array.astype(dtype))
+    if isinstance(value, list | tuple) and any(isinstance(v, TracedArray) for v in value):
         return tensor(N.stack([tensor(v) for v in value]), dtype)
     found = np.asarray(value)
-    return Tensor(jnp.asarray(found.astype(narrowed(found.dtype) if dtype is None else dtype)))
+    return TracedArray(jnp.asarray(found.astype(narrowed(found.dtype) if dtype is None else dtype)))
 
 
-def cast(value: Any, dtype: Any) -> Tensor:
+def cast(value: Any, dtype: Any) -> TracedArray:
     """Returns a tensor converted to a dtype. A float becomes an integer by cutting off its fraction."""
-    return Tensor(tensor(value).array.astype(narrowed(dtype)))
+    return TracedArray(tensor(value).array.astype(narrowed(dtype)))
 
 
 def together(*operands: Any, dtype: Any = None) -> list[Any]:

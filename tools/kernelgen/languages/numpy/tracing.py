@@ -13,7 +13,7 @@ import numpy as np
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
 from kernelgen.languages.numpy.creation import filled
 from kernelgen.languages.numpy.places import is_users
-from kernelgen.languages.numpy.tensor import Tensor, cast, tensor
+from kernelgen.languages.numpy.tensor import TracedArray, cast, tensor
 from kernelgen.languages.protocol import Call, Returned
 
 
@@ -49,7 +49,7 @@ def traced(function: Callable[..., Any], call: Call) -> Returned:
     Raises:
         KernelgenError: it does what a kernel may not.
     """
-    parameters = [None if a is None else Tensor(a, i) for i, a in enumerate(call.arguments)]
+    parameters = [None if a is None else TracedArray(a, i) for i, a in enumerate(call.arguments)]
     made = Trace(call.targets)
     token = _TRACE.set(made)
     try:
@@ -60,7 +60,7 @@ def traced(function: Callable[..., Any], call: Call) -> Returned:
         _TRACE.reset(token)
     results = [] if returned is None else list(returned) if isinstance(returned, tuple | list) else [returned]
     for k, result in enumerate(results):
-        if not isinstance(result, Tensor | np.ndarray | np.generic | int | float):
+        if not isinstance(result, TracedArray | np.ndarray | np.generic | int | float):
             raise _at(function, f"result {k} is {type(result).__name__}, not an array")
     updated = {p.parameter: p.array for p in parameters if p is not None and p.parameter is not None and p.changed}
     notes = {"knobs": made.knobs} if made.knobs else {}
@@ -85,22 +85,22 @@ def _by_user(own: Callable[..., Any], other: Callable[..., Any]) -> Callable[...
 
 def _array(obj: Any, dtype: Any = None, **_: Any) -> Any:
     if _holds_tensor(obj):
-        return cast(obj, dtype) if dtype is not None else Tensor(tensor(obj).array)
+        return cast(obj, dtype) if dtype is not None else TracedArray(tensor(obj).array)
     return _PLAIN["array"](obj, dtype)
 
 
 def _holds_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(map(_holds_tensor, value)))
+    return isinstance(value, TracedArray) or (isinstance(value, list | tuple) and any(map(_holds_tensor, value)))
 
 
 def _of_size(value: Any) -> Callable[..., Any]:
-    def make(shape: Any, dtype: Any = None, *_: Any, **__: Any) -> Tensor:
+    def make(shape: Any, dtype: Any = None, *_: Any, **__: Any) -> TracedArray:
         return filled(shape, value, np.float32 if dtype is None else dtype)
 
     return make
 
 
-def _full(shape: Any, fill_value: Any, dtype: Any = None, *_: Any, **__: Any) -> Tensor:
+def _full(shape: Any, fill_value: Any, dtype: Any = None, *_: Any, **__: Any) -> TracedArray:
     found = tensor(fill_value).dtype if dtype is None else dtype
     return filled(shape, fill_value, found)
 

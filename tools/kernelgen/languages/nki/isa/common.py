@@ -17,7 +17,7 @@ from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, masked, to_float
 from kernelgen.languages.nki.operators import _operand, immediate, neutral_of, number, reduce_values, result
 from kernelgen.languages.nki.program import REGISTERS, SBUF, Buffer, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 
 class ReduceCmd(IntEnum):
@@ -31,8 +31,8 @@ class ReduceCmd(IntEnum):
 
 
 def destination(
-    dst: Tensor | None, shape: Any, dtype: Any, like: Sequence[Tensor], mask: Any, buffer: Buffer = SBUF
-) -> Tensor:
+    dst: NkiTensor | None, shape: Any, dtype: Any, like: Sequence[NkiTensor], mask: Any, buffer: Buffer = SBUF
+) -> NkiTensor:
     """Returns the destination with the mask, or a new tile.
 
     Raises:
@@ -48,7 +48,7 @@ def destination(
     return dst.with_mask(mask)
 
 
-def operand(value: Any, tile: Tensor, what: str) -> tuple[float | int | None, list[Tensor]]:
+def operand(value: Any, tile: NkiTensor, what: str) -> tuple[float | int | None, list[NkiTensor]]:
     """Returns an operand as an immediate number or a list with the tensor that holds one element per partition."""
     value = _operand(value)
     fixed = number(value)
@@ -73,17 +73,17 @@ def flat(value: Any) -> Any:
     return value if value.ndim == 2 else value.reshape((value.shape[0], -1))
 
 
-def fitted(value: Any, target: Tensor) -> Any:
+def fitted(value: Any, target: NkiTensor) -> Any:
     """Returns values in the destination's shape; only the number of elements has to agree."""
     return value if value.shape == target.shape else value.reshape(target.shape)
 
 
-def register(engine: str, partitions: int) -> Tensor:
+def register(engine: str, partitions: int) -> NkiTensor:
     """Returns an engine's reduction registers, one per partition; they keep what they hold from one instruction to the next."""
     registers = current().registers
     if engine not in registers:
         registers[engine] = tensors.new((checks.PARTITIONS, 1), float32, REGISTERS, name=f"{engine} registers")
-    whole: Tensor = registers[engine]
+    whole: NkiTensor = registers[engine]
     return whole[0:partitions]
 
 
@@ -99,15 +99,15 @@ class Reduction:
     """
 
     def __init__(
-        self, engine: str, tile: Tensor, command: Any, op: Any, res: Tensor | None, initial: Any = None
+        self, engine: str, tile: NkiTensor, command: Any, op: Any, res: NkiTensor | None, initial: Any = None
     ) -> None:
         self.command = ReduceCmd(int(command))
         self.name = op_name(op) if op is not None else "add"
         if self.name not in REDUCTIONS:
             raise NkiValueError("err_unsupported_op", f"'{self.name}' does not reduce")
         self.active = self.command is not ReduceCmd.idle or res is not None
-        self.reads: list[Tensor] = []
-        self.writes: list[Tensor] = []
+        self.reads: list[NkiTensor] = []
+        self.writes: list[NkiTensor] = []
         self.initial: float | int | None = None
         if not self.active:
             self.attributes: Any = None
@@ -125,7 +125,7 @@ class Reduction:
         self.attributes = (int(self.command), self.name, self.initial, len(self.reads), res is not None)
 
 
-def reduced(attributes: Any, values: list[Any], data: Any, source: Tensor) -> list[Any]:
+def reduced(attributes: Any, values: list[Any], data: Any, source: NkiTensor) -> list[Any]:
     """Returns what goes to the registers and to reduce_res: `data` reduced over its free dimensions and combined with them."""
     command, name, initial, _, has_result = attributes
     tile = flat(to_float(data))
@@ -153,6 +153,6 @@ def combine(name: str, a: Any, b: Any) -> Any:
     return functions[name](a, b)
 
 
-def write_reduced(context: Context, writes: Sequence[Tensor], values: Sequence[Any]) -> None:
+def write_reduced(context: Context, writes: Sequence[NkiTensor], values: Sequence[Any]) -> None:
     for tensor, value in zip(writes, values, strict=True):
         context.write(tensor, value.reshape(tensor.shape))

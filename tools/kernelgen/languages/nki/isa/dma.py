@@ -14,13 +14,13 @@ from kernelgen.languages.nki.isa.tensor import transpose_axes
 from kernelgen.languages.nki.lower import Context, lowering, to_float
 from kernelgen.languages.nki.operators import apply_binary, assign, emit, result
 from kernelgen.languages.nki.program import Instruction, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
-def _tensor(value: Any, what: str) -> Tensor:
-    if not isinstance(value, Tensor):
+def _tensor(value: Any, what: str) -> NkiTensor:
+    if not isinstance(value, NkiTensor):
         raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(value).__name__}")
     return value
 
@@ -64,8 +64,8 @@ def _unique(unique_indices: Any) -> None:
 
 
 def dma_copy(
-    dst: Tensor,
-    src: Tensor,
+    dst: NkiTensor,
+    src: NkiTensor,
     *,
     mask: Any = None,
     dst_rmw_op: Any = None,
@@ -73,7 +73,7 @@ def dma_copy(
     dge_mode: Any = None,
     engine: Any = None,
     unique_indices: bool = True,
-) -> Tensor:
+) -> NkiTensor:
     """Copies elements in order; only their number has to agree. `oob_mode` skip leaves alone what an index out of range names."""
     dst = _tensor(dst, "dst")
     _descriptors(dge_mode, engine)
@@ -99,7 +99,7 @@ def dma_copy(
 
 
 def dma_transpose(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     src: Any,
     axes: Any = None,
     *,
@@ -107,7 +107,7 @@ def dma_transpose(
     mask: Any = None,
     dge_mode: Any = None,
     oob_mode: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
     src = _tensor(src, "src")
     _descriptors(dge_mode)
@@ -145,8 +145,8 @@ MOST_SOURCES = 16
 
 
 def dma_compute(
-    dst: Tensor, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True, oob_mode: Any = None
-) -> Tensor:
+    dst: NkiTensor, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True, oob_mode: Any = None
+) -> NkiTensor:
     """The sum of the sources in float32.
 
     `reduce_op` is add and every scale 1.0: AWS's documentation has no other as yet.
@@ -178,7 +178,7 @@ def dma_compute(
     return dst
 
 
-def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def load(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
     """Returns a new tile in SBUF with what a tensor in HBM holds."""
     src = checks.in_hbm(src, "what is loaded").with_mask(mask)
     shape = src.shape if src.ndim > 1 else (src.shape[0], 1) if src.ndim else (1, 1)
@@ -197,7 +197,7 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
     assign(dst, value, mask=mask, checked=True)
 
 
-def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
     src = checks.in_hbm(src, "what is loaded")
     if src.ndim != 2:
         raise NkiValueError("err_tensor_rank", f"load_transpose2d takes 2 dimensions, not {src.shape}")

@@ -18,7 +18,7 @@ from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, lowering, to_float
 from kernelgen.languages.nki.operators import apply_binary, emit, number, result
 from kernelgen.languages.nki.program import Instruction, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 
 def counted(shape: tuple[int, ...], steps: tuple[int, ...], offset: Any) -> Any:
@@ -38,7 +38,7 @@ def _lower_iota(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(value, target), exact=target.dtype.itemsize == 4)
 
 
-def iota(dst: Tensor, pattern: Any, offset: int = 0, channel_multiplier: int = 0) -> Tensor:
+def iota(dst: NkiTensor, pattern: Any, offset: int = 0, channel_multiplier: int = 0) -> NkiTensor:
     """`offset + partition · channel_multiplier + Σ i · stride` in int32."""
     checks.on_chip(dst, "dst")
     shape = (dst.shape[0], *(int(n) for _, n in pattern))
@@ -51,7 +51,7 @@ def iota(dst: Tensor, pattern: Any, offset: int = 0, channel_multiplier: int = 0
     return dst
 
 
-def iota_expression(expr: Any, dtype: Any, mask: Any = None) -> Tensor:
+def iota_expression(expr: Any, dtype: Any, mask: Any = None) -> NkiTensor:
     """Returns a tile of the values of an index expression."""
     values = np.asarray(whole_array(expr), np.int64)
     if values.ndim < 2:
@@ -80,14 +80,14 @@ def _lower_affine_select(context: Context, instruction: Instruction) -> None:
 
 
 def affine_select(
-    dst: Tensor,
+    dst: NkiTensor,
     pattern: Any,
     channel_multiplier: int,
     on_true_tile: Any,
     on_false_value: Any,
     cmp_op: Any = "equal",
     offset: int = 0,
-) -> Tensor:
+) -> NkiTensor:
     """Keeps the elements for which `offset + partition · channel_multiplier + Σ i · stride` compares true with 0."""
     data = checks.on_chip(on_true_tile, "on_true_tile")
     shape = (data.shape[0], *(int(n) for _, n in pattern))
@@ -104,7 +104,7 @@ def affine_select(
     return target
 
 
-def affine_select_predicate(pred: Any, on_true_tile: Any, on_false_value: Any, dtype: Any, mask: Any) -> Tensor:
+def affine_select_predicate(pred: Any, on_true_tile: Any, on_false_value: Any, dtype: Any, mask: Any) -> NkiTensor:
     """Keeps the elements that a comparison of index expressions shows."""
     data = checks.on_chip(on_true_tile, "on_true_tile")
     shown = np.broadcast_to(np.asarray(whole_array(pred), np.bool_), data.shape)
@@ -125,7 +125,9 @@ def _lower_gather_flattened(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(jnp.take_along_axis(data, index.astype(np.int32), axis=1, mode="clip"), target))
 
 
-def gather_flattened(dst: Tensor | None, data: Any, indices: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def gather_flattened(
+    dst: NkiTensor | None, data: Any, indices: Any, *, dtype: Any = None, mask: Any = None
+) -> NkiTensor:
     """Per partition the elements that the indices name in its flattened free dimensions."""
     data, indices = checks.on_chip(data, "data"), checks.on_chip(indices, "indices")
     target = destination(dst, indices.shape, dtype or data.dtype, [indices], mask)
@@ -148,14 +150,14 @@ def _lower_local_gather(context: Context, instruction: Instruction) -> None:
 
 
 def local_gather(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     src_buffer: Any,
     index: Any,
     num_elem_per_idx: int = 1,
     num_valid_indices: int | None = None,
     *,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """Gathers per 16 partitions with the indices of those partitions, flattened partition first."""
     data, index = checks.on_chip(src_buffer, "src_buffer"), checks.on_chip(index, "index")
     if data.shape[0] != index.shape[0] or data.shape[0] % 16:
@@ -190,7 +192,7 @@ def _lower_shuffle(context: Context, instruction: Instruction) -> None:
     context.write(target, taken)
 
 
-def nc_stream_shuffle(src: Tensor, dst: Tensor, shuffle_mask: Any, *, mask: Any = None) -> Tensor:
+def nc_stream_shuffle(src: NkiTensor, dst: NkiTensor, shuffle_mask: Any, *, mask: Any = None) -> NkiTensor:
     """Within every 32 partitions, partition i of `dst` gets partition `shuffle_mask[i]` of `src`; 255 keeps what is there."""
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     order = [int(i) for i in shuffle_mask]
@@ -224,7 +226,7 @@ def _lower_nonzero(context: Context, instruction: Instruction) -> None:
     context.write(target, jnp.where(rows, value, flat(context.read(target))).reshape(target.shape))
 
 
-def nonzero_with_count(dst: Tensor, src: Tensor, index_offset: int = 0, padding_val: int = -1) -> Tensor:
+def nonzero_with_count(dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1) -> NkiTensor:
     """On partitions 0, 16, 32, …: the places of what is not 0, padding, and how many there are."""
     needs(nc_version.gen3, "nonzero_with_count")
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")

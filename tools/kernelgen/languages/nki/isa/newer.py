@@ -24,7 +24,7 @@ from kernelgen.languages.nki.isa.constants import GENERATIONS, engine, nc_versio
 from kernelgen.languages.nki.isa.constants import reduce_cmd as _command
 from kernelgen.languages.nki.operators import assign, number
 from kernelgen.languages.nki.program import REGISTERS, Exchange, current, recording
-from kernelgen.languages.nki.tensors import Tensor, new
+from kernelgen.languages.nki.tensors import NkiTensor, new
 
 dge_mode = constants.newer_dge_mode
 matmul_perf_mode = constants.matmul_perf_mode
@@ -44,7 +44,7 @@ class VirtualRegister:
         self._tensor = new((1, 1), int32, REGISTERS, name="register")
         register_move(self, 0 if state is None else state)
 
-    def register_tensor(self) -> Tensor:
+    def register_tensor(self) -> NkiTensor:
         return self._tensor
 
 
@@ -58,7 +58,7 @@ def get_nc_sub_version() -> int:
 
 
 def register_alloc(x: Any = None) -> VirtualRegister:
-    if isinstance(x, Tensor):
+    if isinstance(x, NkiTensor):
         made = VirtualRegister()
         register_load(made, x)
         return made
@@ -69,18 +69,18 @@ def register_move(dst: VirtualRegister, src: Any) -> None:
     assign(dst.register_tensor(), src.register_tensor() if isinstance(src, VirtualRegister) else src)
 
 
-def register_load(dst: VirtualRegister, src: Tensor) -> None:
+def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
     assign(dst.register_tensor(), _bits(src))
 
 
-def register_store(dst: Tensor, src: Any) -> None:
+def register_store(dst: NkiTensor, src: Any) -> None:
     if isinstance(src, VirtualRegister):
         assign(_bits(dst), src.register_tensor())
     else:
         assign(dst, src)
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def _bits(tensor: NkiTensor) -> NkiTensor:
     """A register holds the bits of an integer of 32."""
     return tensor.view(int32) if tensor.dtype == uint32 else tensor
 

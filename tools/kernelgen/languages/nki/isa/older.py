@@ -22,7 +22,7 @@ from kernelgen.languages.nki.isa import (
 from kernelgen.languages.nki.isa.constants import GENERATIONS, engine, nc_version, oob_mode, reduce_cmd
 from kernelgen.languages.nki.operators import copied
 from kernelgen.languages.nki.program import current, recording
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 dge_mode = constants.older_dge_mode
 matmul_perf_mode = constants.matmul_perf_mode
@@ -36,7 +36,7 @@ def get_nc_version() -> nc_version:
     return min(GENERATIONS[t] for t in current().targets) if recording() else nc_version.gen3
 
 
-def _as_destination(dst: Tensor, dtype: Any) -> None:
+def _as_destination(dst: NkiTensor, dtype: Any) -> None:
     """An instruction that is given where to write has no dtype of its own."""
     if dtype is not None and dtype_of(dtype) != dst.dtype and current().check:
         raise NkiTypeError("err_unsupported_dtype", f"dtype is {dtype_of(dtype)}, and the destination {dst.dtype}")
@@ -53,7 +53,7 @@ def activation(
     reduce_cmd: Any = reduce_cmd.idle,
     mask: Any = None,
     dtype: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return scalar.activation(None, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd, dtype=dtype, mask=mask)
 
 
@@ -67,20 +67,22 @@ def activation_reduce(
     scale: Any = 1.0,
     mask: Any = None,
     dtype: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     command = constants.reduce_cmd.reset_reduce
     return scalar.activation(None, op, data, bias, scale, reduce_op, reduce_res, command, dtype=dtype, mask=mask)
 
 
-def affine_select(pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def affine_select(
+    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None
+) -> NkiTensor:
     return gpsimd.affine_select_predicate(pred, on_true_tile, on_false_value, dtype, mask)
 
 
-def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
     return vector_reductions.bn_aggr(None, data, dtype=dtype, mask=mask)
 
 
-def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
     return vector_reductions.bn_stats(None, data, dtype=dtype, mask=mask)
 
 
@@ -115,15 +117,15 @@ def dma_transpose(
     dtype: Any = None,
     dge_mode: Any = None,
     oob_mode: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return dma.dma_transpose(None, src, axes, dtype=dtype, mask=mask, dge_mode=dge_mode, oob_mode=oob_mode)
 
 
-def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
     return vector.dropout(None, data, prob, dtype=dtype, mask=mask)
 
 
-def iota(expr: Any, dtype: Any, *, mask: Any = None) -> Tensor:
+def iota(expr: Any, dtype: Any, *, mask: Any = None) -> NkiTensor:
     return gpsimd.iota_expression(expr, dtype, mask)
 
 
@@ -134,25 +136,25 @@ def local_gather(
     num_valid_indices: int | None = None,
     *,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return gpsimd.local_gather(None, src_buffer, index, num_elem_per_idx, num_valid_indices, mask=mask)
 
 
-def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
+def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> NkiTensor:
     return vector_searches.max8(None, src, dtype=dtype, mask=mask)
 
 
-def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> Tensor:
+def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> NkiTensor:
     return vector.memset(None, value, shape=shape, dtype=dtype, mask=mask, engine=engine)
 
 
-def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None) -> Tensor:
+def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None) -> NkiTensor:
     return vector_searches.nc_find_index8(None, data, vals, dtype=dtype, mask=mask)
 
 
 def nc_match_replace8(
     *, data: Any, vals: Any, imm: Any, dst_idx: Any = None, mask: Any = None, dtype: Any = None
-) -> Tensor:
+) -> NkiTensor:
     return vector_searches.nc_match_replace8(None, data, vals, imm, dst_idx, dtype=dtype, mask=mask)
 
 
@@ -167,7 +169,7 @@ def nc_matmul(
     tile_size: Any = (),
     mask: Any = None,
     perf_mode: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return tensor.nc_matmul(
         None,
         stationary,
@@ -188,7 +190,7 @@ def nc_stream_shuffle(src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = Non
     gpsimd.nc_stream_shuffle(src, dst, shuffle_mask, mask=mask)
 
 
-def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
+def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> NkiTensor:
     return tensor.nc_transpose(None, data, dtype=dtype, mask=mask, engine=engine)
 
 
@@ -206,7 +208,7 @@ def range_select(
     on_false_value: Any = _FP32_MIN,
     mask: Any = None,
     dtype: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return vector.range_select(
         None,
         on_true_tile,
@@ -224,7 +226,7 @@ def range_select(
     )
 
 
-def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
+def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> NkiTensor:
     checks.engine("reciprocal", engine, "vector", "scalar")
     return scalar.activation(None, "reciprocal", data, dtype=dtype, mask=mask)
 
@@ -240,7 +242,7 @@ def scalar_tensor_tensor(
     reverse1: bool = False,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return vector.scalar_tensor_tensor(
         None, data, op0, operand0, op1, operand1, reverse0, reverse1, dtype=dtype, mask=mask
     )
@@ -263,16 +265,16 @@ def select_reduce(
     vector.select_reduce(dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred, mask=mask)
 
 
-def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> Tensor:
+def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> NkiTensor:
     return vector_searches.sequence_bounds(None, segment_ids, dtype=dtype)
 
 
-def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
+def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> NkiTensor:
     vector.copies(engine, src, src)
     return copied(src, dtype, mask=mask)
 
 
-def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
+def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> NkiTensor:
     return vector.tensor_copy(None, src, dtype=dtype, mask=mask, engine=engine)
 
 
@@ -288,7 +290,7 @@ def tensor_copy_predicated(
     vector.tensor_copy_predicated(dst, src, predicate, reverse_pred, mask=mask)
 
 
-def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
     return vector_reductions.tensor_partition_reduce(None, op, data, dtype=dtype, mask=mask)
 
 
@@ -301,7 +303,7 @@ def tensor_reduce(
     dtype: Any = None,
     negate: bool = False,
     keepdims: bool = False,
-) -> Tensor:
+) -> NkiTensor:
     return vector_reductions.tensor_reduce(None, op, data, axis, negate, keepdims, dtype=dtype, mask=mask)
 
 
@@ -317,7 +319,7 @@ def tensor_scalar(
     dtype: Any = None,
     mask: Any = None,
     engine: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return vector.tensor_scalar(
         None, data, op0, operand0, reverse0, op1, operand1, reverse1, dtype=dtype, mask=mask, engine=engine
     )
@@ -346,7 +348,7 @@ def tensor_scalar_reduce(
     reverse0: bool = False,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return vector.tensor_scalar_reduce(
         None, data, op0, operand0, reduce_op, reduce_res, reverse0, dtype=dtype, mask=mask
     )
@@ -354,7 +356,7 @@ def tensor_scalar_reduce(
 
 def tensor_tensor(
     data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> Tensor:
+) -> NkiTensor:
     return vector.tensor_tensor(None, data1, data2, op, dtype=dtype, mask=mask, engine=engine)
 
 
@@ -369,7 +371,7 @@ def tensor_tensor_scan(
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     return vector_reductions.tensor_tensor_scan(
         None, data0, data1, initial, op0, op1, reverse0, reverse1, dtype=dtype, mask=mask
     )

@@ -24,7 +24,7 @@ from kernelgen.languages.nki.lazy import jnp
 from kernelgen.languages.nki.lower import Context, lowering, to_float
 from kernelgen.languages.nki.operators import apply_binary, emit, immediate, number
 from kernelgen.languages.nki.program import Instruction, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 
 @lowering("activation")
@@ -45,18 +45,18 @@ def _lower_activation(context: Context, instruction: Instruction) -> None:
 
 
 def activation(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     op: Any,
     data: Any,
     bias: Any = None,
     scale: Any = 1.0,
     reduce_op: Any = None,
-    reduce_res: Tensor | None = None,
+    reduce_res: NkiTensor | None = None,
     reduce_cmd: Any = ReduceCmd.idle,
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """`op(data · scale + bias)`; scale a number or one float32 per partition, bias one number per partition.
 
     The reduction is a sum: AWS's documentation has no other `reduce_op` for it.
@@ -69,16 +69,16 @@ def activation(
             "err_unsupported_op",
             f"activation takes nl.add as reduce_op only, not '{op_name(reduce_op)}'; reduce with tensor_reduce afterwards",
         )
-    if check and isinstance(bias, Tensor) and bias.dtype not in (float32, *_BIAS):
+    if check and isinstance(bias, NkiTensor) and bias.dtype not in (float32, *_BIAS):
         raise NkiTypeError(
             "err_activation_bias_invalid_type", f"bias is float32, float16 or bfloat16, not {bias.dtype}"
         )
-    if check and isinstance(scale, Tensor) and scale.dtype != float32:
+    if check and isinstance(scale, NkiTensor) and scale.dtype != float32:
         raise NkiTypeError("err_activation_scale_invalid_type", f"a scale per partition is float32, not {scale.dtype}")
     steps = []
     reads = []
     for step, value in (("multiply", scale), ("add", bias)):
-        if value is None or (not isinstance(value, Tensor) and step == "multiply" and value == 1.0):
+        if value is None or (not isinstance(value, NkiTensor) and step == "multiply" and value == 1.0):
             continue
         fixed, tensors = operand(value, data, "scale" if step == "multiply" else "bias")
         steps.append((step, None if fixed is None else float(fixed), False))
@@ -90,15 +90,15 @@ _BIAS = (np.dtype(np.float16), bfloat16)
 
 
 def _activation(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     name: str,
-    data: Tensor,
+    data: NkiTensor,
     steps: list[Any],
-    reads: list[Tensor],
-    reduce: tuple[Any, Tensor | None, Any],
+    reads: list[NkiTensor],
+    reduce: tuple[Any, NkiTensor | None, Any],
     dtype: Any,
     mask: Any,
-) -> Tensor:
+) -> NkiTensor:
     op, res, command = reduce
     target = destination(dst, data.shape, dtype or (data.dtype if is_float(data.dtype) else float32), [data], mask)
     reduction = Reduction("scalar", data, command, op, res)
@@ -112,7 +112,7 @@ def _activation(
 
 
 def activate2(
-    dst: Tensor,
+    dst: NkiTensor,
     op: Any,
     data: Any,
     imm0: Any,
@@ -123,9 +123,9 @@ def activate2(
     reverse0: bool = False,
     reverse1: bool = False,
     reduce_op: Any = None,
-    reduce_res: Tensor | None = None,
+    reduce_res: NkiTensor | None = None,
     reduce_cmd: Any = ReduceCmd.idle,
-) -> Tensor:
+) -> NkiTensor:
     """`op((data op0 imm0) op1 imm1)`."""
     if number(relu_param) != 0:
         raise NkiValueError(
@@ -144,13 +144,13 @@ def activate2(
 
 
 def exponential(
-    dst: Tensor,
+    dst: NkiTensor,
     src: Any,
     max_value: Any = 0.0,
-    reduce_res: Tensor | None = None,
+    reduce_res: NkiTensor | None = None,
     reduce_cmd: Any = ReduceCmd.idle,
     reduce_init: Any = 0.0,
-) -> Tensor:
+) -> NkiTensor:
     """`exp(src - max_value)`, and its sum."""
     data = checks.on_chip(src, "src")
     fixed, reads = operand(max_value, data, "max_value")

@@ -16,7 +16,7 @@ from kernelgen.languages.nki.lazy import jnp, lax
 from kernelgen.languages.nki.lower import Context, lowering, masked, to_float
 from kernelgen.languages.nki.operators import accumulate, accumulation, emit, flags, result
 from kernelgen.languages.nki.program import PSUM, SBUF, Buffer, Instruction, Origin, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 
 def product(stationary: Any, moving: Any) -> Any:
@@ -49,7 +49,7 @@ def _lower_matmul(context: Context, instruction: Instruction) -> None:
 
 
 def nc_matmul(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     stationary: Any,
     moving: Any,
     *,
@@ -61,7 +61,7 @@ def nc_matmul(
     tile_position: Any = (),
     tile_size: Any = (),
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """`stationary.T @ moving`, contracted over at most 128 partitions, into PSUM.
 
     `accumulate` None adds to what was written before and overwrites what was not. In the mode double_row the operands are
@@ -99,7 +99,7 @@ def nc_matmul(
     return target
 
 
-def _array_tile(a: Tensor, position: Any, size: Any, double: bool) -> None:
+def _array_tile(a: NkiTensor, position: Any, size: Any, double: bool) -> None:
     """A part of the 128×128 array: rows and columns that are 32, 64 or 128 and start at a multiple of that.
 
     Raises:
@@ -128,7 +128,7 @@ def _array_tile(a: Tensor, position: Any, size: Any, double: bool) -> None:
         needs(nc_version.gen3, "a tile_size of 32 rows")
 
 
-def _transposed(data: Tensor, target: Tensor) -> None:
+def _transposed(data: NkiTensor, target: NkiTensor) -> None:
     """The tensor engine of gen2 transposes into F32, and those of later generations into the input's dtype.
 
     Where no target is given, what one of them takes is allowed.
@@ -146,7 +146,7 @@ def _transposed(data: Tensor, target: Tensor) -> None:
         )
 
 
-def _sum(target: Tensor, wanted: bool | None) -> None:
+def _sum(target: NkiTensor, wanted: bool | None) -> None:
     """A product is added to what products put into PSUM.
 
     AWS's documentation of nc_matmul: what was never written can't be added to, and before NeuronCore-v4 nothing that another
@@ -176,7 +176,7 @@ def _sum(target: Tensor, wanted: bool | None) -> None:
         )
 
 
-def _chain(target: Tensor, wanted: bool | None, mode: Any) -> None:
+def _chain(target: NkiTensor, wanted: bool | None, mode: Any) -> None:
     """Notes where a product leaves `accumulate` out and a device may add it to another chain's sum."""
     recorder, storage = current(), target.storage
     if recorder.check and not recorder.older and wanted is None:
@@ -197,14 +197,14 @@ def _note_chain(why: str) -> None:
         current().notes.append(note)
 
 
-def _masked_operand(operand: Tensor, mask: Any) -> Tensor:
+def _masked_operand(operand: NkiTensor, mask: Any) -> NkiTensor:
     try:
         return operand.with_mask(mask)
     except NkiValueError:
         return operand
 
 
-def _rows(mask: Any, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Any:
+def _rows(mask: Any, a: NkiTensor, b: NkiTensor, shape: tuple[int, int]) -> Any:
     """Returns what of a product a mask shows that fits the product or one of its operands."""
     if mask is None:
         return None
@@ -238,7 +238,9 @@ def _lower_transpose(context: Context, instruction: Instruction) -> None:
     context.write(target, turned(value), None if inside is None else turned(inside))
 
 
-def nc_transpose(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
+def nc_transpose(
+    dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
+) -> NkiTensor:
     """Partitions and flattened free dimensions swapped: at most 128×128 on the tensor engine, 32×32 on the vector engine."""
     data = checks.on_chip(data, "data")
     rows, columns = data.shape[0], math.prod(data.shape[1:])
@@ -264,8 +266,8 @@ def nc_transpose(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any 
 
 
 def transpose_axes(
-    dst: Tensor | None, src: Tensor, axes: tuple[int, ...], dtype: Any, mask: Any, *, checked: bool
-) -> Tensor:
+    dst: NkiTensor | None, src: NkiTensor, axes: tuple[int, ...], dtype: Any, mask: Any, *, checked: bool
+) -> NkiTensor:
     shape = tuple(src.shape[i] for i in axes)
     if dst is None:
         target = result(shape, dtype or src.dtype, [], mask)

@@ -36,10 +36,10 @@ from kernelgen.languages.nki.operators import (
     scalar_tensor,
 )
 from kernelgen.languages.nki.program import Instruction, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 
-def _result_dtype(name: str, *operands: Tensor) -> Any:
+def _result_dtype(name: str, *operands: NkiTensor) -> Any:
     if name in COMPARISONS and current().older:
         return boolean
     return promoted(*(t.dtype for t in operands))
@@ -66,12 +66,12 @@ def _lower_tensor_tensor(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(value, target), exact=True)
 
 
-def _width(tiles: Sequence[Tensor]) -> int:
+def _width(tiles: Sequence[NkiTensor]) -> int:
     """Returns the bytes of the widest integers: bit patterns are that long while an instruction works on them."""
     return max(t.dtype.itemsize for t in tiles)
 
 
-def _bitwise(name: str, operands: Sequence[Tensor], target: Tensor) -> None:
+def _bitwise(name: str, operands: Sequence[NkiTensor], target: NkiTensor) -> None:
     """Operations on bit patterns read and write integers."""
     floats = [t.dtype for t in (*operands, target) if is_float(t.dtype)]
     if name in BITWISE and floats and current().check:
@@ -79,8 +79,8 @@ def _bitwise(name: str, operands: Sequence[Tensor], target: Tensor) -> None:
 
 
 def tensor_tensor(
-    dst: Tensor | None, data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> Tensor:
+    dst: NkiTensor | None, data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
+) -> NkiTensor:
     """`data1 op data2`; equal shapes.
 
     The vector engine computes in float32; GpSimd computes with 32-bit integers where all tiles hold such, and is what the newer
@@ -131,9 +131,9 @@ def _lower_tensor_scalar(context: Context, instruction: Instruction) -> None:
         write_reduced(context, rest, reduced(reduction, values, value, source))
 
 
-def _steps(data: Tensor, steps: list[tuple[Any, Any, bool, bool]]) -> tuple[list[Any], list[Tensor]]:
+def _steps(data: NkiTensor, steps: list[tuple[Any, Any, bool, bool]]) -> tuple[list[Any], list[NkiTensor]]:
     described: list[Any] = []
-    reads: list[Tensor] = []
+    reads: list[NkiTensor] = []
     for number_, (op, value, swapped, tile) in enumerate(steps):
         if op is None:
             continue
@@ -162,13 +162,13 @@ def _steps(data: Tensor, steps: list[tuple[Any, Any, bool, bool]]) -> tuple[list
 
 
 def _chain(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     data: Any,
     steps: list[tuple[Any, Any, bool, bool]],
     dtype: Any,
     mask: Any,
     reduction: Reduction | None = None,
-) -> Tensor:
+) -> NkiTensor:
     data = checks.on_chip(data, "data")
     described, reads = _steps(data, steps)
     if dtype is None and described:
@@ -188,7 +188,7 @@ def _chain(
 
 
 def tensor_scalar(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     data: Any,
     op0: Any,
     operand0: Any,
@@ -200,7 +200,7 @@ def tensor_scalar(
     dtype: Any = None,
     mask: Any = None,
     engine: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """`(data op0 operand0) op1 operand1`, operands numbers or one element per partition; `reverse` swaps a step's sides."""
     engine = checks.engine("tensor_scalar", engine, "vector", "scalar", "gpsimd")
     names = tuple(op_name(op) for op in (op0, op1) if op is not None)
@@ -209,7 +209,7 @@ def tensor_scalar(
             "err_unsupported_engine",
             f"tensor_scalar with {' and '.join(names)} does not run on {engine}; use the vector engine",
         )
-    checks.reachable("tensor_scalar", engine, [t for t in (dst, data, operand0, operand1) if isinstance(t, Tensor)])
+    checks.reachable("tensor_scalar", engine, [t for t in (dst, data, operand0, operand1) if isinstance(t, NkiTensor)])
     return _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, False)], dtype, mask)
 
 
@@ -228,7 +228,7 @@ def _arithmetic(what: str, *ops: Any) -> None:
 
 
 def scalar_tensor_tensor(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     data: Any,
     op0: Any,
     operand0: Any,
@@ -239,7 +239,7 @@ def scalar_tensor_tensor(
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """`(data op0 operand0) op1 operand1` with a tile as operand1."""
     _arithmetic("scalar_tensor_tensor", op0, op1)
     checks.one_in_psum("scalar_tensor_tensor", data, operand1, "data", "operand1")
@@ -247,19 +247,19 @@ def scalar_tensor_tensor(
 
 
 def tensor_scalar_reduce(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     data: Any,
     op0: Any,
     operand0: Any,
     reduce_op: Any,
-    reduce_res: Tensor | None,
+    reduce_res: NkiTensor | None,
     reverse0: bool = False,
     reduce_cmd: Any = ReduceCmd.reset_reduce,
     reduce_init: Any = None,
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """`data op0 operand0`, and that reduced over the free dimensions into `reduce_res`."""
     _arithmetic("tensor_scalar_reduce", op0)
     data = checks.on_chip(data, "data")
@@ -270,7 +270,9 @@ def tensor_scalar_reduce(
 # Copies
 
 
-def tensor_copy(dst: Tensor | None, src: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
+def tensor_copy(
+    dst: NkiTensor | None, src: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
+) -> NkiTensor:
     """Copies bits where the dtypes are equal; others become float32 on the way."""
     src = checks.on_chip(src, "src")
     target = destination(dst, src.shape, dtype or src.dtype, [src], mask)
@@ -279,7 +281,7 @@ def tensor_copy(dst: Tensor | None, src: Any, *, dtype: Any = None, mask: Any = 
     return target
 
 
-def copies(engine: Any, src: Tensor, target: Tensor) -> None:
+def copies(engine: Any, src: NkiTensor, target: NkiTensor) -> None:
     """What an engine that copies can do: GpSimd can't reach PSUM, the scalar engine of NeuronCore-v2 does not copy."""
     engine = checks.engine("tensor_copy", engine, "vector", "scalar", "gpsimd")
     checks.reachable("tensor_copy", engine, (src, target))
@@ -316,7 +318,7 @@ def _lower_select(context: Context, instruction: Instruction) -> None:
 
 
 def _select(
-    target: Tensor, predicate: Tensor, yes: Any, no: Any, swapped: bool, reduction: Reduction | None = None
+    target: NkiTensor, predicate: NkiTensor, yes: Any, no: Any, swapped: bool, reduction: Reduction | None = None
 ) -> None:
     reads = [predicate]
     fixed = []
@@ -334,8 +336,8 @@ def _select(
 
 
 def tensor_copy_predicated(
-    dst: Tensor, src: Any, predicate: Any, reverse_pred: bool = False, *, mask: Any = None
-) -> Tensor:
+    dst: NkiTensor, src: Any, predicate: Any, reverse_pred: bool = False, *, mask: Any = None
+) -> NkiTensor:
     """Copies `src` to `dst` where `predicate` is not 0; `dst` keeps the rest."""
     predicate = checks.on_chip(predicate, "predicate")
     checks.one_in_psum("tensor_copy_predicated", src, predicate, "src", "predicate")
@@ -345,17 +347,17 @@ def tensor_copy_predicated(
 
 
 def select_reduce(
-    dst: Tensor,
+    dst: NkiTensor,
     predicate: Any,
     on_true: Any,
     on_false: Any,
-    reduce_res: Tensor | None = None,
+    reduce_res: NkiTensor | None = None,
     reduce_cmd: Any = ReduceCmd.idle,
     reduce_op: Any = np.maximum,
     reverse_pred: bool = False,
     *,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """Selects by a predicate and reduces what was selected over the free dimensions."""
     predicate = checks.on_chip(predicate, "predicate")
     checks.on_chip(dst, "dst")
@@ -382,21 +384,21 @@ def _lower_range_select(context: Context, instruction: Instruction) -> None:
 
 
 def range_select(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     on_true_tile: Any,
     comp_op0: Any,
     comp_op1: Any,
     bound0: Any,
     bound1: Any,
     reduce_cmd: Any = ReduceCmd.reset_reduce,
-    reduce_res: Tensor | None = None,
+    reduce_res: NkiTensor | None = None,
     reduce_op: Any = np.maximum,
     range_start: Any = 0,
     on_false_value: Any = None,
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """Keeps the elements whose place plus `range_start` compares true with both bounds (one per partition)."""
     needs(nc_version.gen3, "range_select")
     data = checks.on_chip(on_true_tile, "on_true_tile")
@@ -427,8 +429,8 @@ def _lower_fill_tile(context: Context, instruction: Instruction) -> None:
 
 
 def memset(
-    dst: Tensor | None, value: Any, *, shape: Any = None, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> Tensor:
+    dst: NkiTensor | None, value: Any, *, shape: Any = None, dtype: Any = None, mask: Any = None, engine: Any = None
+) -> NkiTensor:
     given = destination(None, tuple(shape), dtype, [], None) if dst is None else checks.on_chip(dst, "dst")
     dst = given.with_mask(mask)
     checks.reachable("memset", checks.engine("memset", engine, "vector", "gpsimd"), [dst])
@@ -455,7 +457,7 @@ def _lower_random(context: Context, instruction: Instruction) -> None:
         context.write(target, values)
 
 
-def random(target: Tensor, *, engine: Any = None) -> Tensor:
+def random(target: NkiTensor, *, engine: Any = None) -> NkiTensor:
     engine = checks.engine("rng", engine, "vector", "gpsimd")
     checks.reachable("rng", engine, [target])
     if engine == "gpsimd":
@@ -466,7 +468,7 @@ def random(target: Tensor, *, engine: Any = None) -> Tensor:
     return target
 
 
-def dropout(dst: Tensor | None, data: Any, prob: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def dropout(dst: NkiTensor | None, data: Any, prob: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
     """Replaces elements by 0 with a probability, drawn anew in every instruction from the kernel's seed."""
     data = checks.on_chip(data, "data")
     fixed, tensors = operand(prob, data, "prob")

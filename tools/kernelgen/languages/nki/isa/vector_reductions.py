@@ -30,10 +30,10 @@ from kernelgen.languages.nki.operators import (
     reduce_values,
 )
 from kernelgen.languages.nki.program import Instruction, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 
-def reduce_axes(data: Tensor, axis: Any) -> tuple[int, ...]:
+def reduce_axes(data: NkiTensor, axis: Any) -> tuple[int, ...]:
     """Returns the axes of `tensor_reduce`: real free axes, or those of a pattern padded to five dimensions.
 
     A single 1 of a tile with more free axes is its axis 1; numbers past its rank count in [partition, 4 free axes].
@@ -53,7 +53,7 @@ def reduce_axes(data: Tensor, axis: Any) -> tuple[int, ...]:
 
 
 def tensor_reduce(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     op: Any,
     data: Any,
     axis: Any,
@@ -62,7 +62,7 @@ def tensor_reduce(
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     data = checks.on_chip(data, "data")
     axes = reduce_axes(data, axis)
     kept = tuple(1 if i in axes else n for i, n in enumerate(data.shape))
@@ -92,7 +92,9 @@ def _lower_partition_reduce(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(reduce_values(str(instruction.attributes), value, (0,)), target))
 
 
-def tensor_partition_reduce(dst: Tensor | None, op: Any, data: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def tensor_partition_reduce(
+    dst: NkiTensor | None, op: Any, data: Any, *, dtype: Any = None, mask: Any = None
+) -> NkiTensor:
     data = checks.on_chip(data, "data")
     target = destination(dst, (1, *data.shape[1:]), dtype or data.dtype, [], None)
     emit("partition_reduce", [data.with_mask(mask)], [target], op_name(op))
@@ -128,7 +130,7 @@ def _lower_scan(context: Context, instruction: Instruction) -> None:
 
 
 def tensor_tensor_scan(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     data0: Any,
     data1: Any,
     initial: Any,
@@ -139,7 +141,7 @@ def tensor_tensor_scan(
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """`r = (data0 op0 r) op1 data1` along the flattened free dimensions, from `initial`."""
     a, b = checks.on_chip(data0, "data0"), checks.on_chip(data1, "data1")
     checks.one_in_psum("tensor_tensor_scan", a, b, "data0", "data1")
@@ -174,7 +176,7 @@ def _lower_cumulative(context: Context, instruction: Instruction) -> None:
 
 
 def tensor_scalar_cumulative(
-    dst: Tensor,
+    dst: NkiTensor,
     src: Any,
     op0: Any,
     op1: Any,
@@ -182,7 +184,7 @@ def tensor_scalar_cumulative(
     imm1: Any = None,
     reduce_cmd: Any = ReduceCmd.reset_reduce,
     reverse0: bool = False,
-) -> Tensor:
+) -> NkiTensor:
     """`r = (src op0 imm0) op1 r` along the flattened free dimensions; r is the engine's register."""
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     command = ReduceCmd(int(reduce_cmd))
@@ -215,7 +217,7 @@ def _lower_bn_stats(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(jnp.concatenate(parts, axis=1), target))
 
 
-def bn_stats(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def bn_stats(dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
     """Per partition: count, mean and variance · count of the even elements, then of the odd ones."""
     data = checks.on_chip(data, "data")
     source = trimmed(data, mask)
@@ -232,7 +234,7 @@ def bn_stats(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = No
     return target
 
 
-def trimmed(data: Tensor, mask: Any) -> Tensor:
+def trimmed(data: NkiTensor, mask: Any) -> NkiTensor:
     """Returns the box that a mask shows of a tile."""
     if mask is None:
         return data
@@ -258,7 +260,7 @@ def _lower_bn_aggr(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(jnp.concatenate([average, variance], axis=1), target))
 
 
-def bn_aggr(dst: Tensor | None, data: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def bn_aggr(dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
     """Mean and variance of what several `bn_stats` counted."""
     data = trimmed(checks.on_chip(data, "data"), mask)
     if math.prod(data.shape[1:]) % 3:

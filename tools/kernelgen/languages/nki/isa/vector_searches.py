@@ -21,12 +21,12 @@ from kernelgen.languages.nki.operators import (
     emit,
 )
 from kernelgen.languages.nki.program import Instruction, current
-from kernelgen.languages.nki.tensors import Tensor
+from kernelgen.languages.nki.tensors import NkiTensor
 
 _BIG = np.int32(1 << 30)
 
 
-def _eight(data: Tensor, what: str) -> None:
+def _eight(data: NkiTensor, what: str) -> None:
     width = math.prod(data.shape[1:])
     if current().check and not 8 <= width <= 16_384:
         raise NkiValueError(
@@ -43,7 +43,7 @@ def _lower_max8(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(lax.rev(ordered[:, -8:], (1,)), target))
 
 
-def max8(dst: Tensor | None, src: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def max8(dst: NkiTensor | None, src: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
     """The eight largest elements per partition, the largest first."""
     src = checks.on_chip(src, "src").with_mask(mask)
     _eight(src, "max8")
@@ -75,7 +75,7 @@ def _lower_find_index8(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(jnp.where(index == _BIG, missing, index.astype(target.dtype)), target))
 
 
-def nc_find_index8(dst: Tensor | None, data: Any, vals: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def nc_find_index8(dst: NkiTensor | None, data: Any, vals: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
     """Where the eight values are first found per partition; all ones where one is not; a value again: its next place."""
     data, vals = checks.on_chip(data, "data").with_mask(mask), checks.on_chip(vals, "vals")
     _eight(data, "nc_find_index8")
@@ -115,15 +115,15 @@ def _lower_match_replace8(context: Context, instruction: Instruction) -> None:
 
 
 def nc_match_replace8(
-    dst: Tensor | None,
+    dst: NkiTensor | None,
     data: Any,
     vals: Any,
     imm: Any,
-    dst_idx: Tensor | None = None,
+    dst_idx: NkiTensor | None = None,
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> NkiTensor:
     """Replaces the first match of each of eight values by `imm`, and notes where it was in `dst_idx`."""
     data, vals = checks.on_chip(data, "data"), checks.on_chip(vals, "vals")
     _eight(data, "nc_match_replace8")
@@ -155,7 +155,7 @@ def _lower_sequence_bounds(context: Context, instruction: Instruction) -> None:
     context.write(target, fitted(jnp.stack([start, stop], axis=1), target))
 
 
-def sequence_bounds(dst: Tensor | None, segment_ids: Any, *, dtype: Any = None) -> Tensor:
+def sequence_bounds(dst: NkiTensor | None, segment_ids: Any, *, dtype: Any = None) -> NkiTensor:
     """Where the run of equal segment ids that an element is in begins and ends; [n, -1] for id 0 (padding)."""
     data = checks.on_chip(segment_ids, "segment_ids")
     shape = (data.shape[0], 2, math.prod(data.shape[1:]))
