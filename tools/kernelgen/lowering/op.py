@@ -201,9 +201,8 @@ def _target(spec: KernelSpec, function: Callable[..., Any]) -> ParameterStorage:
                 spec, function, f"the result {out} has gaps, which only a kernel that works in place can leave"
             )
         return made
-    shared = spec.inputs[spec.alias] if spec.alias < len(spec.inputs) else None
-    if shared is None:
-        raise _failure(spec, function, f"the result shares the memory of input {spec.alias}, which is absent")
+    shared = spec.inputs[spec.alias]
+    assert shared is not None, "KernelSpec.make refuses it"
     if (shared.ne, shared.dtype) != (out.ne, out.dtype):
         raise _failure(spec, function, f"the result {out} can't share the memory of input {spec.alias}, {shared}")
     return _storage(spec, function, shared, "the result")
