@@ -34,7 +34,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             super().__init__(item, *args)
 
     monkeypatch.setattr(steps, "MOST", 0)
-    monkeypatch.setattr(steps, "_Step", Step)
+    monkeypatch.setattr(steps, "_CompiledInstruction", Step)
     return found
 
 
