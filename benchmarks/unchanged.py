@@ -326,7 +326,8 @@ def comment_everywhere(tree: Tree) -> None:
 
 
 def add_op(tree: Tree) -> None:
-    tree.edit("tools/kernelgen/ggml/ops.py", "    ops = [\n", '    ops = [\n        Op("sqr2", ("src0",), 1),\n')
+    head = "_ALL = (\n"
+    tree.edit("tools/kernelgen/ggml/ops.py", head, f'{head}    Op("sqr2", ("src0",), 1),\n')
 
 
 def add_lint_rule(tree: Tree, finds: str = "lambda m, target: iter(())") -> None:

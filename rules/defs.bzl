@@ -26,6 +26,7 @@ hand write the three steps as targets:
 """
 
 load("//rules/private:providers.bzl", _NeuronBundleInfo = "NeuronBundleInfo", _NeuronHloInfo = "NeuronHloInfo", _NeuronNeffInfo = "NeuronNeffInfo", _NeuronToolchainInfo = "NeuronToolchainInfo")
+load("//rules/private:targets.bzl", _TARGETS = "TARGETS")
 load("//rules/private/rules:neuron_bundle_cc.bzl", "neuron_bundle_cc")
 load("//rules/private/rules:neuron_hlo.bzl", _neuron_graph_hlo = "neuron_graph_hlo", _neuron_hlo = "neuron_hlo", _neuron_source_hlo = "neuron_source_hlo")
 load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_kernel_bundle_rule")
@@ -45,6 +46,9 @@ neuron_native_kernel = _neuron_native_kernel
 neuron_neff = _neuron_neff
 neuron_source_hlo = _neuron_source_hlo
 neuron_toolchain = _neuron_toolchain
+
+# The values of neuronx-cc's `--target` that AWS documents, which are those that `kernelgen model` writes without one.
+NEURON_TARGETS = [name for name, target in _TARGETS.items() if not target.experimental]
 
 # What a bundle's name is followed by to name one of its forms: those of CMake's FORM.
 BUNDLE_FORMS = ["", ".embed", ".pack", ".tree"]
