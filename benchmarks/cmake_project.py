@@ -20,7 +20,7 @@ from scratch import BuildFailed
 CHECKOUT = Path(__file__).resolve().parent.parent
 _COPIED = (
     *("CMakeLists.txt", "LICENSE", "requirements.in", "requirements.txt"),
-    *("backend/bundle", "examples", "kernels", "manifests", "rules", "tools/kernelgen"),
+    *("backend/bundle", "examples", "kernels", "manifests", "rules", "tools/kernelgen", "tools/nki_interpreter"),
 )
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "BUILD.bazel")
 

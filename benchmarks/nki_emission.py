@@ -25,8 +25,8 @@ from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.languages.nki import kernel, loading
 from kernelgen.spec.op_kernel import KernelSpec
+from nki_interpreter import kernel, loading
 
 with loading.interpreter():
     import nki.isa as nisa

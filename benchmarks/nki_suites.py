@@ -20,8 +20,8 @@ import pytest
 
 import suites.nki_library
 import suites.nkipy
-from kernelgen.languages.nki.loading import absent, interpreter
-from kernelgen.languages.standing_in import made
+from nki_interpreter.loading import absent, interpreter
+from nki_interpreter.standing_in import made
 from suites.modules import installed
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen.languages.nki import language
-from kernelgen.languages.nki.dtypes import dtype_of, is_float
-from kernelgen.languages.nki.errors import NkiError
-from kernelgen.languages.nki.kernel import NkiKernel, simulate
+from nki_interpreter import language
+from nki_interpreter.dtypes import dtype_of, is_float
+from nki_interpreter.errors import NkiError
+from nki_interpreter.kernel import NkiKernel, simulate
 
 
 class CpuSimulated:

@@ -21,12 +21,12 @@ from kernelgen.hlo import execute, proto
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.languages import nki
 from kernelgen.languages import numpy as kernels
-from kernelgen.languages.nki import language
-from kernelgen.languages.nki.isa import newer
 from kernelgen.languages.numpy import modules
 from kernelgen.languages.numpy.dtypes import INT32, narrowed, promoted
 from kernelgen.languages.numpy.tensor import TracedArray
 from kernelgen.lowering.function import Launch, lower_function
+from nki_interpreter import language
+from nki_interpreter.isa import newer
 
 Array = np.ndarray[Any, Any]
 

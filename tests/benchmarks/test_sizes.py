@@ -75,7 +75,7 @@ def test_usage_is_of_the_command_and_what_it_waited_for() -> None:
 def test_made_up_kernels_differ_and_the_stand_in_writes_one_for_all(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     copy = tmp_path / "copy"
-    for folder in ("tools/kernelgen", "kernels", "rules/cmake"):
+    for folder in ("tools/kernelgen", "tools/nki_interpreter", "kernels", "rules/cmake"):
         shutil.copytree(root / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     sample = made_up.sample(copy, tmp_path / "sample")
     assert sample.hlo and b"kernelgen-simulator" in sample.neff

@@ -16,11 +16,12 @@ import pytest
 from .conftest import ROOT
 
 PACKAGE = ROOT / "tools" / "kernelgen"
+PACKAGES = (PACKAGE, ROOT / "tools" / "nki_interpreter")
 
 
 def test_the_lists_in_pyproject_are_those_of_the_folders() -> None:
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = {p.parent.relative_to(ROOT / "tools") for p in PACKAGE.rglob("*.py")}
+    folders = {p.parent.relative_to(ROOT / "tools") for package in PACKAGES for p in package.rglob("*.py")}
     assert set(setuptools["packages"]) == {".".join(f.parts) for f in folders} | {"kernelgen.kernels"}
     data = {p for p in PACKAGE.rglob("*") if p.suffix in (".j2", ".json")}
     assert data
@@ -58,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("tools/kernelgen", "kernels"):
+    for name in ("tools/kernelgen", "tools/nki_interpreter", "kernels"):
         shutil.copytree(ROOT / name, source / name, ignore=ignore)
     for name in ("pyproject.toml", "requirements.in", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, source / name)

@@ -27,13 +27,14 @@ from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.targets import TARGETS
 
 PACKAGE = Path(kernelgen.__file__).parent
+INTERPRETER = PACKAGE.parent / "nki_interpreter"
 ROOT = Path(__file__).resolve().parents[2]
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 KEY = re.compile(r"(?<=[`'])[A-Za-z_][\w.]*(?=[`'])|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+\.[a-z_]+\b")
 VARIABLE = re.compile(r"\b(?:GGML_)?NEURON_(?!KERNELS_)[A-Z_]+\b")
 
-TABLES = ("ggml/ops.py", "hlo/proto.py", "bundle/embed.py", "simulator/writing.py")
+TABLES = tuple(f"kernelgen/{file}.py" for file in ("ggml/ops", "hlo/proto", "bundle/embed", "simulator/writing"))
 """Their texts are data, or C."""
 
 OF_OTHERS = {
@@ -42,6 +43,7 @@ OF_OTHERS = {
     "--prefix": "of cmake",
     "--name": "of a build step, of any name",
     "--version": "of neuronx-cc",
+    "--grid": "of nki_interpreter",
 }
 NO_KEYS = {
     "attn_q attn_k attn_v": "tensors of llama.cpp's models",
@@ -63,7 +65,7 @@ NO_KEYS = {
     "skip_middle_end_transformations enable_stack_allocator force_auto_alloc": "decorators of NKI's first generation",
     "multi_buffer psum_stack_allocator sbuf_stack_allocator": "likewise",
     "fro x.astype": "NumPy",
-    "pack_path": "Python",
+    "pack_path nki_interpreter": "Python",
 }
 
 
@@ -85,9 +87,9 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
 
 def messages() -> list[tuple[str, str]]:
     return [
-        (f"{path.relative_to(PACKAGE)}:{line}", text)
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if str(path.relative_to(PACKAGE)) not in TABLES
+        (f"{path.relative_to(PACKAGE.parent)}:{line}", text)
+        for path in sorted([*PACKAGE.rglob("*.py"), *INTERPRETER.rglob("*.py")])
+        if str(path.relative_to(PACKAGE.parent)) not in TABLES
         for line, text in prose(path.read_text())
     ]
 
@@ -114,7 +116,7 @@ def keys(node: object) -> Iterator[str]:
 def nki_names() -> set[str]:
     """Returns what kernels in NKI may write: the interpreter's functions and classes, and their parameters and fields."""
     found = {"nki", "nl", "nisa", "typing", "language", "isa"}
-    for path in (PACKAGE / "languages" / "nki").rglob("*.py"):
+    for path in INTERPRETER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
@@ -160,7 +162,7 @@ def test_keys_that_messages_name_exist() -> None:
         (where, re.sub(r"\S+\.(?:md|py|txt|pb|json|cpp|gguf|so|yaml|kernelgen)\b", "", text))
         for where, text in messages()
     ]
-    interpreter = [(where, text) for where, text in said if where.startswith("languages/nki/")]
+    interpreter = [(where, text) for where, text in said if where.startswith(INTERPRETER.name)]
     assert unknown(KEY, known_keys(), [one for one in said if one not in interpreter]) == []
     assert unknown(KEY, known_keys() | nki_names(), interpreter) == []
 
@@ -175,7 +177,7 @@ def test_variables_that_messages_name_are_read_and_documented() -> None:
     ]
     alone = {text for _, text in texts} | {
         node.value
-        for path in PACKAGE.rglob("*.py")
+        for path in [*PACKAGE.rglob("*.py"), *INTERPRETER.rglob("*.py")]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }

@@ -11,11 +11,11 @@ import pytest
 from kernelgen.bundle import describe
 from kernelgen.dispatch import modelled_cost
 from kernelgen.errors import KernelgenError
-from kernelgen.languages.nki import kernel, loading
-from kernelgen.languages.nki.cost import cost
 from kernelgen.lowering import emit
 from kernelgen.spec.filenames import notes_file
 from kernelgen.spec.op_kernel import KernelSpec
+from nki_interpreter import kernel, loading
+from nki_interpreter.cost import cost
 
 with loading.interpreter():
     import neuronxcc.nki.language as older_nl

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from kernelgen.languages.nki import kernel, loading
-from kernelgen.languages.nki.errors import NkiError
+from nki_interpreter import kernel, loading
+from nki_interpreter.errors import NkiError
 
 HERE = Path(__file__).parent
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen.languages.nki import loading, program
 from kernelgen.steps import worker
+from nki_interpreter import loading, program
 
 HEAD = """
 import nki

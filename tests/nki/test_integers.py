@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kernelgen.hlo import execute
-from kernelgen.languages.nki import kernel, loading, steps
 from kernelgen.lowering.op import traced_hlo
+from nki_interpreter import kernel, loading, steps
 
 with loading.interpreter():
     import neuronxcc.nki.isa as older_isa

@@ -11,9 +11,10 @@ import pytest
 
 from kernelgen import languages
 from kernelgen.errors import KernelgenError
-from kernelgen.languages.nki import inline, kernel, loading
-from kernelgen.languages.nki.errors import NkiError
+from kernelgen.languages.nki import inline
 from kernelgen.languages.protocol import Call
+from nki_interpreter import kernel, loading
+from nki_interpreter.errors import LoadError, NkiError
 
 FIRST = """
 import neuronxcc.nki.language as nl
@@ -108,7 +109,7 @@ def test_the_language_sets_the_environment_while_a_file_is_imported(tmp_path):
 
 
 def test_an_error_in_a_file_has_its_line(tmp_path):
-    with pytest.raises(KernelgenError, match=r"kernels\.py:3:1: error: can't import the kernels of kernels\.py"):
+    with pytest.raises(LoadError, match=r"kernels\.py:3: can't import the kernels of kernels\.py"):
         load(tmp_path, "import nki\n\nimport no_such_module_anywhere\n", "x")
 
 

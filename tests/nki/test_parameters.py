@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen.languages.nki import isa, modules
-from kernelgen.languages.nki.errors import NkiError
-from kernelgen.languages.nki.isa import newer, older
+from nki_interpreter import isa, modules
+from nki_interpreter.errors import NkiError
+from nki_interpreter.isa import newer, older
 
 FILES = sorted(Path(isa.__file__).parent.glob("*.py"))
 

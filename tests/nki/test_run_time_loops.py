@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelgen.languages.nki import kernel, loading
-from kernelgen.languages.nki.errors import NkiError
+from nki_interpreter import kernel, loading
+from nki_interpreter.errors import NkiError
 
 with loading.interpreter():
     import nki.isa as nisa

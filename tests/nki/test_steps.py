@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from kernelgen.languages.nki import kernel, loading, steps
+from nki_interpreter import kernel, loading, steps
 
 with loading.interpreter():
     import nki.isa as nisa

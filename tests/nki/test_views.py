@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelgen.languages.nki import access, kernel, loading, memory, tensors
-from kernelgen.languages.nki.indices import box
+from nki_interpreter import access, kernel, loading, memory, tensors
+from nki_interpreter.indices import box
 
 with loading.interpreter():
     import neuronxcc.nki as older

@@ -34,7 +34,7 @@ SAID = {
     "backend/nrt/targets.inc": '{ "trn9", { "trn9" }, { 99 }, 2 },',
     "rules/private/targets.bzl": '    "trn9": struct(\n',
     "tools/kernelgen/compilers/nki_driver.py": '    "trn9": "gen9",\n',
-    "tools/kernelgen/languages/nki/devices.py": '    "trn9": Device(nc_version.gen9, 300000, 512, 1),\n',
+    "tools/nki_interpreter/devices.py": '    "trn9": Device(nc_version.gen9, 300000, 512, 1),\n',
     "tools/kernelgen/manifest/manifest.schema.json": '        "trn9",\n',
     "tools/kernelgen/neff/container.py": '        "trn9": "denali",\n',
 }
@@ -45,7 +45,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy in which trn9 is a target, after `regenerate`."""
     copy = tmp_path_factory.mktemp("checkout")
     ignored = shutil.ignore_patterns("__pycache__", ".*cache")
-    for folder in ("kernels", "tools/kernelgen", "tools/regenerate"):
+    for folder in ("kernels", "tools/kernelgen", "tools/nki_interpreter", "tools/regenerate"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
     for name in regenerate.FILES:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -95,11 +95,11 @@ from kernelgen.neff import container
 from kernelgen.cli.model import _ALL_TARGETS
 from kernelgen.device import checks as device
 from kernelgen.compilers import nki_driver
-from kernelgen.languages.nki import isa, kernel, program
-from kernelgen.languages.nki.isa import constants
-print(neff.DEVICES["trn9"], native_driver.GENERATIONS["trn9"], "trn9" in _ALL_TARGETS, "trn9" in device.MANIFEST)
+from nki_interpreter import isa, kernel, program
+from nki_interpreter.isa import constants
+print(container.DEVICES["trn9"], nki_driver.GENERATIONS["trn9"], "trn9" in _ALL_TARGETS, "trn9" in device.MANIFEST)
 print("trn9" in program.Recorder().targets, constants.GENERATIONS["trn9"].name)
-print(*(kernel.Kernel(len, older=False, platform_target=name).target for name in ("gen9", "trn9", "gen2")))
+print(*(kernel.NkiKernel(len, older=False, platform_target=name).target for name in ("gen9", "trn9", "gen2")))
 print(runpy.run_path("tests/compilers/fake_neuronx_cc")["CHOICES"]["--target"])
 """
     (checkout / "tools" / "said.py").write_text(said)

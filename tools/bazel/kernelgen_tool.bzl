@@ -158,7 +158,7 @@ _COMMON = {
     "main": attr.label(allow_single_file = [".py"], doc = "A file to run."),
     "python": attr.label(default = "@neuron_python//:python", allow_single_file = True),
     "srcs": attr.label_list(allow_files = True),
-    "_bytecode": attr.label(default = "//tools/kernelgen:bytecode"),
+    "_bytecode": attr.label_list(default = ["//tools/kernelgen:bytecode", "//tools/nki_interpreter:bytecode"]),
     "_marker": attr.label(default = "//tools/kernelgen:__init__.py", allow_single_file = True),
 }
 

@@ -80,7 +80,7 @@ def commands(files: Sequence[str], scripts: Sequence[str], fix: bool) -> Mapping
     return {
         "ruff format": [*python, "ruff", "format", *([] if fix else ["--check", "--diff"]), "."],
         "ruff check": [*python, "ruff", "check", *(["--fix"] if fix else []), "."],
-        "mypy --strict": [*python, "mypy", "--strict", "tools/kernelgen"],
+        "mypy --strict": [*python, "mypy", "--strict", "tools/kernelgen", "tools/nki_interpreter"],
         "buildifier": [*buildifier(), f"--mode={'fix' if fix else 'check'}", "--lint=warn", *starlark],
         "clang-format": [
             sys.executable,

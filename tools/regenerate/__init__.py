@@ -24,7 +24,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "tests/compilers/fake_neuronx_cc": targets.compiler_double,
     "tests/data/bundle-graph-keys.json": lambda _: graph_keys.render(),
     "tools/kernelgen/compilers/nki_driver.py": targets.native_driver,
-    "tools/kernelgen/languages/nki/devices.py": lambda _: targets.nki(),
+    "tools/nki_interpreter/devices.py": lambda _: targets.nki(),
     "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,
     "tools/kernelgen/neff/container.py": targets.neff,
 }

@@ -33,11 +33,24 @@ from kernelgen.spec.filenames import hlo_file, native_file, notes_file
 from kernelgen.spec.op_kernel import spec_json
 
 _PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "neuronx-cc", "nki", "numpy", "protobuf")
-_KNOWN = frozenset({*sys.stdlib_module_names, *_PACKAGES, "kernelgen", "neuronxcc", "nkigen", "nkipy", "torch_neuronx"})
+_KNOWN = frozenset(
+    {
+        *sys.stdlib_module_names,
+        *_PACKAGES,
+        "kernelgen",
+        "neuronxcc",
+        "nki_interpreter",
+        "nkigen",
+        "nkipy",
+        "torch_neuronx",
+    }
+)
 """What may be imported: the digest covers it."""
 
 _VARIABLES = ("JAX_", "XLA_")
 _KERNELGEN = Path(__file__).resolve().parent.parent
+_INTERPRETER = "nki_interpreter"
+"""The package beside kernelgen that kernels in NKI alone are made with, but for what stands in for modules."""
 
 
 class Emits:
@@ -52,7 +65,9 @@ class Emits:
         self._folder = folder
         self.libraries = {library.name: library for library in libraries}
         self._data: dict[str, str | None] = {}
-        self._own = {p.relative_to(_KERNELGEN): _digest(p) for p in sorted(_KERNELGEN.rglob("*.py"))}
+        packages = (_KERNELGEN, _KERNELGEN.parent / _INTERPRETER)
+        files = [(p.relative_to(root.parent), p) for root in packages for p in sorted(root.rglob("*.py"))]
+        self._own = {name: _digest(path) for name, path in files}
         self._common = {
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
             "packages": {name: _version(name) for name in _PACKAGES},
@@ -175,7 +190,10 @@ def _module_arguments(library: Library, file: Path) -> tuple[str, str]:
 
 def _language(file: Path) -> str:
     """Returns which language alone a file of kernelgen is of, if it is of one."""
-    return file.parts[1] if file.parts[0] == "languages" and file.parts[1] in LANGUAGES else ""
+    package, *parts = file.parts
+    if package == _INTERPRETER:
+        return "" if parts == ["standing_in.py"] else "nki"
+    return parts[1] if parts[0] == "languages" and parts[1] in LANGUAGES else ""
 
 
 @lru_cache(maxsize=1024)
@@ -190,6 +208,8 @@ def _languages_imported(source: bytes) -> frozenset[str]:
             parts = name.split(".")
             if parts[0] == "kernelgen" and parts[1:2] in ([], ["*"], ["languages"]):
                 found |= {*parts[2:3]} & {*LANGUAGES} or {*LANGUAGES}
+            elif parts[0] == _INTERPRETER:
+                found.add("nki")
             elif parts[:2] == ["kernelgen", "numpy"]:
                 found.add("numpy")
     return frozenset(found)

@@ -202,14 +202,15 @@ def _source(path: str) -> str:
 
 def _is_own(path: str) -> bool:
     """Returns whether a file is of the Python environment or of kernelgen."""
-    return path.startswith(_environment()) or path in sys.path
+    return f"{path}{os.sep}".startswith(_environment()) or path in sys.path
 
 
 @cache
 def _environment() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders |= {*site.getsitepackages(), str(Path(__file__).absolute().parent.parent)}
+    package = Path(__file__).absolute().parent.parent
+    folders |= {*site.getsitepackages(), str(package), str(package.with_name("nki_interpreter"))}
     if sys.prefix != sys.base_prefix:  # an environment has nothing else in its folder
         folders.add(sys.prefix)
     # Those of an environment that this one is laid over. A folder of sources that a .pth file names is called otherwise.

@@ -31,7 +31,7 @@ def write_depfile(arguments: Arguments, target: str, sources: Sequence[Path] = (
     if path is None:
         return
     # Emitters of other kernels may have been imported too; `sources` says which count.
-    names = [name for name in sys.modules if f"{name}.".startswith("kernelgen.")]
+    names = [name for name in sys.modules if name.partition(".")[0] in ("kernelgen", "nki_interpreter")]
     own = [sys.modules[name] for name in names if not name.startswith("kernelgen.kernels")]
     paths = [Path(__file__).with_name("worker.py"), *(Path(m.__file__) for m in own if m.__file__), *sources]
     files = {str(p.resolve()) for p in paths}

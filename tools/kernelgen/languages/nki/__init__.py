@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelgen.languages.nki.kernel import Recorded
     from kernelgen.languages.protocol import Call, Language, Returned
+    from nki_interpreter.kernel import Recorded
 
 
 class _Nki:
@@ -25,7 +25,7 @@ class _Nki:
     @contextlib.contextmanager
     def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
         """Lets imports of NKI resolve to the interpreter, and sets `env`; NKI's own compiler gets what is installed of NKI."""
-        from kernelgen.languages.nki.loading import interpreter
+        from nki_interpreter.loading import interpreter
 
         before = dict(os.environ)
         os.environ.update(env)
@@ -87,7 +87,7 @@ def inline(
 
 
 def _notes(recorded: Recorded) -> dict[str, Any]:
-    from kernelgen.languages.nki.cost import cost
+    from nki_interpreter.cost import cost
 
     return {"nki": list(recorded.notes), "costs": [cost(recorded.block, recorded.storages, recorded.older).to_json()]}
 
@@ -101,8 +101,8 @@ def _recorded(
     results: Any,
 ) -> Recorded:
     from kernelgen.errors import Diagnostic, KernelgenError, Location
-    from kernelgen.languages.nki import kernel
-    from kernelgen.languages.nki.errors import NkiError
+    from nki_interpreter import kernel
+    from nki_interpreter.errors import NkiError
 
     made = (
         function
@@ -127,7 +127,7 @@ def _recorded(
 
 def _lowered(recorded: Recorded, arrays: Sequence[Any]) -> tuple[Any, ...]:
     from kernelgen.errors import Diagnostic, KernelgenError, Location
-    from kernelgen.languages.nki.errors import NkiError
+    from nki_interpreter.errors import NkiError
 
     try:
         return recorded(*arrays)

@@ -18,7 +18,7 @@ class _NumPy:
         """Lets imports of nkipy and nkigen find what `kernelgen.languages.numpy` has, and sets `env`."""
         from kernelgen.languages.environment import environment
         from kernelgen.languages.numpy.modules import PACKAGES, modules
-        from kernelgen.languages.standing_in import standing_in
+        from nki_interpreter.standing_in import standing_in
 
         with environment(env), standing_in(PACKAGES, modules()):
             yield

@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 from kernelgen.languages import numpy as kernels
-from kernelgen.languages.standing_in import made
+from nki_interpreter.standing_in import made
 
 PACKAGES = ("nkipy", "nkigen")
 

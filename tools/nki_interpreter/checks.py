@@ -1,0 +1,392 @@
+"""The limits of the hardware and the rules of NKI, checked while a kernel is recorded.
+
+Sources: AWS's documentation of NKI's errors and of the sizes of SBUF and PSUM.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nki_interpreter import devices
+from nki_interpreter.dtypes import float32, is_float
+from nki_interpreter.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
+from nki_interpreter.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, NkiMemory, Recorder, current
+from nki_interpreter.tensors import NkiTensor
+
+PARTITIONS = devices.PARTITIONS
+PSUM_BANKS = devices.PSUM_BANKS
+PSUM_BANK_BYTES = devices.PSUM_BANK_BYTES
+STATIONARY_FREE = 128
+MOVING_FREE = 512
+BN_STATS_FREE = 512
+
+
+def _devices() -> list[devices.Device]:
+    """Returns what the kernel is for."""
+    return [devices.DEVICES[target] for target in current().targets]
+
+
+def sbuf_bytes() -> int:
+    """Returns the usable bytes of SBUF per partition that all targets of the kernel have."""
+    return devices.DEVICES[_smallest()].sbuf_bytes
+
+
+def _smallest() -> str:
+    """Returns the target of the kernel that has the least SBUF."""
+    return min(current().targets, key=lambda target: devices.DEVICES[target].sbuf_bytes)
+
+
+def tile(tensor: NkiTensor) -> None:
+    """A tile of SBUF or PSUM fits: at most 128 partitions, one bank of PSUM, SBUF's bytes."""
+    recorder = current()
+    if not recorder.check or tensor.buffer.is_hbm:
+        return
+    known = (tensor.dims, tensor.partition, tensor.dtype, tensor.buffer, tensor.storage.address)
+    if known in recorder.allowed:
+        return
+    shape = tensor.shape
+    if len(shape) < 2:
+        raise NkiValueError(
+            "err_tensor_rank_too_small", f"a tile in {tensor.buffer} has 2 dimensions at least, not {list(shape)}"
+        )
+    if shape[tensor.partition] > PARTITIONS:
+        raise NkiValueError(
+            "err_num_partition_exceed_arch_limit",
+            f"number of partitions {shape[tensor.partition]} exceeds the hardware limit {PARTITIONS}",
+        )
+    width = math.prod(shape[tensor.partition + 1 :]) * tensor.dtype.itemsize
+    if tensor.storage.address is not None:  # where it ends
+        width = max(width, tensor.storage.address + tensor.storage.bytes_per_partition)
+    if tensor.buffer.kind == "sbuf" and width > sbuf_bytes():
+        raise NkiValueError(
+            "err_sbuf_exceed_arch_limit",
+            f"a tile of {width} bytes per partition exceeds the {sbuf_bytes()} of {_smallest()}'s SBUF",
+        )
+    if tensor.buffer.kind == "psum" and width > PSUM_BANKS * PSUM_BANK_BYTES:
+        raise NkiValueError(
+            "err_psum_exceed_arch_limit",
+            f"a tile of {width} bytes per partition exceeds the {PSUM_BANKS} banks of {PSUM_BANK_BYTES} bytes of PSUM",
+        )
+    recorder.allowed.add(known)
+
+
+def writable(tensor: NkiTensor) -> None:
+    if tensor.storage.parameter is not None and not tensor.storage.mutable:
+        raise NkiError(
+            "err_mutable_annotation_needed",
+            f"the kernel writes to its argument '{tensor.name}'; annotate it with nki.typing.mutable_tensor and return it",
+        )
+
+
+def inside(tensor: NkiTensor) -> None:
+    """Elements outside of the memory are excused by a mask."""
+    if tensor.valid is None:
+        return
+    outside = ~tensor.valid if tensor.mask is None else tensor.mask & ~tensor.valid
+    if outside.any():
+        shape = tensor.storage.shape
+        raise NkiIndexError(
+            "err_access_out_of_bounds",
+            f"an access of shape {tensor.shape} goes past the end of a tensor of {shape}; mask it or shorten it",
+        )
+
+
+def partitions_agree(operands: Sequence[NkiTensor], shape: tuple[int, ...]) -> None:
+    if not current().check or current().older:
+        return
+    for operand in operands:
+        if operand.ndim == len(shape) and operand.shape[0] != shape[0]:
+            raise NkiValueError(
+                "err_cannot_broadcast_partition",
+                f"{operand.shape[0]} partitions can't be broadcast to {shape[0]}: only free dimensions are; "
+                "use broadcast_to",
+            )
+
+
+def operand_on_chip(tensor: NkiTensor, what: str) -> None:
+    if not tensor.on_chip:
+        if tensor.storage.initial is None and current().check:
+            raise NkiTypeError(
+                "err_unsupported_memory",
+                f"an operand of {what} is in {tensor.buffer}; load it into SBUF first",
+            )
+    elif tensor.offset:
+        start_partition(tensor, what)
+
+
+def start_partition(tensor: NkiTensor, what: str) -> None:
+    """An engine reads and writes from partition 0, 32, 64 or 96 on: over 32 partitions from 0 or 64, over 64 from 0.
+
+    AWS's guide to the architecture of Trainium and Inferentia2, "Partition-dimension access patterns". The compiler of the older
+    generation places tiles itself, so what is a part of one there is not looked at.
+    """
+    recorder = current()
+    if not recorder.check or recorder.older or tensor.gather is not None or tensor.dynamic or not tensor.dims:
+        return
+    row = tensor.storage.bytes_per_partition
+    stride, count = tensor.dims[0]
+    if not stride:
+        count = 1
+    if count > 1 and stride * tensor.dtype.itemsize != row:
+        return
+    start = tensor.offset * tensor.dtype.itemsize // row
+    step = PARTITIONS if count > 64 else 64 if count > 32 else 32
+    if start % step:
+        starts = " or ".join(map(str, range(0, PARTITIONS, step)))
+        raise NkiValueError(
+            "err_start_partition",
+            f"{what} is on {count} partition{'s'[: count > 1]} from {start} on; an engine reads and writes that many from {starts} "
+            "on; move it there with dma_copy",
+        )
+
+
+def on_chip(tensor: Any, what: str) -> NkiTensor:
+    if not isinstance(tensor, NkiTensor):
+        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
+    operand_on_chip(tensor, what)
+    return tensor
+
+
+def in_hbm(tensor: Any, what: str) -> NkiTensor:
+    if not isinstance(tensor, NkiTensor):
+        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
+    if current().check and tensor.on_chip:
+        raise NkiTypeError("err_hbm_tensor_required", f"{what} has to be in HBM, not in {tensor.buffer}")
+    return tensor
+
+
+def dma_source(source: NkiTensor) -> None:
+    """A DMA of the older generation reads each partition from its own place: AWS's compiler refuses a stride of 0 there."""
+    recorder = current()
+    if not recorder.check or not recorder.older or source.gather is not None or not source.dims:
+        return
+    stride, count = source.dims[0]
+    if stride == 0 and count > 1 and not any(index.shape and index.shape[0] == count for index in source.dynamic):
+        raise NkiValueError(
+            "err_dma_partition_broadcast",
+            f"dma_copy reads one row for {count} partitions, which the compiler refuses (NCC_IBCG901); "
+            "load the row into a tile of one partition and use that as the operand",
+        )
+
+
+def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *, double: bool = False) -> None:
+    """The sizes and dtypes that the tensor engine takes."""
+    recorder = current()
+    known = (
+        double,
+        *((t.dims, t.dtype, t.buffer, t.gather is None) for t in (stationary, moving, target) if t is not None),
+    )
+    if known in recorder.allowed:
+        return
+    k, m = stationary.shape[0], math.prod(stationary.shape[1:]) // (2 if double else 1)
+    n = math.prod(moving.shape[1:]) // (2 if double else 1)
+    if moving.shape[0] != k:
+        raise NkiValueError(
+            "err_matmul_contraction", f"stationary has {k} partitions and moving {moving.shape[0]}: they are contracted"
+        )
+    if not recorder.check:
+        return
+    if k > PARTITIONS:
+        raise NkiValueError(
+            "err_num_partition_exceed_arch_limit", f"number of partitions {k} exceeds the hardware limit {PARTITIONS}"
+        )
+    if m > STATIONARY_FREE:
+        raise NkiValueError(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"the free size {m} of the stationary tile exceeds the hardware limit {STATIONARY_FREE}",
+        )
+    limit = min(device.moving_free for device in _devices())
+    if n > limit:
+        raise NkiValueError(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"the free size {n} of the moving tile exceeds the hardware limit {limit}",
+        )
+    for what, operand in (("stationary", stationary), ("moving", moving)):
+        if not is_float(operand.dtype):
+            raise NkiTypeError(
+                "err_matmul_dtype",
+                f"{what} is {operand.dtype}; the tensor engine multiplies floats: copy it to a tile of bfloat16 or float32",
+            )
+    if (stationary.dtype == float32) != (moving.dtype == float32):
+        raise NkiTypeError(
+            "err_matmul_dtype",
+            f"one operand of a product is float32, the other not: {stationary.dtype}, {moving.dtype}",
+        )
+    for operand in (stationary, moving):
+        # The older generation's compiler copies a transpose, which is in PSUM, on its own: published kernels multiply it.
+        if operand.buffer.kind == "psum" and not recorder.older:
+            raise NkiTypeError("err_unsupported_memory", "the operands of a product have to be in SBUF, not in PSUM")
+    if target is not None and target.buffer.kind != "psum":
+        raise NkiTypeError("err_unsupported_memory", f"a product goes to PSUM, not to {target.buffer}")
+    recorder.allowed.add(known)
+
+
+def psum_bank(target: NkiTensor) -> None:
+    """What an instruction of the tensor engine writes to PSUM is in one bank; memory that takes several begins with one."""
+    if not current().check or target.buffer is not PSUM or target.gather is not None:
+        return
+    size, storage = target.dtype.itemsize, target.storage
+    width = (sum(abs(s) * (n - 1) for s, n in target.dims[1:]) + 1) * size
+    first = 0 if target.dynamic else target.offset + sum(s * (n - 1) for s, n in target.dims[1:] if s < 0)
+    first = first * size % max(1, storage.bytes_per_partition) + (storage.address or 0)
+    limit = PSUM_BANK_BYTES * min(device.product_banks for device in _devices())
+    if first % limit + width > limit:
+        where = f" from byte {first:,} on" if width <= limit else ""
+        raise NkiValueError(
+            "err_psum_bank", f"a product of {width:,} bytes per partition{where} exceeds a bank of {limit:,}"
+        )
+
+
+def engine(what: str, given: Any, *allowed: str) -> str:
+    """Returns the name of the engine that an instruction is given to, "unknown" where the compiler takes one.
+
+    Raises:
+        NkiValueError: the instruction does not run there.
+    """
+    name = str(getattr(given, "name", given) or "unknown")
+    if current().check and name not in ("unknown", *allowed):
+        raise NkiValueError("err_unsupported_engine", f"{what} runs on {' or '.join(allowed)}, not on {name}")
+    return name
+
+
+def reachable(what: str, engine: str, tiles: Sequence[NkiTensor]) -> None:
+    """GpSimd can't reach PSUM."""
+    if current().check and engine == "gpsimd" and any(tile.buffer.kind == "psum" for tile in tiles):
+        raise NkiTypeError("err_unsupported_memory", f"{what} on GpSimd can't access PSUM")
+
+
+def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
+    """The vector engine reads one tile of PSUM at most."""
+    if current().check and all(isinstance(t, NkiTensor) and t.buffer.kind == "psum" for t in (a, b)):
+        raise NkiTypeError(
+            "err_unsupported_memory",
+            f"{first} and {second} of {what} are both in PSUM, of which the vector engine reads one tile at most; copy one to "
+            "SBUF with tensor_copy",
+        )
+
+
+def name(given: Any) -> None:
+    """An instruction's name is text and has no effect."""
+    if given is not None and not isinstance(given, str):
+        raise NkiTypeError("err_instruction_name", f"an instruction's name is text, not {type(given).__name__}")
+
+
+def priority(given: Any) -> None:
+    """A DMA's priority has no effect on values."""
+    if given not in (None, 0, 1, 2, 3):
+        raise NkiValueError("err_dma_priority", f"the priority of a DMA is 0, 1, 2 or 3, not {given!r}")
+
+
+def per_partition(value: Any, tile: NkiTensor, what: str) -> None:
+    """A vector operand has one element per partition."""
+    if isinstance(value, NkiTensor) and current().check:
+        if math.prod(value.shape[1:]) != 1:
+            raise NkiValueError(
+                "err_scalar_or_vector",
+                f"{what} has to be a number or a vector with one element per partition, not {value.shape}",
+            )
+        if value.shape[0] not in (tile.shape[0],):
+            raise NkiValueError(
+                "err_scalar_or_vector", f"{what} has {value.shape[0]} partitions, and the data {tile.shape[0]}"
+            )
+
+
+def results(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
+    """What a kernel of the newer generation returns is in shared_hbm."""
+    if not recorder.check or recorder.older:
+        return
+    for tensor in returned:
+        kind = tensor.buffer.kind
+        if kind != "shared_hbm" and tensor.storage.parameter is None:
+            raise NkiError("err_nki_return_not_shared_hbm", f"a kernel returns tensors in shared_hbm, not in {kind}")
+
+
+UNWRITTEN = "partly_written"
+"""How the name of a result begins of which a kernel leaves elements as they are in memory that was never written."""
+
+
+def written(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
+    """A kernel writes all elements of what it returns, unless it names the memory `UNWRITTEN…`."""
+    from nki_interpreter.operators import flags
+
+    for number, tensor in enumerate(returned):
+        storage = tensor.storage
+        if not recorder.check or storage.name.startswith(UNWRITTEN) or storage.written is True:
+            continue
+        if storage.written is None:
+            if storage.size > MOST_FOLLOWED and storage.parameter is None:
+                recorder.notes.append(f"result {number} is too large to tell whether all of its elements are written")
+            continue
+        left = ~flags(tensor)
+        if left.any():
+            ends = (int(left.argmax()), left.size - 1 - int(left.reshape(-1)[::-1].argmax()))
+            first, last = ([int(i) for i in np.unravel_index(end, left.shape)] for end in ends)
+            raise NkiError(
+                "err_result_not_written",
+                f"nothing writes {np.count_nonzero(left):,} of the {left.size:,} elements of result {number}, which is made "
+                f"here: the first is {first}, the last {last}. A return inside of a loop and a store under a condition "
+                f'leave elements out; where that is meant, name the memory: name="{UNWRITTEN}"',
+                storage.place,
+            )
+
+
+def at_once(storages: Iterable[NkiMemory], buffer: Buffer) -> tuple[int, list[NkiMemory]]:
+    """Returns the most of SBUF or PSUM that is in use at once, in bytes per partition, and the memory that is then.
+
+    Memory is in use from the first instruction that uses it to the last. A tile of PSUM takes whole banks. Of memory that the
+    kernel places itself nothing is counted: its tiles may share places.
+
+    Args:
+        storages: all of the kernel's.
+        buffer: which memory.
+
+    Returns:
+        what is in use at once is ordered by its first use.
+    """
+    used = sorted(
+        (s for s in storages if s.buffer is buffer and s.first >= 0 and s.address is None), key=lambda s: s.first
+    )
+    ends: list[tuple[int, int]] = []
+    most = now = when = 0
+    for number, storage in enumerate(used):
+        heapq.heappush(ends, (storage.last, number))
+        now += _taken(storage)
+        while ends[0][0] < storage.first:
+            now -= _taken(used[heapq.heappop(ends)[1]])
+        if now > most:
+            most, when = now, storage.first
+    return most, [s for s in used if s.first <= when <= s.last]
+
+
+def _taken(storage: NkiMemory) -> int:
+    size = storage.bytes_per_partition
+    return -(-size // PSUM_BANK_BYTES) * PSUM_BANK_BYTES if storage.buffer is PSUM else size
+
+
+def memory(recorder: Recorder) -> None:
+    """What a kernel has in SBUF and PSUM at once fits.
+
+    The compiler of the older generation orders a kernel anew and spills what does not fit, so of that only each tile is checked.
+    """
+    if not recorder.check or recorder.older:
+        return
+    for buffer, code, limit in (
+        (SBUF, "err_sbuf_exceed_arch_limit", sbuf_bytes()),
+        (PSUM, "err_psum_exceed_arch_limit", PSUM_BANKS * PSUM_BANK_BYTES),
+    ):
+        most, there = at_once(recorder.storages, buffer)
+        if most > limit:
+            largest = sorted(there, key=_taken, reverse=True)[:3]
+            where = f" on {_smallest()}" if buffer is SBUF else ""
+            shown = ", ".join(f"{list(s.shape)} {s.dtype} of line {s.place[1]} ({_taken(s):,})" for s in largest)
+            raise NkiValueError(
+                code,
+                f"{len(there)} tiles in {buffer} are in use at once, this one the last of them: {most:,} bytes per partition, "
+                f"and there are {limit:,}{where}. The largest are {shown}",
+                there[-1].place,
+            )

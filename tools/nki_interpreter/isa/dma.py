@@ -1,0 +1,211 @@
+"""DMA: copies between memories, with indices known at run time, read-modify-write and transposes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nki_interpreter import checks
+from nki_interpreter.elementwise import op_name
+from nki_interpreter.errors import NkiTypeError, NkiValueError
+from nki_interpreter.isa.constants import nc_version, needs
+from nki_interpreter.isa.tensor import transpose_axes
+from nki_interpreter.lower import Context, lowering, to_float
+from nki_interpreter.operators import apply_binary, assign, emit, result
+from nki_interpreter.program import Instruction, current
+from nki_interpreter.tensors import NkiTensor
+
+_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+
+
+def _tensor(value: Any, what: str) -> NkiTensor:
+    if not isinstance(value, NkiTensor):
+        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(value).__name__}")
+    return value
+
+
+@lowering("rmw")
+def _lower_rmw(context: Context, instruction: Instruction) -> None:
+    name, checked = instruction.attributes
+    (target,) = instruction.writes
+    source = instruction.reads[0]
+    if checked:
+        context.check_indices(target, f"{instruction.file}:{instruction.line}")
+    old, inside = context.read_checked(target)
+    new, ok = context.read_checked(source)
+    value = apply_binary(name, to_float(old), to_float(new.reshape(target.shape)))
+    if inside is not None:
+        ok = inside if ok is None else ok & inside
+    context.write(target, value, ok)
+
+
+def _skips(oob_mode: Any) -> bool:
+    """Whether what an index out of range names is left alone; else it is an error."""
+    return getattr(oob_mode, "name", "error") == "skip"
+
+
+def _descriptors(dge_mode: Any, engine: Any = None) -> None:
+    """Where a DMA's descriptors are made has no effect on values, but not every target has every place."""
+    mode = getattr(dge_mode, "name", "unknown")
+    if mode == "hwdge":
+        needs(nc_version.gen3, "dge_mode hwdge")
+    if checks.engine("a DMA's descriptor generation", engine, "sync", "scalar") != "unknown" and mode != "hwdge":
+        raise NkiValueError("err_dma_engine", f"dma_copy takes an engine with dge_mode hwdge only, not with {mode}")
+
+
+def _unique(unique_indices: Any) -> None:
+    if not unique_indices and current().check:
+        raise NkiValueError(
+            "err_unique_indices",
+            "unique_indices=False is not supported: a read-modify-write of an element that several indices name loses values; "
+            "make the indices unique",
+        )
+
+
+def dma_copy(
+    dst: NkiTensor,
+    src: NkiTensor,
+    *,
+    mask: Any = None,
+    dst_rmw_op: Any = None,
+    oob_mode: Any = None,
+    dge_mode: Any = None,
+    engine: Any = None,
+    unique_indices: bool = True,
+) -> NkiTensor:
+    """Copies elements in order; only their number has to agree. `oob_mode` skip leaves alone what an index out of range names."""
+    dst = _tensor(dst, "dst")
+    _descriptors(dge_mode, engine)
+    _unique(unique_indices)
+    src = _tensor(src, "src")
+    if dst.size != src.size:
+        raise NkiValueError(
+            "err_dma_size_mismatch", f"dst has shape {dst.shape} and src {src.shape}: the numbers of elements differ"
+        )
+    if current().check and not current().older and "psum" in (dst.buffer.kind, src.buffer.kind):
+        raise NkiTypeError("err_unsupported_memory", "dma_copy can't access PSUM; use tensor_copy")
+    checks.dma_source(src)
+    if dst_rmw_op is not None:
+        emit("rmw", [src, dst], [dst.with_mask(mask)], (op_name(dst_rmw_op), not _skips(oob_mode)))
+        return dst
+    skips = _skips(oob_mode)
+    target = dst.with_mask(mask)
+    if src.shape != dst.shape and src.valid is None and src.mask is None and not src.dynamic and not dst.dynamic:
+        emit("assign", [src], [target], False)
+        return dst
+    emit("assign", [src if mask is None or src.shape != dst.shape else src.with_mask(mask)], [target], not skips)
+    return dst
+
+
+def dma_transpose(
+    dst: NkiTensor | None,
+    src: Any,
+    axes: Any = None,
+    *,
+    dtype: Any = None,
+    mask: Any = None,
+    dge_mode: Any = None,
+    oob_mode: Any = None,
+) -> NkiTensor:
+    """2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
+    src = _tensor(src, "src")
+    _descriptors(dge_mode)
+    skips = _skips(oob_mode)
+    if skips and not src.dynamic and current().check:
+        raise NkiValueError("err_oob_mode", "dma_transpose takes oob_mode skip only with indices known at run time")
+    wanted = _AXES.get(src.ndim)
+    order = wanted if axes is None else tuple(int(a) for a in axes)
+    if wanted is None or (order != wanted and current().check):
+        raise NkiValueError(
+            "err_dma_transpose_axes", f"dma_transpose of {src.ndim} dimensions has the axes {wanted}, not {order}"
+        )
+    return transpose_axes(dst, src, order or wanted, dtype, mask, checked=not skips)
+
+
+@lowering("dma_compute")
+def _lower_dma_compute(context: Context, instruction: Instruction) -> None:
+    (target,) = instruction.writes
+    if instruction.attributes:
+        for tensor in (*instruction.reads, target):
+            context.check_indices(tensor, f"{instruction.file}:{instruction.line}")
+    total = None
+    ok = None
+    for source in instruction.reads:
+        value, inside = context.read_checked(source)
+        value = to_float(value).reshape(target.shape)
+        total = value if total is None else total + value
+        if inside is not None:
+            inside = inside.reshape(target.shape)
+            ok = inside if ok is None else ok & inside
+    context.write(target, total, ok)
+
+
+MOST_SOURCES = 16
+
+
+def dma_compute(
+    dst: NkiTensor, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True, oob_mode: Any = None
+) -> NkiTensor:
+    """The sum of the sources in float32.
+
+    `reduce_op` is add and every scale 1.0: AWS's documentation has no other as yet.
+    """
+    dst = _tensor(dst, "dst")
+    sources = [_tensor(s, "a source") for s in srcs]
+    check = current().check
+    if check and op_name(reduce_op) != "add":
+        raise NkiValueError(
+            "err_unsupported_op", f"dma_compute takes nl.add as reduce_op only, not '{op_name(reduce_op)}'"
+        )
+    factors = [float(s) for s in scales] if scales is not None else [1.0] * len(sources)
+    if len(factors) != len(sources) or any(factor != 1.0 for factor in factors):
+        raise NkiValueError(
+            "err_dma_scales",
+            f"dma_compute takes scales of 1.0, one per source, not {factors}; multiply with tensor_scalar before",
+        )
+    _unique(unique_indices)
+    if check and len(sources) > MOST_SOURCES:
+        raise NkiValueError("err_dma_sources", f"dma_compute takes {MOST_SOURCES} sources at most, not {len(sources)}")
+    if check and len(sources) != 2 and any(t.dynamic for t in (dst, *sources)):
+        raise NkiValueError(
+            "err_dma_sources", f"dma_compute with indices known at run time takes 2 sources, not {len(sources)}"
+        )
+    for source in sources:
+        if source.size != dst.size:
+            raise NkiValueError("err_dma_size_mismatch", f"dst has shape {dst.shape} and a source {source.shape}")
+    emit("dma_compute", sources, [dst], not _skips(oob_mode))
+    return dst
+
+
+def load(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
+    """Returns a new tile in SBUF with what a tensor in HBM holds."""
+    src = checks.in_hbm(src, "what is loaded").with_mask(mask)
+    shape = src.shape if src.ndim > 1 else (src.shape[0], 1) if src.ndim else (1, 1)
+    tile = result(shape, dtype or src.dtype)
+    assign(tile, src, checked=True)
+    shown = src.mask if src.valid is None else src.valid if src.mask is None else src.mask & src.valid
+    if shown is not None:
+        full = np.broadcast_to(shown, src.shape).reshape(shape)
+        tile = tile.with_mask(full)
+    return tile
+
+
+def store(dst: Any, value: Any, *, mask: Any = None) -> None:
+    """Writes a tile to a tensor in HBM."""
+    dst = checks.in_hbm(dst, "where a tile is stored")
+    assign(dst, value, mask=mask, checked=True)
+
+
+def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
+    src = checks.in_hbm(src, "what is loaded")
+    if src.ndim != 2:
+        raise NkiValueError("err_tensor_rank", f"load_transpose2d takes 2 dimensions, not {src.shape}")
+    source = src.with_mask(mask)
+    shown = source.mask if source.valid is None else source.valid if source.mask is None else source.mask & source.valid
+    checks.inside(source)
+    tile = result((src.shape[1], src.shape[0]), dtype or src.dtype)
+    if shown is not None:
+        tile = tile.with_mask(np.broadcast_to(shown, src.shape).T)
+    emit("transpose", [source], [tile], ((1, 0), False))
+    return tile

@@ -1,0 +1,279 @@
+"""The tensor engine: products and transposes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nki_interpreter import checks
+from nki_interpreter.dtypes import float32
+from nki_interpreter.errors import NkiTypeError, NkiValueError, kernel_location
+from nki_interpreter.isa.common import destination, fitted
+from nki_interpreter.isa.constants import GENERATIONS, nc_version, needs
+from nki_interpreter.lazy import jnp, lax
+from nki_interpreter.lower import Context, lowering, masked, to_float
+from nki_interpreter.operators import accumulate, accumulation, emit, flags, result
+from nki_interpreter.program import PSUM, SBUF, Buffer, Instruction, Origin, current
+from nki_interpreter.tensors import NkiTensor
+
+
+def product(stationary: Any, moving: Any) -> Any:
+    """Returns `stationary.T @ moving` in float32; float8 and integer operands are widened first, which loses nothing."""
+    a, b = (_widened(v) for v in (stationary, moving))
+    if a.dtype != b.dtype:
+        a, b = to_float(a), to_float(b)
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=np.float32)
+
+
+def _widened(value: Any) -> Any:
+    if value.dtype.itemsize == 1 and jnp.issubdtype(value.dtype, jnp.floating):
+        return value.astype(jnp.bfloat16)
+    return value if jnp.issubdtype(value.dtype, jnp.floating) else to_float(value)
+
+
+@lowering("matmul")
+def _lower_matmul(context: Context, instruction: Instruction) -> None:
+    mode, double, _ = instruction.attributes
+    a, b = (masked(context.read(t), t, 0) for t in instruction.reads[:2])
+    if double:
+        a = jnp.moveaxis(a, 1, 0).reshape((-1, math.prod(a.shape[2:])))
+        b = jnp.moveaxis(b, 1, 0).reshape((-1, math.prod(b.shape[2:])))
+    value = product(a.reshape((a.shape[0], -1)), b.reshape((b.shape[0], -1)))
+    target = instruction.writes[0]
+    value = fitted(value, target)
+    if mode != "set":
+        value = accumulate(context.read(target), value, mode)
+    context.write(target, value)
+
+
+def nc_matmul(
+    dst: NkiTensor | None,
+    stationary: Any,
+    moving: Any,
+    *,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    perf_mode: Any = None,
+    tile_position: Any = (),
+    tile_size: Any = (),
+    mask: Any = None,
+) -> NkiTensor:
+    """`stationary.T @ moving`, contracted over at most 128 partitions, into PSUM.
+
+    `accumulate` None adds to what was written before and overwrites what was not. In the mode double_row the operands are
+    [K, 2, …] and both rows are contracted. That an operand has ones and zeros alone makes float32 faster, and changes no value.
+    """
+    a, b = checks.on_chip(stationary, "stationary"), checks.on_chip(moving, "moving")
+    double = getattr(perf_mode, "value", perf_mode) in ("double_row", "double_row_gen3", "double_row_swinterleave")
+    if double:
+        needs(nc_version.gen3, "perf_mode double_row")
+        if a.shape[1] != 2 or b.shape[1] != 2:
+            raise NkiValueError("err_double_row", f"double_row takes [K, 2, …], not {a.shape} and {b.shape}")
+    _array_tile(a, tile_position, tile_size, double)
+    checks.matmul(a, b, dst, double=double)
+    extra = 2 if double else 1
+    shape = (math.prod(a.shape[1:]) // extra, math.prod(b.shape[1:]) // extra)
+    if dst is None:
+        target = result(shape, a.dtype if is_transpose else float32, [], None, PSUM)
+        rows = _rows(mask, a, b, shape)
+        if rows is not None:
+            target = target.with_mask(rows)
+    else:
+        target = destination(dst, shape, float32, [], mask)
+    source_a, source_b = a, b
+    if mask is not None and dst is None:
+        source_a, source_b = _masked_operand(a, mask), _masked_operand(b, mask)
+    if is_transpose:
+        _transposed(b, target)
+    checks.psum_bank(target)
+    mode = accumulation(target, accumulate)
+    if mode != "set":
+        _sum(target, accumulate)
+    _chain(target, accumulate, mode)
+    hint = bool(is_stationary_onezero or is_moving_onezero)
+    emit("matmul", [source_a, source_b, *([] if mode == "set" else [target])], [target], (mode, double, hint))
+    return target
+
+
+def _array_tile(a: NkiTensor, position: Any, size: Any, double: bool) -> None:
+    """A part of the 128×128 array: rows and columns that are 32, 64 or 128 and start at a multiple of that.
+
+    Raises:
+        NkiValueError: the part is none, or the operands don't fit.
+    """
+    if bool(position) != bool(size):
+        raise NkiValueError("err_tile_position_and_size", "tile_position and tile_size are given both or not at all")
+    if not position or not current().check:
+        return
+    starts, sizes = (tuple(int(n) for n in given) for given in (position, size))
+    needed = (a.shape[0], math.prod(a.shape[1:]) // (2 if double else 1))
+    if (
+        len(starts) != 2
+        or len(sizes) != 2
+        or any(
+            n not in (32, 64, 128) or at % n or not 0 <= at < checks.PARTITIONS or wants > n
+            for at, n, wants in zip(starts, sizes, needed, strict=True)
+        )
+    ):
+        raise NkiValueError(
+            "err_tile_position_and_size",
+            f"tile_size {sizes} at tile_position {starts} is no part of the array for a stationary tile of {needed[0]} rows and "
+            f"{needed[1]} columns: both are 32, 64 or 128, start at a multiple of that, and hold the tile",
+        )
+    if sizes[0] == 32:
+        needs(nc_version.gen3, "a tile_size of 32 rows")
+
+
+def _transposed(data: NkiTensor, target: NkiTensor) -> None:
+    """The tensor engine of gen2 transposes into F32, and those of later generations into the input's dtype.
+
+    Where no target is given, what one of them takes is allowed.
+    """
+    recorder = current()
+    if not recorder.check or recorder.older or target.buffer.kind != "psum":
+        return
+    wanted = {t: float32 if GENERATIONS[t] <= nc_version.gen2 else data.dtype for t in recorder.targets}
+    wrong = [t for t, dtype in wanted.items() if dtype != target.dtype]
+    if wrong and (recorder.targets_given or len(wrong) == len(wanted)):
+        raise NkiTypeError(
+            "err_transpose_dtype",
+            f"a transpose of {data.dtype} into PSUM is {wanted[wrong[0]]} on {wrong[0]}, not {target.dtype}; "
+            "float32 on both sides is right on every target",
+        )
+
+
+def _sum(target: NkiTensor, wanted: bool | None) -> None:
+    """A product is added to what products put into PSUM.
+
+    AWS's documentation of nc_matmul: what was never written can't be added to, and before NeuronCore-v4 nothing that another
+    instruction wrote. Where `accumulate` is left out, zeros are noted alone: AWS's own kernels do it, and to overwrite them and to
+    add to them gives the same.
+
+    Raises:
+        NkiValueError: it would be added to something else.
+    """
+    recorder = current()
+    if not recorder.check or recorder.older:
+        return
+    origin = flags(target, "origin")
+    found = {Origin(number) for number in np.unique(origin).tolist()} - {Origin.TENSOR_ENGINE}
+    if wanted is None:
+        found.discard(Origin.NOTHING)  # is overwritten
+    if all(GENERATIONS[t] >= nc_version.gen4 for t in recorder.targets):
+        found &= {Origin.NOTHING}
+    if found == {Origin.ZEROS} and wanted is None:
+        _note_chain("an instruction that is no product put zeros there")
+    elif found:
+        what = "nothing was written there" if Origin.NOTHING in found else "another instruction wrote there"
+        raise NkiValueError(
+            "err_psum_accumulate",
+            f"the product is added to a tile in PSUM, and {what}; the device's result is undefined. Give accumulate=False for the "
+            "first product of a sum, and add other data afterwards with tensor_tensor",
+        )
+
+
+def _chain(target: NkiTensor, wanted: bool | None, mode: Any) -> None:
+    """Notes where a product leaves `accumulate` out and a device may add it to another chain's sum."""
+    recorder, storage = current(), target.storage
+    if recorder.check and not recorder.older and wanted is None:
+        if storage.finished:
+            _note_chain("its tile in PSUM was read before")
+        elif isinstance(storage.written, np.ndarray) and mode == "set":
+            _note_chain("several sums share one tensor in PSUM")
+    storage.finished = False
+
+
+def _note_chain(why: str) -> None:
+    file, line = kernel_location()
+    note = (
+        f"{file}:{line}: nc_matmul leaves accumulate out, and {why}; "
+        "give accumulate=False for the first product of a sum and True for the others"
+    )
+    if note not in current().notes:
+        current().notes.append(note)
+
+
+def _masked_operand(operand: NkiTensor, mask: Any) -> NkiTensor:
+    try:
+        return operand.with_mask(mask)
+    except NkiValueError:
+        return operand
+
+
+def _rows(mask: Any, a: NkiTensor, b: NkiTensor, shape: tuple[int, int]) -> Any:
+    """Returns what of a product a mask shows that fits the product or one of its operands."""
+    if mask is None:
+        return None
+    shown = np.asarray(mask, np.bool_)
+    for wanted, rows in ((a.shape, True), (b.shape, False)):
+        if shown.ndim == len(wanted) and all(n in (1, w) for n, w in zip(shown.shape, wanted, strict=True)):
+            full = np.broadcast_to(shown, wanted).any(axis=0).reshape(-1)
+            return full[:, None] if rows else full[None, :]
+    try:
+        return np.broadcast_to(shown, shape)
+    except ValueError:
+        raise NkiValueError(
+            "err_mask_shape",
+            f"a mask of shape {shown.shape} fits neither stationary {a.shape}, nor moving {b.shape}, nor the product {shape}",
+        ) from None
+
+
+@lowering("transpose")
+def _lower_transpose(context: Context, instruction: Instruction) -> None:
+    order, checked = instruction.attributes
+    (source,), (target,) = instruction.reads, instruction.writes
+    if checked:
+        context.check_indices(source, f"{instruction.file}:{instruction.line}")
+
+    def turned(value: Any) -> Any:
+        if order is None:
+            return fitted(lax.transpose(value.reshape((value.shape[0], -1)), (1, 0)), target)
+        return fitted(lax.transpose(value, order), target)
+
+    value, inside = context.read_checked(source)
+    context.write(target, turned(value), None if inside is None else turned(inside))
+
+
+def nc_transpose(
+    dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
+) -> NkiTensor:
+    """Partitions and flattened free dimensions swapped: at most 128×128 on the tensor engine, 32×32 on the vector engine."""
+    data = checks.on_chip(data, "data")
+    rows, columns = data.shape[0], math.prod(data.shape[1:])
+    name = checks.engine("nc_transpose", engine, "tensor", "vector")
+    limit = 32 if name == "vector" else checks.PARTITIONS
+    if current().check and (rows > limit or columns > limit):
+        raise NkiValueError(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"nc_transpose takes {limit}×{limit} elements, not {rows}×{columns}",
+        )
+    buffer: Buffer = SBUF if name == "vector" else PSUM
+    shown = None
+    if mask is not None or data.mask is not None:
+        source = data.with_mask(mask)
+        if source.mask is not None:
+            shown = np.broadcast_to(source.mask, data.shape).reshape(rows, columns).T
+    target = destination(dst, (columns, rows), dtype or data.dtype, [], shown, buffer)
+    if name != "vector":
+        checks.psum_bank(target)
+        _transposed(data, target)
+    emit("transpose", [data], [target], (None, False))
+    return target
+
+
+def transpose_axes(
+    dst: NkiTensor | None, src: NkiTensor, axes: tuple[int, ...], dtype: Any, mask: Any, *, checked: bool
+) -> NkiTensor:
+    shape = tuple(src.shape[i] for i in axes)
+    if dst is None:
+        target = result(shape, dtype or src.dtype, [], mask)
+    elif dst.size != src.size:
+        raise NkiValueError("err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {shape}")
+    else:
+        target = dst.with_mask(mask)
+    emit("transpose", [src], [target], (tuple(axes), checked))
+    return target

@@ -1,0 +1,504 @@
+"""Kernels as objects: `nki.jit` and its relatives, what recording one gives, and running it on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nki_interpreter import checks, tensors
+from nki_interpreter.devices import DEVICES
+from nki_interpreter.dtypes import dtype_of
+from nki_interpreter.errors import NkiError, NkiTypeError
+from nki_interpreter.operators import assign
+from nki_interpreter.program import (
+    HBM,
+    SHARED_HBM,
+    Block,
+    Exchange,
+    Loop,
+    NkiMemory,
+    Recorder,
+    current,
+    recorded_by,
+    recording,
+)
+from nki_interpreter.roll import BOUND, Roller
+from nki_interpreter.tensors import NkiTensor
+
+if TYPE_CHECKING:
+    from nki_interpreter.lower import Context
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A kernel that was recorded for arguments of certain shapes.
+
+    Attributes:
+        block: what it does, loops rolled.
+        parameters: the storages of the tensor arguments, in order.
+        names: what the kernel calls them.
+        results: the tensors that it returns, or writes as arguments.
+        aliases: per result the number of the parameter that it is, None for new memory.
+        structure: what the kernel returns, with numbers of results for tensors.
+        notes: what is to be known about the lowering ("a loop of 32 iterations is rolled").
+        storages: all memory that the kernel uses.
+        older: whether it is of the older NKI.
+    """
+
+    block: Block
+    parameters: tuple[NkiMemory, ...]
+    names: tuple[str, ...]
+    results: tuple[NkiTensor, ...]
+    aliases: tuple[int | None, ...]
+    structure: Any
+    notes: tuple[str, ...]
+    storages: tuple[NkiMemory, ...]
+    older: bool
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        """Returns the results for arrays, which may be traced by JAX."""
+        return self.run(arrays, False)[0]
+
+    def run(self, arrays: Sequence[Any], checking: bool) -> tuple[tuple[Any, ...], Context]:
+        """Returns the results for arrays, and what lowered them, which has the checks of indices."""
+        from nki_interpreter.lower import Context
+
+        context = Context(arrays, checking)
+        context.run(self.block)
+        values = tuple(context.read(tensor) for tensor in self.results)
+        return values, context
+
+
+def record(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    older: bool,
+    grid: tuple[int, ...] = (),
+    targets: tuple[str, ...] = (),
+    check: bool = True,
+    bound: int = BOUND,
+    values: bool = False,
+) -> Recorded:
+    """Runs a kernel's Python code and records what it does.
+
+    Args:
+        function: the kernel.
+        args: its arguments: arrays (or anything with shape and dtype) become tensors in HBM; lists, tuples, dictionaries and
+            dataclasses are searched for them; anything else is passed on.
+        kwargs: its arguments by name.
+        older: whether it imports `neuronxcc.nki`.
+        grid: the number of programs per axis.
+        targets: whose limits are checked, those of all targets if none are given.
+        check: whether the limits of the hardware are checked.
+        bound: how many instructions a loop may have to stay unrolled.
+        values: whether the arrays' values count, for bounds of loops that are in memory. Then what is recorded is for these only.
+
+    Raises:
+        NkiError: the kernel breaks a rule.
+    """
+    from nki_interpreter.loading import interpreter
+
+    recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
+    parameters: list[NkiMemory] = []
+    names: list[str] = []
+    given: list[Any] = []
+    if values:
+        recorder.run = functools.partial(_after, given)
+    with recorded_by(recorder), interpreter():  # a kernel may import while it runs
+        bound_args = _bound(function, args, kwargs)
+        mutable = _mutable(function)
+        outputs_given = older and not _returns(function)
+
+        def tensor(value: Any, name: str) -> NkiTensor:
+            if isinstance(value, Blank):
+                return tensors.new(value.shape, value.dtype, HBM, name=name)
+            can_write = not older or outputs_given or name in mutable
+            # The newer generation has no annotation of its own for this: what is written is a result.
+            storage = recorder.storage(
+                value.shape, dtype_of(value.dtype), SHARED_HBM, name=name, parameter=len(parameters), mutable=can_write
+            )
+            parameters.append(storage)
+            names.append(name)
+            given.append(value)
+            return tensors.whole(storage)
+
+        arguments = {
+            name: _with_tensors(value, name, tensor, _kinds(function).get(name)) for name, value in bound_args.items()
+        }
+        returned: Any = None
+        for number, program in enumerate(itertools.product(*(range(n) for n in grid))):
+            with recorder.one_program(program, recorder.before):
+                got = _called(function, arguments)
+            returned = got if number == 0 else returned
+        flat: list[NkiTensor] = []
+        structure = _structure(returned, flat)
+        checks.results(recorder, flat)
+        if not flat:
+            blank = [t for t in arguments.values() if isinstance(t, NkiTensor) and t.storage.parameter is None]
+            flat = [t for t in blank if t.storage.stored] + [tensors.whole(s) for s in parameters if s.stored]
+            structure = None
+        elif any(s.stored and all(t.storage is not s for t in flat) for s in parameters):
+            flat += [tensors.whole(s) for s in parameters if s.stored and all(t.storage is not s for t in flat)]
+        if not flat:
+            raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
+        checks.memory(recorder)
+        checks.written(recorder, flat)
+        block = _scheduled(recorder.before)
+    roller = Roller(bound)
+    keep = frozenset(s.number for s in (*parameters, *(t.storage for t in flat)))
+    rolled = roller.roll(block, keep)
+    return Recorded(
+        rolled,
+        tuple(parameters),
+        tuple(names),
+        tuple(flat),
+        tuple(t.storage.parameter if t.storage.stored else None for t in flat),
+        structure,
+        tuple(dict.fromkeys([*recorder.notes, *roller.notes])),
+        tuple(recorder.storages),
+        older,
+    )
+
+
+def _after(arrays: Sequence[Any], block: Block, tensor: NkiTensor) -> np.ndarray[Any, Any]:
+    """Returns a tensor's values after a block ran with the kernel's arrays."""
+    from nki_interpreter.lower import Context
+
+    context = Context([np.asarray(a).astype(dtype_of(a.dtype)) for a in arrays])
+    context.run(block)
+    return np.asarray(context.read(tensor))
+
+
+@dataclass(frozen=True)
+class Blank:
+    """An output that a kernel takes as an argument: memory that was never written."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def blank_outputs(kernel: NkiKernel, results: Any) -> list[Blank]:
+    """Returns the outputs that a kernel of the first generation takes as arguments after its inputs."""
+    if results is None or not kernel.older or _returns(kernel.function):
+        return []
+    return [Blank(tuple(shape), dtype_of(dtype)) for shape, dtype in results]
+
+
+def imports_older(function: Callable[..., Any]) -> bool:
+    """Whether an undecorated function is of a module that imports `neuronxcc.nki`."""
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return any(str(getattr(value, "__name__", "")).startswith("neuronxcc.nki") for value in names.values())
+
+
+def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    signature = inspect.signature(function)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if name not in arguments:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args += list(arguments[name])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs.update(arguments[name])
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            kwargs[name] = arguments[name]
+        else:
+            args.append(arguments[name])
+    return function(*args, **kwargs)
+
+
+def _bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found = inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        place = (code.co_filename, code.co_firstlineno) if code else None
+        raise NkiTypeError("err_arguments", f"{getattr(function, '__name__', 'the kernel')}: {error}", place) from None
+    found.apply_defaults()
+    return dict(found.arguments)
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    return dict(getattr(function, "__annotations__", {}))
+
+
+def _mutable(function: Callable[..., Any]) -> set[str]:
+    return {name for name, kind in _annotations(function).items() if "mutable" in str(kind)}
+
+
+def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
+    return _annotations(function)
+
+
+def _returns(function: Callable[..., Any]) -> bool:
+    """Whether a function's own code returns a value; one that does not has its outputs among its parameters."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return True
+    import dis
+
+    last = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
+            return True
+        if instruction.opname == "RETURN_VALUE" and not (
+            last is not None and last.opname == "LOAD_CONST" and last.argval is None
+        ):
+            return True
+        last = instruction
+    return False
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic | type | NkiTensor)
+
+
+def _with_tensors(value: Any, name: str, tensor: Callable[[Any, str], NkiTensor], kind: Any = None) -> Any:
+    if _is_array(value):
+        if value.shape == () and (kind is None or "tensor" not in str(kind)):
+            return np.asarray(value)[()]
+        return tensor(value, name)
+    if isinstance(value, tuple | list):
+        items = [_with_tensors(v, f"{name}.{i}", tensor) for i, v in enumerate(value)]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
+    if isinstance(value, dict):
+        return {k: _with_tensors(v, f"{name}.{k}", tensor) for k, v in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = {
+            f.name: _with_tensors(getattr(value, f.name), f"{name}.{f.name}", tensor)
+            for f in dataclasses.fields(value)
+            if f.init and _holds_arrays(getattr(value, f.name))
+        }
+        return dataclasses.replace(value, **changes) if changes else value
+    return value
+
+
+def _holds_arrays(value: Any) -> bool:
+    if _is_array(value):
+        return True
+    if isinstance(value, tuple | list):
+        return any(_holds_arrays(v) for v in value)
+    if isinstance(value, dict):
+        return any(_holds_arrays(v) for v in value.values())
+    return (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and any(_holds_arrays(getattr(value, f.name)) for f in dataclasses.fields(value))
+    )
+
+
+@dataclass(frozen=True)
+class _Result:
+    number: int
+
+
+def _structure(returned: Any, flat: list[NkiTensor]) -> Any:
+    if isinstance(returned, NkiTensor):
+        flat.append(returned)
+        return _Result(len(flat) - 1)
+    if isinstance(returned, tuple | list):
+        return type(returned)(_structure(item, flat) for item in returned)
+    if isinstance(returned, dict):
+        return {key: _structure(item, flat) for key, item in returned.items()}
+    return returned
+
+
+def _filled(structure: Any, values: Sequence[Any]) -> Any:
+    if isinstance(structure, _Result):
+        return values[structure.number]
+    if isinstance(structure, tuple | list):
+        return type(structure)(_filled(item, values) for item in structure)
+    if isinstance(structure, dict):
+        return {key: _filled(item, values) for key, item in structure.items()}
+    return structure
+
+
+def _scheduled(blocks: list[Block]) -> Block:
+    """Returns one block for all programs: in turn, or in lockstep between the points at which they exchange data."""
+    if len(blocks) == 1:
+        return (
+            Block([item for item in _flattened(blocks[0].items) if not isinstance(item, Exchange)])
+            if _exchanges(blocks[0].items)
+            else blocks[0]
+        )
+    if not any(_exchanges(block.items) for block in blocks):
+        return Block([Loop("grid", blocks)])
+    lists = [_flattened(block.items) for block in blocks]
+    result = Block()
+    while any(lists):
+        waiting: list[Exchange | None] = []
+        for items in lists:
+            while items and not isinstance(items[0], Exchange):
+                result.items.append(items.pop(0))
+            waiting.append(items.pop(0) if items else None)
+        _exchanged(waiting, result)
+    return result
+
+
+def _exchanges(items: Sequence[Any]) -> bool:
+    return any(
+        isinstance(item, Exchange) or (isinstance(item, Loop) and any(_exchanges(b.items) for b in item.iterations))
+        for item in items
+    )
+
+
+def _flattened(items: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for item in items:
+        if isinstance(item, Loop) and _exchanges([item]):
+            for block in item.iterations:
+                flat += _flattened(block.items)
+        else:
+            flat.append(item)
+    return flat
+
+
+def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
+    kinds = {e.kind for e in waiting if e is not None}
+    if len(kinds) > 1 or (None in waiting and kinds):
+        raise NkiError("err_exchange_mismatch", "the programs of the grid don't reach the same barriers and exchanges")
+    if kinds != {"sendrecv"}:
+        return
+    recorder = Recorder(check=False)
+    recorder.block = result
+    with recorded_by(recorder):
+        copies = []
+        for number, exchange in enumerate(waiting):
+            assert exchange is not None and exchange.destination is not None
+            sender = waiting[exchange.receive_from]
+            if sender is None or sender.send_to != number or sender.source is None:
+                raise NkiError("err_exchange_mismatch", f"program {number} receives from one that does not send to it")
+            copies.append((exchange.destination, sender.source))
+        # All read before any writes.
+        from nki_interpreter.program import SBUF
+
+        held = []
+        for number, (destination, source) in enumerate(copies):
+            storage = NkiMemory(-1 - number - len(result.items) * 64, source.shape, source.dtype, source.dtype, SBUF)
+            tile = tensors.whole(storage)
+            assign(tile, source)
+            held.append((destination, tile))
+        for destination, tile in held:
+            assign(destination, tile)
+
+
+class NkiKernel:
+    """What `nki.jit` returns: a kernel that runs when it is called with arrays, and is inlined when another kernel calls it."""
+
+    def __init__(
+        self, function: Callable[..., Any], *, older: bool, grid: tuple[int, ...] = (), **options: Any
+    ) -> None:
+        self.function = getattr(function, "function", function)
+        self.older = older
+        self.grid = grid
+        self.options = options
+        functools.update_wrapper(self, self.function)
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        return self.function
+
+    def __getitem__(self, grid: Any) -> NkiKernel:
+        sizes = tuple(int(n) for n in grid) if isinstance(grid, tuple | list) else (int(grid),)
+        return NkiKernel(self.function, older=self.older, grid=sizes, **self.options)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not recording():
+            return simulate(self, *args, **kwargs)
+        if not self.grid:
+            return self.function(*args, **kwargs)
+        recorder = current()
+        returned: Any = None
+        with recorder.launch(self.grid) as loop:
+            for number, program in enumerate(itertools.product(*(range(n) for n in self.grid))):
+                with recorder.one_program(program, loop.iterations):
+                    got = self.function(*args, **kwargs)
+                returned = got if number == 0 else returned
+        if _exchanges([loop]):
+            recorder.block.items[-1:] = _scheduled(loop.iterations).items
+        return returned
+
+    @property
+    def target(self) -> str:
+        given = str(self.options.get("platform_target") or self.options.get("target") or "trn2")
+        of_generation = {device.generation.name: name for name, device in reversed(DEVICES.items())}
+        given = of_generation.get(given, given)
+        return given if given in DEVICES else "trn2"
+
+
+def record_kernel(
+    kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, older: bool | None = None, **options: Any
+) -> Recorded:
+    """Records a kernel object or a plain function (see `record`)."""
+    if isinstance(kernel, NkiKernel):
+        options.setdefault("targets", (kernel.target,))
+        return record(
+            kernel.function, args, kwargs, older=kernel.older if older is None else older, grid=kernel.grid, **options
+        )
+    return record(kernel, args, kwargs, older=bool(older), **options)
+
+
+def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a kernel on the CPU: its results as NumPy arrays; arguments that it writes are written.
+
+    Raises:
+        IndexError: an index that is known at run time only is out of range.
+    """
+    from nki_interpreter import steps
+    from nki_interpreter.lower import INSIDE
+
+    recorded = record_kernel(kernel, args, kwargs, values=True)
+    arrays = [np.asarray(a) for a in _arrays(kernel, args, kwargs)]
+    arrays = [a.astype(s.dtype) for a, s in zip(arrays, recorded.parameters, strict=True)]
+    values, found = steps.run(recorded, arrays)
+    for worst, (size, place) in found:
+        if worst != INSIDE:
+            error = IndexError(f"index {worst} is out of bounds for axis 0 with size {size}")
+            error.add_note(f"{place}: a tile of indices names an element that is not there")
+            raise error
+    outputs = [np.array(value) for value in values]
+    originals = list(_arrays(kernel, args, kwargs))
+    for output, alias in zip(outputs, recorded.aliases, strict=True):
+        if alias is not None and isinstance(originals[alias], np.ndarray) and originals[alias].flags.writeable:
+            originals[alias][...] = output.reshape(originals[alias].shape).astype(originals[alias].dtype)
+    return _filled(recorded.structure, outputs) if recorded.structure is not None else None
+
+
+def _arrays(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    function = kernel.function if isinstance(kernel, NkiKernel) else kernel
+    found: list[Any] = []
+    kinds = _kinds(function)
+
+    def note(value: Any, name: str) -> Any:
+        found.append(value)
+        return value
+
+    for name, value in _bound(function, args, kwargs).items():
+        _with_tensors(value, name, note, kinds.get(name))
+    return found
+
+
+def decorator(older: bool) -> Callable[..., Any]:
+    """Returns a decorator that is used bare or called with options."""
+
+    def jit(function: Any = None, **options: Any) -> Any:
+        if function is None:
+            return lambda f: NkiKernel(f, older=older, **options)
+        return NkiKernel(function, older=older, **options)
+
+    return jit

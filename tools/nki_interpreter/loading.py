@@ -1,0 +1,128 @@
+"""Loads kernels from files: imports of NKI resolve to the interpreter while such a file is imported, and only then."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nki_interpreter.errors import LoadError
+from nki_interpreter.kernel import NkiKernel
+from nki_interpreter.standing_in import standing_in
+
+PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
+"""The packages that the interpreter stands for."""
+
+_MOST_TEXT = 2000
+"""Characters of what an exception says that are told."""
+
+_ACTIVE: set[str] = set()
+"""Those that it stands for now."""
+
+
+def absent(package: str) -> bool:
+    """Whether a package is not installed. The public index has empty placeholders, and a folder of that name is no package."""
+    if package in sys.modules:
+        return False
+    try:
+        spec = importlib.util.find_spec(package if package != "neuronxcc" else "neuronxcc.nki")
+    except (ImportError, ValueError):
+        return True
+    return spec is None or spec.origin is None
+
+
+@contextlib.contextmanager
+def interpreter(*, replaced: bool = True) -> Iterator[None]:
+    """While it is active, imports of NKI's packages resolve to the interpreter; afterwards they are what they were before.
+
+    Args:
+        replaced: whether that holds for packages that are installed or imported, too, of which nothing is seen then.
+    """
+    from nki_interpreter.modules import newer_modules, older_modules
+
+    wanted = {p for p in PACKAGES if p not in _ACTIVE and (replaced or absent(p))}
+    _ACTIVE.update(wanted)
+    try:
+        with standing_in(wanted, {**older_modules(), **newer_modules()}):
+            yield
+    finally:
+        _ACTIVE.difference_update(wanted)
+
+
+def load_file(path: Path) -> types.ModuleType:
+    """Imports a file of kernels under a name of its own; modules beside it that it imports are forgotten afterwards.
+
+    Raises:
+        LoadError: it can't be imported; where and why.
+    """
+    name = f"_nki_interpreter_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    before = set(sys.modules)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"can't import {path}: it is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        with interpreter():
+            spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: the code is anybody's
+        raise _load_error(path, error) from error
+    finally:
+        sys.dont_write_bytecode = bytecode
+        sys.path.remove(folder)
+        for other in set(sys.modules) - before:
+            file = getattr(sys.modules[other], "__file__", None)
+            if file and Path(file).resolve().parent == Path(folder):
+                del sys.modules[other]
+    return module
+
+
+def load_kernel(path: str | Path, function: str) -> Any:
+    """Returns a kernel of a file, decorated or not.
+
+    Raises:
+        LoadError: the file can't be imported or has no such function.
+    """
+    path = Path(path)
+    module = load_file(path)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise LoadError(f"{path} has no function '{function}'")
+    return found if isinstance(found, NkiKernel) else NkiKernel(found, older=is_older(path))
+
+
+def is_older(path: Path) -> bool:
+    """Whether a file is of the generation that imports `neuronxcc.nki`."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return "neuronxcc" in text or "torch_neuronx" in text
+
+
+def _load_error(path: Path, error: BaseException) -> LoadError:
+    line, trace = 1, error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.lineno:
+        line = error.lineno
+    return LoadError(f"can't import the kernels of {path.name}: {_described(error)}", str(path), line)
+
+
+def _described(error: BaseException) -> str:
+    """Returns the type of an exception and the first of what it says."""
+    name = type(error).__name__
+    try:
+        text = str(error).strip()
+    except Exception:
+        return f"{name}, which can't say what it is about"
+    return f"{name}: {text[:_MOST_TEXT]}" if text else name

@@ -1,0 +1,368 @@
+"""Lowers a recorded program to JAX operations, instruction by instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nki_interpreter import indices, memory
+from nki_interpreter.access import plan
+from nki_interpreter.dtypes import boolean, float32, is_float, is_int
+from nki_interpreter.errors import NkiError
+from nki_interpreter.lazy import jnp, lax
+from nki_interpreter.program import Block, Exchange, Instruction, Loop, NkiMemory
+from nki_interpreter.roll import Rolled, Varying, checks_indices
+from nki_interpreter.tensors import NkiTensor
+
+Lowering = Callable[["Context", Instruction], None]
+LOWERINGS: dict[str, Lowering] = {}
+
+INSIDE = np.int32(-(2**31) + 1)
+"""What a check of indices gives when all are inside of the memory."""
+
+
+def lowering(name: str) -> Callable[[Lowering], Lowering]:
+    """Registers how an instruction is lowered, from its context."""
+
+    def register(function: Lowering) -> Lowering:
+        LOWERINGS[name] = function
+        return function
+
+    return register
+
+
+def computes(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function of attributes and values that returns the values of an instruction's results, one or a tuple."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def lowered(context: Context, instruction: Instruction) -> None:
+            values = [context.read(tensor) for tensor in instruction.reads]
+            results = function(instruction.attributes, *values)
+            if not isinstance(results, tuple):
+                results = (results,)
+            for tensor, value in zip(instruction.writes, results, strict=True):
+                context.write(tensor, value)
+
+        LOWERINGS[name] = lowered
+        return function
+
+    return register
+
+
+def to_float(value: Any) -> Any:
+    """Returns what an engine computes with: float32."""
+    return value if value.dtype == np.float32 else lax.convert_element_type(value, np.float32)
+
+
+def bits(value: Any, itemsize: int) -> Any:
+    """Returns the bit patterns of integers as unsigned ones of `itemsize` bytes: zeros above, or what is above left out."""
+    own = np.dtype(value.dtype)
+    if own != boolean:
+        value = lax.convert_element_type(value, np.dtype(f"u{own.itemsize}") if is_int(own) else np.uint32)
+    return lax.convert_element_type(value, np.dtype(f"u{itemsize}"))
+
+
+def converted(value: Any, dtype: np.dtype[Any], exact: bool = False) -> Any:
+    """Returns values in another dtype, by way of float32 as engines and DMA convert: rounded to nearest even, integers saturating.
+
+    With `exact` integers keep their bits where they become other integers: results of operations on bits and integers.
+    """
+    own = np.dtype(value.dtype)
+    if own == dtype:
+        return value
+    if dtype == boolean:
+        return value != 0
+    if is_int(dtype) and own != boolean and not (exact and is_int(own)) and not _holds_all(dtype, own):
+        info = np.iinfo(dtype)
+        rounded = lax.round(to_float(value), lax.RoundingMethod.TO_NEAREST_EVEN)
+        # The greatest float32 below the limit: the limit itself may round up to one beyond it.
+        highest = np.nextafter(np.float32(info.max), np.float32(0)) if info.max >= 1 << 24 else np.float32(info.max)
+        clamped = lax.clamp(np.float32(info.min), rounded, highest)
+        result = lax.convert_element_type(clamped, dtype)
+        if info.max >= 1 << 24:
+            result = jnp.where(rounded >= np.float32(info.max), np.asarray(info.max, dtype), result)
+        return result
+    return lax.convert_element_type(value, dtype)
+
+
+def _holds_all(dtype: np.dtype[Any], own: np.dtype[Any]) -> bool:
+    """Whether every integer of `own` is one of `dtype` and a float32."""
+    return is_int(own) and own.itemsize < 4 and np.can_cast(own, dtype)
+
+
+class Context:
+    """What a lowering reads from and writes to.
+
+    Args:
+        parameters: the values of the kernel's tensor arguments, in order.
+        checking: whether indices that are known at run time are to be checked; `checks` then holds what was found: the first
+            index that is outside, or `INSIDE`, and the number of its entry in `places`.
+
+    Attributes:
+        places: how many elements there are where an index is checked, and the kernel's line.
+    """
+
+    def __init__(self, parameters: Sequence[Any], checking: bool = False) -> None:
+        self.parameters = parameters
+        self.checking = checking
+        self.values: dict[int, Any] = {}
+        self.variables: dict[int, Any] = {}
+        self.checks: list[tuple[Any, Any]] = []
+        self.places: list[tuple[int, str]] = []
+
+    def memory(self, storage: NkiMemory) -> Any:
+        """Returns the values that a piece of memory has now, in the storage's shape."""
+        if storage.number not in self.values:
+            self.values[storage.number] = self._initial(storage)
+        return self.values[storage.number]
+
+    def _initial(self, storage: NkiMemory) -> Any:
+        if storage.parameter is not None:
+            return jnp.asarray(self.parameters[storage.parameter]).reshape(storage.shape)
+        if storage.initial is not None:
+            first = storage.initial.reshape(-1)[:1]
+            if storage.initial.size > 1 and storage.initial.tobytes() == first.tobytes() * storage.initial.size:
+                return lax.full(storage.shape, first[0].astype(storage.held), storage.held)
+            return jnp.asarray(storage.initial.astype(storage.held).reshape(storage.shape))
+        blank = np.nan if is_float(storage.held) else 0
+        return lax.full(storage.shape, np.asarray(blank, storage.held), storage.held)
+
+    def offset(self, tensor: NkiTensor) -> tuple[Any, list[Any] | None]:
+        """Returns the offset of a view, and where the slices of its plan start if a loop changes that."""
+        if not tensor.varying:
+            return tensor.offset, None
+        starts: list[Any] | None = None
+        total: Any = tensor.offset
+        for loop, coefficient, steps in tensor.varying:
+            variable = self.variables[loop]
+            total = total + coefficient * variable
+            if steps is not None:
+                starts = starts or [0] * len(steps)
+                starts = [s + step * variable if step else s for s, step in zip(starts, steps, strict=True)]
+        return total, starts
+
+    def integer(self, value: Any) -> Any:
+        """Returns an integer of an instruction, which a rolled loop may change."""
+        if isinstance(value, Varying):
+            return sum((step * self.variables[loop] for loop, step in value.parts), start=value.start)
+        return value
+
+    def _starts(self, tensor: NkiTensor, held: Any) -> list[Any] | None:
+        _offset, moved = self.offset(tensor)
+        if moved is None:
+            return None
+        found = plan(held.shape, tensor.offset, tensor.dims)
+        if found is None:
+            return None
+        return [axis.start + by for axis, by in zip(found.axes, moved, strict=True)]
+
+    def read(self, tensor: NkiTensor) -> Any:
+        """Returns the elements of a view, in its shape; what is outside of the memory has no particular value."""
+        return self.read_checked(tensor)[0]
+
+    def read_checked(self, tensor: NkiTensor) -> tuple[Any, Any]:
+        """Returns the elements of a view and, for one whose indices are known at run time, which of them are inside (else None)."""
+        held = self.memory(tensor.storage)
+        if tensor.cast is not None:
+            held = memory.bitcast(held, tensor.cast)
+        if tensor.dynamic:
+            return self._read_dynamic(tensor, held)
+        if tensor.gather is not None:
+            size = held.size
+            flat = np.clip(tensor.gather, 0, size - 1).astype(np.int32)
+            return jnp.take(held.reshape(-1), flat, axis=0, mode="clip"), None
+        if tensor.valid is not None:
+            shown = np.broadcast_to(tensor.valid, tensor.shape)
+            found = indices.box(shown)
+            if found is None:
+                offset, _ = self.offset(tensor)
+                flat = jnp.clip(memory.flat_indices(tensor.dims, offset), 0, held.size - 1)
+                return jnp.take(held.reshape(-1), flat, axis=0, mode="clip"), None
+            inner = _boxed(tensor, found)
+            if 0 in inner.shape:
+                return jnp.zeros(tensor.shape, held.dtype), None
+            part = memory.read(held, inner.dims, inner.offset)
+            blank = np.asarray(np.nan if is_float(np.dtype(held.dtype)) else 0, held.dtype)
+            edges = [(low, n - high, 0) for (low, high), n in zip(found, tensor.shape, strict=True)]
+            return lax.pad(part, blank, edges), None
+        starts = self._starts(tensor, held)
+        if tensor.varying and starts is None:
+            offset, _ = self.offset(tensor)
+            return jnp.take(held.reshape(-1), memory.flat_indices(tensor.dims, offset), axis=0, mode="clip"), None
+        return memory.read(held, tensor.dims, tensor.offset, starts), None
+
+    def write(self, tensor: NkiTensor, value: Any, ok: Any = None, exact: bool = False) -> None:
+        """Writes values to the elements of a view that its mask shows, converted to what the memory holds (see `converted`)."""
+        storage = tensor.storage
+        held = self.memory(storage)
+        if tensor.cast is not None:
+            held = memory.bitcast(held, tensor.cast)
+        value = converted(jnp.asarray(value), np.dtype(held.dtype), exact)
+        if value.shape != tensor.shape:
+            value = jnp.broadcast_to(value, tensor.shape)
+        shown = shown_of(tensor)
+        result = self._written(tensor, held, value, shown, ok)
+        if tensor.cast is not None:
+            result = memory.bitcast(result, storage.held)
+        self.values[storage.number] = result
+
+    def _written(self, tensor: NkiTensor, held: Any, value: Any, shown: Any, ok: Any) -> Any:
+        if tensor.dynamic:
+            flat, inside = self._flat(tensor)
+            if shown is not None:
+                inside = inside & shown
+            if ok is not None:
+                inside = inside & ok
+            flat = jnp.where(inside, flat, held.size)
+            return held.reshape(-1).at[flat.reshape(-1)].set(value.reshape(-1), mode="drop").reshape(held.shape)
+        if tensor.gather is not None:
+            taken = np.ones(tensor.shape, np.bool_) if shown is None else np.broadcast_to(shown, tensor.shape)
+            if ok is not None:
+                value = jnp.where(ok, value, self.read(tensor))
+            flat = tensor.gather[taken].astype(np.int32)
+            places = np.flatnonzero(taken)
+            return held.reshape(-1).at[flat].set(value.reshape(-1)[places]).reshape(held.shape)
+        if shown is not None:
+            full = np.broadcast_to(shown, tensor.shape)
+            found = indices.box(full)
+            if found is not None:
+                inner = _boxed(tensor, found)
+                if 0 in inner.shape:
+                    return held
+                value = lax.slice(value, [a for a, _ in found], [b for _, b in found])
+                tensor = inner
+                if ok is not None:
+                    ok = lax.slice(jnp.broadcast_to(ok, full.shape), [a for a, _ in found], [b for _, b in found])
+            else:
+                ok = full if ok is None else ok & full
+        if ok is not None:
+            value = jnp.where(ok, value, self.read(tensor.replaced(valid=None, mask=None)))
+        starts = self._starts(tensor, held)
+        if tensor.varying and starts is None:
+            offset, _ = self.offset(tensor)
+            flat = memory.flat_indices(tensor.dims, offset).reshape(-1)
+            return held.reshape(-1).at[flat].set(value.reshape(-1)).reshape(held.shape)
+        return memory.write(held, tensor.dims, tensor.offset, value, starts)
+
+    def _flat(self, tensor: NkiTensor) -> tuple[Any, Any]:
+        """Returns the number of every element of a view with indices known at run time, and which of them are inside."""
+        offset, _ = self.offset(tensor)
+        flat = tensor.gather.astype(np.int32) if tensor.gather is not None else memory.flat_indices(tensor.dims, offset)
+        inside: Any = jnp.ones((), np.bool_)
+        for dynamic in tensor.dynamic:
+            index = self.read(dynamic.index).astype(np.int32).reshape(dynamic.shape)
+            inside = inside & (index >= 0) & (index < dynamic.limit)
+            flat = flat + index * dynamic.stride
+        return flat, jnp.broadcast_to(inside, flat.shape)
+
+    def _read_dynamic(self, tensor: NkiTensor, held: Any) -> tuple[Any, Any]:
+        flat, inside = self._flat(tensor)
+        if tensor.valid is not None:
+            inside = inside & tensor.valid
+        return jnp.take(held.reshape(-1), jnp.clip(flat, 0, held.size - 1), axis=0, mode="clip"), inside
+
+    def check_indices(self, tensor: NkiTensor, where: str) -> None:
+        """Notes the first index of a view that is outside of the memory, for `simulate` to report."""
+        if not self.checking or not tensor.dynamic:
+            return
+        flat, _ = self._flat(tensor)
+        shown = shown_of(tensor)
+        size = int(np.prod(tensor.storage.shape))
+        bad = (flat < 0) | (flat >= size)
+        if shown is not None:
+            bad = bad & shown
+        first = jnp.argmax(bad.reshape(-1))
+        worst = jnp.where(jnp.any(bad), flat.reshape(-1)[first], INSIDE)
+        self.checks.append((worst, np.int32(len(self.places))))
+        self.places.append((size, where))
+
+    def run(self, block: Block) -> None:
+        for item in block.items:
+            if isinstance(item, Instruction):
+                function = LOWERINGS[item.op]
+                try:
+                    function(self, item)
+                except NkiError:
+                    raise
+                except (TypeError, ValueError) as error:
+                    problem = NkiError("err_lowering", f"{item.op} can't be lowered: {error}")
+                    problem.file, problem.line = item.file, item.line
+                    problem.args = (f"{item.file}:{item.line}: err_lowering: {item.op} can't be lowered: {error}",)
+                    raise problem from error
+            elif isinstance(item, Rolled):
+                self._run_rolled(item)
+            elif isinstance(item, Loop):
+                for iteration in item.iterations:
+                    self.run(iteration)
+            elif isinstance(item, Exchange):
+                raise AssertionError("exchanges are resolved before lowering")
+
+    def _run_rolled(self, loop: Rolled) -> None:
+        carried = list(loop.carried)
+        initial = tuple(self.memory(storage) for storage in carried)
+        for storage in loop.read:
+            self.memory(storage)
+        outside, checks = dict(self.values), self.checks
+        # What the iterations before found, where indices are checked.
+        none = ((INSIDE, np.int32(0)),) if self.checking and any(map(checks_indices, loop.body.items)) else ()
+
+        def body(variable: Any, state: tuple[tuple[Any, ...], Any]) -> tuple[tuple[Any, ...], Any]:
+            values, found = state
+            self.values = dict(outside)
+            self.values.update({s.number: v for s, v in zip(carried, values, strict=True)})
+            self.variables[loop.number] = variable
+            self.checks = list(found)
+            self.run(loop.body)
+            return tuple(self.values[s.number] for s in carried), _first_outside(self.checks)
+
+        results, found = lax.fori_loop(0, loop.count, body, (initial, none))
+        self.values = outside
+        self.checks = [*checks, *found]
+        self.variables.pop(loop.number, None)
+        self.values.update({s.number: v for s, v in zip(carried, results, strict=True)})
+
+
+def _first_outside(checks: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], ...]:
+    """Returns the first of several checks that found an index outside, or the last, in a tuple; nothing of none."""
+    if not checks:
+        return ()
+    worst, place = checks[-1]
+    for before, its_place in reversed(checks[:-1]):
+        outside = before != INSIDE
+        worst, place = jnp.where(outside, before, worst), jnp.where(outside, its_place, place)
+    return ((worst, place),)
+
+
+def shown_of(tensor: NkiTensor) -> Any:
+    """Returns which elements of a view are inside of the memory and not masked out, None for all."""
+    if tensor.mask is None:
+        return tensor.valid
+    return tensor.mask if tensor.valid is None else tensor.mask & tensor.valid
+
+
+def _boxed(tensor: NkiTensor, bounds: tuple[tuple[int, int], ...]) -> NkiTensor:
+    offset = tensor.offset + sum(s * low for (s, _), (low, _) in zip(tensor.dims, bounds, strict=True))
+    dims = tuple((s, high - low) for (s, _), (low, high) in zip(tensor.dims, bounds, strict=True))
+    return tensor.replaced(offset=offset, dims=dims, valid=None, mask=None)
+
+
+def masked(value: Any, tensor: NkiTensor, neutral: Any) -> Any:
+    """Returns values with what the tensor's mask hides replaced."""
+    shown = shown_of(tensor)
+    return value if shown is None else jnp.where(shown, value, jnp.asarray(neutral, value.dtype))
+
+
+__all__ = [
+    "LOWERINGS",
+    "Context",
+    "bits",
+    "computes",
+    "converted",
+    "float32",
+    "lowering",
+    "masked",
+    "shown_of",
+    "to_float",
+]

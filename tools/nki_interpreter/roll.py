@@ -1,0 +1,333 @@
+"""Rolls recorded loops: iterations that differ by constant steps alone become the body of one loop.
+
+A loop is recorded iteration by iteration with concrete indices. Where each iteration does the same to views whose offsets grow by a
+constant, and no memory that one iteration created is used by another, all iterations are one body with an index. What the first
+iteration does differently stays before the loop ("the first product overwrites, the others add"), what the last does after it
+("the last tile is masked").
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nki_interpreter.access import plan
+from nki_interpreter.program import Block, Exchange, Instruction, Loop, NkiMemory, same_attributes
+from nki_interpreter.tensors import NkiTensor
+
+BOUND = 32
+"""Loops of at most so many instructions stay unrolled."""
+
+
+@dataclass(eq=False, slots=True)
+class Rolled:
+    """A loop of `count` iterations.
+
+    Attributes:
+        number: what its index is called in `NkiTensor.varying`.
+        body: one iteration.
+        carried: the memory that the body writes and that outlives an iteration, in the order of its creation.
+        read: the memory from outside that the body reads.
+    """
+
+    number: int
+    count: int
+    body: Block
+    carried: tuple[NkiMemory, ...] = ()
+    read: tuple[NkiMemory, ...] = ()
+
+
+@dataclass(slots=True)
+class Roller:
+    """Rolls the loops of one program.
+
+    Attributes:
+        bound: how many instructions a loop may have to stay unrolled.
+        notes: what was rolled, for the kernel's record.
+    """
+
+    bound: int = BOUND
+    notes: list[str] = field(default_factory=list)
+    _numbers: Any = field(default_factory=itertools.count)
+    _outside: frozenset[int] = frozenset()
+
+    def roll(self, block: Block, outlive: frozenset[int]) -> Block:
+        """Returns a block with its loops rolled where they can be.
+
+        Args:
+            block: what was recorded.
+            outlive: the numbers of the storages that are used after it: parameters and results.
+        """
+        self._outside = outlive
+        return Block(self._items(block))
+
+    def _items(self, block: Block) -> list[Any]:
+        items: list[Any] = []
+        for item in block.items:
+            if isinstance(item, Loop):
+                items += self._rolled(item)
+            else:
+                items.append(item)
+        return items
+
+    def _rolled(self, loop: Loop) -> list[Any]:
+        turns = [self._items(iteration) for iteration in loop.iterations]
+        flat = [item for turn in turns for item in turn]
+        if len(turns) < 3 or _weight(flat) <= self.bound or any(isinstance(item, Exchange) for item in flat):
+            return flat
+        for first, last in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            end = len(turns) - last
+            if end - first < 2:
+                break
+            body = self._body(turns[first:end], loop.iterations[first:end])
+            if body is not None:
+                beside = " and ".join(["first"] * first + ["last"] * last)
+                self.notes.append(
+                    f"a loop of {end - first} iterations is rolled"
+                    + (f", its {beside} iteration beside it" if beside else "")
+                )
+                before, after = ([item for turn in part for item in turn] for part in (turns[:first], turns[end:]))
+                return [*before, body, *after]
+        self.notes.append(f"a loop of {len(turns)} iterations is unrolled: its iterations differ")
+        return flat
+
+    def _locals(self, items: list[Any], block: Block) -> dict[int, int]:
+        """Returns the storages that only this iteration uses, numbered by their first use."""
+        found: dict[int, int] = {}
+        begin, end = block.begin, block.end
+        for storage in {tensor.storage: None for tensor in all_tensors(items)}:
+            own = begin <= storage.first and storage.last < end and storage.parameter is None
+            if own and storage.number not in self._outside:
+                found[storage.number] = len(found)
+        return found
+
+    def _body(self, turns: list[list[Any]], blocks: list[Block]) -> Rolled | None:
+        local = self._locals(turns[0], blocks[0])
+        for turn, block in zip(turns[1:], blocks[1:], strict=True):
+            if not _Alike(local, self._locals(turn, block)).items(turns[0], turn):
+                return None
+        count = len(turns)
+        columns = np.asarray([_integers(turn) for turn in turns], np.int64)
+        steps = columns[1] - columns[0]
+        if not (np.diff(columns, axis=0) == steps).all():
+            return None
+        loop = next(self._numbers)
+        body = _moved(turns[0], iter(steps.tolist()), loop, count)
+        if body is None:
+            return None
+        written = {t.storage.number: t.storage for t in all_tensors(turns[0], reads=False)}
+        read = {t.storage.number: t.storage for t in all_tensors(turns[0])}
+        carried = tuple(s for n, s in sorted(written.items()) if n not in local)
+        outer = tuple(s for n, s in sorted(read.items()) if n not in local and n not in written)
+        return Rolled(loop, count, Block(body), carried, outer)
+
+
+def checks_indices(item: Any) -> bool:
+    """Whether indices that are known at run time only are checked in an instruction or a rolled loop."""
+    if isinstance(item, Rolled):
+        return any(checks_indices(inner) for inner in item.body.items)
+    return item.op in ("assign", "rmw", "transpose", "dma_compute") and any(
+        t.dynamic for t in (*item.reads, *item.writes)
+    )
+
+
+def _weight(items: list[Any]) -> int:
+    return sum(_weight(item.body.items) if isinstance(item, Rolled) else 1 for item in items)
+
+
+def _tensors(instruction: Instruction, reads: bool = True) -> list[NkiTensor]:
+    if not reads:
+        return list(instruction.writes)
+    found = [*instruction.reads, *instruction.writes]
+    for tensor in tuple(found):
+        if tensor.dynamic:
+            found += [d.index for d in tensor.dynamic]
+    return found
+
+
+def all_tensors(items: list[Any], reads: bool = True) -> list[NkiTensor]:
+    """Returns the tensors of instructions, also of those in rolled loops: what they write, and what they read where `reads`."""
+    found: list[NkiTensor] = []
+    for item in items:
+        if isinstance(item, Rolled):
+            found += all_tensors(item.body.items, reads)
+        elif isinstance(item, Instruction):
+            found += _tensors(item, reads)
+    return found
+
+
+class _Alike:
+    """Compares two iterations of a loop: they are alike if all is equal but the integers that `_integers` returns.
+
+    Args:
+        first, other: the numbers of the storages that belong to each alone, with their places.
+    """
+
+    def __init__(self, first: dict[int, int], other: dict[int, int]) -> None:
+        self._first = first
+        self._other = other
+        self._loops: dict[int, int] = {}
+        """The number that a loop inside of the first iteration has, by that of the same loop in the other."""
+
+    def items(self, first: list[Any], other: list[Any]) -> bool:
+        return len(first) == len(other) and all(map(self._item, first, other))
+
+    def _item(self, a: Any, b: Any) -> bool:
+        if isinstance(a, Rolled):
+            if not isinstance(b, Rolled) or a.count != b.count:
+                return False
+            self._loops[b.number] = a.number
+            return self.items(a.body.items, b.body.items)
+        if isinstance(b, Rolled) or a.op != b.op or not same_attributes(a.attributes, b.attributes):
+            return False
+        if len(a.reads) != len(b.reads) or len(a.writes) != len(b.writes) or len(a.integers) != len(b.integers):
+            return False
+        for tensor, other in zip(a.reads + a.writes, b.reads + b.writes, strict=True):
+            if tensor is not other and not self._tensor(tensor, other):
+                return False
+        return not a.integers or all(map(self._integer, a.integers, b.integers))
+
+    def _integer(self, a: Any, b: Any) -> bool:
+        parts, others = (i.parts if isinstance(i, Varying) else () for i in (a, b))
+        return parts == tuple((self._loops.get(loop, loop), step) for loop, step in others)
+
+    def _tensor(self, a: NkiTensor, b: NkiTensor) -> bool:
+        if (a.dims is not b.dims and a.dims != b.dims) or not self._storage(a.storage, b.storage):
+            return False
+        if a.is_plain and b.is_plain:
+            return a.dtype is b.dtype or a.dtype == b.dtype
+        return (
+            a.dtype == b.dtype
+            and a.cast == b.cast
+            and _same_array(a.gather, b.gather)
+            and _same_array(a.valid, b.valid)
+            and _same_array(a.mask, b.mask)
+            and (not (a.dynamic or b.dynamic) or self._dynamic(a, b))
+            and (not (a.varying or b.varying) or self._varying(a, b))
+        )
+
+    def _dynamic(self, a: NkiTensor, b: NkiTensor) -> bool:
+        return len(a.dynamic) == len(b.dynamic) and all(
+            (c.shape, c.stride, c.limit) == (d.shape, d.stride, d.limit)
+            and (c.index is d.index or self._tensor(c.index, d.index))
+            for c, d in zip(a.dynamic, b.dynamic, strict=True)
+        )
+
+    def _varying(self, a: NkiTensor, b: NkiTensor) -> bool:
+        return a.varying == tuple((self._loops.get(loop, loop), *rest) for loop, *rest in b.varying)
+
+    def _storage(self, a: NkiMemory, b: NkiMemory) -> bool:
+        if a is b:
+            return a.number not in self._first  # what only one iteration uses can't be in both
+        place = self._first.get(a.number)
+        if place is None or place != self._other.get(b.number):
+            return False
+        return a.shape == b.shape and a.held == b.held and _same_array(a.initial, b.initial)
+
+
+def _same_array(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    return a is not None and b is not None and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _integers(items: list[Any]) -> list[int]:
+    found: list[int] = []
+    for item in items:
+        if isinstance(item, Rolled):
+            found += _integers(item.body.items)
+        else:
+            if item.integers:
+                found += [i if isinstance(i, int) else i.start for i in item.integers]
+            for tensor in (*item.reads, *item.writes):
+                found.append(tensor.offset)
+                if tensor.dynamic:
+                    found += [d.index.offset for d in tensor.dynamic]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """An integer of an instruction inside of rolled loops: start + Σ coefficient · index."""
+
+    start: int
+    parts: tuple[tuple[int, int], ...]
+
+
+def _moved(items: list[Any], steps: Any, loop: int, count: int) -> list[Any] | None:
+    """Returns the first iteration with a step per integer."""
+    result: list[Any] = []
+    for item in items:
+        if isinstance(item, Rolled):
+            body = _moved(item.body.items, steps, loop, count)
+            if body is None:
+                return None
+            result.append(Rolled(item.number, item.count, Block(body), item.carried, item.read))
+            continue
+        integers = []
+        for integer in item.integers:
+            step = next(steps)
+            if step:
+                old = integer if isinstance(integer, Varying) else Varying(integer, ())
+                integer = Varying(old.start, (*old.parts, (loop, step)))
+            integers.append(integer)
+        tensors = []
+        for tensor in (*item.reads, *item.writes):
+            moved = _with_step(tensor, next(steps), loop, count)
+            if moved is None:
+                return None
+            dynamic = []
+            for d in moved.dynamic:
+                index = _with_step(d.index, next(steps), loop, count)
+                if index is None:
+                    return None
+                dynamic.append(type(d)(index, d.shape, d.stride, d.limit))
+            tensors.append(moved.replaced(dynamic=tuple(dynamic)) if dynamic else moved)
+        n = len(item.reads)
+        result.append(
+            Instruction(
+                item.op,
+                tuple(tensors[:n]),
+                tuple(tensors[n:]),
+                item.attributes,
+                tuple(integers),
+                item.file,
+                item.line,
+            )
+        )
+    return result
+
+
+def _with_step(tensor: NkiTensor, step: int, loop: int, count: int) -> NkiTensor | None:
+    if not step:
+        return tensor
+    if tensor.gather is not None or tensor.valid is not None or tensor.mask is not None:
+        return None
+    steps = None
+    if not tensor.dynamic and tensor.cast is None:
+        shape = tensor.storage.shape
+        # Where all slices of the loop begin within the same axes, each axis has a step of its own.
+        first = plan(shape, tensor.offset, tensor.dims)
+        last = plan(shape, tensor.offset + step * (count - 1), tensor.dims)
+        if first is None or last is None or first.shape != last.shape or first.order != last.order:
+            return None
+        by = [b.start - a.start for a, b in zip(first.axes, last.axes, strict=True)]
+        if any(d % (count - 1) for d in by) or any(
+            a.parts != b.parts for a, b in zip(first.axes, last.axes, strict=True)
+        ):
+            return None
+        # An axis with several parts is cut at its first element; with a start that a loop changes it can't be padded.
+        for axis in (*first.axes, *last.axes):
+            if len(axis.parts) > 1 or (axis.parts and axis.parts[0][0] > 1):
+                outer_step, outer_count = axis.parts[0]
+                if axis.start + outer_step * outer_count > axis.size:
+                    return None
+        steps = tuple(d // (count - 1) for d in by)
+        if tensor.varying and any(old is None for _, _, old in tensor.varying):
+            return None
+    elif tensor.cast is not None:
+        return None
+    return tensor.replaced(varying=(*tensor.varying, (loop, step, steps)))

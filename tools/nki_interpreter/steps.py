@@ -1,0 +1,203 @@
+"""Runs a recorded kernel on the CPU instruction by instruction, where XLA would take too long to compile it as one program.
+
+XLA takes more than twice as long to compile twice as many instructions, and a kernel of a hundred thousand instructions has some
+hundred that differ: each of these is compiled once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nki_interpreter.program import Block
+from nki_interpreter.roll import Rolled, Varying, all_tensors, checks_indices
+
+if TYPE_CHECKING:
+    from nki_interpreter.kernel import Recorded
+    from nki_interpreter.program import NkiMemory
+    from nki_interpreter.tensors import NkiTensor
+
+MOST = 4000
+"""A kernel of at most so many instructions and rolled loops is compiled as one program."""
+
+Found = list[tuple[int, tuple[int, str]]]
+"""What checks found: an index (`lower.INSIDE` where none is outside), and the number of elements and the line where it was."""
+
+
+def run(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
+    """Returns a kernel's results as JAX arrays, and what its checks of indices found.
+
+    Args:
+        recorded: the kernel.
+        arrays: the values of its tensor arguments, in order.
+    """
+    if len(recorded.block.items) <= MOST:
+        return _whole(recorded, arrays)
+    return _each(recorded, arrays)
+
+
+@functools.cache
+def _compiler_options() -> Any:
+    """Returns the options with which XLA compiles soonest, which takes longer than running; those of them that this XLA has."""
+    import jax
+
+    found: dict[str, Any] = {}
+    for name, value in (("xla_backend_optimization_level", 0), ("xla_cpu_use_fusion_emitters", False)):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(lambda: 0, compiler_options={name: value})()
+            found[name] = value
+    return found
+
+
+def _jit(function: Callable[..., Any], **options: Any) -> Any:
+    import jax
+
+    return jax.jit(function, compiler_options=_compiler_options(), **options)
+
+
+def _whole(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
+    places: list[tuple[int, str]] = []
+
+    def program(*parameters: Any) -> Any:
+        values, context = recorded.run(parameters, True)
+        places[:] = context.places
+        return values, context.checks
+
+    values, checks = _jit(program)(*arrays)
+    return values, [(int(worst), places[int(number)]) for worst, number in checks]
+
+
+def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
+    from jax import numpy as jnp
+
+    from nki_interpreter.lower import Context
+
+    items = recorded.block.items
+    uses = [_used(item) for item in items]
+    last = {storage.number: at for at, (storages, _) in enumerate(uses) for storage in storages}
+    last |= {tensor.storage.number: len(items) for tensor in recorded.results}
+    context = Context(arrays)
+    held = context.values
+    steps: dict[Any, _CompiledInstruction] = {}
+    found: list[tuple[Any, Any, _CompiledInstruction]] = []
+    for at, (item, (storages, written)) in enumerate(zip(items, uses, strict=True)):
+        for storage in storages:
+            if storage.number not in held and (storage.parameter is not None or storage.initial is not None):
+                held[storage.number] = jnp.array(context.memory(storage), copy=True)  # a step writes in place
+        key = _Key(held).item(item)
+        step = steps.get(key)
+        if step is None:
+            step = steps[key] = _CompiledInstruction(item, storages, written, held)
+        numbers = [storage.number for storage in written]
+        owned = [held.pop(n) for n in numbers if n in held]
+        values, checks = step.run(owned, [held[s.number] for s in storages if s.number in held])
+        held.update(zip(numbers, values, strict=True))
+        found += [(worst, number, step) for worst, number in checks]
+        for storage in storages:
+            if last[storage.number] == at:
+                held.pop(storage.number, None)
+    results = tuple(context.read(tensor) for tensor in recorded.results)
+    return results, [(int(worst), step.places[int(number)]) for worst, number, step in found]
+
+
+def _used(item: Any) -> tuple[list[NkiMemory], list[NkiMemory]]:
+    """Returns the memory that an instruction or a rolled loop uses, and what of it is written; not what only the loop uses."""
+    if isinstance(item, Rolled):
+        return [*item.carried, *item.read], list(item.carried)
+    return _storages(all_tensors([item])), _storages(all_tensors([item], reads=False))
+
+
+def _storages(tensors: Sequence[NkiTensor]) -> list[NkiMemory]:
+    return list(dict.fromkeys(tensor.storage for tensor in tensors))
+
+
+class _CompiledInstruction:
+    """An instruction or a rolled loop, compiled at its first run for all that are like it.
+
+    Args:
+        item: the first of them.
+        storages: the memory that it uses.
+        written: the memory that it writes.
+        held: what has values before it, by the number of the storage.
+
+    Attributes:
+        places: how many elements there are where an index is checked, and the kernel's line.
+    """
+
+    def __init__(self, item: Any, storages: list[NkiMemory], written: list[NkiMemory], held: Mapping[int, Any]) -> None:
+        self.places: list[tuple[int, str]] = []
+        self._item = item
+        self._written = written
+        self._owned = [s.number for s in written if s.number in held]
+        self._read = [s.number for s in storages if s.number in held and s not in written]
+        self.run = _jit(self._run, donate_argnums=0)
+        """Returns the values of the memory that is written, and the checks, from what it holds, which is overwritten, and from
+        the values of the memory that is read only."""
+
+    def _run(self, owned: Sequence[Any], read: Sequence[Any]) -> Any:
+        from nki_interpreter.lower import Context
+
+        context = Context((), True)
+        context.values = dict(zip((*self._owned, *self._read), (*owned, *read), strict=True))
+        context.run(Block([self._item]))
+        self.places = context.places
+        return [context.memory(storage) for storage in self._written], context.checks
+
+
+class _Key:
+    """Tells what is compiled alike: equal keys mean the same computation, on other memory of the same shapes.
+
+    Args:
+        held: what has values before it, by the number of the storage.
+    """
+
+    def __init__(self, held: Mapping[int, Any]) -> None:
+        self._held = held
+        self._storages: dict[int, int] = {}
+        self._loops: dict[int, int] = {}
+
+    def item(self, item: Any) -> Hashable:
+        if isinstance(item, Rolled):
+            loop = self._loops.setdefault(item.number, len(self._loops))
+            outer = tuple(map(self._storage, (*item.carried, *item.read)))
+            return (loop, item.count, len(item.carried), outer, tuple(map(self.item, item.body.items)))
+        tensors = tuple(map(self._tensor, (*item.reads, *item.writes)))
+        integers = tuple(map(self._integer, item.integers))
+        line = (item.file, item.line) if checks_indices(item) else None
+        # As `same_attributes` compares them.
+        return (item.op, item.attributes, repr(item.attributes), integers, len(item.reads), tensors, line)
+
+    def _integer(self, value: Any) -> Hashable:
+        if isinstance(value, Varying):
+            return (value.start, tuple((self._loops[loop], step) for loop, step in value.parts))
+        return int(value)
+
+    def _storage(self, storage: NkiMemory) -> Hashable:
+        known = self._storages.get(storage.number)
+        if known is not None:
+            return known
+        self._storages[storage.number] = len(self._storages)
+        held = storage.number in self._held
+        return (
+            storage.shape,
+            storage.dtype,
+            storage.held,
+            storage.buffer,
+            held,
+            None if held else _bytes(storage.initial),
+        )
+
+    def _tensor(self, tensor: NkiTensor) -> Hashable:
+        plain = (self._storage(tensor.storage), tensor.offset, tensor.dims, tensor.dtype, tensor.partition)
+        if tensor.is_plain:
+            return plain
+        dynamic = tuple((self._tensor(d.index), d.shape, d.stride, d.limit) for d in tensor.dynamic)
+        varying = tuple((self._loops[loop], *rest) for loop, *rest in tensor.varying)
+        arrays = (_bytes(tensor.gather), _bytes(tensor.valid), _bytes(tensor.mask))
+        return (*plain, tensor.cast, dynamic, varying, arrays)
+
+
+def _bytes(array: Any) -> Hashable:
+    return None if array is None else (array.shape, str(array.dtype), array.tobytes())

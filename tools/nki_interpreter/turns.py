@@ -1,0 +1,81 @@
+"""Turns of a loop that depend on each other: what `affine_range` does not allow.
+
+AWS's documentation of the older generation: turns of `affine_range` may run at once, and what they hand on to each other is sums
+alone (`+=`, products added up in PSUM, `loop_reduce`). That of the newer calls it an alias of `range`, and yet its tutorials take
+another loop where a value is carried. So it is a note and no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nki_interpreter.errors import kernel_location
+from nki_interpreter.operators import elements
+from nki_interpreter.program import PRODUCTS, REGISTERS, Block, Instruction, Loop, current
+from nki_interpreter.tensors import NkiTensor
+
+MOST_ELEMENTS = 1 << 26
+"""Larger memory is not looked at: where it was written takes a byte for each element."""
+
+
+def note_carried(loop: Loop) -> None:
+    """Notes the first instruction of a loop's second turn that reads what its first turn wrote, once for each line of a kernel."""
+    recorder = current()
+    place = kernel_location()
+    if not recorder.check or place in recorder.loops or len(loop.iterations) < 2:
+        return
+    recorder.loops.add(place)
+    found = _carried(loop)
+    if found is not None:
+        recorder.notes.append(
+            f"{found.file}:{found.line}: this reads what the turn before wrote in a loop of affine_range, whose turns may run at "
+            "once; use sequential_range"
+        )
+
+
+def _carried(loop: Loop) -> Instruction | None:
+    first, second = (list(_instructions(turn)) for turn in loop.iterations[:2])
+    before: dict[int, np.ndarray[Any, Any]] = {}
+    for instruction in first:
+        for tensor in instruction.writes:
+            _mark(before, tensor, True)
+    for instruction in second:
+        for tensor in _read(instruction):
+            left = before.get(tensor.storage.number)
+            if left is not None and not tensor.dynamic and left[elements(tensor)].any():
+                return instruction
+        for tensor in instruction.writes:
+            if tensor.storage.number in before:
+                _mark(before, tensor, False)
+    return None
+
+
+def _mark(flags: dict[int, np.ndarray[Any, Any]], tensor: NkiTensor, value: bool) -> None:
+    storage = tensor.storage
+    if storage.buffer is REGISTERS or tensor.dynamic or storage.size > MOST_ELEMENTS:
+        return
+    flags.setdefault(storage.number, np.zeros(storage.size, np.bool_))[elements(tensor)] = value
+
+
+def _read(instruction: Instruction) -> Iterator[NkiTensor]:
+    """Yields what an instruction reads, but not the sum that it adds to."""
+    total = None
+    if instruction.op in PRODUCTS:
+        total = instruction.writes[0].storage
+    elif instruction in current().sums:
+        total = instruction.reads[0].storage
+    for tensor in (*instruction.reads, *instruction.writes):
+        yield from (dynamic.index for dynamic in tensor.dynamic)
+    yield from (tensor for tensor in instruction.reads if tensor.storage is not total)
+
+
+def _instructions(block: Block) -> Iterator[Instruction]:
+    for item in block.items:
+        if isinstance(item, Instruction):
+            yield item
+        elif isinstance(item, Loop):
+            for turn in item.iterations:
+                yield from _instructions(turn)
