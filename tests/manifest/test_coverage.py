@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli, manifest
-from kernelgen.cli import coverage as command
-from kernelgen.dispatch import coverage
+from kernelgen.dispatch import coverage, report
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
@@ -299,7 +298,7 @@ def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
     held = frozenset(kernel.spec for request in manifest.load([small], catalog) for kernel in request.kernels)
     export = graph_ops.read_export(file)
     missing = coverage.compare(held, export.ops).missing
-    why = command._Why(catalog, held, command._Refusals(catalog, command._Held(held, frozenset(), None)))
+    why = report.Why(catalog, held, report.Refusals(catalog, report.AvailableKernels(held, frozenset(), None)))
     assert [(r.kind, r.text) for r in why.of(missing).values()] == [
         ("none of this op", "there is no kernel for gelu"),
         ("no emitter", "tanh: no emitter for this op"),
