@@ -60,7 +60,7 @@ def test_kernels_for_weights_in_forms_count_for_the_weights(tmp_path: Path, caps
     catalog = Catalog([builtin_library()])
     plain, asked = (manifest.load([path], catalog)[0].kernels for path in (LLAMA3, formed))
     assert any(":transposed" in str(t) for kernel in asked for t in kernel.spec.inputs)
-    assert {kernel.spec.without_forms for kernel in asked} == {kernel.spec for kernel in plain}
+    assert {kernel.spec.without_layouts for kernel in asked} == {kernel.spec for kernel in plain}
     assert cli.run(["coverage", str(formed), "--graph-ops", str(FLASH)]) == 0
     assert f"{FLASH}: 30 of 30 ops covered, 0 missing\n" in capsys.readouterr().out
 

@@ -28,7 +28,7 @@ from kernelgen.targets import TARGETS
 
 
 @click.command(short_help="Say which nodes of a model's graphs have a kernel.")
-@click.argument("held", nargs=-1, required=True, metavar="HELD...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))
 @click.option(
     "--graph-ops",
     "exports",
@@ -59,7 +59,7 @@ from kernelgen.targets import TARGETS
 @click.pass_context
 def command(
     context: click.Context,
-    held: tuple[Path, ...],
+    paths: tuple[Path, ...],
     exports: tuple[Path, ...],
     models: tuple[Path, ...],
     settings: Settings,
@@ -70,11 +70,11 @@ def command(
     form: str,
     verbose: bool,
 ) -> int:
-    """Print which nodes of a model's graphs have a kernel, which have none and why, and what is held beyond.
+    """Print which nodes of a model's graphs have a kernel, which have none and why, and which kernels no graph needs.
 
     A node is computed, too, by kernels for other numbers of tokens and longer caches, as the backend does it.
 
-    HELD are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The options of a context are for --model.
+    KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The options of a context are for --model.
 
     Exit status 1 when a node has no kernel.
     """
@@ -82,7 +82,7 @@ def command(
         raise click.UsageError("give --graph-ops or --model")
     if not models:
         _refuse_run_options(context)
-    kernels = _available(held, target, catalog)
+    kernels = _available(paths, target, catalog)
     groups = Groups(kernels.groups)
     graphs = [graph_ops.read_export(path, groups) for path in exports]
     if models:
@@ -126,9 +126,9 @@ def _available(paths: Sequence[Path], target: str | None, catalog: Catalog) -> A
     built = [spec for of, specs in bundles if target in (None, of) for spec in specs]
     asked = [kernel.spec for request in requests for kernel in request.kernels]
     # Graphs have weights as ggml has them; which layout a kernel wants them in, the backend sees to.
-    compiled = frozenset(spec.without_forms for spec in built if isinstance(spec, KernelSpec))
-    planned = frozenset(spec.without_forms for spec in asked if isinstance(spec, KernelSpec))
-    groups = frozenset(spec.without_forms for spec in (*built, *asked) if isinstance(spec, GraphSpec))
+    compiled = frozenset(spec.without_layouts for spec in built if isinstance(spec, KernelSpec))
+    planned = frozenset(spec.without_layouts for spec in asked if isinstance(spec, KernelSpec))
+    groups = frozenset(spec.without_layouts for spec in (*built, *asked) if isinstance(spec, GraphSpec))
     return AvailableKernels(compiled | planned, compiled, target or (targets[0] if targets else None), groups)
 
 

@@ -44,7 +44,7 @@ def text(report: CoverageReport, verbose: bool) -> list[str]:
         nodes, grouped = _nodes(graph), grouped_ops(graph)
         for op in result.covered:
             served = report.served.get(op.spec)
-            how = "".join(f" + {n}" for _, n in served.pieces) if served is not None else ""
+            how = "".join(f" + {n}" for _, n in served.chunks) if served is not None else ""
             by = f", by kernels for {how[3:]} tokens" if how else ""
             by = ", in groups" if op.spec in grouped else by
             lines.append(f"covered  {graph.file}:{op.line}: {op.name}: {_describe(op.spec)}{by}")

@@ -8,8 +8,9 @@ tensor that is not contiguous is a view of its storage, and the view is part of 
   rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
-A weight may be in another form than ggml's (`kernelgen.ggml.weight_layouts`). Its view is then what is stored: of `planes` it has a
-row's bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its elements.
+A weight may be in another layout than ggml's (`kernelgen.ggml.weight_layouts`). Its view is then what is stored: of `planes` it has
+a row's bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its
+elements.
 
 Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
 bytes. `view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.
@@ -37,7 +38,7 @@ class ParameterStorage:
         dtype: NumPy name of the parameter's element type.
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension, in
+            quantized type), then what `trailing` adds. In the layout `planes` a row's bytes are one dimension, in
             `transposed` ne0 comes before ne1, and in `bf16` ne0 is of elements.
         length: elements of `dtype` in the storage.
         dense: whether the view covers every element once.
@@ -67,7 +68,7 @@ def storage(tensor: TensorDesc) -> ParameterStorage:
     Raises:
         ValueError: neuronx-cc has nothing to hold its type in.
     """
-    if tensor.form == BF16:
+    if tensor.layout == BF16:
         return storage(_in_bf16(tensor))
     t = TYPES[tensor.dtype]
     strides = list(tensor.nb)
@@ -82,11 +83,11 @@ def storage(tensor: TensorDesc) -> ParameterStorage:
         dtype, unit = _ARRAY_TYPES[tensor.dtype], t.size
     else:
         raise ValueError(f"Neuron devices have no {tensor.dtype}")
-    if tensor.form == TRANSPOSED:
+    if tensor.layout == TRANSPOSED:
         lengths[:2] = tensor.ne[1], tensor.ne[0]
         strides[:2] = unit, unit * tensor.ne[1]
     kept: tuple[int, ...] = (3, 2, 1, 0)
-    if tensor.form == PLANES:
+    if tensor.layout == PLANES:
         kept, trailing = (3, 2, 1), ((lengths[0] * t.size, 1),)
     dims = (*((lengths[k], strides[k] // unit) for k in kept), *trailing)
     length = tensor.storage_bytes // unit

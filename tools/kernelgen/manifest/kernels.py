@@ -51,7 +51,7 @@ class Choice:
         languages: its `languages`, or None.
         manifest: its name.
         settings: where it is noted which kernels are compiled with settings of their own, or None.
-        weights: the forms that weights are asked for in, or None.
+        weights: the layouts that weights are asked for in, or None.
     """
 
     targets: tuple[str, ...] = ()
@@ -134,23 +134,23 @@ class KernelEntry:
                 self._tensors(values)  # to report what is wrong with them
                 break
             return kernels, named
-        formed = False
+        has_layout = False
         for values in self._combinations():
             spec = self._spec(self.op, values)
             if spec is None:
                 continue
-            formed = formed or any(t is not None and t.form for t in spec.inputs)
+            has_layout = has_layout or any(t is not None and t.layout for t in spec.inputs)
             chosen = self._chosen(spec)
             self.note_settings(chosen, values, self.own)
             kernels += chosen
             name = entry.get("name")
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
-        self._check_formed(formed)
+        self._check_layouts(has_layout)
         return (kernels, named) if self.good else ([], [])
 
-    def forms(self) -> list[str]:
-        """Returns the forms that weights are asked for in."""
+    def layouts(self) -> list[str]:
+        """Returns the layouts that weights are asked for in."""
         node = self.weights
         return [item.text for item in node.value] if node is not None and self.usable(node) else []
 
@@ -159,24 +159,24 @@ class KernelEntry:
         template = self.templates.get(id(node))
         return template is not None and any(name in self.sizes.variables for name in template.names)
 
-    def _with_forms(self, op: Op, inputs: list[TensorDesc | None]) -> list[TensorDesc | None]:
-        """Returns the inputs with the weight in the form that is asked for."""
+    def _with_layouts(self, op: Op, inputs: list[TensorDesc | None]) -> list[TensorDesc | None]:
+        """Returns the inputs with the weight in the layout that is asked for."""
         index = WEIGHTS.get(op.name)
         weight = inputs[index] if index is not None and index < len(inputs) else None
-        if index is None or weight is None or weight.form or self.is_sized(self._need("inputs").value[index]):
+        if index is None or weight is None or weight.layout or self.is_sized(self._need("inputs").value[index]):
             return inputs
         if op.name == "mul_mat" and weight.ne[2] * weight.ne[3] > 1:  # heads of a cache
             return inputs
-        return [*inputs[:index], formed(weight, self.forms()), *inputs[index + 1 :]]
+        return [*inputs[:index], laid_out(weight, self.layouts()), *inputs[index + 1 :]]
 
-    def _check_formed(self, formed: bool) -> None:
-        """Notes forms that an entry asks for of its own and has no weight for."""
+    def _check_layouts(self, has_layout: bool) -> None:
+        """Notes layouts that an entry asks for of its own and has no weight for."""
         own = self.entry.get("weights")
-        if own is not None and self.usable(own) and own.value and self.good and not formed:
+        if own is not None and self.usable(own) and own.value and self.good and not has_layout:
             hint = (
                 f"a weight is the first operand of {' or '.join(WEIGHTS)}, contiguous, and has no variable of `sizes`"
             )
-            self.fail(own, f"the entry has no weight that can be {' or '.join(self.forms())}", hint)
+            self.fail(own, f"the entry has no weight that can be {' or '.join(self.layouts())}", hint)
 
     def _only_of_op(self) -> None:
         """Notes what only a kernel that is named by its source has, and what it may lack."""
@@ -437,7 +437,7 @@ class KernelEntry:
 
     def _spec(self, op: Op, values: Mapping[str, Value]) -> KernelSpec | None:
         inputs, output = self._tensors(values)
-        inputs = self._with_forms(op, inputs)
+        inputs = self._with_layouts(op, inputs)
         params = self._params(op, values)
         alias = self._alias(op, inputs, output)
         if not self.good or output is None:
@@ -554,10 +554,10 @@ def check_param(param: Param, value: object, shown: str) -> str | None:
     return None
 
 
-def formed(tensor: TensorDesc, forms: Sequence[str]) -> TensorDesc:
-    """Returns a weight in the first of some forms that it can have, or as it is."""
-    form = next((form for form in forms if form in of_type(tensor.dtype)), None)
-    return tensor.in_form(form) if form is not None and tensor.contiguous else tensor
+def laid_out(tensor: TensorDesc, layouts: Sequence[str]) -> TensorDesc:
+    """Returns a weight in the first of some layouts that it can have, or as it is."""
+    layout = next((layout for layout in layouts if layout in of_type(tensor.dtype)), None)
+    return tensor.in_layout(layout) if layout is not None and tensor.contiguous else tensor
 
 
 @functools.lru_cache(maxsize=65536)
