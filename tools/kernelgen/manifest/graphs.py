@@ -12,12 +12,12 @@ from kernelgen.ggml.ops import Op
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.languages import DEFAULT
-from kernelgen.manifest import kernels
 from kernelgen.manifest.document import YamlNode, short
-from kernelgen.manifest.kernels import Choice, KernelEntry, explain_tensor
+from kernelgen.manifest.kernels import Choice, KernelEntry
 from kernelgen.manifest.schema import Report
 from kernelgen.manifest.sizes import Sizes
 from kernelgen.manifest.template import Value
+from kernelgen.manifest.values import explain_tensor, laid_out, parse_tensor
 from kernelgen.plan import Kernel
 from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 
@@ -230,7 +230,7 @@ class _GraphEntry(KernelEntry):
         for name, item in self._need("inputs").value.items():
             tensor = self._tensor(item.node, values)
             if tensor is not None:
-                memory[name] = _Memory(name, 0, kernels.laid_out(tensor, self.layouts()) if name in weights else tensor)
+                memory[name] = _Memory(name, 0, laid_out(tensor, self.layouts()) if name in weights else tensor)
         outputs = {item.text for item in self._need("outputs").value}
         nodes = []
         for i, member in enumerate(self.members):
@@ -319,7 +319,7 @@ class _GraphEntry(KernelEntry):
         if tensor is None:
             return Loose(whole.root, whole.offset, whole.tensor)
         try:
-            view = kernels.parse_tensor(tensor)
+            view = parse_tensor(tensor)
         except ValueError as error:
             message, hint = explain_tensor(tensor, str(error))
             if id(item) in self.templates:
