@@ -78,6 +78,7 @@ class LengthIndex:
         if exact is not None:
             us, read = self._alone(node, ways)
             return Served((exact,), (), 0, us, us, read, read)
+        # In the order of the rules, and of each the shortest cache that is long enough: as the backend, which takes the first, too.
         for cut in ways:
             sizes = self._sizes.get(_family(node, cut), set())
             masked = cut.rule.mask is not None
@@ -132,6 +133,7 @@ class LengthIndex:
                 kernels[n] = kernel
         whole, row = traffic(node, cut, longer)
         costs = {n: self.costs.launch(whole, row, n) for n in kernels}
+        # An op in place would compute a row of its own result; these two write the same rows again.
         again = node.alias is None or node.op in ("set_rows", "cpy")
         chunks = choose(cut.n, list(kernels), list(costs.values()), again=again)
         if not chunks:
@@ -204,6 +206,8 @@ def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool
     best = float("inf")
     found: list[tuple[int, int]] = []
     for size, cost in zip(counts, costs, strict=True):
+        # As many of one size as fit, or one that is padded, and the rest in equal chunks of another. Not all mixtures are tried:
+        # the backend does this for every node that it plans.
         whole = max(n // size, 1)
         left = n - whole * size
         total, then, times = whole * cost, 0, 0
@@ -224,6 +228,7 @@ def _cover(
     best = (float("inf"), 0, 0)
     for size, cost in zip(counts, costs, strict=True):
         times = -(-left // size)
+        # One that begins early must not begin before the first token.
         if times > MAX_CHUNKS or (left % size and (not again or size > before + left)):
             continue
         if times * cost < best[0]:

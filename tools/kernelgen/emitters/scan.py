@@ -136,6 +136,7 @@ class _ScannedModule:
                 continue
             for decorator in node.decorator_list:
                 call = decorator.func if isinstance(decorator, ast.Call) else decorator
+                # Text, because a name may have dots: `kernelgen.emitters.emitter`.
                 if ast.unparse(call) not in names:
                     continue
                 if id(node) not in top or isinstance(node, ast.AsyncFunctionDef):
@@ -277,6 +278,7 @@ class _ScannedModule:
             default = ast.literal_eval(value)
         except ValueError:
             default = None
+        # A bool is an int to Python.
         if isinstance(default, int) and kind is float and not isinstance(default, bool):
             default = float(default)
         if type(default) is not kind:

@@ -91,6 +91,7 @@ def storage(tensor: TensorDesc) -> ParameterStorage:
         kept, trailing = (3, 2, 1), ((lengths[0] * t.size, 1),)
     dims = (*((lengths[k], strides[k] // unit) for k in kept), *trailing)
     length = tensor.storage_bytes // unit
+    # Dense: from the innermost dimension out, each stride is the product of all lengths inside. A dimension of one has no say.
     made = ParameterStorage(dtype, (length,), dims, length, False, unit)
     expected = 1
     for k in reversed(made.order):
@@ -116,8 +117,10 @@ def view(array: Any, s: ParameterStorage) -> Any:
         return lax.transpose(array, _inverse(s.order)) if s.order != tuple(range(len(s.order))) else array
     nested = _nested(s)
     if nested is None:
+        # Positions that follow from strides are in bounds, and what would keep them there is not emitted.
         return array.at[_indices(s)].get(mode="promise_in_bounds", wrap_negative_indices=False)
     padded, rows, used, kept = nested
+    # The last row ends with its last element that is used; a reshape to rows needs the whole of it.
     if padded > s.length:
         array = lax.pad(array, array.dtype.type(0), [(0, padded - s.length, 0)])
     array = lax.slice(lax.reshape(array, rows), (0,) * len(rows), used)
@@ -159,6 +162,7 @@ def _nested(s: ParameterStorage) -> tuple[int, tuple[int, ...], tuple[int, ...],
     kept = tuple(k for k in s.order if s.dims[k][0] > 1 and s.dims[k][1] > 0)
     if not kept:
         return (s.length, (s.length,), (1,), ()) if s.length else None
+    # Each dimension is a slice of a row, whose length is the stride of the dimension around it in its own strides.
     rows, used = [s.dims[kept[0]][0]], [s.dims[kept[0]][0]]
     for outer, inner in pairwise(kept):
         n, stride = s.dims[inner]
@@ -166,7 +170,7 @@ def _nested(s: ParameterStorage) -> tuple[int, tuple[int, ...], tuple[int, ...],
             return None
         rows.append(s.dims[outer][1] // stride)
         used.append(n)
-    step = s.dims[kept[-1]][1]
+    step = s.dims[kept[-1]][1]  # the innermost elements may have gaps, too: a last dimension of which one is used
     return s.dims[kept[0]][0] * s.dims[kept[0]][1], (*rows, step), (*used, 1), kept
 
 
