@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
-from harness import as_parameter, bind, emit, in_form, nmse, random_values, spec
+from harness import as_parameter, bind, emit, in_layout, nmse, random_values, spec
 
 import figures
 from kernelgen.ggml import weight_layouts
@@ -55,7 +55,7 @@ class Product:
 
 
 def product(weights: str, rows: int) -> Product:
-    """Returns the product of `rows` rows and a matrix of a type, which may have a form."""
+    """Returns the product of `rows` rows and a matrix of a type, which may have a layout of its own."""
     kernel = spec("mul_mat", [f"({SIZE},{SIZE},1,1)/{weights}", f"({SIZE},{rows},1,1)/f32"], f"({SIZE},{rows},1,1)/f32")
     hlo = emit(kernel)
     executable = execute.compile_for_cpu(products.rewrite(scales.rewrite(hlo)))
@@ -63,7 +63,7 @@ def product(weights: str, rows: int) -> Product:
     arrays = []
     for t, (_, dtype, shape) in zip(kernel.inputs, executable.parameters, strict=True):
         assert t is not None
-        arrays.append(as_parameter(in_form(*bind(t, random_values(t, random), random), t), dtype, shape))
+        arrays.append(as_parameter(in_layout(*bind(t, random_values(t, random), random), t), dtype, shape))
     return Product(len(hlo), executable, arrays)
 
 

@@ -1,8 +1,8 @@
 """Quantized tensors: ggml's block formats, read; `quantize` writes them.
 
-A quantized tensor arrives as its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8, in the form `planes` as those of its
-rows, `[ne3, ne2, ne1, bytes per row]` u8, and stays so in the NEFF's inputs: what is here becomes part of the kernel that uses it.
-In the form `bf16` it arrives dequantized. Formats are those of ggml-common.h, results those of ggml-quants.c.
+A quantized tensor arrives as its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8, in the layout `planes` as those of
+its rows, `[ne3, ne2, ne1, bytes per row]` u8, and stays so in the NEFF's inputs: what is here becomes part of the kernel that uses
+it. In the layout `bf16` it arrives dequantized. Formats are those of ggml-common.h, results those of ggml-quants.c.
 
 The lattices of the IQ types (`iq2xxs_grid` and its like) come from the gguf package, which keeps them as ggml does. In a kernel
 each is a table of 16-bit words, the codes of one point of the lattice packed; what a code stands for is computed.
@@ -25,13 +25,15 @@ from .common import Unsupported, f32
 def floats(x: Array, tensor: TensorDesc) -> Array:
     """Returns a tensor in its own float type, or dequantized to float32: `[ne3, ne2, ne1, ne0]`.
 
-    One in the form `bf16` is bfloat16, as it is stored.
+    One in the layout `bf16` is bfloat16, as it is stored.
     """
-    if not TYPES[tensor.dtype].quantized or tensor.form == BF16:
+    if not TYPES[tensor.dtype].quantized or tensor.layout == BF16:
         return x
     if tensor.dtype not in DEQUANTIZE:
         raise Unsupported(f"{tensor.dtype} is not dequantized here; types that are: {', '.join(sorted(DEQUANTIZE))}")
-    blocks = Planes(x, FIELDS[tensor.dtype], tensor.ne[0] // TYPES[tensor.dtype].block) if tensor.form == PLANES else x
+    blocks = (
+        Planes(x, FIELDS[tensor.dtype], tensor.ne[0] // TYPES[tensor.dtype].block) if tensor.layout == PLANES else x
+    )
     return lax.reshape(DEQUANTIZE[tensor.dtype](blocks), tensor.shape)
 
 

@@ -12,7 +12,7 @@ from .common import f32, grouped_dot, result
 from .dequantize import floats
 
 
-@emitter("mul_mat", types="float quantized, float", forms=("planes", "transposed", "bf16"))
+@emitter("mul_mat", types="float quantized, float", layouts=("planes", "transposed", "bf16"))
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
@@ -25,7 +25,7 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     """
     del prec, hint, prec_src1
     a = floats(a, inputs[0])
-    return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 2 if inputs[0].form == TRANSPOSED else 3), out)
+    return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 2 if inputs[0].layout == TRANSPOSED else 3), out)
 
 
 @emitter("out_prod", types="float quantized, float")
@@ -42,7 +42,7 @@ MAX_BLOCK = 128
 """Rows that meet an expert's weights at once at most: a tensor engine has as many."""
 
 
-@emitter("mul_mat_id", types="float quantized, float, i32", forms=("planes", "transposed", "bf16"))
+@emitter("mul_mat_id", types="float quantized, float, i32", layouts=("planes", "transposed", "bf16"))
 def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
 
@@ -60,12 +60,12 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     n_experts, (n_tokens, n_used), n_rows = a.shape[1], ids.shape[2:], b.shape[2]
     pairs = n_tokens * n_used
     a = lax.reshape(a, a.shape[1:])
-    one = TensorDesc.make((*inputs[0].ne[:2], 1, 1), inputs[0].dtype, form=inputs[0].form)
+    one = TensorDesc.make((*inputs[0].ne[:2], 1, 1), inputs[0].dtype, layout=inputs[0].layout)
     ids = lax.reshape(ids, (pairs,))
 
     def product(rows: Array, expert: Array) -> Array:
         weights = lax.reshape(lax.dynamic_index_in_dim(a, expert, keepdims=False), (1, 1, *a.shape[1:]))
-        stored, axis = (one.ne[:2], 0) if one.form == TRANSPOSED else (one.shape[2:], 1)
+        stored, axis = (one.ne[:2], 0) if one.layout == TRANSPOSED else (one.shape[2:], 1)
         weights = lax.reshape(floats(weights, one), stored)
         rows = lax.convert_element_type(rows, weights.dtype)
         return lax.dot_general(rows, weights, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)

@@ -19,10 +19,8 @@ and then go into a repository of their own, which is planned when something of i
     use_repo(neuron, "neuron_kernels", "neuron_others")
 """
 
-load("//rules/private/repositories:kernels.bzl", "kernels_repository", "manifest_options")
-load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
-load("//rules/private/repositories:python_env.bzl", "python_env")
-load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
+load("//rules/private/repositories:declarations.bzl", "declare_dependencies", "declare_development_dependencies", "declare_kernels")
+load("//rules/private/repositories:kernels.bzl", "manifest_options")
 load("//rules/private/rules:compiler_flag.bzl", "CHOICES")
 
 _REPOSITORY = "neuron_kernels"
@@ -99,10 +97,10 @@ def _neuron_impl(mctx):
             for folder in folders:
                 data.setdefault(str(folder), []).extend([str(label) for label in tag.data])
     for name, files in manifests.items():
-        kernels_repository(
+        declare_kernels(
             name = name,
             data = data,
-            libraries = _once(libraries.get(name, []) + everywhere) + [Label("//kernels:BUILD.bazel")],
+            libraries = _once(libraries.get(name, []) + everywhere),
             manifests = files,
             options = {str(file): options[(name, str(file))] for file in files},
         )
@@ -118,8 +116,7 @@ neuron = module_extension(
 )
 
 def _toolchains_impl(mctx):
-    python_env(name = "neuron_python", lock = Label("//:requirements.txt"), packages = ["jaxlib"])
-    neuron_sdk(name = "neuron_sdk")
+    declare_dependencies()
     return _reproducible(mctx)
 
 toolchains = module_extension(
@@ -128,12 +125,7 @@ toolchains = module_extension(
 )
 
 def _development_impl(mctx):
-    python_env(
-        name = "neuron_python_dev",
-        base = Label("@neuron_python//:python"),
-        lock = Label("//:requirements-dev.txt"),
-    )
-    llama_cpp()
+    declare_development_dependencies()
     return _reproducible(mctx)
 
 development = module_extension(

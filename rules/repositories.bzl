@@ -1,14 +1,11 @@
 """The same as `extensions.bzl`, for WORKSPACE."""
 
-load("//rules/private/repositories:kernels.bzl", "kernels_repository", "manifest_options")
-load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
-load("//rules/private/repositories:python_env.bzl", "python_env")
-load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
+load("//rules/private/repositories:declarations.bzl", "declare_dependencies", "declare_development_dependencies", "declare_kernels")
+load("//rules/private/repositories:kernels.bzl", "manifest_options")
 
 def neuron_kernelgen_dependencies():
     """Declares the Python environment of the build steps and the Neuron compiler found on this machine."""
-    python_env(name = "neuron_python", lock = Label("//:requirements.txt"), packages = ["jaxlib"])
-    neuron_sdk(name = "neuron_sdk")
+    declare_dependencies()
 
 # buildifier: disable=unnamed-macro
 def neuron_kernelgen_register_toolchains():
@@ -54,10 +51,10 @@ def neuron_kernels(
         folders = data
     files = manifest + manifests
     options = manifest_options(targets, memory_per_compile, compiler, emit_timeout)
-    kernels_repository(
+    declare_kernels(
         name = name,
         data = {_canonical(library): [_canonical(label) for label in labels] for library, labels in folders.items()},
-        libraries = kernels + [Label("//kernels:BUILD.bazel")],
+        libraries = kernels,
         manifests = files,
         options = {_canonical(file): options for file in files},
     )
@@ -68,9 +65,4 @@ def _canonical(label):
 
 def neuron_kernelgen_development_dependencies():
     """Declares what this project's own tests and linters need."""
-    python_env(
-        name = "neuron_python_dev",
-        base = Label("@neuron_python//:python"),
-        lock = Label("//:requirements-dev.txt"),
-    )
-    llama_cpp()
+    declare_development_dependencies()

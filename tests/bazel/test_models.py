@@ -35,13 +35,18 @@ def planned(checkout: scratch.Checkout) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("file", ["MODULE.bazel", "WORKSPACE"])
-def test_every_ready_manifest_is_named(file: str) -> None:
-    text = (scratch.CHECKOUT / file).read_text()
-    (types,) = re.findall(r"for file_type in \[(.*?)\]", text, re.DOTALL)
-    (models,) = re.findall(r"for model in \[(.*?)\]", text, re.DOTALL)
-    assert set(re.findall(r'"(\w+)"', models)) == MODELS
-    assert {f"{model}_{kind}" for model in MODELS for kind in re.findall(r'"(\w+)"', types)} == NAMES
+def listed(text: str, name: str) -> list[str]:
+    """Returns the words of a list that `name` begins."""
+    (words,) = re.findall(rf"{name} \[(.*?)\]", text, re.DOTALL)
+    return re.findall(r'"(\w+)"', words)
+
+
+def test_every_ready_manifest_is_named_in_the_one_list_and_in_the_module() -> None:
+    one = (scratch.CHECKOUT / "manifests" / "models" / "models.bzl").read_text()
+    module = (scratch.CHECKOUT / "MODULE.bazel").read_text()
+    models, types = listed(one, "MODELS ="), listed(one, "FILE_TYPES =")
+    assert sorted(f"{model}_{kind}" for model in models for kind in types) == sorted(NAMES)
+    assert (listed(module, "for model in"), listed(module, "for file_type in")) == (models, types)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

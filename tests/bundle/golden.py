@@ -59,7 +59,7 @@ def specs() -> list[KernelSpec]:
         # ggml has no such op: its parameters are a digest.
         make("my_scale", [f32], f32, {"factor": 0.5, "steps": 3, "wrap": True}),
         make("my_scale", [f32], f32),
-        # Weights in forms of their own.
+        # Weights in layouts of their own.
         make("mul_mat", [T("(4096,1024,1,1)/q4_K:planes"), T("(4096,1,1,1)/f32")], T("(1024,1,1,1)/f32"), {"prec": 10}),
         make("mul_mat", [T("(4096,1024,1,1)/f16:transposed"), T("(4096,1,1,1)/f32")], T("(1024,1,1,1)/f32")),
         # Large numbers.

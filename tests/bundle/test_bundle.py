@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import bundle
+from kernelgen.bundle import build as bundle
 from kernelgen.bundle import pack, tree
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
@@ -169,7 +169,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 BUILD = """
 import sys
 from pathlib import Path
-from kernelgen import bundle
+from kernelgen.bundle import build as bundle
 from kernelgen.neff import container
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kernelgen import bundle
+from kernelgen.bundle import build as bundle
 from kernelgen.bundle import describe, pack
 from kernelgen.cli import bundle as bundle_command
 from kernelgen.cli import compile as compile_command

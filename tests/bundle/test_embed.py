@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import bundle
+from kernelgen.bundle import build as bundle
 from kernelgen.bundle import embed, pack
 from kernelgen.plan import Bundle
 

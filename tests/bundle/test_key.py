@@ -87,7 +87,7 @@ def test_index_is_not_empty_and_not_ambiguous() -> None:
 
 @pytest.mark.parametrize(("dtype", "form"), [("q8_0", "planes"), ("f16", "transposed")])
 def test_a_kernel_for_another_form_is_another_kernel(dtype: str, form: str) -> None:
-    """The form is in the id, in the key and in what plans hold; a lookup for one form does not find a kernel for the other."""
+    """The layout is in the id, in the key and in what plans hold; a lookup for one layout does not find a kernel for the other."""
     f32, result = TensorDesc.parse("(64,3,1,1)/f32"), TensorDesc.parse("(8,3,1,1)/f32")
     plain, formed = (
         KernelSpec.make("mul_mat", [TensorDesc.parse(f"(64,8,1,1)/{t}"), f32], result)
@@ -101,7 +101,7 @@ def test_a_kernel_for_another_form_is_another_kernel(dtype: str, form: str) -> N
         assert index.find(key(other)) is None
 
 
-def test_groups_with_weights_in_other_forms_are_other_kernels() -> None:
+def test_groups_with_weights_in_other_layouts_are_other_kernels() -> None:
     def group(dtype: str) -> GraphSpec:
         weight, x = (
             Loose("w", 0, TensorDesc.parse(f"(64,8,1,1)/{dtype}")),

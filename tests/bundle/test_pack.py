@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import bundle
+from kernelgen.bundle import build as bundle
 from kernelgen.bundle import pack
 from kernelgen.errors import KernelgenError
 

@@ -1,10 +1,11 @@
-"""docs/architecture.md's floors against the package: which module imports which."""
+"""Which module of the package imports which: docs/architecture.md's floors, and no circle."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,51 @@ def test_imports_go_down() -> None:
 def test_an_import_that_goes_up_is_found(line: str) -> None:
     assert len(upward(PACKAGE / "hlo" / "proto.py", f"def f():\n    {line}\n")) == 1
     assert upward(PACKAGE / "cli" / "plan.py", line) == []
+
+
+def modules_imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
+    """Yields the modules of kernelgen that a module names in imports, those inside of functions too."""
+    for node in ast.iter_child_nodes(tree):
+        if is_for_types(node):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in known else node.module for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        yield from modules_imported(node, known)
+
+
+def circle(texts: Mapping[str, str], known: Mapping[str, Path]) -> list[str]:
+    """Returns the modules of a circle of imports, the first again at the end; nothing when there is none."""
+    graph = {name: {*modules_imported(ast.parse(text), known)} & known.keys() - {name} for name, text in texts.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def named(path: Path) -> str:
+    return ".".join(("kernelgen", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+# The interpreter of NKI becomes a package of its own.
+MODULES = {named(path): path for path in PACKAGE.rglob("*.py") if PACKAGE / "languages" / "nki" not in path.parents}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+
+
+def test_no_modules_import_each_other() -> None:
+    assert len(MODULES) > 200
+    assert circle(TEXTS, MODULES) == []
+
+
+def test_a_circle_is_found_also_through_a_function_and_a_package() -> None:
+    line = "def f():\n    from kernelgen.cli import doctor\n"
+    texts = TEXTS | {"kernelgen.cli.simulate": TEXTS["kernelgen.cli.simulate"] + line}
+    assert set(circle(texts, MODULES)) == {"kernelgen.cli.doctor", "kernelgen.cli.simulate"}
+    texts = TEXTS | {
+        "kernelgen.bundle.pack": "from kernelgen import bundle",
+        "kernelgen.bundle": "import kernelgen.bundle.pack",
+    }
+    assert set(circle(texts, MODULES)) == {"kernelgen.bundle", "kernelgen.bundle.pack"}

@@ -56,7 +56,7 @@ NO_KEYS = {
     "ggml_op_add ggml_unary_op_relu input_tensors kernel_name": "of ggml-hsa-gen-kernels",
     "model_type weight_map": "of Hugging Face models",
     "types": "of an emitter's decorator",
-    "forms": "likewise",
+    "layouts": "likewise",
     "off": "no folder",
     "language": "of an emitter's decorator",
     "knob.fuse kernelgen.languages numpy fori_loop replica_groups": "kernelgen.languages.numpy",

@@ -58,8 +58,8 @@ def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, tmp_p
     """Of ops that differ in all kinds of things."""
     result = run("far-off", GGML_NEURON_KERNEL_DIR=kernels)
     assert result.said == {"far-off": "ok"}, result.log
-    asked = [GraphOp(spec, 0, "") for bundle in reader.read(mended(result.log, tmp_path)) for spec in bundle.specs]
-    have = {spec for bundle in reader.read(kernels) for spec in bundle.specs}
+    asked = [GraphOp(spec, 0, "") for bundle in reader.read(mended(result.log, tmp_path)) for spec in bundle.ops()]
+    have = {spec for bundle in reader.read(kernels) for spec in bundle.ops()}
     expected = sorted(
         (op.spec.op, near[0].id, "; ".join(near[1])) if (near := nearest.get(op.spec)) else (op.spec.op, "", "")
         for nearest in [coverage.nearest(asked, have)]

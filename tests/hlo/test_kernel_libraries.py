@@ -12,7 +12,7 @@ import pytest
 
 import kernelgen
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.emitters import scan
+from kernelgen.emitters import emitter, scan
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library, builtin_library, emitters_of
@@ -134,12 +134,23 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
         ),
         (
             "@emitter('a', kind='f32')\ndef f(x): ...\n",
-            "m.py:2:15: error: @emitter has no keyword 'kind'; it has 'types', 'language', 'targets', 'where' and 'forms'",
+            "m.py:2:15: error: @emitter has no keyword 'kind'; it has 'types', 'language', 'targets', 'where' and 'layouts'",
         ),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, source: str, expected: str) -> None:
     assert mistakes(tmp_path, HEADER + source) == [expected]
+
+
+def test_the_earlier_name_of_layouts_is_read_with_a_warning(tmp_path: Path) -> None:
+    text = "@emitter('mul_mat', {}=('planes', 'bf16'))\ndef f(a, b, *, prec: int, hint: int, prec_src1: int): ...\n"
+    for name in ("layouts", "forms"):
+        (r,) = library(tmp_path, m=HEADER + text.format(name)).scan().values()
+        assert r.layouts == ("planes", "bf16")
+    with pytest.warns(FutureWarning, match="layouts=… now"):
+        emitter("mul_mat", forms="planes")
+    tensor = TensorDesc.parse("(64,4,1,1)/q8_0:planes")
+    assert tensor.form == tensor.layout == "planes"
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:

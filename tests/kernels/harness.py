@@ -136,17 +136,17 @@ def nmse(have: Array, want: Array) -> float:
     return float(error / size) if size else float(error)
 
 
-def in_form(storage: Array, logical: Array, t: TensorDesc) -> Array:
-    """Returns the bytes of a contiguous tensor in the form that it has, if any.
+def in_layout(storage: Array, logical: Array, t: TensorDesc) -> Array:
+    """Returns the bytes of a contiguous tensor in the layout that it has, if any.
 
     Args:
         storage: as ggml has them, u8.
         logical: the same as an array, `[ne3, ne2, ne1, ne0]` or bytes per row.
         t: the tensor.
     """
-    if t.form == weight_layouts.BF16:
+    if t.layout == weight_layouts.BF16:
         return weight_layouts.pack_bf16(dequantize(logical, t))
-    return weight_layouts.pack(storage, t.form, t.dtype, t.ne) if t.form else storage
+    return weight_layouts.pack(storage, t.layout, t.dtype, t.ne) if t.layout else storage
 
 
 def check(
@@ -176,7 +176,7 @@ def check(
             continue
         values = given.get(f"src{i}")
         storage, logical = bind(t, random_values(t, rng) if values is None else values.reshape(*t.shape[:3], -1), rng)
-        storages.append(in_form(storage, logical, t))
+        storages.append(in_layout(storage, logical, t))
         logicals.append(logical)
     with np.errstate(all="ignore"):
         want = compute(kernel, logicals)

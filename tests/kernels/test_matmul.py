@@ -131,13 +131,13 @@ def test_mul_mat_id(n_experts: int, used: int, tokens: int, per_token: int) -> N
 
 @pytest.mark.parametrize("tokens", [2, 70])
 @pytest.mark.parametrize(
-    "dtype, form, limit",
+    "dtype, layout, limit",
     [("q8_0", "planes", 0.0), ("q4_K", "planes", 0.0), ("f16", "transposed", 1e-10), ("q4_K", "bf16", 2e-5)],
 )
-def test_mul_mat_id_of_weights_in_forms(dtype: str, form: str, limit: float, tokens: int) -> None:
+def test_mul_mat_id_of_weights_in_layouts(dtype: str, layout: str, limit: float, tokens: int) -> None:
     chosen = experts(8, tokens, 4)
     results = []
-    for weights in (dtype, f"{dtype}:{form}"):
+    for weights in (dtype, f"{dtype}:{layout}"):
         inputs = [f"(256,7,8,1)/{weights}", f"(256,1,{tokens},1)/f32", f"(4,{tokens},1,1)/i32"]
         results.append(check(spec("mul_mat_id", inputs, f"(7,4,{tokens},1)/f32"), 2e-5, src2=chosen))
     assert nmse(*results) <= limit

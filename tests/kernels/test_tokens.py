@@ -132,7 +132,7 @@ def test_pieces_are_the_whole(kernel: KernelSpec, pieces: list[tuple[int, int]])
     want = computed(kernel, inputs)
     have = np.array(inputs[kernel.alias]) if cut.axes[-1] is None else np.zeros_like(want)
     for first, n in pieces:
-        *srcs, result = cut.piece(n)
+        *srcs, result = cut.chunk(n)
         assert result is not None
         piece = KernelSpec(kernel.op, tuple(srcs), result, kernel.params, kernel.alias)
         given = [rows_of(v, axis, first, n) for v, axis in zip(inputs, cut.axes[:-1], strict=True)]
@@ -156,7 +156,7 @@ def test_a_longer_cache_under_a_longer_mask_is_the_same() -> None:
     kernel = next(k for k in NAMED if k.op == "flash_attn_ext" and k.inputs[3])
     cut = one_cut(kernel)
     assert cut.n_more == 9
-    *srcs, result = cut.piece(N, 16)
+    *srcs, result = cut.chunk(N, 16)
     assert result == kernel.output
     assert str(srcs[3]) == f"(16,{N},1,1)/f16"
     q, k, v, mask, *_ = values(kernel)
@@ -172,7 +172,7 @@ def test_a_longer_cache_under_a_longer_mask_is_the_same() -> None:
 
 def test_a_longer_table_is_the_same() -> None:
     kernel = next(k for k in NAMED if k.op == "get_rows")
-    *srcs, result = one_cut(kernel).piece(N, 5)
+    *srcs, result = one_cut(kernel).chunk(N, 5)
     assert result is not None
     table, ids = values(kernel)
     assert table is not None

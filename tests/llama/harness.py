@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import kernelgen
-from kernelgen import bundle as bundles
 from kernelgen import manifest
 from kernelgen.build import executor
 from kernelgen.build.folder import BuildSettings, locked
+from kernelgen.bundle import build as bundles
+from kernelgen.bundle.contents import pack_name
 from kernelgen.compilers import choice
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.emitters.catalog import Catalog
@@ -234,7 +235,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
             compiler=settings.identity,
             jax_version=importlib.metadata.version("jax"),
             tree_path=None,
-            pack_path=output / bundles.pack_name(whole.id),
+            pack_path=output / pack_name(whole.id),
             embed_folder=None,
         )
     compiled = sum(step.fresh for step in result.steps)

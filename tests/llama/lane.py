@@ -39,8 +39,8 @@ import cases
 import harness
 
 import kernelgen
-from kernelgen import bundle as bundles
 from kernelgen import fileio, lowering
+from kernelgen.bundle import build as bundles
 from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulator import Simulator

@@ -23,8 +23,8 @@ def _emitter(op: Op) -> str:
     inputs = [*names[: op.required], *(f"{name}=None" for name in names[op.required :])]
     params = [f"{p.name}: {p.kind.__name__}" + ("" if p.default is None else f" = {p.default!r}") for p in op.params]
     signature = ", ".join([*inputs, *(["*", *params] if params else [])])
-    forms = ', forms=("planes", "transposed", "bf16")' if op.name == "mul_mat" else ""
-    return f'\n\n@emitter("{op.name}"{forms})\ndef {op.name}({signature}):\n    raise NotImplementedError\n'
+    layouts = ', layouts=("planes", "transposed", "bf16")' if op.name == "mul_mat" else ""
+    return f'\n\n@emitter("{op.name}"{layouts})\ndef {op.name}({signature}):\n    raise NotImplementedError\n'
 
 
 def make_library(folder: Path, ops: list[str] | None = None) -> Library:

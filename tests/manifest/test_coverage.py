@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli, manifest
-from kernelgen.cli import coverage as command
-from kernelgen.dispatch import coverage
+from kernelgen.dispatch import coverage, report
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
@@ -61,7 +60,7 @@ def test_kernels_for_weights_in_forms_count_for_the_weights(tmp_path: Path, caps
     catalog = Catalog([builtin_library()])
     plain, asked = (manifest.load([path], catalog)[0].kernels for path in (LLAMA3, formed))
     assert any(":transposed" in str(t) for kernel in asked for t in kernel.spec.inputs)
-    assert {kernel.spec.without_forms for kernel in asked} == {kernel.spec for kernel in plain}
+    assert {kernel.spec.without_layouts for kernel in asked} == {kernel.spec for kernel in plain}
     assert cli.run(["coverage", str(formed), "--graph-ops", str(FLASH)]) == 0
     assert f"{FLASH}: 30 of 30 ops covered, 0 missing\n" in capsys.readouterr().out
 
@@ -299,7 +298,7 @@ def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
     held = frozenset(kernel.spec for request in manifest.load([small], catalog) for kernel in request.kernels)
     export = graph_ops.read_export(file)
     missing = coverage.compare(held, export.ops).missing
-    why = command._Why(catalog, held, command._Refusals(catalog, command._Held(held, frozenset(), None)))
+    why = report.Why(catalog, held, report.Refusals(catalog, report.AvailableKernels(held, frozenset(), None)))
     assert [(r.kind, r.text) for r in why.of(missing).values()] == [
         ("none of this op", "there is no kernel for gelu"),
         ("no emitter", "tanh: no emitter for this op"),

@@ -385,7 +385,7 @@ def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path, caps
     assert message in refused(capsys, path, tmp_path / "m.yaml")
 
 
-def test_forms_of_weights_are_the_manifests(tmp_path: Path) -> None:
+def test_layouts_of_weights_are_the_manifests(tmp_path: Path) -> None:
     """`--weights` is a key of the manifest, which applies to the weights and not to the heads of a cache."""
     path = GRAPH_OPS / "llama3-8b-f16.no-flash-attn.txt"
     assert run(path, "-o", tmp_path / "m.yaml", "--weights", "planes", "--weights", "transposed") == 0

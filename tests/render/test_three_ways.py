@@ -20,7 +20,8 @@ from nki_double import Double
 from starlark import ROOT, Failed, Packages
 
 from kernelgen import manifest
-from kernelgen.bundle import pack, pack_name
+from kernelgen.bundle import pack
+from kernelgen.bundle.contents import pack_name
 from kernelgen.cache import OFF
 from kernelgen.cli import bundle_forms
 from kernelgen.cli.frame import run as cli

@@ -143,6 +143,7 @@ class Pool:
         worker.buffer += chunk
         if len(worker.buffer) > MAX_ANSWER:
             return [self._bury(worker, f"its worker answered more than {MAX_ANSWER >> 20} MiB")]
+        # A worker is asked one thing at a time, so an end of a line is the end of the answer.
         if not worker.buffer.endswith(b"\n"):
             return []
         line, worker.buffer = worker.buffer, b""
@@ -218,7 +219,7 @@ class _Worker:
         self.busy, self.task, self.begun = True, task, time.monotonic()
         self.deadline = None if timeout is None else self.begun + timeout
         self.limit = timeout or 0.0
-        self.oom_kills = _oom_kills()
+        self.oom_kills = _oom_kills()  # to tell afterwards whether the system killed one meanwhile
         self.request += 1
         if self.log_file:
             self.log_file.seek(0)
@@ -262,6 +263,7 @@ class _Worker:
         """Waits for its end until `deadline` (monotonic), then kills it with everything in its process group."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, deadline - time.monotonic()))
+        # Also when it has ended: its group may have others, such as a compiler.
         self._signal(signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.log_file):

@@ -36,6 +36,11 @@ def file_name(text: str) -> str:
     return text
 
 
+def pack_name(bundle_id: str) -> str:
+    """Returns the file name of a bundle's pack: `llama3_trn1.kernels.gguf`."""
+    return f"{bundle_id}.kernels.gguf"
+
+
 def is_kernel_id(text: str) -> bool:
     """Returns whether a text can be the id of a kernel in a bundle."""
     return 0 < len(text.encode()) <= MAX_ID and "\0" not in text

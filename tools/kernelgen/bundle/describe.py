@@ -16,7 +16,7 @@ from kernelgen import fileio
 from kernelgen.bundle import tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.bundle.pack import Pack
-from kernelgen.bundle.stored import Stored, of_pack, of_tree
+from kernelgen.bundle.reader import Stored, of_pack, of_tree
 from kernelgen.dispatch import modelled_cost
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import gguf_reader, model_files

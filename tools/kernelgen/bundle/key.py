@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.ggml.weight_layouts import FORMS
+from kernelgen.ggml.weight_layouts import LAYOUTS
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Spec, TensorPlace
 from kernelgen.spec.op_kernel import KernelSpec, params_to_json
@@ -21,8 +21,8 @@ from kernelgen.spec.source_kernel import KEY, SourceSpec
 MASK = 2**64 - 1
 ABSENT = MASK
 """The word that stands for an input that is not there."""
-FORM_SHIFT = 16
-"""The bit at which a tensor's form begins in the word that has its type."""
+LAYOUT_SHIFT = 16
+"""The bit at which a tensor's layout begins in the word that has its type."""
 
 
 def fnv1a(data: bytes) -> int:
@@ -75,9 +75,9 @@ def key_hash(words: Iterable[int]) -> int:
 
 
 def tensor_words(tensor: TensorDesc) -> list[int]:
-    """Returns a tensor's words: its type with its form, the elements and the strides in bytes of its four dimensions."""
-    form = FORMS[tensor.form] if tensor.form else 0
-    return [TYPES[tensor.dtype].number | form << FORM_SHIFT, *tensor.ne, *tensor.nb]
+    """Returns a tensor's words: its type with its layout, the elements and the strides in bytes of its four dimensions."""
+    layout = LAYOUTS[tensor.layout] if tensor.layout else 0
+    return [TYPES[tensor.dtype].number | layout << LAYOUT_SHIFT, *tensor.ne, *tensor.nb]
 
 
 def _params(spec: KernelSpec | GraphNode) -> list[int]:

@@ -1,33 +1,195 @@
-"""Which kernels a bundle holds: a pack, a tree, or a folder of some, as GGML_NEURON_KERNEL_DIR takes them."""
+"""Reads bundles: one value for a pack and a tree, and every bundle of a folder, as GGML_NEURON_KERNEL_DIR takes one.
+
+Reading one refuses an index of the wrong shape. Whether the index is the one that its kernels make is for `Stored.mistakes` to say:
+that needs every kernel's spec to be one that this kernelgen knows.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kernelgen import fileio
-from kernelgen.bundle import pack_name, stored, tree
-from kernelgen.errors import KernelgenError
+from kernelgen.bundle import pack, tree
+from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, format_of, pack_name
+from kernelgen.bundle.index import make_slots
+from kernelgen.bundle.json_text import read_json
+from kernelgen.bundle.key import key
+from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import gguf_reader
-from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.graph_kernel import Spec, spec_from_json
 from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import TARGETS
 
 
 @dataclass(frozen=True, slots=True)
-class BundleContents:
-    """What one bundle holds.
+class StoredKernel:
+    """A kernel in a bundle.
 
     Attributes:
-        path: of the pack, or of the tree's folder.
-        target: that its kernels are compiled for.
-        specs: its kernels.
-        groups: its graph kernels.
+        id: its id.
+        spec: its spec as plain values.
+        key: its key's words.
+        hlo_sha256: of its HLO.
+        neff_sha256: of its NEFF.
+        neff_size: bytes.
+        notes: what is noted about it.
+        flags: the compiler's flags, when they are not the bundle's.
+        files: of a tree, its HLO and its NEFF.
+    """
+
+    id: str
+    spec: Mapping[str, Any]
+    key: tuple[int, ...]
+    hlo_sha256: str
+    neff_sha256: str
+    neff_size: int
+    notes: Mapping[str, Any]
+    flags: tuple[str, ...] | None = None
+    files: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A bundle whose index was read.
+
+    Attributes:
+        path: the pack, or the tree's folder.
+        format: the version of the bundle format.
+        origin: what it is and what made it.
+        kernels: in the order of their ids.
+        pack: of a pack, what was read.
     """
 
     path: Path
-    target: str
-    specs: tuple[KernelSpec, ...]
-    groups: tuple[GraphSpec, ...] = ()
+    format: int
+    origin: BundleOrigin
+    kernels: tuple[StoredKernel, ...]
+    pack: pack.Pack | None = None
+
+    @property
+    def index(self) -> Path:
+        """The file that holds the index."""
+        return self.path / tree.INDEX if self.pack is None else self.path
+
+    def specs(self) -> tuple[Spec, ...]:
+        """Returns the kernels' specs, in their order.
+
+        Raises:
+            KernelgenError: one is none that this kernelgen knows.
+        """
+        return tuple(_spec(self, kernel) for kernel in self.kernels)
+
+    def ops(self) -> tuple[KernelSpec, ...]:
+        """Returns the specs of the kernels that compute one op of ggml; see `specs`."""
+        return tuple(spec for spec in self.specs() if isinstance(spec, KernelSpec))
+
+    def mistakes(self) -> list[Diagnostic]:
+        """Returns where the index is not the one that its kernels make: ids, keys, format; or is for no machine.
+
+        All but the last follows from the specs as where a bundle is written, so what the C++ library refuses of it is found, too.
+        """
+        found: list[Diagnostic] = []
+        target = TARGETS.get(self.origin.target)
+        if target is None or self.origin.lnc not in target.lnc_choices:
+            lnc = "" if target is None else f" of lnc {self.origin.lnc}"
+            found.append(Diagnostic(f"{self.index}: no machine is a '{self.origin.target}'{lnc}"))
+        specs = []
+        first: dict[tuple[int, ...], str] = {}
+        for kernel in self.kernels:
+            where = f"{self.index}: kernel {kernel.id}"
+            try:
+                specs.append(spec := _spec(self, kernel))
+                words = key(spec)
+            except KernelgenError as error:
+                found += error.diagnostics
+                continue
+            except _BAD_VALUES as error:
+                found.append(Diagnostic(f"{where}: no key can be made of its spec: {error}"))
+                continue
+            if spec.id != kernel.id:
+                found.append(Diagnostic(f"{where}: its spec is that of {spec.id}"))
+            elif words != kernel.key:
+                both = enumerate(itertools.zip_longest(kernel.key, words))
+                at, (word, right) = next((at, pair) for at, pair in both if pair[0] != pair[1])
+                what = f"word {at} is {_hexadecimal(word)}; expected {_hexadecimal(right)}"
+                found.append(Diagnostic(f"{where}: its key is not that of its spec: {what}"))
+            elif (other := first.setdefault(words, kernel.id)) != kernel.id:
+                found.append(Diagnostic(f"{where}: a lookup cannot tell it from {other}: their keys are equal"))
+        if not found and (needed := format_of(specs)) > self.format:
+            found.append(Diagnostic(f"{self.index}: format {self.format}, and its kernels need format {needed}"))
+        return found
+
+
+def of_pack(path: Path) -> Stored:
+    """Returns the bundle in a pack.
+
+    Raises:
+        KernelgenError: it is none, is damaged, or has another format.
+        OSError: it cannot be read.
+    """
+    made = pack.read(path)
+
+    def value(text: str, what: str) -> dict[str, Any]:
+        try:
+            found = read_json(text, SPEC_DEPTH)
+        except ValueError as error:
+            raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: {error}") from None
+        if not isinstance(found, dict):
+            raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: it is no object")
+        return found
+
+    kernels = []
+    for number, (id, which) in enumerate(zip(made.index.ids, made.kernel_neff, strict=True)):
+        stored = made.neffs[which]
+        notes = made.notes[number] if made.notes else ""
+        kernels.append(
+            StoredKernel(
+                id,
+                value(made.specs[number], f"the spec of {id}"),
+                made.index.key_of(number),
+                made.hlo_sha256[number],
+                stored.sha256,
+                stored.size,
+                value(notes, f"what is noted of {id}") if notes else {},
+                made.special_flags.get(id),
+            )
+        )
+    return Stored(path, made.metadata["kernelgen.format"].value, made.origin, tuple(kernels), made)
+
+
+def of_tree(path: Path) -> Stored:
+    """Returns the bundle in the folder of a tree.
+
+    Raises:
+        KernelgenError: it is none, is damaged, or has another format.
+        OSError: it cannot be read.
+    """
+    index = tree.read_index(path)
+    stored = sorted(index["kernels"], key=lambda kernel: kernel["id"].encode())
+    keys = [tuple(int(k["key"][at : at + 16], 16) for at in range(0, len(k["key"]), 16)) for k in stored]
+    try:
+        make_slots(list(itertools.chain(*keys)), list(itertools.accumulate(map(len, keys), initial=0)))
+    except KernelgenError as error:
+        raise KernelgenError(f"{path / tree.INDEX}: {error.diagnostics[0].message}") from None
+    kernels = [
+        StoredKernel(
+            kernel["id"],
+            kernel["spec"],
+            words,
+            kernel["hlo_sha256"],
+            kernel["neff_sha256"],
+            kernel["neff_size"],
+            kernel.get("notes", {}),
+            tuple(kernel["flags"]) if "flags" in kernel else None,
+            (kernel["hlo"], kernel["neff"]),
+        )
+        for kernel, words in zip(stored, keys, strict=True)
+    ]
+    return Stored(path, index["format"], tree.origin(index), tuple(kernels))
 
 
 def is_bundle(path: Path) -> bool:
@@ -41,7 +203,7 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def read(path: Path) -> list[BundleContents]:
+def read(path: Path) -> list[Stored]:
     """Returns the bundle at `path`, or those in a folder; of a bundle that is there as pack and as tree the former.
 
     Raises:
@@ -49,16 +211,16 @@ def read(path: Path) -> list[BundleContents]:
     """
     try:
         if path.name == tree.INDEX and path.is_file():
-            return [_bundle(stored.of_tree(path.parent))]
+            return [of_tree(path.parent)]
         if not path.is_dir():
-            return [_bundle(stored.of_pack(path))]
+            return [of_pack(path)]
         if (path / tree.INDEX).is_file():
-            return [_bundle(stored.of_tree(path))]
+            return [of_tree(path)]
         packs = sorted(path.glob(pack_name("*")))
         trees = sorted(index.parent for index in path.glob(f"*/{tree.INDEX}"))
         there = {file.name for file in packs}
-        found = [_bundle(stored.of_pack(file)) for file in packs]
-        found += [_bundle(stored.of_tree(folder)) for folder in trees if pack_name(folder.name) not in there]
+        found = [of_pack(file) for file in packs]
+        found += [of_tree(folder) for folder in trees if pack_name(folder.name) not in there]
     except OSError as error:
         raise KernelgenError(f"can't read '{path}': {error.strerror or error}") from None
     if not found:
@@ -66,8 +228,15 @@ def read(path: Path) -> list[BundleContents]:
     return found
 
 
-def _bundle(made: stored.Stored) -> BundleContents:
-    specs = made.specs()
-    kernels = tuple(spec for spec in specs if isinstance(spec, KernelSpec))
-    groups = tuple(spec for spec in specs if isinstance(spec, GraphSpec))
-    return BundleContents(made.path, made.origin.target, kernels, groups)
+_BAD_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+def _spec(made: Stored, kernel: StoredKernel) -> Spec:
+    try:
+        return spec_from_json(kernel.spec)
+    except _BAD_VALUES as error:
+        raise KernelgenError(f"{made.index}: the spec of {kernel.id} cannot be read: {error}") from None
+
+
+def _hexadecimal(word: int | None) -> str:
+    return "no word" if word is None else f"{word:016x}"

@@ -90,6 +90,7 @@ def pack(key: Key, kernel: str, neff: bytes, seconds: int | None = None) -> byte
     if seconds is not None and 0 <= seconds < MAX_SECONDS:
         about["seconds"] = seconds
     line = canonical_json(about).encode() + b"\n"
+    # Over the key, too: a changed key must not make a good NEFF look like another's.
     digest = hashlib.sha256(line)
     digest.update(neff)
     head = f"kernelgen-neff-cache {FORMAT} {digest.hexdigest()}\n".encode() + line
@@ -166,7 +167,7 @@ def unpack(data: bytes, name: str) -> tuple[EntryHead, bytes]:
 
     head, end = read_head(data, name)
     first = data.index(b"\n") + 1
-    stated = data[first - 65 : first - 1].decode()
+    stated = data[first - 65 : first - 1].decode()  # the digest ends the first line
     if hashlib.sha256(memoryview(data)[first:]).hexdigest() != stated:
         raise DamagedEntry("it does not have its digest")
     neff = data[end:]

@@ -121,6 +121,7 @@ class Folder:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "it is a link, and kernelgen keeps its own files there", str(folder))
+        # Here, so that nobody needs to clean up: who writes next removes what the killed left.
         self._sweep(folder)
         file, temporary = _temporary(folder, name)
         try:
@@ -178,6 +179,7 @@ class Folder:
                         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                         file = os.open(name, flags, dir_fd=own)
                         try:
+                            # A living writer has the lock: then this raises, and the file stays.
                             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                             os.unlink(name, dir_fd=own)
                         finally:
@@ -206,6 +208,7 @@ class Folder:
             return
         try:
             with contextlib.suppress(OSError):
+                # 60 bits of the name: an offset is a signed number of 64. Two NEFFs that share a byte wait for each other, no more.
                 _lock_byte(file, int(name[:15], 16), patience)
             yield
         finally:
@@ -230,6 +233,7 @@ def _lock_byte(file: int, byte: int, patience: float) -> None:
     Raises:
         OSError: the file system has no locks, or patience is at its end.
     """
+    # struct flock of Linux on 64-bit machines. A lock of the descriptor and not of the process: threads exclude each other, too.
     request = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     deadline, pause = time.monotonic() + patience, 0.01
     while True:

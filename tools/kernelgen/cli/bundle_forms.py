@@ -56,15 +56,16 @@ def write(
         KernelgenError: at the end, with all that is wrong with the bundles that could not be written.
         OSError: an output cannot be written.
     """
-    from kernelgen import bundle as writer
+    from kernelgen.bundle.build import build_planned
+    from kernelgen.bundle.contents import pack_name
 
     mistakes: list[Diagnostic] = []
     for bundle in bundles:
-        pack = folder / writer.pack_name(bundle.id) if {"pack", "embed"} & set(forms) else None
+        pack = folder / pack_name(bundle.id) if {"pack", "embed"} & set(forms) else None
         tree = folder / bundle.id if "tree" in forms else None
         planned = plan.entries(bundle)
         try:
-            writer.build_planned(
+            build_planned(
                 planned,
                 [hlos.get(entry.kernel) for entry in planned.entries],
                 [neffs.get(neff) for neff in bundle.neffs().values()],

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 import click
 
+from kernelgen.device.libnrt import NEURON_RUNTIME
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 
 MINIMUM_PYTHON = (3, 11)
@@ -40,7 +41,6 @@ DEPENDENCIES = MappingProxyType(
 """Each Python dependency and the oldest version that will do: requirements.in, which is not there once kernelgen is installed."""
 
 NEURON_DRIVER = Path("/sys/module/neuron/version")
-NEURON_RUNTIME = Path("/opt/aws/neuron/lib/libnrt.so.1")
 
 
 @dataclass(frozen=True, slots=True)

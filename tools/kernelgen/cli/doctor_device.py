@@ -14,8 +14,8 @@ import click
 
 from kernelgen import cli
 from kernelgen.cli import simulate
-from kernelgen.cli.doctor import NEURON_RUNTIME
 from kernelgen.device import checks
+from kernelgen.device.libnrt import NEURON_RUNTIME
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 
 

@@ -55,8 +55,8 @@ _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 @click.option(
     "--weights",
     multiple=True,
-    type=click.Choice(list(weight_layouts.FORMS)),
-    help="A form that the kernels want weights in, where their types have it; may be given several times.  "
+    type=click.Choice(list(weight_layouts.LAYOUTS)),
+    help="A layout that the kernels want weights in, where their types have it; may be given several times.  "
     "[default: as ggml has them]",
 )
 @options.kernels_option
@@ -214,7 +214,7 @@ def _title(model: ModelHeader, path: Path) -> str:
 
 
 def _weights(weights: tuple[str, ...]) -> list[str]:
-    return [word for form in weights for word in ("--weights", form)]
+    return [word for layout in weights for word in ("--weights", layout)]
 
 
 def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]) -> list[str]:

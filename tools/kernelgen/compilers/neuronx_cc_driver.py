@@ -214,7 +214,7 @@ def _run(
         os.close(held)
         raise
     finally:
-        os.close(lifeline)
+        os.close(lifeline)  # the watchman has it
     deadline = None if timeout is None else time.monotonic() + timeout
     killed, used, poll = "", 0, POLL_SECONDS
     try:
@@ -232,6 +232,7 @@ def _run(
                 if memory_mb is not None:
                     begun = time.monotonic()
                     used = _memory(process.pid, memory_mb)
+                    # With many processes a look takes long: then about a twentieth of the time, but one look each second.
                     poll = min(1.0, max(POLL_SECONDS, 20 * (time.monotonic() - begun)))
                     if used > memory_mb:
                         killed = "memory"
@@ -272,7 +273,7 @@ def _memory(session: int, budget: int) -> int:
             continue
         match = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
         if not match:
-            return resident
+            return resident  # a kernel that does not tell: rather too much than a machine without memory
         proportional += int(match[1])
     return proportional >> 10
 

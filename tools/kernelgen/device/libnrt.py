@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+NEURON_RUNTIME = Path("/opt/aws/neuron/lib/libnrt.so.1")
+"""Where AWS's package aws-neuronx-runtime-lib puts it."""
+
 SUCCESS = 0
 COMPLETED_WITH_NUM_ERR = 1003
 _DEVICE = 0

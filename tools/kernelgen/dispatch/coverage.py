@@ -59,14 +59,14 @@ def compare(
         served: how ops are computed, where they are; by default by the kernels that are made for them alone.
         grouped: ops all of whose nodes are in groups, which need no kernel of their own.
     """
-    held = set(kernels)
+    have = set(kernels)
     ops = [GraphOp(*item) for item in graph]
-    by = {spec: (spec,) for spec in held} if served is None else {spec: how.kernels for spec, how in served.items()}
+    by = {spec: (spec,) for spec in have} if served is None else {spec: how.kernels for spec, how in served.items()}
     needed = {kernel for op in ops for kernel in by.get(op.spec, ())}
     return Coverage(
         tuple(op for op in ops if op.spec in by or op.spec in grouped),
         tuple(op for op in ops if op.spec not in by and op.spec not in grouped),
-        tuple(sorted(held - needed, key=lambda spec: spec.id)),
+        tuple(sorted(have - needed, key=lambda spec: spec.id)),
     )
 
 
@@ -164,33 +164,33 @@ def nearest(
     for op in missing:
         candidates = by_op.get(op.spec.op)
         if candidates and op.spec not in found:
-            other = min(candidates, key=lambda held: (len(differences(op.spec, held)), _figures(op.spec, held)))
+            other = min(candidates, key=lambda kernel: (len(differences(op.spec, kernel)), _figures(op.spec, kernel)))
             found[op.spec] = (other, differences(op.spec, other))
     return found
 
 
-def _figures(wanted: KernelSpec, held: KernelSpec) -> int:
+def _figures(wanted: KernelSpec, kernel: KernelSpec) -> int:
     """Returns how many dimensions and strides differ, of kernels with as many inputs."""
-    pairs = zip((*wanted.inputs, wanted.output), (*held.inputs, held.output), strict=False)
+    pairs = zip((*wanted.inputs, wanted.output), (*kernel.inputs, kernel.output), strict=False)
     return sum(x != y for a, b in pairs if a and b for x, y in zip((*a.ne, *a.nb), (*b.ne, *b.nb), strict=True))
 
 
-def differences(wanted: KernelSpec, held: KernelSpec) -> list[str]:
-    """Returns in words where `held` is not `wanted`; both compute the same op."""
+def differences(wanted: KernelSpec, kernel: KernelSpec) -> list[str]:
+    """Returns in words where `kernel` is not `wanted`; both compute the same op."""
     found = []
-    for i in range(max(len(wanted.inputs), len(held.inputs))):
+    for i in range(max(len(wanted.inputs), len(kernel.inputs))):
         a = wanted.inputs[i] if i < len(wanted.inputs) else None
-        b = held.inputs[i] if i < len(held.inputs) else None
+        b = kernel.inputs[i] if i < len(kernel.inputs) else None
         if a != b:
             found.append(f"input {i} is {b or 'absent'}, not {a or 'absent'}")
-    if wanted.output != held.output:
-        found.append(f"output is {held.output}, not {wanted.output}")
-    a_params, b_params = dict(wanted.params), dict(held.params)
+    if wanted.output != kernel.output:
+        found.append(f"output is {kernel.output}, not {wanted.output}")
+    a_params, b_params = dict(wanted.params), dict(kernel.params)
     for name in sorted(a_params.keys() | b_params.keys()):
         if a_params.get(name) != b_params.get(name):
             found.append(f"{name} is {_value(b_params.get(name, 0))}, not {_value(a_params.get(name, 0))}")
-    if wanted.alias != held.alias:
-        found.append(f"alias is {_alias(held.alias)}, not {_alias(wanted.alias)}")
+    if wanted.alias != kernel.alias:
+        found.append(f"alias is {_alias(kernel.alias)}, not {_alias(wanted.alias)}")
     return found
 
 

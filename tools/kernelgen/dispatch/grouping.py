@@ -3,7 +3,7 @@ reports.
 
 From a node on the longest group wins that there is a kernel for; the search goes on behind it. A group's shapes are the
 graph's own, as with GGML_NEURON_EXACT=1: the backend also computes groups of fewer tokens or of a shorter cache by kernels for more
-(`select/group_lengths.cpp`), and groups of more tokens in pieces (`select/group_pieces.cpp`), which is not looked for here.
+(`select/group_lengths.cpp`), and groups of more tokens in chunks (`select/group_pieces.cpp`), which is not looked for here.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from kernelgen.ggml.tokens import Cut, Tensors, cuts
 from kernelgen.ggml.unfused_attention import Member, members
 from kernelgen.spec.op_kernel import KernelSpec
 
-MAX_PIECES = 16
+MAX_CHUNKS = 16
 """More launches than this for one node are not better than the CPU."""
 
 
@@ -24,14 +24,14 @@ class Served:
 
     Attributes:
         kernels: one for each launch, in their order.
-        pieces: the first token of each and for how many its kernel is; empty when the only kernel is for the node as it is.
+        chunks: the first token of each and for how many its kernel is; empty when the only kernel is for the node as it is.
         padding: rows that are computed beyond the node's, or twice.
         us, exact_us: modelled microseconds, and those of a kernel for the node as it is.
         bytes, exact_bytes: read for any number of tokens: weights, and what attention reads of the cache.
     """
 
     kernels: tuple[KernelSpec, ...]
-    pieces: tuple[tuple[int, int], ...]
+    chunks: tuple[tuple[int, int], ...]
     padding: int
     us: float
     exact_us: float
@@ -78,20 +78,21 @@ class LengthIndex:
         if exact is not None:
             us, read = self._alone(node, ways)
             return Served((exact,), (), 0, us, us, read, read)
+        # In the order of the rules, and of each the shortest cache that is long enough: as the backend, which takes the first, too.
         for cut in ways:
             sizes = self._sizes.get(_family(node, cut), set())
             masked = cut.rule.mask is not None
             for longer in _lengths(cut, sizes):
                 if masked and longer is not None and room is not None and longer > max(room, cut.n_more or 0):
                     break
-                if (found := self._pieces(node, cut, sizes, longer)) is not None:
+                if (found := self._chunks(node, cut, sizes, longer)) is not None:
                     return found
         for member in members(node.op, node.inputs, node.output):
-            if (found := self._in_chain(node, member, room)) is not None:
+            if (found := self._unfused(node, member, room)) is not None:
                 return found
         return None
 
-    def _in_chain(self, node: KernelSpec, member: Member, room: int | None) -> Served | None:
+    def _unfused(self, node: KernelSpec, member: Member, room: int | None) -> Served | None:
         """Returns how a node of attention without flash attention is computed."""
         sizes = self._heads[member.heads]
         lengths: Sequence[int | None] = [None]
@@ -101,19 +102,19 @@ class LengthIndex:
         for cells in lengths:
             kernels = {}
             for n in sorted({n for n, _ in sizes}):
-                kernel = self._exact.get(_key(node, member.piece(n, cells)))
+                kernel = self._exact.get(_key(node, member.chunk(n, cells)))
                 if kernel is not None:
                     kernels[n] = kernel
             costs = {n: self._member_us(member, n, cells) for n in kernels}
-            pieces = choose(member.n, list(kernels), list(costs.values()), again=True)
-            if pieces:
+            chunks = choose(member.n, list(kernels), list(costs.values()), again=True)
+            if chunks:
                 return Served(
-                    tuple(kernels[n] for _, n in pieces),
-                    tuple(pieces),
-                    sum(n for _, n in pieces) - member.n,
-                    sum(costs[n] for _, n in pieces),
+                    tuple(kernels[n] for _, n in chunks),
+                    tuple(chunks),
+                    sum(n for _, n in chunks) - member.n,
+                    sum(costs[n] for _, n in chunks),
                     self._member_us(member, member.n, member.n_cells),
-                    member_traffic(member, 1, cells)[0] * len(pieces),
+                    member_traffic(member, 1, cells)[0] * len(chunks),
                     member_traffic(member, 1, member.n_cells)[0],
                 )
         return None
@@ -122,28 +123,29 @@ class LengthIndex:
         whole, rows = member_traffic(member, n, cells)
         return self.costs.launch(whole, rows / n, n)
 
-    def _pieces(
+    def _chunks(
         self, node: KernelSpec, cut: Cut, sizes: Iterable[tuple[int, int | None]], longer: int | None
     ) -> Served | None:
         kernels = {}
         for n in sorted(n for n, m in sizes if m == longer):
-            kernel = self._exact.get(_key(node, cut.piece(n, longer)))
+            kernel = self._exact.get(_key(node, cut.chunk(n, longer)))
             if kernel is not None:
                 kernels[n] = kernel
         whole, row = traffic(node, cut, longer)
         costs = {n: self.costs.launch(whole, row, n) for n in kernels}
+        # An op in place would compute a row of its own result; these two write the same rows again.
         again = node.alias is None or node.op in ("set_rows", "cpy")
-        pieces = choose(cut.n, list(kernels), list(costs.values()), again=again)
-        if not pieces:
+        chunks = choose(cut.n, list(kernels), list(costs.values()), again=again)
+        if not chunks:
             return None
         us, read = self._alone(node, [cut])
         return Served(
-            tuple(kernels[n] for _, n in pieces),
-            tuple(pieces),
-            sum(n for _, n in pieces) - cut.n,
-            sum(costs[n] for _, n in pieces),
+            tuple(kernels[n] for _, n in chunks),
+            tuple(chunks),
+            sum(n for _, n in chunks) - cut.n,
+            sum(costs[n] for _, n in chunks),
             us,
-            whole * len(pieces),
+            whole * len(chunks),
             read,
         )
 
@@ -169,7 +171,7 @@ def _lengths(cut: Cut, sizes: Iterable[tuple[int, int | None]]) -> list[int | No
 def traffic(node: KernelSpec, cut: Cut, n_more: int | None) -> tuple[int, int]:
     """Returns the bytes that are read for any number of tokens, and those that are read and written for each."""
     whole = row = 0
-    for i, (t, axis) in enumerate(zip(cut.piece(1, n_more), cut.axes, strict=True)):
+    for i, (t, axis) in enumerate(zip(cut.chunk(1, n_more), cut.axes, strict=True)):
         if t is None:
             continue
         if axis is not None:
@@ -182,7 +184,7 @@ def traffic(node: KernelSpec, cut: Cut, n_more: int | None) -> tuple[int, int]:
 def member_traffic(member: Member, n: int, n_cells: int | None) -> tuple[int, int]:
     """Returns the bytes that are read for any number of tokens, and those that are read and written for `n`."""
     whole = rows = 0
-    for i, t in enumerate(member.piece(n, n_cells)):
+    for i, t in enumerate(member.chunk(n, n_cells)):
         if t is not None and i in member.tokens:
             rows += t.storage_bytes
         elif t is not None:
@@ -191,26 +193,28 @@ def member_traffic(member: Member, n: int, n_cells: int | None) -> tuple[int, in
 
 
 def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool) -> list[tuple[int, int]]:
-    """Returns pieces that together are `n` tokens, those that take least time, as pairs of the first token and the number.
+    """Returns chunks that together are `n` tokens, those that take least time, as pairs of the first token and the number.
 
-    One piece for more than `n` tokens when that is better; none where the kernels make no such pieces, or too many.
+    One chunk for more than `n` tokens when that is better; none where the kernels make no such chunks, or too many.
 
     Args:
         n: tokens.
         counts: for what numbers there are kernels, ascending.
         costs: what a launch of each takes.
-        again: whether rows may be computed twice, with the same result: then the last piece may begin early.
+        again: whether rows may be computed twice, with the same result: then the last chunk may begin early.
     """
     best = float("inf")
     found: list[tuple[int, int]] = []
     for size, cost in zip(counts, costs, strict=True):
+        # As many of one size as fit, or one that is padded, and the rest in equal chunks of another. Not all mixtures are tried:
+        # the backend does this for every node that it plans.
         whole = max(n // size, 1)
         left = n - whole * size
         total, then, times = whole * cost, 0, 0
         if left > 0:
             rest, then, times = _cover(left, whole * size, counts, costs, again)
             total += rest
-        if total < best and whole + times <= MAX_PIECES:
+        if total < best and whole + times <= MAX_CHUNKS:
             best = total
             found = [(i * size, size) for i in range(whole)]
             found += [(min(whole * size + i * then, n - then), then) for i in range(times)]
@@ -220,11 +224,12 @@ def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool
 def _cover(
     left: int, before: int, counts: Sequence[int], costs: Sequence[float], again: bool
 ) -> tuple[float, int, int]:
-    """Returns the cost, size and number of equal pieces for what is left after `before` tokens."""
+    """Returns the cost, size and number of equal chunks for what is left after `before` tokens."""
     best = (float("inf"), 0, 0)
     for size, cost in zip(counts, costs, strict=True):
         times = -(-left // size)
-        if times > MAX_PIECES or (left % size and (not again or size > before + left)):
+        # One that begins early must not begin before the first token.
+        if times > MAX_CHUNKS or (left % size and (not again or size > before + left)):
             continue
         if times * cost < best[0]:
             best = (times * cost, size, times)

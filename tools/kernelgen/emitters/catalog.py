@@ -77,7 +77,7 @@ class Catalog:
             target: the target.
         """
         there = [
-            found for found in self._all.get(spec.op, ()) if found[1].is_for(target) and found[1].takes_forms(spec)
+            found for found in self._all.get(spec.op, ()) if found[1].is_for(target) and found[1].takes_layouts(spec)
         ]
         if not languages:
             known = self.by_op.get(spec.op)
@@ -101,14 +101,14 @@ class Catalog:
             KernelgenError: nothing computes it for one of the targets.
         """
         known = self.by_op.get(spec.op)
-        if known and not languages and known[1].in_groups and known[1].takes_forms(spec):
+        if known and not languages and known[1].in_groups and known[1].takes_layouts(spec):
             return [self.kernel(spec)]
         chosen: dict[tuple[str, str, str], list[str]] = {}
         for target in targets:
             found = self.choose(spec, languages, target)
             if found is None:
                 self.find(spec.op)
-                self._check_forms(spec, target)
+                self._check_layouts(spec, target)
                 wanted = f" in {' or '.join(languages)}" if languages else ""
                 there = sorted({r.language for _, r in self._all[spec.op]})
                 raise KernelgenError(
@@ -124,18 +124,18 @@ class Catalog:
             for (library, module, language), of in chosen.items()
         ]
 
-    def _check_forms(self, spec: KernelSpec, target: str = "") -> None:
-        """Checks that some emitter takes the forms of a kernel's weights.
+    def _check_layouts(self, spec: KernelSpec, target: str = "") -> None:
+        """Checks that some emitter takes the layouts of a kernel's weights.
 
         Raises:
             KernelgenError: none does.
         """
-        if not any(made.takes_forms(spec) for _, made in self._all.get(spec.op, ())):
-            weight = next(t for t in spec.inputs if t is not None and t.form)
+        if not any(made.takes_layouts(spec) for _, made in self._all.get(spec.op, ())):
+            weight = next(t for t in spec.inputs if t is not None and t.layout)
             raise KernelgenError(
                 Diagnostic(
-                    f"no emitter of '{spec.op}' takes weights in the form {weight.form}{f' for {target}' * bool(target)}",
-                    hint=f'leave {weight.form} out of `weights`, or say forms="{weight.form}" at an emitter that takes it',
+                    f"no emitter of '{spec.op}' takes weights in the layout {weight.layout}{f' for {target}' * bool(target)}",
+                    hint=f'leave {weight.layout} out of `weights`, or say layouts="{weight.layout}" at an emitter that takes it',
                 )
             )
 
@@ -165,9 +165,9 @@ class Catalog:
             raise KernelgenError(f"kernel {spec.id} is named by {spec.source}: give the manifest that names it")
         if not isinstance(spec, GraphSpec):
             library, chosen = self.find(spec.op)
-            if not chosen.takes_forms(spec):
-                self._check_forms(spec)
-                library, chosen = next(found for found in self._all[spec.op] if found[1].takes_forms(spec))
+            if not chosen.takes_layouts(spec):
+                self._check_layouts(spec)
+                library, chosen = next(found for found in self._all[spec.op] if found[1].takes_layouts(spec))
             return Kernel(spec, chosen.module, library.name, language=chosen.language)
         order = {library.name: i for i, library in enumerate(self.libraries)}
         found = {(library.name, made.module) for library, made in (self._of_group(spec, op) for op in spec_ops(spec))}
@@ -175,18 +175,18 @@ class Catalog:
         return Kernel(spec, module, name, tuple(more))
 
     def _of_group(self, spec: GraphSpec, op: str) -> tuple[Library, Registration]:
-        """Returns what computes an op inside a graph kernel, on weights in the forms that they have there.
+        """Returns what computes an op inside a graph kernel, on weights in the layouts that they have there.
 
         Raises:
             KernelgenError: nothing does.
         """
         kernels = [node.kernel for node in spec.nodes if node.op == op]
         for library, made in self._all.get(op, ()):
-            if made.in_groups and all(map(made.takes_forms, kernels)):
+            if made.in_groups and all(map(made.takes_layouts, kernels)):
                 return library, made
         self.find(op)
         for kernel in kernels:
-            self._check_forms(kernel)
+            self._check_layouts(kernel)
         raise KernelgenError(
             Diagnostic(
                 f"no emitter computes op '{op}' in {DEFAULT} for all targets",

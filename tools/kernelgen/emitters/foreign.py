@@ -128,6 +128,7 @@ class _Trace:
             sys.addaudithook(self._hook)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        # Every event of the process comes here: what is most often is left first.
         if event not in _WATCHED:
             return
         reads = self.reads
@@ -159,11 +160,13 @@ class _Trace:
             return  # a descriptor: of what was opened before
         path = _source(str(Path(os.fsdecode(opened)).absolute()))
         if event in ("os.mkdir", "os.rename") or (event == "open" and _overwrites(arguments[2])):
+            # What it read before it wrote it stays a file that it read.
             if path not in reads.files:
                 self.written.add(path)
             return
         if path in reads.files or self._is_written(path) or (_is_own(path) and not path.startswith(reads.folder)):
             return
+        # Before the digest: a file that changes in between has another signature afterwards, and is read again.
         signature = _signature(path)
         found = digest(path)
         if found is None:
@@ -276,15 +279,17 @@ def running(reads: Reads) -> Iterator[None]:
     """
     _TRACE.install()
     outer, process = _TRACE.reads, os.getpid()
+    # By descriptor: an emitter may rename or remove the folder.
     folder = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
     environment, depth, alarm = dict(os.environ), sys.getrecursionlimit(), signal.getitimer(signal.ITIMER_REAL)
-    mask = os.umask(0o022)
+    mask = os.umask(0o022)  # there is no other way to ask for it
     os.umask(mask)
     try:
         _TRACE.reads = reads
         with builtins_kept():
             yield
     finally:
+        # A copy would go on as this process and answer a second time.
         if os.getpid() != process:
             os._exit(1)
         _TRACE.reads = outer

@@ -46,7 +46,7 @@ class Registration:
         types: the types that inputs may have, in rows; empty when not declared.
         language: what the kernel is written in.
         targets: the targets that it is for; empty for all.
-        forms: the forms that the op's weights may have besides ggml's own (`kernelgen.ggml.weight_layouts`).
+        layouts: the layouts that the op's weights may have besides ggml's own (`kernelgen.ggml.weight_layouts`).
         where: what the kernel's sizes and parameters must fulfil, else it is for another emitter.
         env: (name, value) of the environment variables that its file sees, which are all; None for those of this process.
         lowering: as of `SourceSpec`.
@@ -67,7 +67,7 @@ class Registration:
     where: tuple[EmitterCondition, ...] = ()
     env: tuple[tuple[str, str], ...] | None = None
     lowering: str = "interpreted"
-    forms: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
 
     @property
     def in_groups(self) -> bool:
@@ -87,9 +87,9 @@ class Registration:
             for row in self.types
         )
 
-    def takes_forms(self, spec: KernelSpec) -> bool:
-        """Returns whether the forms of a kernel's inputs are among those declared."""
-        return all(t is None or not t.form or t.form in self.forms for t in spec.inputs)
+    def takes_layouts(self, spec: KernelSpec) -> bool:
+        """Returns whether the layouts of a kernel's inputs are among those declared."""
+        return all(t is None or not t.layout or t.layout in self.layouts for t in spec.inputs)
 
     def fits(self, spec: KernelSpec) -> bool:
         """Returns whether the types of a kernel's inputs are among those declared, and its sizes and parameters as `where` says."""

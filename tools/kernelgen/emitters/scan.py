@@ -13,17 +13,18 @@ from kernelgen.emitters import CONTEXT, conditions, signature, type_rows
 from kernelgen.emitters.registration import ParamSpec, Registration
 from kernelgen.emitters.type_rows import Row
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
-from kernelgen.ggml.weight_layouts import FORMS
+from kernelgen.ggml.weight_layouts import LAYOUTS
 from kernelgen.languages import DEFAULT, LANGUAGES
 from kernelgen.targets import TARGETS
 
 MAX_SOURCE = 16 * 1024 * 1024
 """Bytes of a file of Python that holds kernels."""
 
-_KEYWORDS = ("types", "language", "targets", "where", "forms")
-_KEYWORDS_TEXT = "'types', 'language', 'targets', 'where' and 'forms'"
+_KEYWORDS = ("types", "language", "targets", "where", "layouts", "forms")
+_KEYWORDS_TEXT = "'types', 'language', 'targets', 'where' and 'layouts'"
 _KNOWN_LANGUAGES = f"languages are {', '.join(LANGUAGES)}"
 _KNOWN_TARGETS = f"targets are {', '.join(TARGETS)}"
+_KNOWN_LAYOUTS = f"layouts are {', '.join(LAYOUTS)}"
 _KINDS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": float, "bool": bool}
 
 
@@ -135,6 +136,7 @@ class _ScannedModule:
                 continue
             for decorator in node.decorator_list:
                 call = decorator.func if isinstance(decorator, ast.Call) else decorator
+                # Text, because a name may have dots: `kernelgen.emitters.emitter`.
                 if ast.unparse(call) not in names:
                     continue
                 if id(node) not in top or isinstance(node, ast.AsyncFunctionDef):
@@ -163,7 +165,7 @@ class _ScannedModule:
                 context.append(arg.arg)
             elif param := self._param(arg, value):
                 params.append(param)
-        forms = self._forms(decorator)
+        layouts = self._layouts(decorator)
         where = self._where(decorator, [arg.arg for arg in (*a.posonlyargs, *a.args)], params)
         if len(self.mistakes) > before:
             return
@@ -183,7 +185,7 @@ class _ScannedModule:
                 language,
                 targets,
                 where,
-                forms=forms,
+                layouts=layouts,
             )
             problems = signature.check(registration)
             for message in problems:
@@ -244,11 +246,11 @@ class _ScannedModule:
                 self.fail(node, f"unknown target '{name}'{did_you_mean(name, TARGETS)} ({_KNOWN_TARGETS})")
         return tuple(dict.fromkeys(name for name, _ in found))
 
-    def _forms(self, decorator: ast.expr) -> tuple[str, ...]:
-        found = self._words(decorator, "forms")
+    def _layouts(self, decorator: ast.expr) -> tuple[str, ...]:
+        found = [*self._words(decorator, "layouts"), *self._words(decorator, "forms")]  # the latter is the earlier name
         for name, node in found:
-            if name not in FORMS:
-                self.fail(node, f"unknown form '{name}'{did_you_mean(name, FORMS)} (forms are {', '.join(FORMS)})")
+            if name not in LAYOUTS:
+                self.fail(node, f"unknown layout '{name}'{did_you_mean(name, LAYOUTS)} ({_KNOWN_LAYOUTS})")
         return tuple(dict.fromkeys(name for name, _ in found))
 
     def _where(
@@ -276,6 +278,7 @@ class _ScannedModule:
             default = ast.literal_eval(value)
         except ValueError:
             default = None
+        # A bool is an int to Python.
         if isinstance(default, int) and kind is float and not isinstance(default, bool):
             default = float(default)
         if type(default) is not kind:

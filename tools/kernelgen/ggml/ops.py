@@ -104,11 +104,11 @@ class Param:
 class Tokens:
     """Along which axes the rows of an op are independent of each other: those of tokens, in a model's graph.
 
-    A node of n tokens can be computed piece by piece, by kernels for other numbers of tokens. Axis 0 is the fastest.
+    A node of n tokens can be computed chunk by chunk, by kernels for other numbers of tokens. Axis 0 is the fastest.
 
     Attributes:
-        result: axis of the result; None when the op writes to rows of its alias, and each piece has the result whole.
-        sources: the axis of each source that is cut, by the source's index; each piece has the other sources whole.
+        result: axis of the result; None when the op writes to rows of its alias, and each chunk has the result whole.
+        sources: the axis of each source that is cut, by the source's index; each chunk has the other sources whole.
         outermost: the result's axis is its outermost one, and the sources are cut along the same; `result` and `sources` are empty.
         broadcast: with `outermost`, a source that has one element along the axis is whole.
         more: axes along which a kernel's sources may be longer than the node's, by the source's index.

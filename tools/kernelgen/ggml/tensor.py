@@ -20,39 +20,39 @@ Dims = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TensorDesc:
-    """A GGML tensor: `(ne0,ne1,ne2,ne3)/dtype[:form][/(nb0,nb1,nb2,nb3)]`, dimension 0 fastest.
+    """A GGML tensor: `(ne0,ne1,ne2,ne3)/dtype[:layout][/(nb0,nb1,nb2,nb3)]`, dimension 0 fastest.
 
     Attributes:
         ne: elements per dimension.
         dtype: ggml's type name.
         nb: strides in bytes, always filled in and canonical: where ne is 1 the stride that density would give. nb[0] is the
             distance between elements, or between blocks of a quantized type.
-        form: in which order the tensor's bytes are (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are those
-            that ggml knows, whatever the form.
+        layout: in which order the tensor's bytes are (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are those
+            that ggml knows, whatever the layout.
     """
 
     ne: Dims
     dtype: str
     nb: Dims
-    form: str = ""
+    layout: str = ""
 
     @staticmethod
-    def make(ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None, form: str = "") -> TensorDesc:
+    def make(ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None, layout: str = "") -> TensorDesc:
         """Returns the canonical description.
 
         Raises:
             ValueError: not four dimensions, one is not positive, the type is unknown, a row does not hold whole blocks, or the
-                tensor can't have the form.
+                tensor can't have the layout.
         """
         if len(ne) != 4 or (nb is not None and len(nb) != 4):
             raise ValueError(f"a tensor has four dimensions, not {len(ne if nb is None or len(ne) != 4 else nb)}")
         made = _desc(tuple(ne), dtype, None if nb is None else tuple(nb))
-        if not form:
+        if not layout:
             return made
-        problem = weight_layouts.problem(form, dtype, made.ne, made.nb)
+        problem = weight_layouts.problem(layout, dtype, made.ne, made.nb)
         if problem is not None:
             raise ValueError(problem)
-        return TensorDesc(made.ne, dtype, made.nb, form)
+        return TensorDesc(made.ne, dtype, made.nb, layout)
 
     @staticmethod
     def parse(text: str) -> TensorDesc:
@@ -69,18 +69,23 @@ class TensorDesc:
         nb = None if groups[6] is None else tuple(map(int, groups[6:]))
         return TensorDesc.make(ne, groups[4], nb, groups[5] or "")
 
-    def in_form(self, form: str) -> TensorDesc:
-        """Returns the same tensor in another form; empty for ggml's own.
+    @property
+    def form(self) -> str:
+        """The earlier name of `layout`, which emitters of users may read."""
+        return self.layout
+
+    def in_layout(self, layout: str) -> TensorDesc:
+        """Returns the same tensor in another layout; empty for ggml's own.
 
         Raises:
-            ValueError: it can't have the form.
+            ValueError: it can't have the layout.
         """
-        return TensorDesc.make(self.ne, self.dtype, self.nb, form)
+        return TensorDesc.make(self.ne, self.dtype, self.nb, layout)
 
     @property
     def type_text(self) -> str:
-        """The type as `str` writes it: with the form."""
-        return f"{self.dtype}:{self.form}" if self.form else self.dtype
+        """The type as `str` writes it: with the layout."""
+        return f"{self.dtype}:{self.layout}" if self.layout else self.dtype
 
     @property
     def contiguous(self) -> bool:

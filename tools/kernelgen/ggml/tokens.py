@@ -23,7 +23,7 @@ class Cut:
     Attributes:
         rule: what it follows.
         tensors: the node's.
-        axes: along which each tensor is cut; None: each piece has it whole.
+        axes: along which each tensor is cut; None: each chunk has it whole.
         n: tokens of the node.
         n_more: elements along the axes of `rule.more`; None when there are none, or nothing would hide what is beyond.
     """
@@ -34,17 +34,17 @@ class Cut:
     n: int
     n_more: int | None
 
-    def piece(self, n: int, n_more: int | None = None) -> Tensors:
+    def chunk(self, n: int, n_more: int | None = None) -> Tensors:
         """Returns the tensors of a kernel for `n` tokens and, unless None, `n_more` elements along the axes of `rule.more`.
 
         Strides are the node's, but for a mask that is made longer.
         """
         return tuple(
-            t and self._piece(i, t, axis, n, n_more)
+            t and self._chunk_of(i, t, axis, n, n_more)
             for i, (t, axis) in enumerate(zip(self.tensors, self.axes, strict=True))
         )
 
-    def _piece(self, i: int, t: TensorDesc, axis: int | None, n: int, n_more: int | None) -> TensorDesc:
+    def _chunk_of(self, i: int, t: TensorDesc, axis: int | None, n: int, n_more: int | None) -> TensorDesc:
         ne, nb = list(t.ne), t.nb
         if axis is not None:
             ne[axis] = n
@@ -54,7 +54,7 @@ class Cut:
             ne[more] = n_more
             if i == self.rule.mask:
                 nb = dense_strides((ne[0], ne[1], ne[2], ne[3]), t.dtype)
-        return TensorDesc.make(ne, t.dtype, nb, t.form)
+        return TensorDesc.make(ne, t.dtype, nb, t.layout)
 
     @property
     def family(self) -> tuple[Hashable, ...]:

@@ -18,13 +18,13 @@ _ELEMENTWISE = ("scale", "tanh")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a node is in such a chain.
+    """What a node is in attention without flash attention.
 
     Attributes:
         tensors: the node's inputs and then the result.
         tokens: the tokens' axis of those that have one, by their index.
         cells: the cells' axis of those that have one.
-        computed: those that other nodes of the chain, or this one, compute: they have no gaps.
+        computed: those that other nodes of it, or this one, compute: they have no gaps.
         swapped: the input that is a computed one with the axes of tokens and of heads swapped.
         mask: the input that hides cells.
         n, n_cells: the node's tokens, and cells, if it has some.
@@ -41,11 +41,11 @@ class Member:
     n_cells: int | None
     heads: int
 
-    def piece(self, n: int, n_cells: int | None) -> Tensors:
+    def chunk(self, n: int, n_cells: int | None) -> Tensors:
         """Returns the tensors of a kernel for `n` tokens and `n_cells` cells."""
-        return tuple(t and self._piece(i, t, n, n_cells) for i, t in enumerate(self.tensors))
+        return tuple(t and self._chunk_of(i, t, n, n_cells) for i, t in enumerate(self.tensors))
 
-    def _piece(self, i: int, t: TensorDesc, n: int, n_cells: int | None) -> TensorDesc:
+    def _chunk_of(self, i: int, t: TensorDesc, n: int, n_cells: int | None) -> TensorDesc:
         ne = list(t.ne)
         if i in self.tokens:
             ne[self.tokens[i]] = n
@@ -65,7 +65,10 @@ def swapped(t: TensorDesc) -> TensorDesc:
 
 
 def members(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Iterator[Member]:
-    """Yields what a node of the op `name` can be in a chain: the scores of keys, those of values, or what is between and after."""
+    """Yields what a node of the op `name` can be in attention without flash attention.
+
+    It makes the scores of keys or those of values, or is between or after them.
+    """
     tensors = (*inputs, output)
     first, last = inputs[0] if inputs else None, len(inputs)
     if first is None or output.dtype != "f32" or any(t.ne[3] != 1 for t in tensors if t is not None):

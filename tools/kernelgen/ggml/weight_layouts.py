@@ -1,6 +1,6 @@
-"""Forms: other ways to store a weight than ggml's, which a backend may keep it in and a kernel may ask for.
+"""Layouts: other ways to store a weight than ggml's, which a backend may keep it in and a kernel may ask for.
 
-A tensor without a form is as ggml has it. Two forms are permutations of the tensor's bytes:
+A tensor without a layout is as ggml has it. Two layouts are permutations of the tensor's bytes:
 
 * `planes`, of quantized types: each row has the same field of all its blocks side by side, field after field, where ggml has
   block after block. Row i of a tensor begins at the same byte as before.
@@ -10,7 +10,7 @@ The third has other values, and its backend keeps the original beside it:
 
 * `bf16`, of quantized types: every element dequantized and rounded to bfloat16, `ne0` of them for each row.
 
-In each form what is read back is the original.
+In each layout what is read back is the original.
 
 docs/manifest.md says what they are good for, docs/bundle-format.md how they are part of a kernel's key.
 """
@@ -30,11 +30,11 @@ PLANES = "planes"
 TRANSPOSED = "transposed"
 BF16 = "bf16"
 
-FORMS = MappingProxyType({PLANES: 1, TRANSPOSED: 2, BF16: 3})
-"""Every form by name, with the number that keys of bundles have for it."""
+LAYOUTS = MappingProxyType({PLANES: 1, TRANSPOSED: 2, BF16: 3})
+"""Every layout by name, with the number that keys of bundles have for it."""
 
 WEIGHTS = MappingProxyType({"mul_mat": 0, "mul_mat_id": 0})
-"""The ops of which one input may have a form, and which one it is."""
+"""The ops of which one input may have a layout, and which one it is."""
 
 _FIELDS = """
 q4_0 2 16         q4_1 2 2 16       q5_0 2 4 16       q5_1 2 2 4 16     q8_0 2 32         q2_K 16 64 2 2
@@ -64,49 +64,49 @@ Arrays that hold two things are two fields: iq2_s's and iq3_xxs's `qs`, of which
 
 
 def of_type(dtype: str) -> tuple[str, ...]:
-    """Returns the forms that weights of a type may have."""
+    """Returns the layouts that weights of a type may have."""
     return (PLANES, BF16) if dtype in FIELDS else (TRANSPOSED,) if dtype in ("f32", "f16", "bf16") else ()
 
 
-def problem(form: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> str | None:
-    """Returns why a tensor can't have a form, or None.
+def problem(layout: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> str | None:
+    """Returns why a tensor can't have a layout, or None.
 
     Args:
-        form: the form; empty for none.
+        layout: the layout; empty for none.
         dtype: ggml's name of the type.
         ne: elements per dimension.
         nb: strides in bytes, canonical.
     """
-    if not form:
+    if not layout:
         return None
-    if form not in FORMS:
-        return f"unknown form '{form}': forms are {', '.join(FORMS)}"
-    if form not in of_type(dtype):
-        kind = "f32, f16 and bf16" if form == TRANSPOSED else "quantized types"
-        return f"{form} is a form of {kind}, not of {dtype}"
+    if layout not in LAYOUTS:
+        return f"unknown layout '{layout}': layouts are {', '.join(LAYOUTS)}"
+    if layout not in of_type(dtype):
+        kind = "f32, f16 and bf16" if layout == TRANSPOSED else "quantized types"
+        return f"{layout} is a layout of {kind}, not of {dtype}"
     t = TYPES[dtype]
     row = ne[0] // t.block * t.size
-    if nb[0] != t.size or (form == TRANSPOSED and (nb[1] != row or nb[2] % (row * ne[1]) or nb[3] % (row * ne[1]))):
-        what = "matrices" if form == TRANSPOSED else "rows"
-        return f"a tensor in the form {form} has contiguous {what}"
+    if nb[0] != t.size or (layout == TRANSPOSED and (nb[1] != row or nb[2] % (row * ne[1]) or nb[3] % (row * ne[1]))):
+        what = "matrices" if layout == TRANSPOSED else "rows"
+        return f"a tensor in the layout {layout} has contiguous {what}"
     if any(b % row for b in nb[1:]):
-        return f"a tensor in the form {form} has strides of whole rows, {row} bytes"
+        return f"a tensor in the layout {layout} has strides of whole rows, {row} bytes"
     return None
 
 
-def pack(data: np.ndarray[Any, Any], form: str, dtype: str, ne: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Returns the bytes of a contiguous tensor in a form that is a permutation.
+def pack(data: np.ndarray[Any, Any], layout: str, dtype: str, ne: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Returns the bytes of a contiguous tensor in a layout that is a permutation.
 
     Args:
         data: as ggml has them, u8.
-        form: `planes` or `transposed`.
-        dtype: ggml's name of the type, of which `form` is one.
+        layout: `planes` or `transposed`.
+        dtype: ggml's name of the type, of which `layout` is one.
         ne: elements per dimension.
     """
     import numpy as np
 
     t = TYPES[dtype]
-    if form == TRANSPOSED:
+    if layout == TRANSPOSED:
         matrices = data.reshape(-1, ne[1], ne[0], t.size)
         return np.ascontiguousarray(matrices.transpose(0, 2, 1, 3)).reshape(-1)
     blocks = data.reshape(-1, ne[0] // t.block, t.size)
@@ -116,7 +116,7 @@ def pack(data: np.ndarray[Any, Any], form: str, dtype: str, ne: Sequence[int]) -
 
 
 def pack_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the bytes, u8, of a contiguous tensor in the form `bf16`.
+    """Returns the bytes, u8, of a contiguous tensor in the layout `bf16`.
 
     Args:
         values: the tensor's elements, dequantized, of any float type.

@@ -70,6 +70,7 @@ def canonicalize(
     if len(parameters) != len(inputs):
         raise ValueError(f"the module has {len(parameters)} parameters and {len(inputs)} names were given")
     _copy_unmoved_results(module, entry)
+    # Order before numbers, and numbers before names: each follows from the one before it alone.
     order = _order_computations(module)
     reordered = [_order_instructions(c) for c in order]
     _renumber(module, order, reordered)
@@ -85,6 +86,7 @@ def canonicalize(
 def _inline_calls(module: Any) -> None:
     """Replaces every `call` by the instructions of the computation it calls, innermost first."""
     by_id = proto.computations(module)
+    # A helper that is called twice is copied twice, so every copy needs ids of its own, in all of the module.
     next_id = 1 + max((i.id for c in module.computations for i in c.instructions), default=0)
     done: set[int] = set()
 
@@ -107,6 +109,7 @@ def _inline_calls(module: Any) -> None:
                 kept.append(i)
                 continue
             callee = by_id[i.called_computation_ids[0]]
+            # Two passes: a callee may list a parameter behind an instruction that reads it.
             local: dict[int, int] = {}
             for inner in callee.instructions:
                 if inner.opcode == "parameter":
@@ -162,6 +165,7 @@ def _order_computations(module: Any) -> list[Any]:
     def visit(computation: Any) -> None:
         if computation.id in order:
             return
+        # In the order in which they will stand, so that the callees' order does not depend on the emitter's.
         for i in _order_instructions(computation):
             for callee in i.called_computation_ids:
                 visit(by_id[callee])
@@ -176,6 +180,7 @@ def _order_instructions(computation: Any) -> list[Any]:
     by_id = {i.id: i for i in computation.instructions}
     order = {i.id: i for i in proto.parameters(computation)}
 
+    # With a stack of its own: kernels of long chains are deeper than Python's recursion.
     def visit(first: int) -> None:
         stack = [first]
         while stack:
@@ -183,6 +188,7 @@ def _order_instructions(computation: Any) -> list[Any]:
             if i.id in order:
                 stack.pop()
                 continue
+            # Looked at again once its operands are in: then none is missing. One that two others need is pushed twice.
             missing = [n for n in (*i.control_predecessor_ids, *i.operand_ids) if n not in order]
             if missing:
                 stack.extend(reversed(missing))
@@ -212,7 +218,7 @@ def _renumber(module: Any, order: list[Any], instructions: list[list[Any]]) -> N
             i.id = ids[i.id]
             _substitute(i.operand_ids, ids)
             _substitute(i.control_predecessor_ids, ids)
-            i.control_predecessor_ids.sort()
+            i.control_predecessor_ids.sort()  # a set, unlike operands
             _substitute(i.called_computation_ids, computation_ids)
         copy.root_id = ids[computation.root_id]
         copy.id = computation_ids[computation.id]
@@ -259,6 +265,7 @@ def _strip(module: Any) -> None:
             i.ClearField("frontend_attributes")
             for key, value in sorted(attributes.items()):
                 i.frontend_attributes.map.add(key=key, value=value)
+            # XLA writes the message also where it says nothing.
             if i.result_accuracy.mode == 0 and not _has_unknown_fields(i.result_accuracy):
                 i.ClearField("result_accuracy")
 

@@ -8,8 +8,9 @@ tensor that is not contiguous is a view of its storage, and the view is part of 
   rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
-A weight may be in another form than ggml's (`kernelgen.ggml.weight_layouts`). Its view is then what is stored: of `planes` it has a
-row's bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its elements.
+A weight may be in another layout than ggml's (`kernelgen.ggml.weight_layouts`). Its view is then what is stored: of `planes` it has
+a row's bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its
+elements.
 
 Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
 bytes. `view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.
@@ -37,7 +38,7 @@ class ParameterStorage:
         dtype: NumPy name of the parameter's element type.
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then what `trailing` adds. In the form `planes` a row's bytes are one dimension, in
+            quantized type), then what `trailing` adds. In the layout `planes` a row's bytes are one dimension, in
             `transposed` ne0 comes before ne1, and in `bf16` ne0 is of elements.
         length: elements of `dtype` in the storage.
         dense: whether the view covers every element once.
@@ -67,7 +68,7 @@ def storage(tensor: TensorDesc) -> ParameterStorage:
     Raises:
         ValueError: neuronx-cc has nothing to hold its type in.
     """
-    if tensor.form == BF16:
+    if tensor.layout == BF16:
         return storage(_in_bf16(tensor))
     t = TYPES[tensor.dtype]
     strides = list(tensor.nb)
@@ -82,14 +83,15 @@ def storage(tensor: TensorDesc) -> ParameterStorage:
         dtype, unit = _ARRAY_TYPES[tensor.dtype], t.size
     else:
         raise ValueError(f"Neuron devices have no {tensor.dtype}")
-    if tensor.form == TRANSPOSED:
+    if tensor.layout == TRANSPOSED:
         lengths[:2] = tensor.ne[1], tensor.ne[0]
         strides[:2] = unit, unit * tensor.ne[1]
     kept: tuple[int, ...] = (3, 2, 1, 0)
-    if tensor.form == PLANES:
+    if tensor.layout == PLANES:
         kept, trailing = (3, 2, 1), ((lengths[0] * t.size, 1),)
     dims = (*((lengths[k], strides[k] // unit) for k in kept), *trailing)
     length = tensor.storage_bytes // unit
+    # Dense: from the innermost dimension out, each stride is the product of all lengths inside. A dimension of one has no say.
     made = ParameterStorage(dtype, (length,), dims, length, False, unit)
     expected = 1
     for k in reversed(made.order):
@@ -115,8 +117,10 @@ def view(array: Any, s: ParameterStorage) -> Any:
         return lax.transpose(array, _inverse(s.order)) if s.order != tuple(range(len(s.order))) else array
     nested = _nested(s)
     if nested is None:
+        # Positions that follow from strides are in bounds, and what would keep them there is not emitted.
         return array.at[_indices(s)].get(mode="promise_in_bounds", wrap_negative_indices=False)
     padded, rows, used, kept = nested
+    # The last row ends with its last element that is used; a reshape to rows needs the whole of it.
     if padded > s.length:
         array = lax.pad(array, array.dtype.type(0), [(0, padded - s.length, 0)])
     array = lax.slice(lax.reshape(array, rows), (0,) * len(rows), used)
@@ -158,6 +162,7 @@ def _nested(s: ParameterStorage) -> tuple[int, tuple[int, ...], tuple[int, ...],
     kept = tuple(k for k in s.order if s.dims[k][0] > 1 and s.dims[k][1] > 0)
     if not kept:
         return (s.length, (s.length,), (1,), ()) if s.length else None
+    # Each dimension is a slice of a row, whose length is the stride of the dimension around it in its own strides.
     rows, used = [s.dims[kept[0]][0]], [s.dims[kept[0]][0]]
     for outer, inner in pairwise(kept):
         n, stride = s.dims[inner]
@@ -165,7 +170,7 @@ def _nested(s: ParameterStorage) -> tuple[int, tuple[int, ...], tuple[int, ...],
             return None
         rows.append(s.dims[outer][1] // stride)
         used.append(n)
-    step = s.dims[kept[-1]][1]
+    step = s.dims[kept[-1]][1]  # the innermost elements may have gaps, too: a last dimension of which one is used
     return s.dims[kept[0]][0] * s.dims[kept[0]][1], (*rows, step), (*used, 1), kept
 
 

@@ -95,8 +95,8 @@ def _slot(spec: GraphSpec, number: int, uses: Sequence[Operand]) -> Memory:
     what = f"slot {number}"
     stored = [_storage(spec, what, use.tensor) for use in uses]
     unit = stored[0].unit
-    # a weight in a form, of other bytes than ggml's, is read whole
-    length = stored[0].length if uses[0].tensor.form else spec.slots[number] // unit
+    # a weight in a layout, of other bytes than ggml's, is read whole
+    length = stored[0].length if uses[0].tensor.layout else spec.slots[number] // unit
     for use, made in zip(uses, stored, strict=True):
         if use.place.offset % unit:
             raise _failure(spec, f"{what}: byte {use.place.offset} is not where an element of {use.tensor} begins")

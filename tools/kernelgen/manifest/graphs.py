@@ -12,12 +12,12 @@ from kernelgen.ggml.ops import Op
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.languages import DEFAULT
-from kernelgen.manifest import kernels
 from kernelgen.manifest.document import YamlNode, short
-from kernelgen.manifest.kernels import Choice, KernelEntry, explain_tensor
+from kernelgen.manifest.kernels import Choice, KernelEntry
 from kernelgen.manifest.schema import Report
 from kernelgen.manifest.sizes import Sizes
 from kernelgen.manifest.template import Value
+from kernelgen.manifest.values import explain_tensor, laid_out, parse_tensor
 from kernelgen.plan import Kernel
 from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 
@@ -93,12 +93,14 @@ class _GraphEntry(KernelEntry):
         self._check_references()
         found: list[Kernel] = []
         weights = self._weights()
-        formed = False
+        has_layout = False
         fallback = self.entry.get("fallback")
         for values in self._combinations():
             spec = self._group(values, weights)
             if spec is not None:
-                formed = formed or any(t is not None and t.tensor.form for node in spec.nodes for t in node.inputs)
+                has_layout = has_layout or any(
+                    t is not None and t.tensor.layout for node in spec.nodes for t in node.inputs
+                )
                 group = self._of_group(spec)
                 self.note_settings(group, values, self.own)
                 found += group
@@ -106,11 +108,11 @@ class _GraphEntry(KernelEntry):
                     ops = [k for one in dict.fromkeys(node.kernel for node in spec.nodes) for k in self._chosen(one)]
                     self.note_settings(ops, values, None)
                     found += ops
-        self._check_formed(formed)
+        self._check_layouts(has_layout)
         return list(dict.fromkeys(found)) if self.good else []
 
     def _weights(self) -> set[str]:
-        """Returns the inputs that may be in a form: those that are read whole, and as a weight, wherever they are used."""
+        """Returns the inputs that may be in a layout: those that are read whole, and as a weight, wherever they are used."""
         found = {name for name, item in self._need("inputs").value.items() if not self.is_sized(item.node)}
         for member in self.members:
             index = None if member.op is None else WEIGHTS.get(member.op.name)
@@ -228,7 +230,7 @@ class _GraphEntry(KernelEntry):
         for name, item in self._need("inputs").value.items():
             tensor = self._tensor(item.node, values)
             if tensor is not None:
-                memory[name] = _Memory(name, 0, kernels.formed(tensor, self.forms()) if name in weights else tensor)
+                memory[name] = _Memory(name, 0, laid_out(tensor, self.layouts()) if name in weights else tensor)
         outputs = {item.text for item in self._need("outputs").value}
         nodes = []
         for i, member in enumerate(self.members):
@@ -317,7 +319,7 @@ class _GraphEntry(KernelEntry):
         if tensor is None:
             return Loose(whole.root, whole.offset, whole.tensor)
         try:
-            view = kernels.parse_tensor(tensor)
+            view = parse_tensor(tensor)
         except ValueError as error:
             message, hint = explain_tensor(tensor, str(error))
             if id(item) in self.templates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -13,16 +12,16 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean, nearest
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
-from kernelgen.ggml import types as ggml_types
 from kernelgen.ggml.ops import Op, Param, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.weight_layouts import WEIGHTS, of_type
+from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.manifest import sizes as manifest_sizes
 from kernelgen.manifest.document import YamlNode, short
 from kernelgen.manifest.schema import Report, describe
 from kernelgen.manifest.settings import Changes, KernelSettings
 from kernelgen.manifest.sizes import NO_SIZES, SizeCondition, Sizes
 from kernelgen.manifest.template import Template, TemplateError, Value
+from kernelgen.manifest.values import check_param, explain_tensor, laid_out, parse_tensor
 from kernelgen.plan import Kernel
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -51,7 +50,7 @@ class Choice:
         languages: its `languages`, or None.
         manifest: its name.
         settings: where it is noted which kernels are compiled with settings of their own, or None.
-        weights: the forms that weights are asked for in, or None.
+        weights: the layouts that weights are asked for in, or None.
     """
 
     targets: tuple[str, ...] = ()
@@ -134,23 +133,23 @@ class KernelEntry:
                 self._tensors(values)  # to report what is wrong with them
                 break
             return kernels, named
-        formed = False
+        has_layout = False
         for values in self._combinations():
             spec = self._spec(self.op, values)
             if spec is None:
                 continue
-            formed = formed or any(t is not None and t.form for t in spec.inputs)
+            has_layout = has_layout or any(t is not None and t.layout for t in spec.inputs)
             chosen = self._chosen(spec)
             self.note_settings(chosen, values, self.own)
             kernels += chosen
             name = entry.get("name")
             if name is not None and self.usable(name):
                 named.append(Named(str(self._fill(name, values)), spec, name))
-        self._check_formed(formed)
+        self._check_layouts(has_layout)
         return (kernels, named) if self.good else ([], [])
 
-    def forms(self) -> list[str]:
-        """Returns the forms that weights are asked for in."""
+    def layouts(self) -> list[str]:
+        """Returns the layouts that weights are asked for in."""
         node = self.weights
         return [item.text for item in node.value] if node is not None and self.usable(node) else []
 
@@ -159,24 +158,24 @@ class KernelEntry:
         template = self.templates.get(id(node))
         return template is not None and any(name in self.sizes.variables for name in template.names)
 
-    def _with_forms(self, op: Op, inputs: list[TensorDesc | None]) -> list[TensorDesc | None]:
-        """Returns the inputs with the weight in the form that is asked for."""
+    def _with_layouts(self, op: Op, inputs: list[TensorDesc | None]) -> list[TensorDesc | None]:
+        """Returns the inputs with the weight in the layout that is asked for."""
         index = WEIGHTS.get(op.name)
         weight = inputs[index] if index is not None and index < len(inputs) else None
-        if index is None or weight is None or weight.form or self.is_sized(self._need("inputs").value[index]):
+        if index is None or weight is None or weight.layout or self.is_sized(self._need("inputs").value[index]):
             return inputs
         if op.name == "mul_mat" and weight.ne[2] * weight.ne[3] > 1:  # heads of a cache
             return inputs
-        return [*inputs[:index], formed(weight, self.forms()), *inputs[index + 1 :]]
+        return [*inputs[:index], laid_out(weight, self.layouts()), *inputs[index + 1 :]]
 
-    def _check_formed(self, formed: bool) -> None:
-        """Notes forms that an entry asks for of its own and has no weight for."""
+    def _check_layouts(self, has_layout: bool) -> None:
+        """Notes layouts that an entry asks for of its own and has no weight for."""
         own = self.entry.get("weights")
-        if own is not None and self.usable(own) and own.value and self.good and not formed:
+        if own is not None and self.usable(own) and own.value and self.good and not has_layout:
             hint = (
                 f"a weight is the first operand of {' or '.join(WEIGHTS)}, contiguous, and has no variable of `sizes`"
             )
-            self.fail(own, f"the entry has no weight that can be {' or '.join(self.forms())}", hint)
+            self.fail(own, f"the entry has no weight that can be {' or '.join(self.layouts())}", hint)
 
     def _only_of_op(self) -> None:
         """Notes what only a kernel that is named by its source has, and what it may lack."""
@@ -437,7 +436,7 @@ class KernelEntry:
 
     def _spec(self, op: Op, values: Mapping[str, Value]) -> KernelSpec | None:
         inputs, output = self._tensors(values)
-        inputs = self._with_forms(op, inputs)
+        inputs = self._with_layouts(op, inputs)
         params = self._params(op, values)
         alias = self._alias(op, inputs, output)
         if not self.good or output is None:
@@ -515,79 +514,3 @@ class KernelEntry:
             else:
                 found[name] = value  # type: ignore[assignment]
         return found
-
-
-def check_param(param: Param, value: object, shown: str) -> str | None:
-    """Returns what is wrong with a parameter's value, or None.
-
-    Args:
-        param: the parameter.
-        value: the value.
-        shown: the value in messages.
-    """
-    name = param.name
-    if param.kind is bool:
-        return None if isinstance(value, bool) else f"{name}: expected true or false, not '{shown}'"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"{name}: expected {'an integer' if param.kind is int else 'a number'}, not '{shown}'"
-    if param.kind is int:
-        if not isinstance(value, int):
-            return f"{name}: expected an integer, not '{shown}'"
-        if not -(2**31) <= value < 2**31:
-            return f"{name}: {value} does not fit 32 bits"
-    else:
-        if value != value:
-            return f"{name}: expected a number, not '{shown}'"
-        if math.isinf(value) and not param.infinite:
-            return f"{name}: expected a finite number, not '{shown}'"
-        try:
-            if not math.isinf(value):
-                ggml_ops.f32_bits(float(value))
-        except OverflowError:
-            return f"{name}: {shown} is beyond the range of a 32-bit float"
-    if param.choices is not None and value not in param.choices:
-        return f"{name}: expected one of {', '.join(map(str, param.choices))}, not {shown}"
-    if param.minimum is not None and value < param.minimum:
-        return f"{name}: expected at least {param.minimum:g}, not {shown}"
-    if param.maximum is not None and value > param.maximum:
-        return f"{name}: expected at most {param.maximum:g}, not {shown}"
-    return None
-
-
-def formed(tensor: TensorDesc, forms: Sequence[str]) -> TensorDesc:
-    """Returns a weight in the first of some forms that it can have, or as it is."""
-    form = next((form for form in forms if form in of_type(tensor.dtype)), None)
-    return tensor.in_form(form) if form is not None and tensor.contiguous else tensor
-
-
-@functools.lru_cache(maxsize=65536)
-def parse_tensor(text: str) -> TensorDesc:
-    """Returns `TensorDesc.parse`, which many entries ask for the same texts."""
-    return TensorDesc.parse(text)
-
-
-_LOOSE = re.compile(r"\s*\(([^()]*)\)\s*/\s*([^/\s():]+)(?::[^/\s()]*)?\s*(?:/\s*\(([^()]*)\)\s*)?")
-
-
-def explain_tensor(text: str, reason: str) -> tuple[str, str | None]:
-    """Returns what is wrong with a tensor's text, and how to mend it; `reason` is what `TensorDesc.parse` says."""
-    shown = short(text)
-    match = _LOOSE.fullmatch(text)
-    if not match:
-        return f"'{shown}' is not a tensor: expected (ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]", None
-    ne, dtype, nb = match.groups()
-    for what, figures in (("dimensions", ne), ("strides", nb)):
-        if figures is None:
-            continue
-        parts = [part.strip() for part in figures.split(",")]
-        bad = next((p for p in parts if not re.fullmatch(r"-?[0-9]{1,19}", p, re.ASCII)), None)
-        if bad is not None:
-            return f"'{short(bad)}' is not an integer in '{shown}'", None
-        if len(parts) != 4:
-            filled = ",".join([*parts, "1", "1", "1", "1"][:4])
-            hint = f"write ({filled})/{short(dtype)}" if what == "dimensions" and len(parts) < 4 else None
-            return f"a tensor has four {what}, not {len(parts)}: '{shown}'", hint
-    if dtype not in ggml_types.TYPES:
-        near = did_you_mean(dtype, ggml_types.TYPES, ggml_types.ALIASES)
-        return f"unknown dtype '{short(dtype)}'{near}", None if near else "dtypes are " + ", ".join(ggml_types.TYPES)
-    return f"{reason}: '{shown}'", None

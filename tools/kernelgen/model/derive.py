@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
-from kernelgen.manifest.kernels import check_param
+from kernelgen.manifest.values import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.formulas import Fitter

@@ -50,6 +50,7 @@ class Fitter:
     """
 
     def __init__(self, names: Sequence[str], points: Sequence[Mapping[str, int]]) -> None:
+        # A size that is the same at all points explains nothing.
         varying = [name for name in names if len({point[name] for point in points}) > 1]
         products = [(name,) for name in varying] + list(itertools.combinations(varying, 2))
         self._columns = {product: [_product(product, point) for point in points] for product in products}
@@ -75,6 +76,7 @@ class Fitter:
         if len(set(wanted)) <= 1:
             return Formula(wanted[0] if wanted else 1)
         columns = {names: [column[i] for i in given] for names, column in self._columns.items()}
+        # Without a constant first: a multiple is the likelier formula, and needs one point less to be proven.
         for with_constant in (False, True):
             for names, column in columns.items():
                 found = _line(column, wanted, with_constant)
@@ -92,10 +94,12 @@ def _line(column: list[int], wanted: list[int], with_constant: bool) -> tuple[in
     distinct = sorted(dict(zip(column, wanted, strict=True)).items())
     if len(distinct) < 2 or (with_constant and len(distinct) < 3):
         return None
+    # Through the first and the last point, or the origin and the last; that it meets all others is looked at below.
     (x0, y0), (x1, y1) = distinct[0], distinct[-1]
     factor, divisor = (y1 - y0, x1 - x0) if with_constant else (y1, x1)
     common = math.gcd(factor, divisor)
     factor, divisor = factor // common, divisor // common
+    # Shapes are divided by small numbers, such as a block's size; a large divisor is a line that numbers meet by chance.
     if divisor > 64 or factor == 0 or (divisor != 1 and any(factor * x % divisor for x in column)):
         return None
     constant = y0 - factor * x0 // divisor

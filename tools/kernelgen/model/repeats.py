@@ -34,6 +34,7 @@ def layers(graph: Graph) -> list[Segment]:
         return whole(graph)
     period, first, last, count = found
     cost = crossing(graph)
+    # What repeats is longer than its whole repeats: they may begin at any of the first places of it.
     slack = last - first - count * period
     # The first of the places from which all repeats begin, and at which the fewest results are handed on.
     start = min(
@@ -96,7 +97,9 @@ def _period(tokens: tuple[Hashable, ...]) -> tuple[int, int, int, int] | None:
             if i < n - period and tokens[i] == tokens[i + period]:
                 run += 1
                 continue
+            # `run` ops in a row are equal to those a period later, so `run + period` of them repeat.
             count = (run + period) // period
+            # Of equal covers the shorter period, which is found first: a pair of layers is no layer.
             if count > 1 and (best is None or count * period > best[3] * best[0]):
                 best = (period, i - run, i + period, count)
             run = 0

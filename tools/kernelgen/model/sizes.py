@@ -13,7 +13,7 @@ NAMES = ("n_tokens", "n_kv", "n_kv_swa", "n_ctx", "n_outputs")
 """The sizes that formulas have, the ones to prefer first."""
 
 FEW = (1, 8, 32, 128, 512)
-"""Numbers of tokens by which any number is served, in pieces or padded (`kernelgen.dispatch.lengths`).
+"""Numbers of tokens by which any number is served, in chunks or padded (`kernelgen.dispatch.lengths`).
 
 Up to 128 rows of a product take as long as one, and four times 128 as long as 512 (costs.json): so 128 is the number for short
 prompts and the ends of long ones, and 512 spares launches. 1 is generation. 8 and 32 halve the rows of padding of short
@@ -95,7 +95,7 @@ class Settings:
 def few(most: int) -> tuple[int, ...]:
     """Returns numbers of tokens by which every call of 1 to `most` is served: those of `FEW` below, and `most` itself.
 
-    A call of `most` tokens is one piece then, and rows are gathered from as many.
+    A call of `most` tokens is one chunk then, and rows are gathered from as many.
     """
     return (*(n for n in FEW if n < most), most)
 

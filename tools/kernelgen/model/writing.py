@@ -26,7 +26,7 @@ class ManifestHead:
         targets: to build for.
         description: for readers.
         comment: lines that say what the manifest is made of.
-        weights: the forms that weights are asked for in.
+        weights: the layouts that weights are asked for in.
     """
 
     name: str

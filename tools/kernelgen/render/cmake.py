@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.cache import CacheSettings
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import EMIT_TIMEOUT
-from kernelgen.plan import Kernel, Plan
+from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import NEFF, entries_file, hlo_file
@@ -66,53 +67,18 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         sources: every kernel library that the plan names.
         build: how and where.
     """
-    by_name = {s.name: s for s in sources}
-    specs = {k.id: spec_json(k.spec) for k in plan.kernels}
-    flags = {c.key: [f"--flag={word}" for word in c.flags()] for c in plan.configs}
-    jax = f"--jax={build.jax_version}"
-    # A simulated NEFF says itself what made it.
-    made_by = [f"--compiler={build.identity}"] if build.executable else []
-    files: dict[str, str] = {"plan.json": plan.to_json()}
-
+    roots = {s.name: s.root.resolve() for s in sources}
     batches = _batches(plan.kernels)
+    files = {"plan.json": plan.to_json()}
     for batch, kernels in batches.items():
-        modules = [(name, by_name[name].root.resolve() / f"{module}.py") for name, module in kernels[0].emitters]
-        files[f"steps/{batch}.emit"] = _lines(
-            jax,
-            *(word for name, path in modules for word in (f"--library={name}", f"--emitter={path}")),
-            f"--folder={build.folder / 'hlo'}",
-            *(f"--target={target}" for target in kernels[0].targets),
-            *([f"--prebuilt={by_name[kernels[0].prebuilt].root.resolve()}"] if kernels[0].prebuilt else []),
-            *(f"--spec={specs[k.id]}" for k in kernels),
-        )
-    for key, words in flags.items():
-        files[f"steps/{key}.compile"] = _lines(
-            f"--compiler={build.compiler}",
-            *words,
-            f"--identity={build.identity}",
-        )
-    # How long an emitter may run changes no HLO.
-    files["steps/limits"] = _lines(f"--timeout={build.emit_timeout or 0:g}")
-    # Where the compiler is and what it may use change no NEFF: nothing is compiled again when this file changes.
-    files["steps/compiler"] = _lines(
-        f"--log-dir={build.folder / 'logs'}",
-        f"--memory-mb={max(neff.memory_mb for neff in plan.neffs)}",
-        *([f"--executable={build.executable}"] if build.executable else []),
-        *build.cache.arguments(),
-        f"--notices={build.folder / 'workers' / 'notices'}",
-    )
+        files[f"steps/{batch}.emit"] = _emit(kernels, roots, build)
+    for config in plan.configs:
+        files[f"steps/{config.key}.compile"] = _compile(config, build)
+    files["steps/limits"] = _limits(build)
+    files["steps/compiler"] = _compiler(plan, build)
     for bundle in plan.bundles:
-        entries = f"steps/{entries_file(bundle.id)}"
-        files[entries] = plan.entries(bundle).to_json()
-        files[f"steps/{bundle.id}.bundle"] = _lines(
-            jax,
-            "--lint=yes",
-            "--origins=yes",
-            *made_by,
-            f"--entries={build.folder / entries}",
-            *(f"--hlo={build.folder / 'hlo' / hlo_file(kernel)}" for kernel in bundle.kernels),
-            *(f"--neff={build.folder / 'neff' / f'{neff}{NEFF}'}" for neff in bundle.neffs().values()),
-        )
+        files[f"steps/{entries_file(bundle.id)}"] = plan.entries(bundle).to_json()
+        files[f"steps/{bundle.id}.bundle"] = _bundle(bundle, build)
     values = {
         "batches": {batch: [k.id for k in kernels] for batch, kernels in batches.items()},
         "bundles": plan.bundles,
@@ -125,6 +91,59 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         "watched": [path for s in sources if s.name not in _only_prebuilt(plan) for path in _watched(s)],
     }
     return {**files, "kernels.cmake": render("cmake/kernels.cmake.j2", values)}
+
+
+def _emit(kernels: Sequence[Kernel], roots: Mapping[str, Path], build: Build) -> str:
+    """Returns the arguments of the step that emits a batch."""
+    first = kernels[0]  # what a batch has in common: see `_batches`
+    modules = [(name, roots[name] / f"{module}.py") for name, module in first.emitters]
+    return _lines(
+        f"--jax={build.jax_version}",
+        *(word for name, path in modules for word in (f"--library={name}", f"--emitter={path}")),
+        f"--folder={build.folder / 'hlo'}",
+        *(f"--target={target}" for target in first.targets),
+        *([f"--prebuilt={roots[first.prebuilt]}"] if first.prebuilt else []),
+        *(f"--spec={spec_json(k.spec)}" for k in kernels),
+    )
+
+
+def _limits(build: Build) -> str:
+    """Returns the arguments of steps that emit which change no HLO: how long an emitter may run."""
+    return _lines(f"--timeout={build.emit_timeout or 0:g}")
+
+
+def _compile(config: CompileConfig, build: Build) -> str:
+    """Returns the arguments of the steps that compile with the same settings."""
+    flags = [f"--flag={word}" for word in config.flags()]
+    return _lines(f"--compiler={build.compiler}", *flags, f"--identity={build.identity}")
+
+
+def _compiler(plan: Plan, build: Build) -> str:
+    """Returns the arguments of steps that compile which change no NEFF: where the compiler is and what it may use.
+
+    Nothing is compiled again when they change.
+    """
+    return _lines(
+        f"--log-dir={build.folder / 'logs'}",
+        f"--memory-mb={max(neff.memory_mb for neff in plan.neffs)}",
+        *([f"--executable={build.executable}"] if build.executable else []),
+        *build.cache.arguments(),
+        f"--notices={build.folder / 'workers' / 'notices'}",
+    )
+
+
+def _bundle(bundle: Bundle, build: Build) -> str:
+    """Returns the arguments of the step that puts a bundle together."""
+    return _lines(
+        f"--jax={build.jax_version}",
+        "--lint=yes",
+        "--origins=yes",
+        # A simulated NEFF says itself what made it.
+        *([f"--compiler={build.identity}"] if build.executable else []),
+        f"--entries={build.folder / 'steps' / entries_file(bundle.id)}",
+        *(f"--hlo={build.folder / 'hlo' / hlo_file(kernel)}" for kernel in bundle.kernels),
+        *(f"--neff={build.folder / 'neff' / f'{neff}{NEFF}'}" for neff in bundle.neffs().values()),
+    )
 
 
 def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:

@@ -59,6 +59,7 @@ def check(hlo: bytes) -> BoundsCheckedHlo:
     flags = [writer.flag(i, *_limits(i, by_id), 1 + n, maximum) for n, i in enumerate(indirect)]
     flag = flags[0]
     for other in flags[1:]:
+        # One number for all: of several that are out of bounds the last is named.
         flag = writer.add(flag, "maximum", (), flag, other, element_type=S32)
     root = by_id[entry.root_id]
     if root.opcode == "tuple":
@@ -135,6 +136,7 @@ class _Writer(Writer):
             maximum: id of the computation that gives the larger of two s32.
         """
         shape = tuple(indices.shape.dimensions)
+        # In 64 bits, which hold any index of fewer bits and any limit. Clamping changes what is out of bounds, and nothing else.
         wide = self.add(like, "convert", shape, indices, element_type=S64)
         lowest = self._spread(like, shape, (), self._constant(like, S64, 0))
         if axis < len(shape):

@@ -73,6 +73,7 @@ def _short_reduction(reduce: Any, by_id: dict[int, Any], computations: dict[int,
 def _unroll(reduce: Any, operation: str, by_id: dict[int, Any], writer: Writer) -> None:
     x, start = (by_id[i] for i in reduce.operand_ids)
     shape, kind = tuple(reduce.shape.dimensions), reduce.shape.element_type
+    # Whole numbers, whose sum is the same in any order; of floats it would not be.
     result = writer.add(reduce, "broadcast", shape, start, element_type=kind)
     for i in range(x.shape.dimensions[-1]):
         term = writer.add(reduce, "reshape", shape, writer.slice(x, len(shape), i), element_type=kind)

@@ -137,7 +137,7 @@ def _serve_lane(requests: Requests, source: int, sink: int) -> None:
     look = _looker(source)
     try:
         while message := (look(), read(source, _MOST))[1]:
-            # What came before is found by its bytes, so it is whole.
+            # What came before is found by its bytes, so it is whole: the common case, and no parsing.
             launch = find(message[head:])
             if launch is not None:
                 try:

@@ -185,11 +185,11 @@ class GraphSpec:
         return tuple(i for i, node in enumerate(self.nodes) if node.escapes)
 
     @property
-    def without_forms(self) -> GraphSpec:
+    def without_layouts(self) -> GraphSpec:
         """The kernel of the same group on weights as ggml has them."""
 
         def plain(operand: Operand | None) -> Operand | None:
-            return None if operand is None else Operand(operand.place, operand.tensor.in_form(""))
+            return None if operand is None else Operand(operand.place, operand.tensor.in_layout(""))
 
         return GraphSpec(tuple(replace(n, inputs=tuple(map(plain, n.inputs))) for n in self.nodes), self.slots)
 

@@ -56,16 +56,16 @@ class KernelSpec:
         """Returns the canonical spec: trailing absent inputs dropped, defaults filled in, the op's own aliasing applied.
 
         Raises:
-            ValueError: it can be no kernel's: an input that is not weights has a form, there are more than `MAX_INPUTS`, or the one
-                whose memory the result shares is not there.
+            ValueError: it can be no kernel's: an input that is not weights has a layout, there are more than `MAX_INPUTS`, or the
+                one whose memory the result shares is not there.
         """
         srcs = list(inputs)
         while srcs and srcs[-1] is None:
             srcs.pop()
         weight = WEIGHTS.get(op)
-        formed = next((t for i, t in enumerate((*srcs, output)) if t is not None and t.form and i != weight), None)
-        if formed is not None:
-            raise ValueError(f"{op}: only the weights of {' and '.join(WEIGHTS)} have a form, not {formed}")
+        wrong = next((t for i, t in enumerate((*srcs, output)) if t is not None and t.layout and i != weight), None)
+        if wrong is not None:
+            raise ValueError(f"{op}: only the weights of {' and '.join(WEIGHTS)} have a layout, not {wrong}")
         known = ggml_ops.op(op)
         full = known.with_defaults(params or {})
         shared = known.alias if alias is None else alias
@@ -86,11 +86,11 @@ class KernelSpec:
         return ggml_ops.op(self.op).encode(dict(self.params))
 
     @property
-    def without_forms(self) -> KernelSpec:
+    def without_layouts(self) -> KernelSpec:
         """The kernel of the same op on weights as ggml has them."""
-        if all(t is None or not t.form for t in self.inputs):
+        if all(t is None or not t.layout for t in self.inputs):
             return self
-        return replace(self, inputs=tuple(None if t is None else t.in_form("") for t in self.inputs))
+        return replace(self, inputs=tuple(None if t is None else t.in_layout("") for t in self.inputs))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as plain values; `from_json` is its inverse."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from kernelgen import bundle as bundles
+from kernelgen.bundle.build import build_planned
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.neff import provenance
@@ -49,7 +49,7 @@ def run(arguments: Arguments) -> None:
         known = provenance.check(*files)
     if maybe(arguments, "lint"):
         refuse_unsupported_hlo(hlos, planned.config.target)
-    bundles.build_planned(
+    build_planned(
         planned,
         hlos,
         neffs,

@@ -81,7 +81,7 @@ def _limited_log() -> Iterator[None]:
             least = min(least, size)  # who reads it may empty it
             if size - least > MAX_LOG:
                 # What goes on writing must not write after the reason.
-                log = os.dup(2)
+                log = os.dup(2)  # before descriptor 2 is sent to nowhere
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
                 os.ftruncate(log, least + MAX_LOG)
                 os.lseek(log, 0, os.SEEK_END)
@@ -162,6 +162,7 @@ def _private_streams() -> tuple[TextIO, TextIO]:
     """
     requests, responses = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     close_in_copies(requests.fileno(), responses.fileno())
+    # Descriptors, and not `sys.stdin`: XLA and a kernel's C code know only these.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

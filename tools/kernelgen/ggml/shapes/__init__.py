@@ -80,9 +80,9 @@ def check(
         params: all parameters, defaults filled in.
         alias: the input whose memory the result is written to.
     """
-    formed = _check_forms(op, inputs, output)
-    if formed is not None:
-        return [formed]
+    wrong = _check_layouts(op, inputs, output)
+    if wrong is not None:
+        return [wrong]
     chosen, rule = _CHOSEN.get(op), _RULES.get(op)
     if chosen is None and rule is None:
         return []
@@ -100,13 +100,13 @@ def check(
     return []
 
 
-def _check_forms(op: str, inputs: Inputs, output: TensorDesc) -> Problem | None:
-    """Returns which tensor has a form though it is not a weight of an op that takes one."""
+def _check_layouts(op: str, inputs: Inputs, output: TensorDesc) -> Problem | None:
+    """Returns which tensor has a layout though it is not a weight of an op that takes one."""
     ops = " and ".join(WEIGHTS)
     for i, tensor in enumerate(inputs):
-        if tensor is not None and tensor.form and WEIGHTS.get(op) != i:
-            return Problem("inputs", i, f"{tensor.type_text}: only the weights of {ops} have a form, their input 0")
-    return Problem("output", None, f"{output.type_text}: a result has no form") if output.form else None
+        if tensor is not None and tensor.layout and WEIGHTS.get(op) != i:
+            return Problem("inputs", i, f"{tensor.type_text}: only the weights of {ops} have a layout, their input 0")
+    return Problem("output", None, f"{output.type_text}: a result has no layout") if output.layout else None
 
 
 def result(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> TensorDesc | None:

@@ -15,10 +15,6 @@ kernelgen calls.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
-
 from kernelgen.languages.numpy.adapter import LANGUAGE
 from kernelgen.languages.numpy.apis import (
     all_gather,
@@ -36,6 +32,7 @@ from kernelgen.languages.numpy.apis import (
 )
 from kernelgen.languages.numpy.knobs import knob
 from kernelgen.languages.numpy.loops import fori_loop
+from kernelgen.languages.numpy.marking import trace
 
 __all__ = [
     "LANGUAGE",
@@ -55,29 +52,3 @@ __all__ = [
     "trace",
     "zeros",
 ]
-
-
-def trace(
-    function: Callable[..., Any] | None = None,
-    *,
-    input_specs: Sequence[tuple[Sequence[int], str]] | None = None,
-    name: str | None = None,
-) -> Any:
-    """Marks a function as a kernel in NumPy. Called from Python it computes as it is written.
-
-    Args:
-        function: the function, when the decorator is written without parentheses.
-        input_specs: shape and dtype (`((128, 512), "f32")`) of each argument, for `kernelgen run` without a manifest.
-        name: another name than the function's, for readers.
-    """
-
-    def mark(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(kernel)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return kernel(*args, **kwargs)
-
-        run.input_specs = input_specs  # type: ignore[attr-defined]
-        run.language = "numpy"  # type: ignore[attr-defined]
-        return run
-
-    return mark if function is None else mark(function)

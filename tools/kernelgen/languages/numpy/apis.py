@@ -11,9 +11,25 @@ from typing import Any
 
 import numpy as np
 
+from kernelgen.languages.numpy import functions, scope  # noqa: F401  # `functions` fills the table that arrays ask
 from kernelgen.languages.numpy.dtypes import FLOAT32
 from kernelgen.languages.numpy.places import refused
 from kernelgen.languages.numpy.tensor import TracedArray, tensor
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "constant",
+    "conv2d",
+    "conv3d",
+    "full",
+    "reduce_scatter",
+    "rms_norm",
+    "softmax",
+    "topk",
+    "zeros",
+]
 
 
 def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,10 +37,8 @@ def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        from kernelgen.languages.numpy.tracing import is_tracing
-
         made = function(*args, **kwargs)
-        if is_tracing():
+        if scope.is_tracing():
             return made
         return tuple(np.array(t.array) for t in made) if isinstance(made, tuple) else np.array(made.array)
 

@@ -1,11 +1,8 @@
-"""Imports the modules that say how NumPy's functions are computed, each of which fills `tensor.FUNCTIONS`."""
+"""Everything that NumPy's functions are computed by: importing this module fills `FUNCTIONS`."""
 
 from __future__ import annotations
 
-from functools import cache
+from kernelgen.languages.numpy import creation, elementwise, gathering, indexing, layout, linalg, reductions  # noqa: F401
+from kernelgen.languages.numpy.tensor import FUNCTIONS
 
-
-@cache
-def load() -> None:
-    """Fills the table, once."""
-    from kernelgen.languages.numpy import creation, elementwise, gathering, layout, linalg, reductions  # noqa: F401
+__all__ = ["FUNCTIONS"]

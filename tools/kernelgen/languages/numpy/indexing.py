@@ -7,6 +7,7 @@ never writes through.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from jax import lax
 
 from kernelgen.languages.numpy.loops import LoopIndex
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import TracedArray, tensor
+from kernelgen.languages.numpy.tensor import TracedArray, implements, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class _Part:
         return isinstance(self.start, int)
 
 
+@implements(operator.getitem)
 def get(x: TracedArray, index: Any) -> TracedArray:
     items = _items(x, index)
     if _is_mask(items):
@@ -60,6 +62,7 @@ def get(x: TracedArray, index: Any) -> TracedArray:
     return TracedArray(lax.expand_dims(found, new) if new else found)
 
 
+@implements(operator.setitem)
 def put(x: TracedArray, index: Any, value: Any) -> Any:
     """Returns the content of `x` after `x[index] = value`, as a JAX array."""
     items = _items(x, index)

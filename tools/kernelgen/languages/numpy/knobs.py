@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernelgen.languages.numpy.places import place, refused
+from kernelgen.languages.numpy.scope import Trace, current
 from kernelgen.languages.numpy.tensor import TracedArray
-from kernelgen.languages.numpy.tracing import Trace, current
 from kernelgen.targets import PARTITIONS, PSUM_BANK_BYTES, TARGETS
 
 MEM_SPACES = ("Hbm", "Psum", "Sbuf", "SharedHbm")

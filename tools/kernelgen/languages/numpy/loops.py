@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from kernelgen.languages.numpy import scope
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import N, TracedArray, enter_scope, leave_scope, tensor
+from kernelgen.languages.numpy.tensor import N, TracedArray, tensor
 
 
 class LoopIndex(TracedArray):
@@ -70,7 +71,7 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
         raise refused("fori_loop: how often it runs is not known while the kernel is traced", "both ends are numbers")
     several = isinstance(init, tuple)
     begin = init if several else (init,)
-    if not any(isinstance(v, TracedArray) for v in begin) and not _tracing():
+    if not any(isinstance(v, TracedArray) for v in begin) and not scope.is_tracing():
         value = init
         for i in range(lower, upper):
             value = body(i, value)
@@ -78,7 +79,7 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
     first = [tensor(v) for v in begin]
 
     def step(i: Any, values: Any) -> Any:
-        enter_scope()
+        scope.enter_body()
         try:
             given = tuple(TracedArray(v) for v in values)
             made = body(LoopIndex(i), given if several else given[0])
@@ -97,14 +98,8 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
                     )
             return tuple(n.array for n in found)
         finally:
-            leave_scope()
+            scope.leave_body()
 
     done = lax.fori_loop(np.int32(lower), np.int32(upper), step, tuple(f.array for f in first))
     results = tuple(TracedArray(v) for v in done)
     return results if several else results[0]
-
-
-def _tracing() -> bool:
-    from kernelgen.languages.numpy.tracing import is_tracing
-
-    return is_tracing()

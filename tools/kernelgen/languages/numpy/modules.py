@@ -5,7 +5,10 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from kernelgen.languages import numpy as kernels
+from kernelgen.languages.numpy import apis
+from kernelgen.languages.numpy.knobs import knob
+from kernelgen.languages.numpy.loops import fori_loop
+from kernelgen.languages.numpy.marking import trace
 from nki_interpreter.standing_in import made
 
 PACKAGES = ("nkipy", "nkigen")
@@ -14,19 +17,20 @@ PACKAGES = ("nkipy", "nkigen")
 class NKIPyKernel:
     """`NKIPyKernel.trace` marks a kernel; what runs one on a device is not here."""
 
-    trace = staticmethod(kernels.trace)
+    trace = staticmethod(trace)
 
 
 def names() -> dict[str, dict[str, Any]]:
     """Returns what each of the modules has, by its name."""
     return {
-        "nkipy": {"knob": kernels.knob},
-        "nkipy.core.knob": {"knob": kernels.knob},
-        "nkipy.core.tensor_apis": {name: getattr(kernels, name) for name in kernels.__all__},
+        "nkipy": {"knob": knob},
+        "nkipy.core.knob": {"knob": knob},
+        "nkipy.core.tensor_apis": {name: getattr(apis, name) for name in apis.__all__}
+        | {"fori_loop": fori_loop, "knob": knob, "trace": trace},
         "nkipy.core.trace": {"NKIPyKernel": NKIPyKernel},
-        "nkigen": {"trace": kernels.trace, "knob": kernels.knob, "fori_loop": kernels.fori_loop},
-        "nkigen.apis": {"fori_loop": kernels.fori_loop, "knob": kernels.knob},
-        "nkigen.trace": {"trace": kernels.trace},
+        "nkigen": {"trace": trace, "knob": knob, "fori_loop": fori_loop},
+        "nkigen.apis": {"fori_loop": fori_loop, "knob": knob},
+        "nkigen.trace": {"trace": trace},
     }
 
 

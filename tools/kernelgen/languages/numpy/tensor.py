@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kernelgen.errors import KernelgenError
-from kernelgen.languages.numpy import dtypes
+from kernelgen.languages.numpy import dtypes, scope
 from kernelgen.languages.numpy.dtypes import narrowed
 from kernelgen.languages.numpy.places import refused
 
@@ -19,7 +20,11 @@ N: Any = np
 """NumPy, as it dispatches on tensors, which its types know nothing of."""
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
-"""What computes each of NumPy's functions and ufuncs; arguments are as of NumPy."""
+"""What computes each of NumPy's functions and ufuncs; arguments are as of NumPy. `operator.getitem` and
+`operator.setitem` are of elements; the latter returns the array's new content.
+
+The modules that `functions` imports fill it: they compute with arrays, so the class of arrays cannot import them.
+"""
 
 REDUCTIONS: dict[Any, Any] = {np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min}
 REDUCTIONS |= {np.logical_and: np.all, np.logical_or: np.any}
@@ -52,17 +57,6 @@ INSTEAD = {
 }
 """What to use in place of functions that are not supported."""
 
-_scopes: list[object] = [object()]
-"""The loop bodies that are being traced, innermost last: a value of one does not leave it."""
-
-
-def enter_scope() -> None:
-    _scopes.append(object())
-
-
-def leave_scope() -> None:
-    _scopes.pop()
-
 
 def implements(*functions: Any) -> Callable[[F], F]:
     """Marks a function as what computes some of NumPy's."""
@@ -92,7 +86,7 @@ class TracedArray:
         self.parameter = parameter
         self.changed = False
         self.iterations: tuple[str, tuple[int, ...]] | None = None
-        self._scope = _scopes[-1]
+        self._body = scope.body()
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
@@ -197,18 +191,14 @@ class TracedArray:
     # --- elements -----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        from kernelgen.languages.numpy.indexing import get
-
-        return guarded("an index", get, self, index)
+        return guarded("an index", FUNCTIONS[operator.getitem], self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        from kernelgen.languages.numpy.indexing import put
-
-        self.replace(guarded("an assignment to elements", put, self, index, value))
+        self.replace(guarded("an assignment to elements", FUNCTIONS[operator.setitem], self, index, value))
 
     def replace(self, array: Any) -> None:
         """Gives the tensor other content, of the same shape and dtype."""
-        if self._scope is not _scopes[-1]:
+        if self._body is not scope.body():
             raise refused(
                 "the body of fori_loop changes an array from outside of it",
                 "pass the array in init, change it in the body and return it",
@@ -294,9 +284,6 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
     Raises:
         KernelgenError: it is not supported, or not with these arguments.
     """
-    from kernelgen.languages.numpy import functions
-
-    functions.load()
     module = getattr(function, "__module__", None) or "numpy"
     name = f"{module.replace('numpy', 'np', 1)}.{function.__name__}"
     made = FUNCTIONS.get(function)

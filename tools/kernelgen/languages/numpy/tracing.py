@@ -4,43 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
+from kernelgen.languages.numpy import functions, scope  # noqa: F401  # `functions` fills the table that arrays ask
 from kernelgen.languages.numpy.creation import filled
 from kernelgen.languages.numpy.places import is_users
+from kernelgen.languages.numpy.scope import Trace
 from kernelgen.languages.numpy.tensor import TracedArray, cast, tensor
 from kernelgen.languages.protocol import Call, Returned
-
-
-@dataclass(slots=True)
-class Trace:
-    """One kernel while it is traced.
-
-    Attributes:
-        targets: the targets whose limits knobs keep.
-        knobs: what knobs said, as JSON values, in order.
-        of: the knobs of each tensor by the tensor's `id()`, and the tensor, so that its id stays its own.
-    """
-
-    targets: tuple[str, ...]
-    knobs: list[dict[str, Any]] = field(default_factory=list)
-    of: dict[int, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
-
-
-_TRACE: ContextVar[Trace | None] = ContextVar("trace", default=None)
-
-
-def is_tracing() -> bool:
-    return _TRACE.get() is not None
-
-
-def current() -> Trace | None:
-    return _TRACE.get()
 
 
 def traced(function: Callable[..., Any], call: Call) -> Returned:
@@ -51,13 +25,13 @@ def traced(function: Callable[..., Any], call: Call) -> Returned:
     """
     parameters = [None if a is None else TracedArray(a, i) for i, a in enumerate(call.arguments)]
     made = Trace(call.targets)
-    token = _TRACE.set(made)
+    token = scope.TRACE.set(made)
     try:
         with _constructors():
             ordered, named = call.bound(parameters)
             returned = function(*ordered, **named)
     finally:
-        _TRACE.reset(token)
+        scope.TRACE.reset(token)
     results = [] if returned is None else list(returned) if isinstance(returned, tuple | list) else [returned]
     for k, result in enumerate(results):
         if not isinstance(result, TracedArray | np.ndarray | np.generic | int | float):

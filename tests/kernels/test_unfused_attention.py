@@ -43,7 +43,7 @@ def member(node: KernelSpec, cells: dict[int, int]) -> Member:
 
 
 def pieced(node: KernelSpec, cells: dict[int, int], n: int, n_cells: int | None) -> KernelSpec:
-    *inputs, output = member(node, cells).piece(n, n_cells)
+    *inputs, output = member(node, cells).chunk(n, n_cells)
     assert output is not None
     return KernelSpec(node.op, tuple(inputs), output, node.params)
 
@@ -87,7 +87,7 @@ def test_kernels_of_other_sizes_serve_each_node() -> None:
     for node, kernel in zip(NODES, kernels, strict=True):
         served = index.serve(node)
         assert served is not None
-        assert (served.kernels, served.pieces, served.padding) == ((kernel, kernel), ((0, 4), (3, 4)), 1)
+        assert (served.kernels, served.chunks, served.padding) == ((kernel, kernel), ((0, 4), (3, 4)), 1)
     # the cache ends before the kernel's
     assert [index.serve(node, room=12) is not None for node in NODES] == [not cells for cells in CELLS_AXES]
 
@@ -106,5 +106,5 @@ def test_kernels_of_other_sizes_serve_each_node() -> None:
     ],
     ids=lambda k: k.id,
 )
-def test_what_is_in_no_chain(node: KernelSpec) -> None:
+def test_what_is_not_of_attention(node: KernelSpec) -> None:
     assert list(members(node.op, node.inputs, node.output)) == []

@@ -1,0 +1,281 @@
+"""From the files of kernels to a bundle: all of them read and checked, and the forms that are asked for written.
+
+The three forms of docs/bundle-format.md follow from the same `Contents`: a tree, a pack, and an embedded form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kernelgen
+from kernelgen.bundle import embed, pack, tree
+from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, Contents, StoredFile, file_name
+from kernelgen.bundle.index import KernelIndex
+from kernelgen.bundle.json_text import read_json
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.neff import container as neff_format
+from kernelgen.neff import description
+from kernelgen.plan import Bundle, BundleEntries
+from kernelgen.spec.canonical import canonical_json
+from kernelgen.spec.filenames import kernel_of, notes_file
+from kernelgen.spec.graph_kernel import Spec
+from kernelgen.spec.op_kernel import spec_json
+
+
+def build_planned(
+    planned: BundleEntries, hlos: Sequence[Path | None], neffs: Sequence[Path | None], **options: Any
+) -> Contents:
+    """Writes the asked-for forms of a bundle as a plan has it, from the files that a build made of its entries.
+
+    Args:
+        planned: the bundle.
+        hlos: the HLO of each entry; what is noted about the kernel is beside it. None for one that is not there.
+        neffs: the NEFF of each entry, or None.
+        **options: as of `build`: `compiler`, `jax_version`, and what to write.
+
+    Raises:
+        KernelgenError: as of `build`.
+    """
+    files = list(zip(planned.entries, hlos, neffs, strict=True))
+    # A bundle knows a kernel by what it computes, a plan also by the language that it is written in.
+    return build(
+        Bundle(planned.name, planned.config.target, planned.config.key, tuple(e.spec.id for e in planned.entries)),
+        {entry.spec.id: entry.spec for entry in planned.entries},
+        {entry.spec.id: hlo for entry, hlo, _ in files if hlo},
+        {entry.spec.id: neff for entry, _, neff in files if neff},
+        planned.config,
+        own_configs={entry.spec.id: entry.config for entry in planned.entries},
+        notes={e.spec.id: hlo.with_name(notes_file(kernel_of(hlo))) for e, hlo, _ in files if hlo and e.noted},
+        **options,
+    )
+
+
+def build(
+    bundle: Bundle,
+    specs: Mapping[str, Spec],
+    hlos: Mapping[str, Path],
+    neffs: Mapping[str, Path],
+    config: CompileConfig,
+    *,
+    own_configs: Mapping[str, CompileConfig] | None = None,
+    compiler: str | None = None,
+    jax_version: str = "unknown",
+    notes: Mapping[str, Path] | None = None,
+    tree_path: str | Path | None = None,
+    pack_path: str | Path | None = None,
+    embed_folder: str | Path | None = None,
+    include: str = "neuron_kernels.h",
+    incbin: str | None = None,
+) -> Contents:
+    """Writes the asked-for forms of a bundle; each file, and the tree as a whole, appears by rename.
+
+    Args:
+        bundle: which kernels, for which target.
+        specs: what each kernel computes, by id; more than the bundle's are allowed, here and below.
+        hlos: each kernel's HLO, by id.
+        neffs: each kernel's NEFF, by id.
+        config: the settings the NEFFs were compiled with.
+        own_configs: those of kernels that were compiled with others, by id.
+        compiler: the compiler's identity; None takes it from the NEFFs.
+        jax_version: version of the jax that emitted the HLO.
+        notes: what the emit step noted about kernels, by id; not all have it.
+        tree_path: the folder to write the tree to, or None.
+        pack_path: the file to write the pack to, or None.
+        embed_folder: the folder for the embedded form's `.S`, `.c` and `.h`, or None; needs `pack_path`.
+        include: how the embedded form's header includes the backend's.
+        incbin: how the embedded form's assembly names the pack; by default its file name.
+
+    Returns:
+        what was written.
+
+    Raises:
+        KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
+        OSError: an output cannot be written.
+    """
+    contents = gather(
+        bundle,
+        specs,
+        hlos,
+        neffs,
+        config,
+        own_configs=own_configs,
+        compiler=compiler,
+        jax_version=jax_version,
+        notes=notes,
+    )
+    if tree_path is not None:
+        tree.write(tree_path, contents)
+    if pack_path is not None:
+        pack.write(pack_path, contents)
+    if embed_folder is not None:
+        if pack_path is None:
+            raise ValueError("an embedded bundle takes its data from a pack: pack_path is needed")
+        embed.write(embed_folder, pack.read(pack_path), include=include, incbin=incbin)
+    return contents
+
+
+def gather(
+    bundle: Bundle,
+    specs: Mapping[str, Spec],
+    hlos: Mapping[str, Path],
+    neffs: Mapping[str, Path],
+    config: CompileConfig,
+    *,
+    own_configs: Mapping[str, CompileConfig] | None = None,
+    compiler: str | None = None,
+    jax_version: str = "unknown",
+    notes: Mapping[str, Path] | None = None,
+) -> Contents:
+    """Returns what a bundle will hold, after reading and checking every file once; see `build` for the arguments.
+
+    Identical NEFFs are found by their digest. The files' bytes are not kept.
+
+    Raises:
+        KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
+    """
+    mistakes: list[Diagnostic] = []
+    own = own_configs or {}
+    # Files are named after it.
+    file_name(bundle.id)
+    for one in (config, *own.values()):
+        if one.target != bundle.target:
+            raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {one.target}")
+        if one.lnc != config.lnc:
+            raise KernelgenError(f"bundle {bundle.id} is for lnc {config.lnc}, settings of a kernel for {one.lnc}")
+    stored_hlos: list[StoredFile] = []
+    noted: list[str] = []
+    distinct: dict[str, _Neff] = {}
+    kernel_neff: list[int] = []
+    made_by: dict[tuple[bool, str], str] = {}
+    kernels = sorted(set(bundle.kernels), key=str.encode)
+    for kernel in kernels:
+        missing = [what for what, given in (("spec", specs), ("HLO", hlos), ("NEFF", neffs)) if kernel not in given]
+        if missing:
+            mistakes.append(Diagnostic(f"bundle {bundle.id}: kernel {kernel} has no {' and no '.join(missing)}"))
+            continue
+        if specs[kernel].id != kernel:
+            mistakes.append(
+                Diagnostic(f"bundle {bundle.id}: the spec given for {kernel} is that of {specs[kernel].id}")
+            )
+            continue
+        try:
+            _check_spec(specs[kernel])
+            hlo = _stored(Path(hlos[kernel]))
+            note = _notes((notes or {}).get(kernel))
+            neff = _neff(Path(neffs[kernel]), distinct, own.get(kernel, config))
+            if neff.hlo_sha256 not in (None, hlo.sha256):
+                raise KernelgenError(
+                    f"{neffs[kernel]}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})"
+                )
+            if neff.said is not None:
+                tensors = neff_format.tensors_of(Path(hlos[kernel]).read_bytes(), source=str(hlos[kernel]))
+                description.check(neff.said, tensors, config.target, config.lnc, source=str(neffs[kernel]))
+        except KernelgenError as error:
+            mistakes += [Diagnostic(f"kernel {kernel}: {d.message}", d.location, d.hint) for d in error.diagnostics]
+            continue
+        except OSError as error:
+            mistakes.append(Diagnostic(f"kernel {kernel}: {error.filename}: {error.strerror}"))
+            continue
+        made_by.setdefault((neff.simulated, neff.made_by), kernel)
+        stored_hlos.append(hlo)
+        noted.append(note)
+        kernel_neff.append(neff.number)
+    if len(made_by) > 1:
+        makers = "; ".join(f"{kernel} by {identity}" for (_, identity), kernel in sorted(made_by.items()))
+        mistakes.append(Diagnostic(f"bundle {bundle.id}: its NEFFs were made by more than one compiler: {makers}"))
+    if mistakes:
+        raise KernelgenError(mistakes)
+    chosen = [specs[kernel] for kernel in kernels]
+    index = KernelIndex.build(chosen)  # refuses an empty bundle
+    simulated, identity = next(iter(made_by))
+    origin = BundleOrigin(
+        name=bundle.name,
+        target=bundle.target,
+        lnc=config.lnc,
+        simulated=simulated,
+        compiler=compiler or identity,
+        flags=tuple(config.flags()),
+        version=kernelgen.__version__,
+        jax_version=jax_version or "unknown",
+    )
+    files = tuple(neff.file for neff in distinct.values())
+    flags = tuple(
+        (n, tuple(own[kernel].flags())) for n, kernel in enumerate(kernels) if own.get(kernel, config) != config
+    )
+    return Contents(
+        origin,
+        index,
+        tuple(chosen),
+        tuple(stored_hlos),
+        files,
+        tuple(kernel_neff),
+        notes=tuple(noted),
+        special_flags=flags,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Neff:
+    number: int
+    file: StoredFile
+    simulated: bool
+    made_by: str
+    hlo_sha256: str | None
+    """None for a real NEFF, which does not tell what it was compiled from."""
+    said: description.NeffDescription | None = None
+    """Of a real NEFF, what is to be compared with the HLO instead."""
+
+
+def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
+    """Returns the NEFF in `path`: one of `known` when its bytes are equal, else a new one, which is added to `known`.
+
+    Of a simulated NEFF everything is checked, its settings too. A real one is read to its end.
+    """
+    data = path.read_bytes()
+    sha = hashlib.sha256(data).hexdigest()
+    if sha in known:
+        return known[sha]
+    file = StoredFile(path, sha, len(data))
+    header = neff_format.read_header(data, source=str(path))
+    if not header.simulated:
+        said = description.describe(data, source=str(path))
+        made = _Neff(len(known), file, False, said.identity, None, said)
+    else:
+        info = neff_format.read_simulated(data, source=str(path)).info
+        if info["flags"] != config.flags():
+            raise KernelgenError(
+                f"{path}: compiled with {' '.join(info['flags'])}, not with {' '.join(config.flags())}"
+            )
+        made = _Neff(len(known), file, True, info["compiler"], info["hlo_sha256"])
+    return known.setdefault(sha, made)
+
+
+def _check_spec(spec: Spec) -> None:
+    """Raises KernelgenError for a spec that no index can hold."""
+    try:
+        read_json(spec_json(spec), SPEC_DEPTH)
+    except ValueError as error:
+        raise KernelgenError(f"its spec: {error}") from None
+
+
+def _notes(path: Path | None) -> str:
+    """Returns what was noted about a kernel as canonical JSON; nothing when there is nothing."""
+    if path is None:
+        return ""
+    try:
+        found = read_json(path.read_bytes(), SPEC_DEPTH)
+    except ValueError:
+        raise KernelgenError(f"{path}: not the notes of a kernel") from None
+    return canonical_json(found) if found else ""
+
+
+def _stored(path: Path) -> StoredFile:
+    data = path.read_bytes()
+    if not data:
+        raise KernelgenError(f"{path}: empty")
+    return StoredFile(path, hashlib.sha256(data).hexdigest(), len(data))

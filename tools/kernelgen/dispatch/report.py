@@ -1,0 +1,156 @@
+"""Which nodes of models' graphs have a kernel, and why the others have none: what `kernelgen coverage` prints."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kernelgen.dispatch import coverage, lengths
+from kernelgen.dispatch.coverage import Coverage, GraphOp
+from kernelgen.dispatch.lengths import Served
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import KernelgenError
+from kernelgen.ggml import tokens
+from kernelgen.model.derive import Reasons
+from kernelgen.model.graph_ops import GraphExport
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
+
+
+@dataclass(frozen=True)
+class AvailableKernels:
+    """Kernels that a run can use.
+
+    Attributes:
+        specs: all of them.
+        compiled: those of bundles.
+        target: that they are for, where one is known.
+        groups: graph kernels.
+    """
+
+    specs: frozenset[KernelSpec]
+    compiled: frozenset[KernelSpec]
+    target: str | None
+    groups: frozenset[GraphSpec] = frozenset()
+
+
+class Refusals:
+    """Says which kernels neuronx-cc is known to refuse for the target that kernels are for; nothing when there is none."""
+
+    def __init__(self, catalog: Catalog, available: AvailableKernels) -> None:
+        self._catalog = catalog
+        self._available = available
+        self._known: dict[KernelSpec, str | None] = {}
+
+    def of(self, spec: KernelSpec) -> str | None:
+        """Returns what is refused in a kernel, or that it can't be emitted; None when nothing is."""
+        if self._available.target is None:
+            return None
+        if spec not in self._known:
+            self._known[spec] = self._ask(spec, self._available.target)
+        return self._known[spec]
+
+    def of_manifests(self, graphs: Sequence[GraphExport]) -> frozenset[KernelSpec]:
+        """Returns the kernels that graphs need and manifests name, and that are refused. Those of bundles were compiled."""
+        needed = {spec for graph in graphs for spec, _, _ in graph.ops}
+        named = (needed & self._available.specs) - self._available.compiled
+        return frozenset(spec for spec in named if self.of(spec) is not None)
+
+    def _ask(self, spec: KernelSpec, target: str) -> str | None:
+        # With a target alone, so that a report without one imports no JAX.
+        from kernelgen.compilers.base import refuse_unsupported
+        from kernelgen.lowering import emission
+
+        try:
+            emitters = self._catalog.emitters(self._catalog.kernel(spec))
+            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
+                made = emission.emit(emitters, spec)
+            refuse_unsupported(made.hlo, target, spec.id)
+        except KernelgenError as error:
+            said = error.diagnostics[0].message.removeprefix(f"kernel {spec.id} for {target}: ")
+            return f"refused for {target}: {said}"
+        return None
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a node has no kernel.
+
+    Attributes:
+        kind: `no emitter`, `refused`, `other shapes` or `none of this op`.
+        text: in words.
+        nearest: id of the kernel that comes nearest.
+    """
+
+    kind: str
+    text: str
+    nearest: str | None = None
+
+
+class Why:
+    """Says why there is no kernel."""
+
+    def __init__(self, catalog: Catalog, kernels: frozenset[KernelSpec], refusals: Refusals) -> None:
+        self._reasons = Reasons(catalog)
+        self._kernels = kernels
+        self._refusals = refusals
+
+    def of(self, missing: Sequence[GraphOp]) -> dict[KernelSpec, Reason]:
+        """Returns the reason for each op."""
+        near = coverage.nearest(missing, self._kernels)
+        return {op.spec: self._of(op.spec, near) for op in missing}
+
+    def _of(self, spec: KernelSpec, near: Mapping[KernelSpec, tuple[KernelSpec, list[str]]]) -> Reason:
+        impossible = self._reasons.of_spec(spec)
+        if impossible is not None:
+            return Reason("no emitter", impossible)
+        refused = self._refusals.of(spec)
+        if refused is not None:
+            return Reason("refused", f"{spec.op}: {refused}")
+        if spec not in near:
+            return Reason("none of this op", f"there is no kernel for {spec.op}")
+        other, parts = near[spec]
+        whole = tokens.why_not(spec.op, spec.inputs, spec.output)
+        more = f"; kernels for other numbers of tokens can't: {whole}" if whole else ""
+        return Reason("other shapes", f"nearest is {other.id}: {'; '.join(parts)}{more}", other.id)
+
+
+@dataclass(frozen=True)
+class CoverageReport:
+    """What is covered.
+
+    Attributes:
+        results: each export, and what is covered of its ops.
+        served: how each op is computed that is.
+        why: the reason for each op without a kernel.
+        beyond: kernels that no graph needs.
+    """
+
+    results: tuple[tuple[GraphExport, Coverage], ...]
+    served: Mapping[KernelSpec, Served]
+    why: Mapping[KernelSpec, Reason]
+    beyond: tuple[KernelSpec, ...]
+
+
+def report(graphs: Sequence[GraphExport], available: AvailableKernels, catalog: Catalog) -> CoverageReport:
+    """Returns what is covered of graphs. A kernel of a manifest that neuronx-cc is known to refuse covers nothing."""
+    refusals = Refusals(catalog, available)
+    kernels = available.specs - refusals.of_manifests(graphs)
+    why = Why(catalog, kernels, refusals)
+    index = lengths.LengthIndex.of(kernels)
+    served = {
+        spec: how
+        for spec in dict.fromkeys(spec for graph in graphs for spec, _, _ in graph.ops)
+        if (how := index.serve(spec)) is not None
+    }
+    results = tuple((graph, coverage.compare(kernels, graph.ops, served, grouped_ops(graph))) for graph in graphs)
+    reasons = why.of([op for _, result in results for op in result.missing])
+    beyond = coverage.compare(kernels, [op for graph in graphs for op in graph.ops], served).beyond
+    return CoverageReport(results, served, reasons, beyond)
+
+
+def grouped_ops(graph: GraphExport) -> frozenset[KernelSpec]:
+    """Returns the ops all of whose nodes are in groups."""
+    return frozenset(spec for spec, _, _ in graph.ops) - {spec for step in graph.steps for spec in step.alone}

@@ -1,0 +1,50 @@
+"""What is being traced: the kernel, and the bodies of its loops."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Trace:
+    """One kernel while it is traced.
+
+    Attributes:
+        targets: the targets whose limits knobs keep.
+        knobs: what knobs said, as JSON values, in order.
+        of: the knobs of each tensor by the tensor's `id()`, and the tensor, so that its id stays its own.
+    """
+
+    targets: tuple[str, ...]
+    knobs: list[dict[str, Any]] = field(default_factory=list)
+    of: dict[int, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
+
+
+TRACE: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+def is_tracing() -> bool:
+    return TRACE.get() is not None
+
+
+def current() -> Trace | None:
+    return TRACE.get()
+
+
+_bodies: list[object] = [object()]
+"""The loop bodies that are being traced, innermost last: a value of one does not leave it."""
+
+
+def enter_body() -> None:
+    _bodies.append(object())
+
+
+def leave_body() -> None:
+    _bodies.pop()
+
+
+def body() -> object:
+    """Returns the innermost loop body, which is equal to itself alone."""
+    return _bodies[-1]
