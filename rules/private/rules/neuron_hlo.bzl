@@ -89,6 +89,7 @@ def _neuron_source_hlo_impl(ctx):
     emitters = [(attr.library, ctx.file.emitter)]
     spec = {
         "alias": {output: int(of) for output, of in attr.alias.items()},
+        "arguments": attr.arguments,
         "env": attr.env,
         "grid": attr.grid,
         "inputs": attr.inputs,
@@ -133,6 +134,7 @@ The file, what it imports from its folder and the data it reads are the action's
     implementation = _neuron_source_hlo_impl,
     attrs = _COMMON | {
         "alias": attr.string_dict(doc = "The number of the input whose memory a result is written to, by the result's number."),
+        "arguments": attr.string_list(doc = "The names of the arguments that the inputs are; empty where they are the first ones."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The file."),
         "env": attr.string_dict(doc = "The environment variables that the file sees."),
         "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),

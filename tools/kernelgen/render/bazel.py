@@ -143,6 +143,7 @@ def _source_kernel(kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, Bazel
         # Attributes of the rule; what is empty is left out.
         "call": {
             "alias": {str(output): str(input) for output, input in spec.alias},
+            "arguments": list(spec.arguments),
             "env": dict(spec.env),
             "grid": list(spec.grid),
             "inputs": [str(array) for array in spec.inputs],
