@@ -80,12 +80,13 @@ class Emits:
         languages = {kernel.language}
         try:
             for library, module in self.modules(kernel):
-                files = dependencies(library, module.stem)
-                if any(_imports_others(file.read_bytes(), file.parent) for file in files):
+                files = dependencies(library, library.module(module))
+                package = library.root.name if library.package else ""
+                if any(_imports_others(file.read_bytes(), file.parent, package) for file in files):
                     return None
                 languages = languages.union(*(_languages_imported(file.read_bytes()) for file in files))
-                sources = [[file.parent == library.root, file.name, _digest(file)] for file in files]
-                emitters.append({"library": library.name, "module": module.stem, "sources": sources})
+                sources = [[*library.place(file), _digest(file)] for file in files]
+                emitters.append({"library": library.name, "module": library.module(module), "sources": sources})
         except (KernelgenError, OSError):
             return None
         own: dict[str, Any] = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
@@ -169,8 +170,9 @@ def _prebuilt_arguments(kernel: Kernel, libraries: Mapping[str, Library]) -> lis
     return [f"--prebuilt={libraries[kernel.prebuilt].root.absolute() / native_file(kernel.id)}"]
 
 
-def _module_arguments(library: Library, file: Path) -> tuple[str, str]:
-    return f"--library={library.name}", f"--emitter={file.absolute()}"
+def _module_arguments(library: Library, file: Path) -> list[str]:
+    module = [f"--module={library.module(file)}"] if library.package else []
+    return [f"--library={library.name}", f"--emitter={file.absolute()}", *module]
 
 
 def _language(file: Path) -> str:
@@ -196,14 +198,16 @@ def _languages_imported(source: bytes) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1024)
-def _imports_others(source: bytes, folder: Path) -> bool:
-    """Returns whether a module imports what is neither one of `_KNOWN` nor a module beside it."""
+def _imports_others(source: bytes, folder: Path, package: str) -> bool:
+    """Returns whether a module imports what is neither one of `_KNOWN` nor a module beside it, nor of the package that it is in."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [node.module or ""]
         elif isinstance(node, ast.ImportFrom):
+            if package:
+                continue  # `dependencies` follows what is in it, and nothing else can be imported so
             # `from . import x` and `from .x import …`: a folder's files, or those above this one, are not looked at.
             beside = [node.module] if node.module else [alias.name for alias in node.names]
             if node.level > 1 or any("." in name or (folder / name).is_dir() for name in beside):
@@ -211,7 +215,7 @@ def _imports_others(source: bytes, folder: Path) -> bool:
             continue
         else:
             continue
-        if any(name.partition(".")[0] not in _KNOWN for name in names):
+        if any(name.partition(".")[0] not in (*_KNOWN, package) for name in names):
             return True
     return False
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.cache import CacheSettings
+from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.plan import Kernel, Plan
@@ -76,10 +77,11 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
 
     batches = _batches(plan.kernels)
     for batch, kernels in batches.items():
-        modules = [(name, by_name[name].root.resolve() / f"{module}.py") for name, module in kernels[0].emitters]
+        modules = [(name, by_name[name].resolved().file(module)) for name, module in kernels[0].emitters]
         files[f"steps/{batch}.emit"] = _lines(
             jax,
             *(word for name, path in modules for word in (f"--library={name}", f"--emitter={path}")),
+            *([f"--module={kernels[0].emitter}"] if by_name[kernels[0].library].package else []),
             f"--folder={build.folder / 'hlo'}",
             *(f"--target={target}" for target in kernels[0].targets),
             *([f"--prebuilt={by_name[kernels[0].prebuilt].root.resolve()}"] if kernels[0].prebuilt else []),
@@ -122,7 +124,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         "neffs": plan.neffs,
         "emit_slots": build.cpus,
         "compile_slots": build.slots(plan),
-        "watched": [path for s in sources if s.name not in _only_prebuilt(plan) for path in _watched(s)],
+        "watched": [path for s in sources if s.name not in _only_prebuilt(plan) for path in _watched(s, plan)],
     }
     return {**files, "kernels.cmake": render("cmake/kernels.cmake.j2", values)}
 
@@ -158,9 +160,13 @@ def _only_prebuilt(plan: Plan) -> set[str]:
     return {k.prebuilt for k in plan.kernels} - {library for k in plan.kernels for library, _ in k.emitters}
 
 
-def _watched(source: Library) -> list[str]:
+def _watched(source: Library, plan: Plan) -> list[str]:
     """Returns what a plan depends on in a library: its modules, and the folder, whose time changes when one is added."""
     root = source.root.resolve()
+    if source.package:
+        modules = {kernel.emitter for kernel in plan.kernels if kernel.library == source.name}
+        files = {file for module in modules for file in dependencies(source.resolved(), module)}
+        return sorted(file.as_posix() for file in files)
     return [root.as_posix(), *sorted(file.as_posix() for file in root.glob("*.py"))]
 
 

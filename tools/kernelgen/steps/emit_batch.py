@@ -63,7 +63,9 @@ def run(arguments: Arguments) -> None:
             code = max(code, error.exit_code, EXIT_FAILED)
     if mistakes:
         raise KernelgenError(mistakes, exit_code=code)
-    sources = dict.fromkeys(file for library, module in modules for file in dependencies(library, module.stem))
+    sources = dict.fromkeys(
+        file for library, module in modules for file in dependencies(library, library.module(module))
+    )
     write_depfile(arguments, one(arguments, "stamp"), [*sources, *sorted(data)])
     fileio.write_bytes(one(arguments, "stamp"), b"")
 
