@@ -162,6 +162,35 @@ def test_cmake_emits_again_where_a_file_of_the_package_changes(folder: Path) -> 
     assert all(str(file) in listed for file in wanted)
 
 
+def test_an_edit_of_a_language_emits_no_kernel_of_another_with_cmake(folder: Path) -> None:
+    """One process emits kernels of all languages, one after the other."""
+    for name, module in (("jax", "jax.numpy"), ("numpy", "numpy")):
+        (folder / f"in_{name}.py").write_text(f"import {module} as np\n\ndef exp(x):\n    return np.exp(x)\n")
+    (folder / "in_both.py").write_text("import jax\nimport kernelgen.languages.numpy\n\ndef exp(x):\n    return x\n")
+    plain = "".join(
+        f'  - {{source: "in_{name}.py:exp", name: {name}, inputs: ["f32[2]"], outputs: ["f32[2]"]}}\n'
+        for name in ("jax", "numpy", "both")
+    )
+    plan, catalog = planned(folder, entry() + plain)
+    build = cmake.Build(folder / "build", "simulator", "s", None, version("jax"), OFF, 2, 4096)
+    for name, text in cmake.generate(plan, catalog.folders, build).items():
+        (folder / "build" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "build" / name).write_text(text)
+    found = {}
+    batches = sorted((folder / "build" / "steps").glob("*.emit"))
+    for batch in [*batches, *batches]:
+        code, said = worker.run(
+            ["emit-batch", f"@{batch}", f"--stamp={folder / 'stamp'}", f"--depfile={folder / 'depfile'}"]
+        )
+        assert code == 0, said
+        needed = (folder / "depfile").read_text()
+        module = next(name for name in ("in_jax", "in_numpy", "in_both", "scaled") if f"/{name}.py" in needed)
+        found[module] = {name for name in ("jax", "numpy", "nki") if f"/kernelgen/languages/{name}/" in needed}
+        assert "/kernelgen/languages/protocol.py" in needed
+    own = {"in_jax": set(), "in_numpy": {"numpy"}, "in_both": {"numpy"}, "scaled": {"nki"}}
+    assert {name: languages - {"jax"} for name, languages in found.items()} == own
+
+
 @pytest.mark.parametrize("inner", [False, True], ids=["one package of Bazel's", "another one in it"])
 def test_bazel_has_the_files_of_the_package_as_inputs(folder: Path, inner: bool) -> None:
     (folder / "src" / "BUILD.bazel").write_text("")

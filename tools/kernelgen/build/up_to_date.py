@@ -23,10 +23,9 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.emitters import foreign
-from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.dependencies import dependencies, language_of_file, languages_of
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
-from kernelgen.languages import LANGUAGES
 from kernelgen.plan import Kernel
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import hlo_file, native_file, notes_file
@@ -84,14 +83,14 @@ class Emits:
                 package = library.root.name if library.package else ""
                 if any(_imports_others(file.read_bytes(), file.parent, package) for file in files):
                     return None
-                languages = languages.union(*(_languages_imported(file.read_bytes()) for file in files))
+                languages |= languages_of(files)
                 sources = [[*library.place(file), _digest(file)] for file in files]
                 emitters.append({"library": library.name, "module": library.module(module), "sources": sources})
         except (KernelgenError, OSError):
             return None
         own: dict[str, Any] = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
         own |= {"prebuilt": _prebuilt_arguments(kernel, self.libraries)}
-        own |= {"kernelgen": {str(p): d for p, d in self._own.items() if _language(p) in ("", *languages)}}
+        own |= {"kernelgen": {str(p): d for p, d in self._own.items() if language_of_file(p) in ("", *languages)}}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
@@ -173,28 +172,6 @@ def _prebuilt_arguments(kernel: Kernel, libraries: Mapping[str, Library]) -> lis
 def _module_arguments(library: Library, file: Path) -> list[str]:
     module = [f"--module={library.module(file)}"] if library.package else []
     return [f"--library={library.name}", f"--emitter={file.absolute()}", *module]
-
-
-def _language(file: Path) -> str:
-    """Returns which language alone a file of kernelgen is of, if it is of one."""
-    return file.parts[1] if file.parts[0] == "languages" and file.parts[1] in LANGUAGES else ""
-
-
-@lru_cache(maxsize=1024)
-def _languages_imported(source: bytes) -> frozenset[str]:
-    """Returns the languages of which a module imports something itself; all of them where that can't be told."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "kernelgen" and parts[1:2] in ([], ["*"], ["languages"]):
-                found |= {*parts[2:3]} & {*LANGUAGES} or {*LANGUAGES}
-            elif parts[:2] == ["kernelgen", "numpy"]:
-                found.add("numpy")
-    return frozenset(found)
 
 
 @lru_cache(maxsize=1024)

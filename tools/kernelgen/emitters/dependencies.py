@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from kernelgen.emitters.library import BUILTIN_PACKAGE, Library, builtin_library
 from kernelgen.emitters.scan import parse, statements
 from kernelgen.errors import KernelgenError
+from kernelgen.languages import LANGUAGES
 
 
 def dependencies(library: Library, module: str) -> list[Path]:
@@ -91,3 +92,30 @@ def _imported(source: bytes, name: str) -> tuple[tuple[int, str, tuple[str, ...]
         elif isinstance(node, ast.Import):
             found += [(0, alias.name, ()) for alias in node.names]
     return tuple(found)
+
+
+def language_of_file(file: Path) -> str:
+    """Returns which language alone a file of kernelgen is of, if it is of one; the path is from the package's folder."""
+    return file.parts[1] if file.parts[:1] == ("languages",) and file.parts[1] in LANGUAGES else ""
+
+
+def languages_of(files: Iterable[Path]) -> set[str]:
+    """Returns the languages of kernelgen's of which modules import something themselves; all of them where that can't be told."""
+    return set().union(*(_languages_imported(file.read_bytes()) for file in files))
+
+
+@lru_cache(maxsize=1024)
+def _languages_imported(source: bytes) -> frozenset[str]:
+    """Returns the languages of which a module imports something itself; all of them where that can't be told."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "kernelgen" and parts[1:2] in ([], ["*"], ["languages"]):
+                found |= {*parts[2:3]} & {*LANGUAGES} or {*LANGUAGES}
+            elif parts[:2] == ["kernelgen", "numpy"]:
+                found.add("numpy")
+    return frozenset(found)
