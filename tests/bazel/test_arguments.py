@@ -31,7 +31,7 @@ def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
         smoke = checkout.path / "e2e" / "smoke"
         shutil.copytree(DATA, smoke, dirs_exist_ok=True)
         (smoke / "kernels" / "BUILD.bazel").write_text(
-            'exports_files(\n    glob(["*.py"]),\n    visibility = ["//visibility:public"],\n)\n'
+            'exports_files(\n    glob(["**/*.py"]),\n    visibility = ["//visibility:public"],\n)\n'
         )
         arguments = (
             'compiler = "simulator",\n    emit_timeout = 500,\n    memory_per_compile = "2G",\n    targets = ["trn1"],'

@@ -39,7 +39,9 @@ def test_an_installation_has_everything_where_it_belongs(installed: Path) -> Non
     assert (installed / "lib" / "libneuron_kernels.a").is_file()
     assert (share / "packs" / "small_inf2.kernels.gguf").read_bytes().startswith(b"GGUF")
     for folder in ("tools/kernelgen", "tools/nki_interpreter", "kernels"):
-        missing = filecmp.dircmp(ROOT / folder, share / folder, ignore=["__pycache__", "BUILD.bazel", "pyproject.toml"]).left_only
+        missing = filecmp.dircmp(
+            ROOT / folder, share / folder, ignore=["__pycache__", "BUILD.bazel", "pyproject.toml"]
+        ).left_only
         assert missing == []
     assert not [p for p in installed.rglob("*") if p.name in ("__pycache__", "BUILD.bazel")]
     text = (installed / "lib" / "cmake" / "NeuronKernels" / "NeuronKernelsConfig.cmake").read_text()

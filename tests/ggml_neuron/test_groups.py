@@ -215,6 +215,14 @@ def test_groups_that_are_found_before_a_graph_has_memory_are_not_looked_for_agai
     assert known and int(known[1]) >= len(SCHEDULED), result.stderr
 
 
+def test_what_computes_an_op_is_found_once_for_all_that_ask(compute: Compute, kernels: Path) -> None:
+    """The scheduler asks several times for each op of a graph, and the planner once more."""
+    result = compute(kernels, *SCHEDULED)
+    expect_ok(result, *SCHEDULED)
+    asked = re.search(r"kernels of ops were looked for (\d+) times, and known (\d+) times", result.stderr)
+    assert asked and 0 < 4 * int(asked[1]) < int(asked[2]), result.stderr
+
+
 def test_what_the_program_wrote_is_not_read_from_the_device(compute: Compute, kernels: Path) -> None:
     """Of memory that ggml's scheduler gives a graph nothing is read; of other memory, what is written before it is first asked for."""
     scheduled = ("scheduled:pieces-attention-5x32", "scheduled:shorter-attention-1x32")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,54 @@ def test_what_is_not_of_the_kernel_is_refused(make: Callable[..., Project]) -> N
     assert "undo the edit, or make it again" in str(raised.value)
     project.make(Double(True))
     project.emitted(kernel, file)
+
+
+def parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields where each value in a JSON document is."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*place, key)
+        yield from parts(item, (*place, key))
+
+
+ABSENT = object()
+
+
+def test_a_record_that_lacks_something_or_has_another_type_is_refused(make: Callable[..., Project]) -> None:
+    constants = (np.arange(6, dtype=np.float16).reshape(2, 3), np.int32(7))
+    project = make(Double(True, results=2, aliases={1: 1}, constants=constants))
+    kernel = project.native[0]
+    file = project.file(kernel)
+    good = json.loads(file.read_text())
+    tried = 0
+    for *place, last in parts({key: value for key, value in good.items() if key != "digest"}):
+        if place[:2] == ["made", "asked"]:
+            continue  # compared as it is with what is asked for
+        for value in (ABSENT, None, True, -1, 1.5, "é", [], {"a": 1}, [[]]):
+
+            def change(record: Any, place: Any = place, last: Any = last, value: Any = value) -> None:
+                for key in place:
+                    record = record[key]
+                if value is ABSENT:
+                    del record[last]
+                else:
+                    record[last] = value
+
+            file.write_text(json.dumps(good))
+            changed(file, change)
+            same = json.loads(file.read_text()) == good or (last, value) == ("collectives", True)
+            fewer = value == [] or (value is ABSENT and isinstance(last, int)) or place == ["made", "aliases"]
+            tried += 1
+            try:
+                project.emitted(kernel, file)
+                assert same or fewer, (place, last, value)
+            except KernelgenError as error:
+                assert fewer or str(file) in str(error), (place, last, value, error)
+    assert tried > 200
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(KernelgenError, match="not a file"):
+        project.emitted(kernel, file)
 
 
 def test_what_was_made_for_other_tensors_is_refused(make: Callable[..., Project]) -> None:

@@ -297,6 +297,17 @@ def _called(function: ast.FunctionDef) -> list[str]:
 # --- what is not taken ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "tokenizer.json", "config.json"])
+def test_a_fifo_in_a_checkpoint_is_not_read(name: str, convert: Convert, tmp_path: Path, capsys: Said) -> None:
+    folder = write(tmp_path / "model")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    if name in ("model.safetensors", "config.json"):
+        refused(convert, capsys, folder, tmp_path)
+    else:
+        assert convert(folder) == 0
+
+
 def test_what_the_converter_needs_is_said(convert: Convert, tree: Path, tmp_path: Path, capsys: Said) -> None:
     folder = write(tmp_path / "model", do="import sentencepiece_of_nobody")
     said = refused(convert, capsys, folder, tmp_path)

@@ -51,6 +51,10 @@ neuron_metrics::~neuron_metrics() {
                    "device %llu times\n",
                    (unsigned long long) recalled.load(), (unsigned long long) read_back.load());
     }
+    if (looked_for) {
+        NEURON_LOG("kernels of ops were looked for %llu times, and known %llu times\n",
+                   (unsigned long long) looked_for.load(), (unsigned long long) answered.load());
+    }
     if (moves) {
         NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n",
                    (unsigned long long) moves.load());

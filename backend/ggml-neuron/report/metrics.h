@@ -30,6 +30,10 @@ struct neuron_metrics {
     std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason
     std::atomic<uint64_t> found_before{ 0 };  // graphs of which they were known before the graph had memory
 
+    // Times that what computes an op was known, and that its kernels were looked for.
+    std::atomic<uint64_t> answered{ 0 };
+    std::atomic<uint64_t> looked_for{ 0 };
+
     // Of ops that kernels for other numbers of tokens computed.
     std::atomic<uint64_t> pieces{ 0 };
     std::atomic<uint64_t> padding{ 0 };  // rows beyond the ops' own, or computed twice

@@ -2,6 +2,7 @@
 
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
+#include "report/metrics.h"
 #include "select/costs.h"
 #include "select/kernel_store.h"
 #include "select/unfused_attention.h"
@@ -219,9 +220,11 @@ neuron_answer neuron_kernel_store::answer(const ggml_tensor * op) const {
         const std::lock_guard<std::mutex> lock(answers_mutex);
         const auto                        found = answers.find(key);
         if (found != answers.end()) {
+            g_metrics.answered.fetch_add(1, std::memory_order_relaxed);
             return found->second;
         }
     }
+    g_metrics.looked_for.fetch_add(1, std::memory_order_relaxed);
     neuron_answer answer;
     answer.selection = select(op);
     answer.member    = groups.has_member(neuron_token_of(op)) ||

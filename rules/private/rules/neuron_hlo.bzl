@@ -6,7 +6,7 @@ load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
 _MNEMONIC = "NeuronEmit"
 
-def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, prebuilt = None, missing = ""):
+def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, prebuilt = None, missing = "", module = ""):
     """Registers the action that emits one kernel.
 
     Args:
@@ -18,6 +18,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, pr
         native: File of what NKI's own compiler made of the kernel, or None.
         prebuilt: File of what it made before, or None.
         missing: why that can't be used; nothing can be emitted then.
+        module: the emitter's name in its package of Python; empty where it is in none.
 
     Returns:
         the rule's providers.
@@ -27,9 +28,11 @@ def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, pr
     args = ctx.actions.args()
     args.add("emit")
     args.add(spec, format = "--spec=%s")
-    for library, module in emitters:
+    for library, file in emitters:
         args.add(library, format = "--library=%s")
-        args.add(module, format = "--emitter=%s")
+        args.add(file, format = "--emitter=%s")
+    if module:
+        args.add(module, format = "--module=%s")
     args.add(hlo, format = "--output=%s")
     args.add(ctx.attr._timeout[TimeoutFlagInfo].seconds, format = "--timeout=%s")
 
@@ -60,7 +63,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, pr
             ctx.attr._tool[KernelgenToolInfo],
             args,
             worker = True,
-            inputs = [module for _, module in emitters] + ctx.files.helpers + ctx.files.data + [f for f in [native, prebuilt] if f],
+            inputs = [file for _, file in emitters] + ctx.files.helpers + ctx.files.data + [f for f in [native, prebuilt] if f],
             mnemonic = _MNEMONIC,
             outputs = outputs,
             progress_message = "Emitting " + kernel,
@@ -89,6 +92,7 @@ def _neuron_source_hlo_impl(ctx):
     emitters = [(attr.library, ctx.file.emitter)]
     spec = {
         "alias": {output: int(of) for output, of in attr.alias.items()},
+        "arguments": attr.arguments,
         "env": attr.env,
         "grid": attr.grid,
         "inputs": attr.inputs,
@@ -98,7 +102,7 @@ def _neuron_source_hlo_impl(ctx):
         "params": {name: json.decode(value) for name, value in attr.params.items()},
         "source": attr.source,
     }
-    return _emit(ctx, json.encode(spec), emitters, attr.language, attr.targets, ctx.file.native, ctx.file.prebuilt, attr.missing)
+    return _emit(ctx, json.encode(spec), emitters, attr.language, attr.targets, ctx.file.native, ctx.file.prebuilt, attr.missing, attr.module)
 
 _COMMON = {
     "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
@@ -129,10 +133,11 @@ The emitter's own module, the helpers it imports and the data it reads are the a
 neuron_source_hlo = rule(
     doc = """Emits one kernel that is named by its source, a function of a file (docs/source-kernels.md).
 
-The file, what it imports from its folder and the data it reads are the action's only sources. Reading another file is an error.""",
+The file, what it imports from its folder or its package, and the data it reads are the action's only sources. Reading another file is an error.""",
     implementation = _neuron_source_hlo_impl,
     attrs = _COMMON | {
         "alias": attr.string_dict(doc = "The number of the input whose memory a result is written to, by the result's number."),
+        "arguments": attr.string_list(doc = "The names of the arguments that the inputs are; empty where they are the first ones."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The file."),
         "env": attr.string_dict(doc = "The environment variables that the file sees."),
         "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),
@@ -142,6 +147,7 @@ The file, what it imports from its folder and the data it reads are the action's
         "library": attr.string(mandatory = True, doc = "A name for the file's folder."),
         "lowering": attr.string(default = "interpreted", values = ["interpreted", "native"], doc = "How the function becomes HLO."),
         "missing": attr.string(doc = "Why there is no `prebuilt`: building the kernel fails with it."),
+        "module": attr.string(doc = "The file's name in the package of Python that it is in: of `core.norm` that is the folder that core/norm.py is in."),
         "native": attr.label(allow_single_file = [".json"], doc = "What NKI's own compiler made of the kernel: a `neuron_native_kernel`."),
         "outputs": attr.string_list(mandatory = True, doc = "The results, in the same form."),
         "params": attr.string_dict(doc = "The static arguments by name, each as JSON: `1`, `0.5`, `true`, `[1,2]`, `\"text\"`."),

@@ -27,6 +27,8 @@ def _neuron_native_kernel_impl(ctx):
         args.add(toolchain.nki_driver)
         args.add(toolchain.nki_identity, format = "--identity=%s")
         args.add(ctx.file.emitter, format = "--emitter=%s")
+        if ctx.attr.module:
+            args.add(ctx.attr.module, format = "--module=%s")
         args.add(json.encode(call), format = "--call=%s")
         args.add(ctx.attr.target, format = "--target=%s")
         args.add(made, format = "--output=%s")
@@ -57,6 +59,7 @@ The kernel's file, what it imports from its folder and that compiler's name and 
         "function": attr.string(mandatory = True, doc = "The function's name."),
         "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),
         "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own folder."),
+        "module": attr.string(doc = "The file's name in the package of Python that it is in; empty where it is in none."),
         "params": attr.string_dict(doc = "The static arguments by name, each as JSON."),
         "target": attr.string(mandatory = True, doc = "neuronx-cc's `--target`."),
     },

@@ -23,10 +23,9 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.emitters import foreign
-from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.dependencies import INTERPRETER, dependencies, language_of_file, languages_of
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
-from kernelgen.languages import LANGUAGES
 from kernelgen.plan import Kernel
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import hlo_file, native_file, notes_file
@@ -49,8 +48,6 @@ _KNOWN = frozenset(
 
 _VARIABLES = ("JAX_", "XLA_")
 _KERNELGEN = Path(__file__).resolve().parent.parent
-_INTERPRETER = "nki_interpreter"
-"""The package beside kernelgen that kernels in NKI alone are made with, but for what stands in for modules."""
 
 
 class Emits:
@@ -65,7 +62,7 @@ class Emits:
         self._folder = folder
         self.libraries = {library.name: library for library in libraries}
         self._data: dict[str, str | None] = {}
-        packages = (_KERNELGEN, _KERNELGEN.parent / _INTERPRETER)
+        packages = (_KERNELGEN, _KERNELGEN.with_name(INTERPRETER))
         files = [(p.relative_to(root.parent), p) for root in packages for p in sorted(root.rglob("*.py"))]
         self._own = {name: _digest(path) for name, path in files}
         self._common = {
@@ -95,17 +92,18 @@ class Emits:
         languages = {kernel.language}
         try:
             for library, module in self.modules(kernel):
-                files = dependencies(library, module.stem)
-                if any(_imports_others(file.read_bytes(), file.parent) for file in files):
+                files = dependencies(library, library.module(module))
+                package = library.root.name if library.package else ""
+                if any(_imports_others(file.read_bytes(), file.parent, package) for file in files):
                     return None
-                languages = languages.union(*(_languages_imported(file.read_bytes()) for file in files))
-                sources = [[file.parent == library.root, file.name, _digest(file)] for file in files]
-                emitters.append({"library": library.name, "module": module.stem, "sources": sources})
+                languages |= languages_of(files)
+                sources = [[*library.place(file), _digest(file)] for file in files]
+                emitters.append({"library": library.name, "module": library.module(module), "sources": sources})
         except (KernelgenError, OSError):
             return None
         own: dict[str, Any] = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
         own |= {"prebuilt": _prebuilt_arguments(kernel, self.libraries)}
-        own |= {"kernelgen": {str(p): d for p, d in self._own.items() if _language(p) in ("", *languages)}}
+        own |= {"kernelgen": {str(p): d for p, d in self._own.items() if language_of_file(p) in ("", *languages)}}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
@@ -184,46 +182,22 @@ def _prebuilt_arguments(kernel: Kernel, libraries: Mapping[str, Library]) -> lis
     return [f"--prebuilt={libraries[kernel.prebuilt].root.absolute() / native_file(kernel.id)}"]
 
 
-def _module_arguments(library: Library, file: Path) -> tuple[str, str]:
-    return f"--library={library.name}", f"--emitter={file.absolute()}"
-
-
-def _language(file: Path) -> str:
-    """Returns which language alone a file of kernelgen is of, if it is of one."""
-    package, *parts = file.parts
-    if package == _INTERPRETER:
-        return "" if parts == ["standing_in.py"] else "nki"
-    return parts[1] if parts[0] == "languages" and parts[1] in LANGUAGES else ""
+def _module_arguments(library: Library, file: Path) -> list[str]:
+    module = [f"--module={library.module(file)}"] if library.package else []
+    return [f"--library={library.name}", f"--emitter={file.absolute()}", *module]
 
 
 @lru_cache(maxsize=1024)
-def _languages_imported(source: bytes) -> frozenset[str]:
-    """Returns the languages of which a module imports something itself; all of them where that can't be told."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "kernelgen" and parts[1:2] in ([], ["*"], ["languages"]):
-                found |= {*parts[2:3]} & {*LANGUAGES} or {*LANGUAGES}
-            elif parts[0] == _INTERPRETER:
-                found.add("nki")
-            elif parts[:2] == ["kernelgen", "numpy"]:
-                found.add("numpy")
-    return frozenset(found)
-
-
-@lru_cache(maxsize=1024)
-def _imports_others(source: bytes, folder: Path) -> bool:
-    """Returns whether a module imports what is neither one of `_KNOWN` nor a module beside it."""
+def _imports_others(source: bytes, folder: Path, package: str) -> bool:
+    """Returns whether a module imports what is neither one of `_KNOWN` nor a module beside it, nor of the package that it is in."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [node.module or ""]
         elif isinstance(node, ast.ImportFrom):
+            if package:
+                continue  # `dependencies` follows what is in it, and nothing else can be imported so
             # `from . import x` and `from .x import …`: a folder's files, or those above this one, are not looked at.
             beside = [node.module] if node.module else [alias.name for alias in node.names]
             if node.level > 1 or any("." in name or (folder / name).is_dir() for name in beside):
@@ -231,7 +205,7 @@ def _imports_others(source: bytes, folder: Path) -> bool:
             continue
         else:
             continue
-        if any(name.partition(".")[0] not in _KNOWN for name in names):
+        if any(name.partition(".")[0] not in (*_KNOWN, package) for name in names):
             return True
     return False
 

@@ -117,6 +117,7 @@ def bazel(
         renderer.package_of(library, roots, prebuilt=library.name in before - sourced)
         for library in catalog.sources.values()
     ]
+    named += renderer.inner_packages(plan, [*catalog.sources.values()], roots)
     _write(output, renderer.generate(plan, [*sources, *named], rules, settings))
     for file in (file for source in named for file in renderer.build_files(source)):
         click.echo(str(file))

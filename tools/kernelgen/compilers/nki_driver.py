@@ -332,14 +332,22 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _function(file: Path, name: str) -> Callable[..., Any]:
-    """Imports a file as a module of a package, so that it may import files beside it, and returns one of its functions."""
+def _function(file: Path, name: str, module_name: str | None) -> Callable[..., Any]:
+    """Imports a file as a module of a package, so that it may import files beside it, and returns one of its functions.
+
+    With its name in a package of Python, such as `core.norm`, it is imported as a module of that, by its own name.
+    """
     sys.dont_write_bytecode = True
-    package = types.ModuleType("kernelgen_native_kernels")
-    package.__path__ = [str(file.parent)]
+    folder = file.parents[module_name.count(".") if module_name else 0]
+    package = types.ModuleType(folder.name if module_name else "kernelgen_native_kernels")
+    package.__path__ = [str(folder)]
     sys.modules[package.__name__] = package
     try:
-        module = importlib.import_module(f"{package.__name__}.{file.stem}")
+        init = folder / "__init__.py"
+        if module_name and init.is_file():
+            package.__file__, package.__package__ = str(init), package.__name__
+            exec(compile(init.read_bytes(), str(init), "exec"), vars(package))
+        module = importlib.import_module(f"{package.__name__}.{module_name or file.stem}")
     except BaseException as error:  # SystemExit, too: the code is anybody's
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -360,7 +368,7 @@ def _compile(args: argparse.Namespace) -> None:
     call = json.loads(args.call)
     os.environ.clear()
     os.environ.update(call["env"])
-    function = _function(args.emitter.absolute(), call["function"])
+    function = _function(args.emitter.absolute(), call["function"], args.module)
     arrays = [_array(text) for text in call["arrays"]]
     keywords = {name: _tuples(value) for name, value in call["keywords"].items()}
     made = record(toolchain, function, arrays, keywords, tuple(call["grid"]), args.target)
@@ -379,6 +387,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--which", action="store_true", help="print which NKI this Python has")
     parser.add_argument("--identity", help="what the compiler must be: its name and version")
     parser.add_argument("--emitter", type=Path, help="the kernel's file")
+    parser.add_argument("--module", help="its name in the package of Python that it is in, if it is in one")
     parser.add_argument("--call", help="JSON: function, arrays, keywords, grid and env")
     parser.add_argument("--target", choices=sorted(GENERATIONS), help="neuronx-cc's name of the device")
     parser.add_argument("--output", type=Path, help="the JSON to write")

@@ -37,6 +37,8 @@ class Catalog:
         """The folders of the files that manifests name kernels by, under the names that plans have for them."""
         self.files: dict[str, Path] = {}
         """These files, by the kernels' ids."""
+        self.packages: dict[str, Path | None] = {}
+        """The packages that they are in, by the kernels' ids; None for none."""
         self.prebuilt: dict[str, Path | None] = {}
         """The folders that have what NKI's own compiler made, by the ids of kernels with the lowering `native`; None for none."""
 

@@ -24,7 +24,7 @@ def of_sources(library: Library, module: str) -> str:
         KernelgenError: one of them can't be read, or is not Python.
     """
     files = dependencies(library, module)
-    texts = [[file.parent == library.root, file.name, _bare(file.read_bytes(), str(file))] for file in files]
+    texts = [[*library.place(file), _bare(file.read_bytes(), str(file))] for file in files]
     return hashlib.sha256(canonical_json(texts).encode()).hexdigest()
 
 

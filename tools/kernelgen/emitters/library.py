@@ -6,7 +6,7 @@ A library is read without importing it, so that planning needs no JAX and takes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -32,14 +32,32 @@ class Library:
     Attributes:
         name: short name, unique among the libraries of a build; `kernelgen` is kernelgen's own.
         root: the folder; its `*.py` files are its modules.
+        package: whether the folder is a package of Python, whose modules are also those of its subfolders: `core.norm` is
+            core/norm.py. They import each other by relative names, and by the folder's name.
     """
 
     name: str
     root: Path
+    package: bool = False
 
     def file(self, module: str) -> Path:
         """Returns where a module is, or would be."""
-        return self.root / f"{module}.py"
+        return self.root / f"{module.replace('.', '/') if self.package else module}.py"
+
+    def resolved(self) -> Library:
+        """Returns the library at the path that no link is in; the name of a package is that of its folder, as it was given."""
+        return replace(
+            self, root=self.root.resolve() if not self.package else self.root.parent.resolve() / self.root.name
+        )
+
+    def module(self, file: Path) -> str:
+        """Returns the name of the module that a file of the library is."""
+        return ".".join(file.relative_to(self.root).with_suffix("").parts) if self.package else file.stem
+
+    def place(self, file: Path) -> tuple[bool, str]:
+        """Returns whether a file of `dependencies` is of the library, and where in it; else its name in the built-in one."""
+        own = file.is_relative_to(self.root) if self.package else file.parent == self.root
+        return own, file.relative_to(self.root).as_posix() if own else file.name
 
     def scan(self) -> dict[str, Registration]:
         """Returns what the library computes, by op name, in order of module and line. The folder is read once.
@@ -124,7 +142,7 @@ def emitters_of(spec: Spec, modules: Sequence[tuple[Library, Path]]) -> list[tup
     """
     if isinstance(spec, SourceSpec):
         ((library, file),) = modules
-        return [(library, of_source(spec, file))]
+        return [(library, replace(of_source(spec, file), module=library.module(file)))]
     group = isinstance(spec, GraphSpec)
     found = []
     for op in spec_ops(spec):

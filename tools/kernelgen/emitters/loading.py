@@ -5,6 +5,7 @@ So two libraries may have modules of the same name, and relative imports work in
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import hashlib
 import importlib
@@ -13,7 +14,8 @@ import importlib.machinery
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -54,9 +56,10 @@ def load_functions(
     digests = {}
     for library, registration in emitters:
         package = _package_name(library, registration)
-        _FINDER.roots[package] = library.root
+        _FINDER.libraries[package] = library
         for file in dependencies(library, registration.module):
-            key = (package if file.parent == library.root else BUILTIN_PACKAGE, file.name)
+            own, name = library.place(file)
+            key = (package if own else BUILTIN_PACKAGE, name)
             digests[key] = hashlib.sha256(file.read_bytes()).digest()
     known = [reads(library) for library in {library.name: library for library, _ in emitters}.values()]
     if any(_LOADED.get(key, digest) != digest for key, digest in digests.items()) or any(
@@ -82,7 +85,7 @@ def load_functions(
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, too: the code is anybody's
-            raise _import_error(registration, error) from error
+            raise _import_error(library, registration, error) from error
         functions.append(_function(module, registration))
     _LOADED.update(digests)
     return functions
@@ -129,8 +132,14 @@ class _SourceLoader(importlib.abc.SourceLoader):
     inputs do not keep, and a build must leave nothing beside its sources.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, names: tuple[str, str] | None = None) -> None:
         self._path = path
+        self._names = names
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self._names:
+            module.__dict__["__builtins__"] = {**vars(builtins), "__import__": partial(_import, *self._names)}
+        super().exec_module(module)
 
     def get_filename(self, fullname: str) -> str:
         return str(self._path)
@@ -140,34 +149,61 @@ class _SourceLoader(importlib.abc.SourceLoader):
             return Path(path if isinstance(path, str) else path.decode()).read_bytes()
 
 
+def _import(
+    name: str,
+    package: str,
+    module: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    """Imports for a module of the package that calls itself `name` and is known here as `package`, which others do not see.
+
+    What follows are the arguments of Python's `__import__`.
+    """
+    if level == 0 and f"{module}.".startswith(f"{name}."):
+        module = f"{package}{module[len(name) :]}"
+    return builtins.__import__(module, globals, locals, fromlist or (), level)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds libraries' packages, and the modules in them, under the names that `_package_name` gives."""
 
     def __init__(self) -> None:
-        self.roots: dict[str, Path] = {}
+        self.libraries: dict[str, Library] = {}
 
     def install(self) -> None:
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
             # An action of a user's emitter that imports no built-in helper has no built-in library among its inputs.
             with contextlib.suppress(KernelgenError):
-                self.roots[BUILTIN_PACKAGE] = builtin_library().root
+                self.libraries[BUILTIN_PACKAGE] = builtin_library()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in self.roots:
-            root = self.roots[fullname]
-            init = root / "__init__.py"
-            loader = _SourceLoader(init) if init.is_file() else None
+        package = next((p for p in self.libraries if f"{fullname}.".startswith(f"{p}.")), None)
+        if package is None:
+            return None
+        library, parts = self.libraries[package], fullname[len(package) + 1 :].split(".") if fullname != package else []
+        names = (library.root.name, package) if library.package else None
+        folder = library.root.joinpath(*parts)
+        init, file = folder / "__init__.py", folder.with_name(f"{folder.name}.py")
+        if (
+            not parts
+            or (library.package and init.is_file())
+            or (library.package and not file.is_file() and folder.is_dir())
+        ):
+            loader = _SourceLoader(init, names) if init.is_file() else None
             spec = importlib.machinery.ModuleSpec(fullname, loader, is_package=True)
-            spec.submodule_search_locations = [str(root)]
+            spec.submodule_search_locations = [str(folder)]
             return spec
-        package, _, name = fullname.rpartition(".")
-        if package in self.roots:
-            file = self.roots[package] / f"{name}.py"
-            if file.is_file():
-                return importlib.util.spec_from_file_location(fullname, file, loader=_SourceLoader(file))
+        if (library.package or len(parts) == 1) and file.is_file():
+            return importlib.util.spec_from_file_location(fullname, file, loader=_SourceLoader(file, names))
+        if library.package:
+            # No other finder looks in the folder: what is no source is not known to be imported.
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         return None
 
 
@@ -196,7 +232,7 @@ def _package_name(library: Library, registration: Registration | None = None) ->
     return f"_kernelgen_library_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 
 
-def _import_error(registration: Registration, error: BaseException) -> KernelgenError:
+def _import_error(library: Library, registration: Registration, error: BaseException) -> KernelgenError:
     # The innermost frame inside the library is where the user looks.
     line, trace = 1, error.__traceback__
     while trace:
@@ -205,9 +241,11 @@ def _import_error(registration: Registration, error: BaseException) -> Kernelgen
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.lineno:
         line = error.lineno
-    message = f"can't import the emitter of '{registration.op}': {described(error)}"
+    own = _package_name(library, registration)
+    said = described(error).replace(own, library.root.name)
+    message = f"can't import the emitter of '{registration.op}': {said}"
     hint = None
-    if isinstance(error, ModuleNotFoundError) and error.name:
+    if isinstance(error, ModuleNotFoundError) and error.name and not f"{error.name}.".startswith(f"{own}."):
         hint = (
             f"install it for the Python that runs kernelgen, {sys.executable}; "
             f"a file beside this one is imported with a dot: from .{error.name.partition('.')[0]} import …"

@@ -179,7 +179,7 @@ class KernelEntry:
 
     def _only_of_op(self) -> None:
         """Notes what only a kernel that is named by its source has, and what it may lack."""
-        for key in ("outputs", "grid", "arguments", "env", "lowering", "prebuilt", "vjp", "check"):
+        for key in ("outputs", "grid", "arguments", "env", "lowering", "package", "prebuilt", "vjp", "check"):
             if key in self.entry.value:
                 self.fail(self.entry.value[key].key, f"'{key}' is a key of kernels that are named by their source")
         if self.entry.get("output") is None:

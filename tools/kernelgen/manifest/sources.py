@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.sources import of_function
@@ -46,6 +48,11 @@ class ReferenceCheck:
     atol: float = 1e-5
     seed: int = 0
     forward: str = ""
+
+
+def _plain(path: str) -> PurePosixPath:
+    """Returns a path without `.` and with `..` at its beginning alone."""
+    return PurePosixPath(posixpath.normpath(path))
 
 
 class SourceEntry(KernelEntry):
@@ -146,7 +153,48 @@ class SourceEntry(KernelEntry):
             place = f" ({mistake.location})" if mistake.location else ""
             self.fail(node, f"{mistake.message}{place}", mistake.hint)
             return None
-        return found
+        package = self._package
+        return found if package is None else self._in_package(package, node, match["file"], found)
+
+    @property
+    def _package(self) -> YamlNode | None:
+        node = self.entry.get("package")
+        return node if node is not None and self.usable(node) else None
+
+    def _in_package(self, package: YamlNode, node: YamlNode, source: str, found: Registration) -> Registration | None:
+        """Returns the registration of a function with the name of its module in the package, all of whose files are in it."""
+        root, file = _plain(package.text), _plain(source)
+        if not (self._folder / root).is_dir():
+            self.fail(package, f"there is no folder '{short(package.text)}'")
+            return None
+        if not file.is_relative_to(root):
+            self.fail(node, f"'{short(source)}' is not in the package '{short(package.text)}'")
+            return None
+        parts = [root.name, *file.relative_to(root).with_suffix("").parts]
+        wrong = next((part for part in parts if not part.isidentifier()), None)
+        if wrong is not None:
+            message = f"'{short(wrong)}' is no name that Python imports"
+            self.fail(
+                package if wrong == root.name else node,
+                message,
+                "name the folder that the package is, such as src/nkilib",
+            )
+            return None
+        library = Library("", self._folder / root, package=True)
+        module = ".".join(parts[1:])
+        try:
+            files = dependencies(library, module)
+        except KernelgenError as error:
+            self.fail(node, str(error.diagnostics[0]))
+            return None
+        inside = library.root.resolve()
+        for path in files:
+            if library.place(path)[0] and not path.resolve().is_relative_to(inside):
+                self.fail(
+                    package, f"{path} is a link out of the package, to {path.resolve()}", "have a copy in its place"
+                )
+                return None
+        return replace(found, module=module)
 
     @property
     def _folder(self) -> Path:
@@ -154,8 +202,18 @@ class SourceEntry(KernelEntry):
         return Path(self.entry.file).parent
 
     def _library(self, spec: SourceSpec) -> str:
-        """Returns the name that plans have for the folder of a kernel's file, and tells the catalog of it."""
-        name = self._named_folder(PurePosixPath(spec.file).parent.as_posix())
+        """Returns the name that plans have for the folder of a kernel's file, or for its package, and tells the catalog of it."""
+        package = self._package
+        folder = PurePosixPath(spec.file).parent if package is None else _plain(package.text)
+        name = self._named_folder(folder.as_posix(), package is not None)
+        root = None if package is None else self._folder / folder
+        former = self.catalog.packages.setdefault(spec.id, root)
+        if (former and former.resolve()) != (root and root.resolve()):
+            self.fail(
+                package or self._need("source"),
+                f"kernel {spec.id} is to be of two packages: {former or 'none'}, and {root or 'none'}",
+                "give both entries the same `package`",
+            )
         file = self._folder / spec.file
         other = self.catalog.files.setdefault(spec.id, file)
         if other.resolve() != file.resolve():
@@ -166,12 +224,12 @@ class SourceEntry(KernelEntry):
             )
         return name
 
-    def _named_folder(self, folder: str) -> str:
+    def _named_folder(self, folder: str, package: bool = False) -> str:
         """Returns the name that plans have for a folder, given from the manifest's, and tells the catalog of it."""
-        plain = re.fullmatch("[A-Za-z0-9_]+", folder)
-        part = folder if plain else hashlib.sha256(folder.encode()).hexdigest()[:8]
+        plain = re.fullmatch("[A-Za-z0-9_]+", folder) and not package
+        part = folder if plain else hashlib.sha256(f"{folder}{'/*' if package else ''}".encode()).hexdigest()[:8]
         name = f"{self.choice.manifest}.{part}"
-        self.catalog.sources.setdefault(name, Library(name, self._folder / folder))
+        self.catalog.sources.setdefault(name, Library(name, self._folder / folder, package))
         return name
 
     # --- values ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import stat
 import struct
 import subprocess
 import tempfile
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelgen import fileio
 from kernelgen.errors import Diagnostic, KernelgenError, printable, signal_name
 from kernelgen.model.sources import Source, read_json
 
@@ -156,10 +156,8 @@ def _check_parts(folder: Path, names: list[str]) -> None:
 
 
 def _stage_weights(path: Path, staged: Path) -> None:
-    with path.open("rb") as file:
+    with fileio.open_input(path) as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise KernelgenError(f"{path} is not a file")
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= MAX_HEADER:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -67,7 +67,7 @@ def generate(
             source = by_name[library]
             module, *helpers = dependencies(source.library, name)
             emitters[key] = {
-                "emitter": source.label(module),
+                "emitter": _label_of(module, sources),
                 "helpers": [_label_of(file, sources) for file in helpers],
             }
     with_data = [s.library.name for s in sources if s.data]
@@ -143,11 +143,13 @@ def _source_kernel(kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, Bazel
         # Attributes of the rule; what is empty is left out.
         "call": {
             "alias": {str(output): str(input) for output, input in spec.alias},
+            "arguments": list(spec.arguments),
             "env": dict(spec.env),
             "grid": list(spec.grid),
             "inputs": [str(array) for array in spec.inputs],
             "kernel": spec.name,
             "lowering": spec.lowering if spec.lowering != "interpreted" else "",
+            "module": kernel.emitter if by_name[kernel.library].library.package else "",
             "outputs": [str(array) for array in spec.outputs],
             "params": {name: canonical_json(value) for name, value in spec.params},
             "source": spec.source,
@@ -200,7 +202,7 @@ def package_of(library: Library, workspaces: Mapping[Path, str], prebuilt: bool 
         if any((package / name).is_file() for name in ("BUILD.bazel", "BUILD")):
             label = "" if package == root else package.relative_to(root).as_posix()
             prefix = "" if package == folder else f"{folder.relative_to(package).as_posix()}/"
-            return BazelLibrary(Library(library.name, folder), f"{workspaces[root]}//{label}", prefix=prefix)
+            return BazelLibrary(replace(library, root=folder), f"{workspaces[root]}//{label}", prefix=prefix)
     hint = (
         'add a BUILD.bazel to it: exports_files(glob(["*.json"]))'
         if prebuilt
@@ -212,6 +214,27 @@ def package_of(library: Library, workspaces: Mapping[Path, str], prebuilt: bool 
             hint=hint,
         )
     )
+
+
+def inner_packages(plan: Plan, libraries: Sequence[Library], workspaces: Mapping[Path, str]) -> list[BazelLibrary]:
+    """Returns the other folders of Python's packages that a plan's kernels are made from: Bazel may have packages of its own there.
+
+    Args:
+        plan: what to build.
+        libraries: folders of sources.
+        workspaces: as of `package_of`.
+
+    Raises:
+        KernelgenError: one is in no package of Bazel's.
+    """
+    by_name = {library.name: library for library in libraries if library.package}
+    folders: dict[Path, None] = {}
+    for kernel in plan.kernels:
+        if kernel.library in by_name:
+            library = by_name[kernel.library]
+            files = (absolute(file) for file in dependencies(library, kernel.emitter))
+            folders |= {file.parent: None for file in files if file.is_relative_to(absolute(library.root))}
+    return [package_of(Library(folder.as_posix(), folder), workspaces) for folder in sorted(folders)]
 
 
 def build_files(source: BazelLibrary) -> list[Path]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kernelgen.cache import CacheSettings
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.plan import Bundle, Kernel, Plan
@@ -67,11 +68,11 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         sources: every kernel library that the plan names.
         build: how and where.
     """
-    roots = {s.name: s.root.resolve() for s in sources}
+    libraries = {s.name: s.resolved() for s in sources}
     batches = _batches(plan.kernels)
     files = {"plan.json": plan.to_json()}
     for batch, kernels in batches.items():
-        files[f"steps/{batch}.emit"] = _emit(kernels, roots, build)
+        files[f"steps/{batch}.emit"] = _emit(kernels, libraries, build)
     for config in plan.configs:
         files[f"steps/{config.key}.compile"] = _compile(config, build)
     files["steps/limits"] = _limits(build)
@@ -88,21 +89,22 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         "neffs": plan.neffs,
         "emit_slots": build.cpus,
         "compile_slots": build.slots(plan),
-        "watched": [path for s in sources if s.name not in _only_prebuilt(plan) for path in _watched(s)],
+        "watched": [path for s in sources if s.name not in _only_prebuilt(plan) for path in _watched(s, plan)],
     }
     return {**files, "kernels.cmake": render("cmake/kernels.cmake.j2", values)}
 
 
-def _emit(kernels: Sequence[Kernel], roots: Mapping[str, Path], build: Build) -> str:
+def _emit(kernels: Sequence[Kernel], libraries: Mapping[str, Library], build: Build) -> str:
     """Returns the arguments of the step that emits a batch."""
     first = kernels[0]  # what a batch has in common: see `_batches`
-    modules = [(name, roots[name] / f"{module}.py") for name, module in first.emitters]
+    modules = [(name, libraries[name].file(module)) for name, module in first.emitters]
     return _lines(
         f"--jax={build.jax_version}",
         *(word for name, path in modules for word in (f"--library={name}", f"--emitter={path}")),
+        *([f"--module={first.emitter}"] if libraries[first.library].package else []),
         f"--folder={build.folder / 'hlo'}",
         *(f"--target={target}" for target in first.targets),
-        *([f"--prebuilt={roots[first.prebuilt]}"] if first.prebuilt else []),
+        *([f"--prebuilt={libraries[first.prebuilt].root}"] if first.prebuilt else []),
         *(f"--spec={spec_json(k.spec)}" for k in kernels),
     )
 
@@ -177,9 +179,13 @@ def _only_prebuilt(plan: Plan) -> set[str]:
     return {k.prebuilt for k in plan.kernels} - {library for k in plan.kernels for library, _ in k.emitters}
 
 
-def _watched(source: Library) -> list[str]:
+def _watched(source: Library, plan: Plan) -> list[str]:
     """Returns what a plan depends on in a library: its modules, and the folder, whose time changes when one is added."""
     root = source.root.resolve()
+    if source.package:
+        modules = {kernel.emitter for kernel in plan.kernels if kernel.library == source.name}
+        files = {file for module in modules for file in dependencies(source.resolved(), module)}
+        return sorted(file.as_posix() for file in files)
     return [root.as_posix(), *sorted(file.as_posix() for file in root.glob("*.py"))]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from kernelgen import fileio
 from kernelgen.errors import KernelgenError
 from kernelgen.steps.protocol import Arguments, maybe
+
+_TOOLS = Path(__file__).parents[2]
 
 
 def check_jax(arguments: Arguments) -> None:
@@ -25,15 +27,22 @@ def check_jax(arguments: Arguments) -> None:
         )
 
 
-def write_depfile(arguments: Arguments, target: str, sources: Sequence[Path] = ()) -> None:
-    """Writes the `--depfile`, if one is asked for: `target` depends on what of kernelgen was imported, and on `sources`."""
+def write_depfile(
+    arguments: Arguments, target: str, sources: Sequence[Path] = (), needed: Callable[[Path], bool] = lambda _: True
+) -> None:
+    """Writes the `--depfile`, if one is asked for: `target` depends on what of kernelgen was imported, and on `sources`.
+
+    This process may have imported modules for other steps: `needed` is asked for each, by its path from the folder that kernelgen's package is in.
+    """
     path = maybe(arguments, "depfile")
     if path is None:
         return
     # Emitters of other kernels may have been imported too; `sources` says which count.
     names = [name for name in sys.modules if name.partition(".")[0] in ("kernelgen", "nki_interpreter")]
     own = [sys.modules[name] for name in names if not name.startswith("kernelgen.kernels")]
-    paths = [Path(__file__).with_name("worker.py"), *(Path(m.__file__) for m in own if m.__file__), *sources]
+    modules = [Path(m.__file__) for m in own if m.__file__]
+    modules = [m for m in modules if needed(m.relative_to(_TOOLS))]
+    paths = [Path(__file__).with_name("worker.py"), *modules, *sources]
     files = {str(p.resolve()) for p in paths}
     rule = " \\\n  ".join([f"{_makefile(target)}:", *map(_makefile, sorted(files))])
     fileio.write_bytes(path, f"{rule}\n".encode())

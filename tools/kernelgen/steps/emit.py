@@ -20,7 +20,8 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 def run(arguments: Arguments) -> None:
     """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`.
 
-    A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in its order.
+    A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in its order. A kernel of a package has
+    `--module`, the emitter's name in it: of `core.norm` the package is the folder that core/norm.py is in.
     `--target` is one of those that it is for, where its language asks (`Kernel.targets`). With `--notes` (a path) it also writes
     what is noted about the kernel, with `--reads` (a path) which data the emitter read. With `--undeclared=refuse` the emitter may
     read no other data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take. `--native` is
@@ -55,4 +56,7 @@ def modules_of(arguments: Arguments) -> list[tuple[Library, Path]]:
     names, modules = arguments["library"], arguments["emitter"]
     if not modules or len(names) != len(modules):
         raise KernelgenError(f"expected as many libraries as emitters, not {len(names)} and {len(modules)}")
+    if name := maybe(arguments, "module"):
+        file = Path(one(arguments, "emitter"))
+        return [(Library(names[0], file.parents[name.count(".")], package=True), file)]
     return [(Library(name, Path(module).parent), Path(module)) for name, module in zip(names, modules, strict=True)]

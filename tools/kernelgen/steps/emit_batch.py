@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from kernelgen import fileio
-from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.dependencies import dependencies, language_of_file, languages_of
 from kernelgen.emitters.library import emitters_of
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
 from kernelgen.languages import DEFAULT, built_id
@@ -34,6 +34,7 @@ def run(arguments: Arguments) -> None:
     kept = maybe(arguments, "prebuilt")
     mistakes: dict[Diagnostic, None] = {}
     data: set[Path] = set()
+    languages: set[str] = set()
     code = EXIT_OK
     for text in arguments["spec"]:
         spec = spec_from_json(json.loads(text))
@@ -41,6 +42,7 @@ def run(arguments: Arguments) -> None:
         try:
             emitters = emitters_of(spec, modules)
             language = emitters[0][1].language  # a group's are in one
+            languages.add(language)
             id = built_id(spec.id, language, own_target(spec, arguments["target"]))
             output, notes = folder / hlo_file(id), folder / notes_file(id)
             made = run_emitter(
@@ -63,8 +65,13 @@ def run(arguments: Arguments) -> None:
             code = max(code, error.exit_code, EXIT_FAILED)
     if mistakes:
         raise KernelgenError(mistakes, exit_code=code)
-    sources = dict.fromkeys(file for library, module in modules for file in dependencies(library, module.stem))
-    write_depfile(arguments, one(arguments, "stamp"), [*sources, *sorted(data)])
+    sources = dict.fromkeys(
+        file for library, module in modules for file in dependencies(library, library.module(module))
+    )
+    languages |= languages_of(sources)
+    known = ("", *languages)
+    needed = [*sources, *sorted(data)]
+    write_depfile(arguments, one(arguments, "stamp"), needed, lambda file: language_of_file(file) in known)
     fileio.write_bytes(one(arguments, "stamp"), b"")
 
 

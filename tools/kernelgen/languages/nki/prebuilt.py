@@ -24,6 +24,9 @@ from kernelgen.spec.canonical import canonical_json
 FORMAT = 1
 """Version of the file."""
 
+MAX_RECORD = 1 << 30
+"""Bytes of the file."""
+
 AGAIN = "make it again where NKI's own compiler is installed: `kernelgen prebuild MANIFEST`"
 
 
@@ -81,7 +84,7 @@ def read(file: Path) -> dict[str, Any]:
         KernelgenError: it is not there, or is not as it was made.
     """
     try:
-        kept = json.loads(file.read_bytes())
+        kept = json.loads(fileio.read_input(file, MAX_RECORD))
     except FileNotFoundError:
         raise _error(f"{file} is missing: it holds what NKI's own compiler made of the kernel") from None
     except OSError as error:
@@ -92,7 +95,33 @@ def read(file: Path) -> dict[str, Any]:
         raise _error(f"{file}: not what `kernelgen prebuild` writes, of format {FORMAT}")
     if kept.pop("digest", None) != digest(kept):
         raise _error(f"{file}: it was changed after it was made")
+    if not _is_whole(kept):
+        raise _error(f"{file}: what it holds is no record of NKI's own compiler")
     return kept
+
+
+def _is_whole(kept: Mapping[str, Any]) -> bool:
+    """Returns whether a file has all that `recording` writes, of the types that it writes."""
+    try:
+        made = kept["made"]
+        results = [(shape, dtype) for shape, dtype in made["results"]]
+        constants = [
+            (shape, dtype, base64.b64decode(content, validate=True)) for dtype, shape, content in made["constants"]
+        ]
+        base64.b64decode(made["file"], validate=True)
+        texts = [kept["kernel"], kept["target"], kept["sources"], made["toolchain"], made["text"], made["file"]]
+        texts += [dtype for _, dtype, *_ in (*results, *constants)]
+        numbers = [n for shape, *_ in (*results, *constants) for n in shape]
+        numbers += [n for result, argument in made["aliases"].items() for n in (int(result), argument)]
+        return (
+            all(type(text) is str and text.isascii() for text in texts)
+            and all(type(n) is int and n >= 0 for n in numbers)
+            and type(made["collectives"]) is bool
+            and type(made["asked"]) is dict
+            and type(kept["format"]) is int
+        )
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+from .scaled import scaled as scaled
