@@ -32,7 +32,8 @@ def write_depfile(
 ) -> None:
     """Writes the `--depfile`, if one is asked for: `target` depends on what of kernelgen was imported, and on `sources`.
 
-    This process may have imported modules for other steps: `needed` is asked for each, by its path from the folder that kernelgen's package is in.
+    This process may have imported modules for other steps: `needed` is asked for each, by its path from the folder that kernelgen's
+    package is in.
     """
     path = maybe(arguments, "depfile")
     if path is None:
