@@ -193,13 +193,13 @@ def memory(m: LintedModule, target: Target | None) -> Violations:
 
 def _bytes(shape: Any) -> int:
     if shape.tuple_shapes:
-        return sum(map(_bytes, shape.tuple_shapes))
+        return sum(_bytes(inner) for inner in shape.tuple_shapes)
     kind = element_type(shape)
     bits = _BITS.get(kind)
     if bits is None:
         digits = kind.lstrip("abcdefghijklmnopqrstuvwxyz")
         bits = 8 if kind.startswith("f8") else int(digits) if digits.isdecimal() else 4
-    return -(-bits * prod(shape.dimensions) // 8)
+    return int(-(-bits * prod(shape.dimensions) // 8))
 
 
 def converted_fp8(m: LintedModule, target: Target | None) -> Violations:
