@@ -292,20 +292,20 @@ def _pairs(corpus: Corpus, said: dict[str, description.NeffDescription], report:
     agree = dropped = retyped = 0
     for module in corpus.modules.values():
         for path, data in module.neffs:
-            description = said.get(_digest(data))
-            if description is None:
+            described = said.get(_digest(data))
+            if described is None:
                 continue
-            lnc = TARGETS[description.targets[0]].lnc if description.targets else 0
-            if description.header.simulated:
-                lnc = description.header.lnc_size
+            lnc = TARGETS[described.targets[0]].lnc if described.targets else 0
+            if described.header.simulated:
+                lnc = described.header.lnc_size
             try:
                 expected = container.tensors_of(module.data, source=str(module.path))
-                description.check(description, expected, next(iter(description.targets), "?"), lnc, source=str(path))
+                description.check(described, expected, next(iter(described.targets), "?"), lnc, source=str(path))
             except KernelgenError as error:
                 report.wrong += [d.message for d in error.diagnostics]
                 continue
             agree += 1
-            there = {(tensor.name, tensor.usage): tensor for tensor in description.tensors}
+            there = {(tensor.name, tensor.usage): tensor for tensor in described.tensors}
             dropped += any((t.name, t.usage) not in there for t in expected)
             found = [there.get((t.name, t.usage), t) for t in expected]
             retyped += any((a.dtype, a.shape) != (b.dtype, b.shape) for a, b in zip(expected, found, strict=True))

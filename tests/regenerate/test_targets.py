@@ -97,9 +97,9 @@ from kernelgen.device import checks as device
 from kernelgen.compilers import nki_driver
 from kernelgen.languages.nki import isa, kernel, program
 from kernelgen.languages.nki.isa import constants
-print(neff.DEVICES["trn9"], native_driver.GENERATIONS["trn9"], "trn9" in _ALL_TARGETS, "trn9" in device.MANIFEST)
+print(container.DEVICES["trn9"], nki_driver.GENERATIONS["trn9"], "trn9" in _ALL_TARGETS, "trn9" in device.MANIFEST)
 print("trn9" in program.Recorder().targets, constants.GENERATIONS["trn9"].name)
-print(*(kernel.Kernel(len, older=False, platform_target=name).target for name in ("gen9", "trn9", "gen2")))
+print(*(kernel.NkiKernel(len, older=False, platform_target=name).target for name in ("gen9", "trn9", "gen2")))
 print(runpy.run_path("tests/compilers/fake_neuronx_cc")["CHOICES"]["--target"])
 """
     (checkout / "tools" / "said.py").write_text(said)
