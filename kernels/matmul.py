@@ -72,7 +72,12 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
 
     # A token and a place in its list make a pair; row of b by pair.
     token, place = (lax.reshape(_number((n_tokens, n_used), k), (pairs,)) for k in (0, 1))
-    row_of = token * np.int32(n_rows) + lax.rem(place, np.int32(n_rows))
+    if 1 < n_rows < n_used and n_rows & (n_rows - 1):
+        # neuronx-cc divides by a float32 reciprocal: exact by powers of two, and of what is below the divisor.
+        row = lax.reshape(_number((n_tokens, n_used // n_rows, n_rows), 2), (pairs,))
+    else:
+        row = lax.rem(place, np.int32(n_rows))
+    row_of = token * np.int32(n_rows) + row
     b = lax.reshape(b, (n_tokens * n_rows, b.shape[3]))
 
     def step(_: None, block: tuple[Array, Array]) -> tuple[None, Array]:

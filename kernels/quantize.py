@@ -191,7 +191,9 @@ def _to_tq1_0(x: Array) -> Array:
         parts = split(lax.slice_in_dim(q, start, stop, axis=q.ndim - 1), count, (stop - start) // count)
         powers = np.array([3**k for k in (4, 3, 2, 1, 0)[:count]], np.uint16)[:, None]
         number = lax.reduce_sum(lax.convert_element_type(parts, jnp.uint16) * powers, (parts.ndim - 2,))
-        return (number * np.uint16(256) + np.uint16(242)) // np.uint16(243)  # rounded up
+        # number * 256 / 243, rounded up. neuronx-cc divides integers inexactly; half a step keeps this one off any integer.
+        quotient = (f32(number) * np.float32(256) + np.float32(242.5)) * np.float32(1 / 243)
+        return lax.convert_element_type(lax.floor(quotient), jnp.uint16)
 
     return _join(digits(0, 160, 5), digits(160, 240, 5), digits(240, 256, 4), d)
 

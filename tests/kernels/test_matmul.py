@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, nmse, random_values, spec
+from harness import check, emit, nmse, random_values, spec
 from reference import DTYPES
 from reference.core import dequantize
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import GROUPS
+from kernelgen.hlo.lint import lint
+from kernelgen.targets import TARGETS
 
 
 @pytest.mark.parametrize("weights", ["f32", "f16", "bf16"])
@@ -159,3 +161,12 @@ def test_mul_mat_id_by_a_part_of_the_sorted_experts() -> None:
 def test_mul_mat_id_shares_rows_over_several_experts() -> None:
     inputs = ["(8,3,6,1)/f32", "(8,2,3,1)/f32", "(4,3,1,1)/i32"]
     check(spec("mul_mat_id", inputs, "(3,4,3,1)/f32"), src2=experts(6, 3, 4))
+
+
+@pytest.mark.parametrize("used, rows", [(6, 1), (6, 2), (6, 3), (6, 6), (4, 4), (12, 6)])
+def test_no_integer_is_divided_as_the_compiler_can_not(used: int, rows: int) -> None:
+    """neuronx-cc divides integers by a float32 reciprocal, which is exact only by powers of two and of what is smaller."""
+    inputs = ["(40,7,16,1)/f16", f"(40,{rows},9,1)/f32", f"({used},9,1,1)/i32"]
+    kernel = spec("mul_mat_id", inputs, f"(7,{used},9,1)/f32")
+    check(kernel, 1e-6, src2=experts(16, 9, used))
+    assert lint(emit(kernel), TARGETS["trn1"]) == []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from regenerate import costs, graph_keys, manifest_schema, op_table, resources, targets, token_table
+from regenerate import costs, graph_keys, lint_rules, manifest_schema, op_table, resources, targets, token_table
 
 FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/select/costs.inc": lambda _: costs.render(),
@@ -19,6 +19,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/select/token_table.inc": lambda _: token_table.render(),
     "backend/nrt/targets.inc": lambda _: targets.inc(),
     "backend/simulator/src/instances.inc": lambda _: targets.instances(),
+    "docs/compilers.md": lint_rules.render,
     "rules/private/actions/resources.bzl": lambda _: resources.bzl(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),
     "tests/compilers/fake_neuronx_cc": targets.compiler_double,

@@ -304,7 +304,7 @@ class Executor:
             elif target in self.ended:
                 self._report(BuildStep(neff, self.ended[target]), target)
             elif is_whole(target):
-                refusal = None if linted else self._refusal(hlo, self.configs[neff.config].target, neff.kernel)
+                refusal = None if linted else self._refusal(hlo, self.configs[neff.config], neff.kernel)
                 self._report(BuildStep(neff, refusal), target)
             else:
                 self.waiting[target] = []
@@ -330,12 +330,12 @@ class Executor:
         for neff in others:
             self._report(BuildStep(neff, failure), compile_.path)
 
-    def _refusal(self, hlo: bytes, target: str, kernel: str) -> str | None:
+    def _refusal(self, hlo: bytes, config: CompileConfig, kernel: str) -> str | None:
         """Returns what the lint refuses in a kernel whose NEFF is there, or None; warnings are reported."""
         from kernelgen.compilers.base import refuse_unsupported
 
         try:
-            for text in refuse_unsupported(hlo, target, kernel):
+            for text in refuse_unsupported(hlo, config.target, kernel, config.extra_flags, config.lnc):
                 self.warnings.tell(f"warning: {text}")
         except KernelgenError as error:
             return str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -51,8 +52,12 @@ class Compiler(Protocol):
         """
 
 
-def refuse_unsupported(hlo: bytes, target: str, kernel: str) -> list[str]:
+def refuse_unsupported(
+    hlo: bytes, target: str, kernel: str, flags: Sequence[str] = (), lnc: int | None = None
+) -> list[str]:
     """Raises what neuronx-cc is known to refuse for the target, so that it is found with no SDK and before minutes pass.
+
+    `flags` are the compiler's further flags, with some of which it takes more; `lnc` is the target's own when None.
 
     Returns the lint's warnings, a line of text each: what the compiler takes and may not do what was meant.
 
@@ -62,7 +67,7 @@ def refuse_unsupported(hlo: bytes, target: str, kernel: str) -> list[str]:
     if target not in TARGETS:
         raise KernelgenError(f"unknown target '{target}' (known: {', '.join(TARGETS)})")
     try:
-        findings = lint(hlo, TARGETS[target])
+        findings = lint(hlo, TARGETS[target], flags=flags, lnc=lnc)
     except ValueError as error:
         raise KernelgenError(f"kernel {kernel}: {error}") from None
     refused = errors(findings)

@@ -48,7 +48,7 @@ def run(arguments: Arguments) -> None:
         files = [dict(zip(ids, paths, strict=True)) for paths in (map(provenance.beside, neffs), hlos, neffs)]
         known = provenance.check(*files)
     if maybe(arguments, "lint"):
-        refuse_unsupported_hlo(hlos, planned.config.target)
+        refuse_unsupported_hlo(hlos, [entry.config for entry in planned.entries])
     build_planned(
         planned,
         hlos,

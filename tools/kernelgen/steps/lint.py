@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from kernelgen import fileio
 from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_OK, Diagnostic, KernelgenError
 from kernelgen.spec.filenames import kernel_of
 from kernelgen.steps.common import warn
@@ -21,18 +22,21 @@ def run(arguments: Arguments) -> None:
     Raises:
         KernelgenError: all errors of all kernels.
     """
-    warn(refuse_unsupported_hlo(map(Path, arguments["hlo"]), one(arguments, "target")))
+    hlos = [Path(path) for path in arguments["hlo"]]
+    warn(refuse_unsupported_hlo(hlos, [CompileConfig.make(one(arguments, "target"))] * len(hlos)))
     fileio.write_bytes(one(arguments, "stamp"), b"")
 
 
-def refuse_unsupported_hlo(hlos: Iterable[Path], target: str) -> list[str]:
-    """Returns the warnings of all kernels."""
+def refuse_unsupported_hlo(hlos: Sequence[Path], configs: Sequence[CompileConfig]) -> list[str]:
+    """Returns the warnings of all kernels, each checked for its own settings."""
     mistakes: dict[Diagnostic, None] = {}
     warnings: list[str] = []
     code = EXIT_OK
-    for path in hlos:
+    for path, config in zip(hlos, configs, strict=True):
         try:
-            warnings += refuse_unsupported(path.read_bytes(), target, kernel_of(path))
+            warnings += refuse_unsupported(
+                path.read_bytes(), config.target, kernel_of(path), config.extra_flags, config.lnc
+            )
         except KernelgenError as error:
             mistakes |= dict.fromkeys(error.diagnostics)
             code = max(code, error.exit_code)

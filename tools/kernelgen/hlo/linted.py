@@ -1,0 +1,123 @@
+"""A parsed HLO module with what the lint's rules ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kernelgen.hlo import proto
+
+_Module = proto.module_class(
+    {
+        "WindowDimension": """
+            int64 size 1
+            int64 stride 2
+            int64 padding_low 3
+            int64 padding_high 4
+            int64 window_dilation 5
+            int64 base_dilation 6
+        """,
+        "Window": "*WindowDimension dimensions 1",
+        "Dot": """
+            *int64 lhs_contracting 1
+            *int64 rhs_contracting 2
+            *int64 lhs_batch 3
+            *int64 rhs_batch 4
+        """,
+        "GatherDimensions": """
+            *int64 start_index_map 3
+            int64 index_vector_dim 4
+        """,
+        "ScatterDimensions": """
+            *int64 scatter_dims_to_operand_dims 3
+            int64 index_vector_dim 4
+        """,
+        "Literal": """
+            bytes u8s 3
+            *int64 s32s 4
+            *int64 s64s 5
+            *uint64 u32s 6
+            bytes s8s 15
+            bytes u16s 16
+            bytes s16s 17
+        """,
+        "Instruction": """
+            *int64 dimensions 14
+            Window window 15
+            Dot dot 30
+            GatherDimensions gather 33
+            *int64 gather_slice_sizes 34
+            ScatterDimensions scatter 48
+            int32 rng_algorithm 70
+        """,
+    }
+)
+
+_SAME_VALUES = ("reshape", "broadcast", "convert", "copy", "bitcast")
+"""Opcodes whose result has the operand's values, in another shape or type."""
+
+
+class LintedModule:
+    """A parsed module.
+
+    Attributes:
+        message: the module.
+        computations: by id.
+        instructions: of all computations.
+        flags: neuronx-cc's further flags that it is compiled with.
+        lnc: physical cores of a logical one; None for the target's own.
+    """
+
+    MESSAGE = _Module
+
+    def __init__(self, hlo: bytes, flags: Sequence[str] = (), lnc: int | None = None) -> None:
+        self.message = proto.parse(hlo, _Module)
+        self.computations = proto.computations(self.message)
+        self.instructions = [i for c in self.message.computations for i in c.instructions]
+        self.by_id = {(c.id, i.id): i for c in self.message.computations for i in c.instructions}
+        self.flags = tuple(flags)
+        self.lnc = lnc
+
+    def operands(self, computation: Any, i: Any) -> list[Any]:
+        return [self.by_id[computation.id, n] for n in i.operand_ids]
+
+    def with_computation(self, *opcodes: str) -> Iterator[tuple[Any, Any]]:
+        """Gives (computation, instruction), of the opcodes if any are given."""
+        for computation in self.message.computations:
+            for i in computation.instructions:
+                if not opcodes or i.opcode in opcodes:
+                    yield computation, i
+
+    def root(self, computation_id: int) -> Any:
+        computation = self.computations[computation_id]
+        return self.by_id[computation.id, computation.root_id]
+
+    def source(self, computation: Any, i: Any) -> Any:
+        """Returns the instruction whose values `i` repeats: itself unless it only reshapes, broadcasts, converts or copies."""
+        while i.opcode in _SAME_VALUES:
+            (i,) = self.operands(computation, i)
+        return i
+
+    def dilated(self, i: Any, field: str) -> bool:
+        """Whether a number of an instruction's window is above 1 in any dimension; one that is absent is 1."""
+        return any(getattr(d, field) > 1 for d in i.window.dimensions)
+
+
+def element_type(shape: Any) -> str:
+    return proto.ELEMENT_TYPES.get(shape.element_type, f"type{shape.element_type}")
+
+
+def shapes(shape: Any) -> Iterator[Any]:
+    """Gives a shape and those inside it."""
+    yield shape
+    for inner in shape.tuple_shapes:
+        yield from shapes(inner)
+
+
+def integers(literal: Any) -> list[int]:
+    """Returns the values of a literal of integers."""
+    for name, size in (("u8s", 1), ("s8s", 1), ("u16s", 2), ("s16s", 2)):
+        if data := getattr(literal, name):
+            signed = name[0] == "s"
+            return [int.from_bytes(data[at : at + size], "little", signed=signed) for at in range(0, len(data), size)]
+    return [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
