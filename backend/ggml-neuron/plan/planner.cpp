@@ -6,6 +6,7 @@
 #include "plan/group_plan.h"
 #include "plan/plan.h"
 #include "report/metrics.h"
+#include "select/tensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -26,7 +27,7 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph, bool placed) {
         h.add((uint64_t) (uintptr_t) t->view_src);
         if (placed) {
             h.add((uint64_t) (uintptr_t) t->data);
-            h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
+            h.add((uint64_t) (uintptr_t) (neuron_buffer_of_root(t)));
         } else {
             h.add((uint64_t) t->view_offs);
         }

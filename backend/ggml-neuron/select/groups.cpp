@@ -4,6 +4,7 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/group_choice.h"
+#include "select/tensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -41,14 +42,6 @@ bool neuron_is_watched(const ggml_cgraph * cgraph) {
     return !cgraph->uid && cgraph->n_leafs == 0 && cgraph->visited_hash_set.size != 0;
 }
 
-static ggml_tensor * root_of(ggml_tensor * t) {
-    return t->view_src ? t->view_src : t;
-}
-
-static size_t offset_of(const ggml_tensor * t) {
-    return t->view_src ? t->view_offs : 0;
-}
-
 //
 // what is seen outside of a group
 //
@@ -70,13 +63,13 @@ class group_roots {
 
     // Returns the node whose memory a tensor is in, or -1.
     int64_t node_of(ggml_tensor * t) const {
-        const auto found = references.find(root_of(t));
+        const auto found = references.find(neuron_root_of(t));
         return found == references.end() || found->second.is_slot ? -1 : (int64_t) found->second.index;
     }
 
     // Returns the reference to a tensor's root, with a new slot when it has none, or the one that it has in a kernel.
     nk::graph_reference refer(ggml_tensor * t, bool writes, const nk::graph_reference * kernels, neuron_group & group) {
-        ggml_tensor * root  = root_of(t);
+        ggml_tensor * root  = neuron_root_of(t);
         const auto    found = references.emplace(root, nk::graph_reference{ true, group.slots.size() });
         auto          where = found.first->second;
         if (!where.is_slot) {
@@ -85,7 +78,7 @@ class group_roots {
         if (kernels && kernels->is_slot && kernels->index <= group.slots.size()) {
             where = *kernels;
         }
-        const size_t begin = offset_of(t);
+        const size_t begin = neuron_offset_of(t);
         const size_t end   = begin + ggml_nbytes(t);
         if (where.index == group.slots.size()) {
             group.slots.push_back({ root, begin, end - begin, writes });
@@ -217,7 +210,7 @@ class group_key {
         const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
         const nk::graph_reference reference = roots.refer(t, writes, kernels ? &has : nullptr, group);
         nodes[at]                           = nk::reference_word(reference) + writes;
-        nodes[at + 1]                       = offset_of(t);
+        nodes[at + 1]                       = neuron_offset_of(t);
         if (reference.is_slot) {
             late.push_back({ at + 1, reference.index });
         }
@@ -582,10 +575,10 @@ class group_search {
     bool is_changed(const ggml_tensor * t) {
         if (changed.empty()) {
             for (const int i : work) {
-                changed.insert(root_of(cgraph->nodes[i]));
+                changed.insert(neuron_root_of(cgraph->nodes[i]));
             }
         }
-        return changed.count(t->view_src ? t->view_src : t) != 0;
+        return changed.count(neuron_root_of(t)) != 0;
     }
 
     bool find_exact(size_t first, neuron_group & group) {

@@ -4,6 +4,7 @@
 #include "../../bundle/src/key.h"
 #include "select/costs.h"
 #include "select/kernel_store.h"
+#include "select/tensors.h"
 #include "select/unfused_attention.h"
 #include "weights/layouts.h"
 
@@ -136,9 +137,9 @@ static bool has_room(const ggml_tensor * op, const neuron_signature & node, cons
         if (i == cut.rule->mask || cut.more(i) < 0 || !op->src[i]) {
             continue;
         }
-        const ggml_tensor * src  = op->src[i];
-        const ggml_tensor * root = src->view_src ? src->view_src : src;
-        if (src->view_offs + neuron_nbytes(cut.piece(node, i, cut.n, n_more)) > ggml_nbytes(root)) {
+        const ggml_tensor * src = op->src[i];
+        if (neuron_offset_of(src) + neuron_nbytes(cut.piece(node, i, cut.n, n_more)) >
+            ggml_nbytes(neuron_root_of(src))) {
             return false;
         }
     }
@@ -190,8 +191,8 @@ static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) 
             key.push_back((uint64_t) t->ne[i]);
             key.push_back(t->nb[i]);
         }
-        key.push_back(t->view_src ? t->view_offs : 0);
-        key.push_back(ggml_nbytes(t->view_src ? t->view_src : t));
+        key.push_back(neuron_offset_of(t));
+        key.push_back(ggml_nbytes(neuron_root_of(t)));
     };
     key.clear();
     key.push_back((uint64_t) op->op | (uint64_t) n_src << 32);
