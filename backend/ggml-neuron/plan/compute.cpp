@@ -96,22 +96,13 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
     });
 }
 
-static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_upload & u) {
-    g_metrics.uploaded.fetch_add(u.to.size, std::memory_order_relaxed);
-    return core.write(stream, u.to, u.from->data);
-}
-
-static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_group_transfer & u) {
+static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_transfer & u) {
     g_metrics.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
-    return core.write(stream, u.core, u.host);
+    return core.write(stream, u.core, u.host());
 }
 
-static NRT_STATUS neuron_download_one(const neuron_download & d) {
-    return d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
-}
-
-static NRT_STATUS neuron_download_one(const neuron_group_transfer & d) {
-    return d.core.memory->read_locked(d.host, d.core.offset, d.core.size);
+static NRT_STATUS neuron_download_one(const neuron_transfer & d) {
+    return d.core.memory->read_locked(d.host(), d.core.offset, d.core.size);
 }
 
 static neuron_bound_launch & neuron_bound_launch_of(neuron_bound_launch * bound_launch) {
@@ -143,14 +134,14 @@ static NRT_STATUS neuron_launch(neuron_core &                         core,
     };
     NRT_STATUS status = neuron_for_each(
         masks, NRT_SUCCESS, [&](const neuron_long_mask & m) { return neuron_write_long_mask(core, stream, m); });
-    status =
-        neuron_for_each(planned.uploads, status, [&](const auto & u) { return neuron_upload_one(core, stream, u); });
+    status = neuron_for_each(planned.uploads, status,
+                             [&](const neuron_transfer & u) { return neuron_upload_one(core, stream, u); });
     status = neuron_for_each(planned.before, status, move);
     status = neuron_for_each(launches, status, [&](const auto & launch) {
         return core.execute(neuron_bound_launch_of(launch), stream, node->name);
     });
     status = neuron_for_each(planned.after, status, move);
-    status = neuron_for_each(planned.downloads, status, [](const auto & d) { return neuron_download_one(d); });
+    status = neuron_for_each(planned.downloads, status, neuron_download_one);
     if (status == NRT_SUCCESS) {
         g_metrics.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 bool neuron_group_placement::overlap(const operand & a, const operand & b) {
-    return a.begin < b.begin + b.home.size && b.begin < a.begin + a.home.size;
+    return a.begin() < b.begin() + b.home.size && b.begin() < a.begin() + a.home.size;
 }
 
 void neuron_group_placement::take_scratch(operand & o) {
@@ -14,7 +14,7 @@ void neuron_group_placement::take_scratch(operand & o) {
 // Adds a stretch of a tensor's memory, of which the kernel has `in_kernel` bytes: in scratch memory when that is more.
 bool neuron_group_placement::add(const neuron_core & core,
                                  neuron_locate_t     locate,
-                                 const ggml_tensor * t,
+                                 ggml_tensor *       t,
                                  size_t              offset,
                                  size_t              size,
                                  size_t              in_kernel) {
@@ -28,7 +28,8 @@ bool neuron_group_placement::add(const neuron_core & core,
         }
         size = in_kernel = o.home.size;
     }
-    o.begin     = (char *) t->data + offset;
+    o.tensor    = t;
+    o.offset    = offset;
     o.home.size = size;
     o.home.offset += offset;
     o.where      = o.home;
@@ -107,8 +108,8 @@ bool neuron_group_placement::place(const neuron_core &  core,
         return false;
     }
     for (size_t i = 0; i < group.results.size(); i++) {
-        const ggml_tensor * result = group.results[i];
-        const size_t        size   = ggml_nbytes(result);
+        ggml_tensor * result = group.results[i];
+        const size_t  size   = ggml_nbytes(result);
         if (!add(core, locate, result, 0, size, group.longer ? group.result_sizes[i] : size)) {
             return false;
         }
@@ -125,10 +126,10 @@ void neuron_group_placement::add_copies(const operand &        o,
         return;                                                              // made for all that have it
     }
     if (!o.home.memory && o.slot) {
-        planned.uploads.push_back({ o.begin, own });
+        planned.uploads.push_back({ o.tensor, o.offset, own });
     }
     if (!o.home.memory && (!o.slot || o.written)) {
-        planned.downloads.push_back({ o.begin, own });
+        planned.downloads.push_back({ o.tensor, o.offset, own });
     }
     if (o.home.memory && !o.where.memory) {
         if (o.slot) {

@@ -20,12 +20,6 @@ struct neuron_group_member {
     const void *  data;
 };
 
-// Data between host memory and the core.
-struct neuron_group_transfer {
-    char *         host;
-    neuron_operand core;
-};
-
 // A kernel of a group that is bound.
 struct neuron_group_launch {
     neuron_bound_launch *   bound_launch;
@@ -39,10 +33,10 @@ struct neuron_planned_group {
     bool                             other   = false;  // kernels are for other numbers of tokens, or a longer cache
     int64_t                          padding = 0;  // rows of them beyond the group's own, or that are computed twice
 
-    std::vector<neuron_group_transfer> uploads;
-    std::vector<neuron_move>           before;  // what the kernel has more rows of
-    std::vector<neuron_group_transfer> downloads;
-    std::vector<neuron_move>           after;   // results that must not lie where the kernel reads, or of more rows
+    std::vector<neuron_transfer> uploads;
+    std::vector<neuron_move>     before;  // what the kernel has more rows of
+    std::vector<neuron_transfer> downloads;
+    std::vector<neuron_move>     after;   // results that must not lie where the kernel reads, or of more rows
 };
 
 // Where a group's slots, and then its results, are.
@@ -65,18 +59,22 @@ class neuron_group_placement {
 
   private:
     struct operand {
-        neuron_operand where;  // memory NULL: scratch memory; as large as the kernel has it
-        neuron_operand home;   // memory NULL: host memory
-        char *         begin;  // addresses, whatever the memory
+        neuron_operand where;   // memory NULL: scratch memory; as large as the kernel has it
+        neuron_operand home;    // memory NULL: host memory
+        ggml_tensor *  tensor;
+        size_t         offset;  // in the tensor
         bool           written;
 
         const neuron_group_slot * slot;  // NULL of a result
+
+        // Returns an address, whatever the memory.
+        const char * begin() const { return (const char *) tensor->data + offset; }
     };
 
     static bool overlap(const operand & a, const operand & b);
     bool        add(const neuron_core & core,
                     neuron_locate_t     locate,
-                    const ggml_tensor * t,
+                    ggml_tensor *       t,
                     size_t              offset,
                     size_t              size,
                     size_t              in_kernel);

@@ -46,19 +46,19 @@ static void add_copies(neuron_planned_node &    planned,
         return neuron_operand{ operands[i].memory, operands[i].offset, p.home[i].size };
     };
     for (int i = 0; i < p.n_src; i++) {
-        const auto same_place = [&](const neuron_upload & u) {
-            return u.to.offset == operands[i].offset;
+        const auto same_place = [&](const neuron_transfer & u) {
+            return u.core.offset == operands[i].offset;
         };
         if (p.shared[i]) {
             planned.masks.push_back({ node->src[i], p.home[i], operands[i], c.selection.n_more, c.selection.rows() });
         } else if (p.staged[i]) {
             if (neuron_is_updated(kernel, i)) {
-                planned.downloads.push_back({ operands[i], node->src[i] });
+                planned.downloads.push_back({ node->src[i], 0, operands[i] });
             }
             if (std::any_of(planned.uploads.begin(), planned.uploads.end(), same_place)) {
                 continue;
             }
-            planned.uploads.push_back({ own(i), node->src[i] });
+            planned.uploads.push_back({ node->src[i], 0, own(i) });
         } else if (p.moved[i]) {
             planned.before.push_back({ p.home[i], own(i) });
         }
@@ -68,7 +68,7 @@ static void add_copies(neuron_planned_node &    planned,
     }
     const int result = p.n_src;
     if (p.staged[result]) {
-        planned.downloads.push_back({ own(result), planned.node });
+        planned.downloads.push_back({ planned.node, 0, own(result) });
     } else if (p.moved[result]) {
         planned.after.push_back({ own(result), p.home[result] });
     }

@@ -20,14 +20,14 @@
 #include <vector>
 
 // What happens around a kernel's execution, because an operand is not where the kernel needs it.
-struct neuron_upload {
-    neuron_operand      to;
-    const ggml_tensor * from;  // whose memory goes on for to.size bytes
-};
 
-struct neuron_download {
-    neuron_operand from;
-    ggml_tensor *  to;  // in host memory
+// A copy between host memory and the core, of core.size bytes.
+struct neuron_transfer {
+    ggml_tensor *  tensor;  // in host memory; it may be given other memory before the graph is computed again
+    size_t         offset;  // in the tensor
+    neuron_operand core;
+
+    char * host() const { return (char *) tensor->data + offset; }
 };
 
 struct neuron_move {
@@ -67,10 +67,10 @@ struct neuron_planned_node {
     std::vector<neuron_bound_launch *> launches;  // in turn; none: the CPU computes it, unless the result is 0
 
     std::vector<neuron_long_mask> masks;
-    std::vector<neuron_upload>    uploads;    // from host tensors
-    std::vector<neuron_move>      before;     // within the device
-    std::vector<neuron_move>      after;      // within the device
-    std::vector<neuron_download>  downloads;  // to host tensors
+    std::vector<neuron_transfer>  uploads;
+    std::vector<neuron_move>      before;  // within the device
+    std::vector<neuron_move>      after;   // within the device
+    std::vector<neuron_transfer>  downloads;
 };
 
 struct neuron_plan {
