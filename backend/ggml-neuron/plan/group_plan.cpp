@@ -120,7 +120,7 @@ bool neuron_group_placement::place(const neuron_core &  core,
 // Adds the copies around a launch that an operand needs.
 void neuron_group_placement::add_copies(const operand &        o,
                                         const neuron_operand & bound,
-                                        neuron_planned_group & planned) const {
+                                        neuron_planned &       planned) const {
     const neuron_operand own = { bound.memory, bound.offset, o.home.size };  // without what the kernel has besides
     if (o.slot && o.slot->room.kind == neuron_group_room::MASK) {
         return;                                                              // made for all that have it
@@ -162,13 +162,13 @@ static void cut_operands(const neuron_group &                group,
     }
 }
 
-std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &        core,
-                                                                   neuron_fusion &      fusion,
-                                                                   neuron_memory *      scratch,
-                                                                   const ggml_cgraph *  cgraph,
-                                                                   const neuron_group & group,
-                                                                   std::string &        message,
-                                                                   bool &               broken) const {
+bool neuron_group_placement::bind(neuron_core &        core,
+                                  neuron_fusion &      fusion,
+                                  neuron_memory *      scratch,
+                                  const neuron_group & group,
+                                  neuron_planned &     planned,
+                                  std::string &        message,
+                                  bool &               broken) const {
     const size_t                n_slots = group.slots.size();
     std::vector<neuron_operand> bound;
     std::vector<bool>           written;
@@ -183,30 +183,29 @@ std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &
             written.push_back(o.written);
         }
     }
-    auto       planned  = std::make_shared<neuron_planned_group>();
     const auto bind_one = [&](const neuron_kernel & kernel, const std::vector<neuron_operand> & where) {
         neuron_bound_launch * bound_launch =
             core.bind(kernel, { where.data(), n_slots, group.results.size(), 0, &written }, message, broken);
-        planned->launches.push_back({ bound_launch, fusion.launches_of(kernel) });
+        if (bound_launch) {
+            planned.launches.push_back({ bound_launch, fusion.launches_of(kernel) });
+        }
         return bound_launch != nullptr;
     };
     std::vector<neuron_operand> parts = bound;
     for (const neuron_group_piece & piece : group.pieces) {
         cut_operands(group, piece, bound, parts);
         if (!bind_one(piece.kernel, parts)) {
-            return nullptr;
+            return false;
         }
     }
     if (group.pieces.empty() && !bind_one(group.kernel, bound)) {
-        return nullptr;
+        return false;
     }
-    planned->other   = group.longer || !group.pieces.empty();
-    planned->padding = group.padding;
-    for (const int index : group.nodes) {
-        planned->members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });
-    }
+    planned.fused   = true;
+    planned.other   = group.longer || !group.pieces.empty();
+    planned.padding = group.padding;
     for (size_t i = 0; i < operands.size(); i++) {
-        add_copies(operands[i], bound[i], *planned);
+        add_copies(operands[i], bound[i], planned);
     }
-    return planned;
+    return true;
 }

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-bool neuron_is_on_device(const neuron_planned_node & planned) {
-    return planned.group || !planned.launches.empty() || planned.later || neuron_is_zero(planned.node);
+bool neuron_is_on_device(const neuron_planned & planned) {
+    return !planned.launches.empty() || planned.later || neuron_is_zero(planned.last());
 }
 
 // Each copy has what all before have made.
@@ -36,7 +36,7 @@ static void fill_rows(const neuron_candidate &   c,
 }
 
 // Adds the copies around a node's kernels, whose operands are bound.
-static void add_copies(neuron_planned_node &    planned,
+static void add_copies(neuron_planned &         planned,
                        const ggml_tensor *      node,
                        const neuron_candidate & c,
                        const neuron_operand *   operands) {
@@ -68,7 +68,7 @@ static void add_copies(neuron_planned_node &    planned,
     }
     const int result = p.n_src;
     if (p.staged[result]) {
-        planned.downloads.push_back({ planned.node, 0, own(result) });
+        planned.downloads.push_back({ planned.last(), 0, own(result) });
     } else if (p.moved[result]) {
         planned.after.push_back({ own(result), p.home[result] });
     }
@@ -91,30 +91,30 @@ static void cut_operands(const neuron_candidate & c,
 }
 
 // locked. Adds a kernel that is bound; returns whether it could be.
-static bool bind_kernel(neuron_core &                        core,
-                        const neuron_kernel &                kernel,
-                        const neuron_operand *               operands,
-                        size_t                               n_src,
-                        std::vector<neuron_bound_launch *> & launches,
-                        std::string &                        message,
-                        bool &                               broken) {
+static bool bind_kernel(neuron_core &          core,
+                        const neuron_kernel &  kernel,
+                        const neuron_operand * operands,
+                        size_t                 n_src,
+                        neuron_planned &       planned,
+                        std::string &          message,
+                        bool &                 broken) {
     neuron_bound_launch * bound_launch =
         core.bind(kernel, { operands, n_src, 1, kernel.updates, nullptr }, message, broken);
     if (bound_launch) {
-        launches.push_back(bound_launch);
+        planned.launches.push_back({ bound_launch, nullptr });
     }
     return bound_launch != nullptr;
 }
 
 // locked. Adds the kernels of one piece of attention; `parts` are the operands of the whole.
-static bool bind_attention(neuron_core &                        core,
-                           neuron_memory *                      scratch,
-                           const neuron_candidate &             c,
-                           const neuron_attention_piece &       piece,
-                           const neuron_operand *               parts,
-                           std::vector<neuron_bound_launch *> & launches,
-                           std::string &                        message,
-                           bool &                               broken) {
+static bool bind_attention(neuron_core &                  core,
+                           neuron_memory *                scratch,
+                           const neuron_candidate &       c,
+                           const neuron_attention_piece & piece,
+                           const neuron_operand *         parts,
+                           neuron_planned &               planned,
+                           std::string &                  message,
+                           bool &                         broken) {
     const neuron_attention & attention = *c.attention;
     neuron_operand           previous{};
     for (size_t k = 0; k < attention.nodes.size(); k++) {
@@ -129,7 +129,7 @@ static bool bind_attention(neuron_core &                        core,
         const size_t size = neuron_nbytes(attention.piece(node, result, piece.range.n, attention.n_more));
         operands[result]  = k + 1 == attention.nodes.size() ? parts[c.placement.n_src]
                                                             : neuron_operand{ scratch, c.between[k % 2], size };
-        if (!bind_kernel(core, piece.kernels[k], operands, (size_t) result, launches, message, broken)) {
+        if (!bind_kernel(core, piece.kernels[k], operands, (size_t) result, planned, message, broken)) {
             return false;
         }
         previous = operands[result];
@@ -138,15 +138,14 @@ static bool bind_attention(neuron_core &                        core,
 }
 
 // locked
-static neuron_planned_node bind_node(neuron_core &            core,
-                                     neuron_memory *          scratch,
-                                     ggml_tensor *            node,
-                                     const neuron_candidate & c,
-                                     bool &                   whole) {
-    neuron_planned_node planned;
-    planned.index = c.index;
-    planned.node  = node;
-    planned.data  = node->data;
+static neuron_planned bind_node(neuron_core &            core,
+                                neuron_memory *          scratch,
+                                const ggml_cgraph *      cgraph,
+                                const neuron_candidate & c,
+                                bool &                   whole) {
+    const ggml_tensor * node = cgraph->nodes[c.index];
+    neuron_planned      planned;
+    planned.add(cgraph, c.index);
     planned.later = c.later;
     if (!c.selection) {
         return planned;
@@ -166,10 +165,10 @@ static neuron_planned_node bind_node(neuron_core &            core,
         if (!c.selection.is_exact()) {
             cut_operands(c, piece, operands, parts);
         }
-        const bool bound = c.attention ? bind_attention(core, scratch, c, c.attention->pieces[k], parts,
-                                                        planned.launches, message, broken)
-                                       : bind_kernel(core, piece.kernel, c.selection.is_exact() ? operands : parts,
-                                                     (size_t) c.placement.n_src, planned.launches, message, broken);
+        const bool bound =
+            c.attention ? bind_attention(core, scratch, c, c.attention->pieces[k], parts, planned, message, broken)
+                        : bind_kernel(core, piece.kernel, c.selection.is_exact() ? operands : parts,
+                                      (size_t) c.placement.n_src, planned, message, broken);
         if (!bound) {
             if (message.empty()) {
                 NEURON_LOG("memory is missing; computing %s on the CPU\n", ggml_op_desc(node));
@@ -183,9 +182,9 @@ static neuron_planned_node bind_node(neuron_core &            core,
             return planned;
         }
     }
-    planned.cut = !c.selection.is_exact();
+    planned.other = !c.selection.is_exact();
     for (const neuron_piece & piece : c.selection.pieces) {
-        planned.padding += planned.cut ? piece.range.n : 0;
+        planned.padding += planned.other ? piece.range.n : 0;
     }
     planned.padding -= c.selection.cut.n;
     add_copies(planned, c.attention ? &c.attention->whole : node, c, operands);
@@ -193,21 +192,20 @@ static neuron_planned_node bind_node(neuron_core &            core,
 }
 
 // locked. Binds a group, or marks it as one that can't be.
-static neuron_planned_node bind_group(neuron_core &            core,
-                                      neuron_locate_t          locate,
-                                      neuron_memory *          scratch,
-                                      const ggml_cgraph *      cgraph,
-                                      neuron_fusion &          fusion,
-                                      const neuron_candidate & c,
-                                      bool &                   whole) {
-    neuron_planned_node planned;
-    std::string         message;
-    bool                broken = false;
-    planned.index              = c.index;
-    planned.node               = cgraph->nodes[c.index];
-    planned.data               = planned.node->data;
-    planned.group              = c.group_placement.bind(core, fusion, scratch, cgraph, *c.group, message, broken);
-    if (!planned.group) {
+static neuron_planned bind_group(neuron_core &            core,
+                                 neuron_locate_t          locate,
+                                 neuron_memory *          scratch,
+                                 const ggml_cgraph *      cgraph,
+                                 neuron_fusion &          fusion,
+                                 const neuron_candidate & c,
+                                 bool &                   whole) {
+    neuron_planned planned;
+    std::string    message;
+    bool           broken = false;
+    for (const int index : c.group->nodes) {
+        planned.add(cgraph, index);
+    }
+    if (!c.group_placement.bind(core, fusion, scratch, *c.group, planned, message, broken)) {
         if (!message.empty()) {
             NEURON_WARN("%s; computing its %zu nodes one by one%s\n", message.c_str(), c.group->nodes.size(),
                         broken ? "" : " this time");
@@ -232,7 +230,7 @@ static neuron_planned_node bind_group(neuron_core &            core,
 // Lets only the first node of those with the same mask make it.
 static void share_masks(neuron_plan & plan) {
     std::vector<size_t> made;  // by offset in scratch memory
-    for (neuron_planned_node & planned : plan.nodes) {
+    for (neuron_planned & planned : plan.nodes) {
         auto & masks = planned.masks;
         masks.erase(std::remove_if(masks.begin(), masks.end(),
                                    [&](const neuron_long_mask & m) {
@@ -265,7 +263,7 @@ static enum ggml_status bind_all(neuron_core &                         core,
                 plan.nodes.push_back(bind_group(core, locate, scratch, cgraph, fusion, c, plan.whole));
                 continue;
             }
-            plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c, plan.whole));
+            plan.nodes.push_back(bind_node(core, scratch, cgraph, c, plan.whole));
             if (c.attention && plan.nodes.back().launches.empty()) {
                 // each by the CPU, in their order
                 for (size_t i = plan.nodes.size() - c.attention->nodes.size(); i < plan.nodes.size(); i++) {
