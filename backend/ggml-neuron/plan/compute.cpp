@@ -155,13 +155,13 @@ static void neuron_count(const neuron_planned & planned) {
 }
 
 enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, const neuron_planned & planned) {
-    if (planned.later) {
-        g_metrics.device[planned.last()->op].fetch_add(1, std::memory_order_relaxed);
-        return GGML_STATUS_SUCCESS;
-    }
     if (planned.launches.empty()) {
-        ggml_tensor * node = planned.last();
-        return neuron_is_zero(node) ? neuron_set_zero(core, node) : neuron_compute_with_copies(core, node);
+        enum ggml_status status = GGML_STATUS_SUCCESS;
+        for (auto m = planned.members.begin(); m != planned.members.end() && status == GGML_STATUS_SUCCESS; ++m) {
+            status =
+                neuron_is_zero(m->node) ? neuron_set_zero(core, m->node) : neuron_compute_with_copies(core, m->node);
+        }
+        return status;
     }
     const NRT_STATUS status = neuron_launch(core, stream, planned);
     if (status != NRT_SUCCESS) {

@@ -8,10 +8,6 @@
 #include <string>
 #include <utility>
 
-bool neuron_is_on_device(const neuron_planned & planned) {
-    return !planned.launches.empty() || planned.later || neuron_is_zero(planned.last());
-}
-
 // Each copy has what all before have made.
 void neuron_repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves) {
     const size_t gap = period - own;  // behind the last row
@@ -137,21 +133,15 @@ static bool bind_attention(neuron_core &                  core,
     return true;
 }
 
-// locked
-static neuron_planned bind_node(neuron_core &            core,
-                                neuron_memory *          scratch,
-                                const ggml_cgraph *      cgraph,
-                                const neuron_candidate & c,
-                                bool &                   whole) {
-    const ggml_tensor * node = cgraph->nodes[c.index];
-    neuron_planned      planned;
-    planned.add(cgraph, c.index);
-    planned.later = c.later;
-    if (!c.selection) {
-        return planned;
-    }
-    neuron_operand operands[GGML_MAX_SRC + 1];
-    neuron_operand parts[GGML_MAX_SRC + 1];
+// locked. Binds a node or attention, or leaves it to the CPU.
+static void bind_node(neuron_core &            core,
+                      neuron_memory *          scratch,
+                      const neuron_candidate & c,
+                      neuron_planned &         planned,
+                      bool &                   whole) {
+    const ggml_tensor * node = planned.last();
+    neuron_operand      operands[GGML_MAX_SRC + 1];
+    neuron_operand      parts[GGML_MAX_SRC + 1];
     for (int i = 0; i <= c.placement.n_src; i++) {
         operands[i] = c.placement.operands[i];
         if (!operands[i].memory && operands[i].size) {
@@ -179,7 +169,7 @@ static neuron_planned bind_node(neuron_core &            core,
             whole            = whole && broken;
             planned.unusable = broken;
             planned.launches.clear();
-            return planned;
+            return;
         }
     }
     planned.other = !c.selection.is_exact();
@@ -188,23 +178,18 @@ static neuron_planned bind_node(neuron_core &            core,
     }
     planned.padding -= c.selection.cut.n;
     add_copies(planned, c.attention ? &c.attention->whole : node, c, operands);
-    return planned;
 }
 
 // locked. Binds a group, or marks it as one that can't be.
-static neuron_planned bind_group(neuron_core &            core,
-                                 neuron_locate_t          locate,
-                                 neuron_memory *          scratch,
-                                 const ggml_cgraph *      cgraph,
-                                 neuron_fusion &          fusion,
-                                 const neuron_candidate & c,
-                                 bool &                   whole) {
-    neuron_planned planned;
-    std::string    message;
-    bool           broken = false;
-    for (const int index : c.group->nodes) {
-        planned.add(cgraph, index);
-    }
+static void bind_group(neuron_core &            core,
+                       neuron_locate_t          locate,
+                       neuron_memory *          scratch,
+                       neuron_fusion &          fusion,
+                       const neuron_candidate & c,
+                       neuron_planned &         planned,
+                       bool &                   whole) {
+    std::string message;
+    bool        broken = false;
     if (!c.group_placement.bind(core, fusion, scratch, *c.group, planned, message, broken)) {
         if (!message.empty()) {
             NEURON_WARN("%s; computing its %zu nodes one by one%s\n", message.c_str(), c.group->nodes.size(),
@@ -212,7 +197,7 @@ static neuron_planned bind_group(neuron_core &            core,
         }
         whole             = whole && broken;
         c.group->unusable = true;
-        return planned;
+        return;
     }
     for (const neuron_group_slot & slot : c.group->slots) {
         if (slot.mask) {
@@ -224,7 +209,6 @@ static neuron_planned bind_group(neuron_core &            core,
             });
         }
     }
-    return planned;
 }
 
 // Lets only the first node of those with the same mask make it.
@@ -259,17 +243,16 @@ static enum ggml_status bind_all(neuron_core &                         core,
         plan.nodes.clear();
         plan.nodes.reserve(candidates.size());
         for (const neuron_candidate & c : candidates) {
+            neuron_planned planned;
+            for (const int index : c.nodes) {
+                planned.members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });
+            }
             if (c.group) {
-                plan.nodes.push_back(bind_group(core, locate, scratch, cgraph, fusion, c, plan.whole));
-                continue;
+                bind_group(core, locate, scratch, fusion, c, planned, plan.whole);
+            } else if (c.selection) {
+                bind_node(core, scratch, c, planned, plan.whole);
             }
-            plan.nodes.push_back(bind_node(core, scratch, cgraph, c, plan.whole));
-            if (c.attention && plan.nodes.back().launches.empty()) {
-                // each by the CPU, in their order
-                for (size_t i = plan.nodes.size() - c.attention->nodes.size(); i < plan.nodes.size(); i++) {
-                    plan.nodes[i].later = false;
-                }
-            }
+            plan.nodes.push_back(std::move(planned));
         }
         if (plan.epoch == core.epoch) {
             share_masks(plan);
@@ -290,11 +273,12 @@ static bool is_whole_attention(const ggml_cgraph *                   cgraph,
             return false;
         }
         const neuron_candidate & c    = candidates[candidates.size() - n + k];
-        const ggml_tensor *      node = cgraph->nodes[c.index];
-        if (node != attention.nodes[k].node || c.group || c.attention || c.later) {
+        const ggml_tensor *      node = cgraph->nodes[c.nodes.back()];
+        if (node != attention.nodes[k].node || c.group || c.attention) {
             return false;
         }
-        const bool seen = (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, c.index) != 1;
+        const bool seen =
+            (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, c.nodes.back()) != 1;
         if (seen && k + 1 < n) {
             return false;
         }
@@ -310,8 +294,7 @@ static bool is_whole_attention(const ggml_cgraph *                   cgraph,
 static void find_attention(const neuron_kernel_store &     kernels,
                            const ggml_cgraph *             cgraph,
                            std::vector<neuron_candidate> & candidates) {
-    neuron_candidate &  last      = candidates.back();
-    const ggml_tensor * node      = cgraph->nodes[last.index];
+    const ggml_tensor * node      = cgraph->nodes[candidates.back().nodes.back()];
     const auto          attention = neuron_ends_attention(node) ? neuron_attention_to(node, false) : nullptr;
     if (!attention || !is_whole_attention(cgraph, candidates, *attention)) {
         return;
@@ -322,17 +305,19 @@ static void find_attention(const neuron_kernel_store &     kernels,
     if (alone || !kernels.select(*attention)) {
         return;
     }
+    neuron_candidate whole;
     for (auto c = begin; c != candidates.end(); ++c) {
-        c->selection = {};
-        c->later     = &*c != &last;
+        whole.nodes.push_back(c->nodes.back());
     }
-    last.attention        = attention;
-    last.signature        = attention->signature;
-    last.selection.cut    = attention->cut;
-    last.selection.n_more = attention->n_more;
+    whole.attention        = attention;
+    whole.signature        = attention->signature;
+    whole.selection.cut    = attention->cut;
+    whole.selection.n_more = attention->n_more;
     for (const neuron_attention_piece & piece : attention->pieces) {
-        last.selection.pieces.push_back({ piece.kernels.back(), piece.range });
+        whole.selection.pieces.push_back({ piece.kernels.back(), piece.range });
     }
+    candidates.erase(begin, candidates.end());
+    candidates.push_back(std::move(whole));
 }
 
 // Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
@@ -348,7 +333,7 @@ static std::vector<neuron_candidate> find_candidates(const ggml_cgraph *        
         }
         if (group != groups.groups.end() && group->first() == i) {
             neuron_candidate c;
-            c.index = group->last();
+            c.nodes = group->nodes;
             c.group = &*group;
             candidates.push_back(std::move(c));
             i = group->last();
@@ -356,7 +341,7 @@ static std::vector<neuron_candidate> find_candidates(const ggml_cgraph *        
             continue;
         }
         neuron_candidate c;
-        c.index     = i;
+        c.nodes     = { i };
         c.selection = kernels.answer(node).selection;
         if (c.selection && !c.selection.is_exact()) {
             c.signature = neuron_signature_of(node);
@@ -365,8 +350,8 @@ static std::vector<neuron_candidate> find_candidates(const ggml_cgraph *        
         find_attention(kernels, cgraph, candidates);
     }
     for (const neuron_candidate & c : candidates) {
-        if (!c.selection && !c.group && !c.later && !neuron_is_zero(cgraph->nodes[c.index])) {
-            neuron_note_missing(cgraph->nodes[c.index]);
+        if (!c.selection && !c.group && !neuron_is_zero(c.node(cgraph))) {
+            neuron_note_missing(c.node(cgraph));
         }
     }
     return candidates;

@@ -60,7 +60,7 @@ struct neuron_planned_launch {
     std::atomic<uint64_t> * counter;  // of a graph kernel; else NULL
 };
 
-// A node of a graph, or a group of nodes, with everything that was to be found out about it.
+// A node of a graph, or a group of nodes or attention, with everything that was to be found out about it.
 struct neuron_planned {
     std::vector<neuron_member> members;           // in their order; of a node alone one
 
@@ -70,20 +70,13 @@ struct neuron_planned {
 
     bool unusable = false;                        // its kernel is broken or does not fit
 
-    bool later = false;                           // computed with a later node, at the end of their attention
-
-    std::vector<neuron_planned_launch> launches;  // in turn; none: the CPU computes it, unless the result is 0
+    std::vector<neuron_planned_launch> launches;  // in turn; none: the CPU computes members whose result is not 0
 
     std::vector<neuron_long_mask> masks;
     std::vector<neuron_transfer>  uploads;
     std::vector<neuron_move>     before;  // of operands that are not where the kernel needs them, or of more rows there
     std::vector<neuron_move>     after;   // of results, for the same reasons
     std::vector<neuron_transfer> downloads;
-
-    // Adds a node of the graph.
-    void add(const ggml_cgraph * cgraph, int index) {
-        members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });
-    }
 
     ggml_tensor * last() const { return members.back().node; }
 };
@@ -100,9 +93,6 @@ struct neuron_plan {
     std::vector<neuron_planned>          nodes;              // those that have to be computed
     std::vector<neuron_causal_condition> causal_conditions;  // without which it must not be used
 };
-
-// Returns whether kernels compute a node of a graph, or nothing has to.
-bool neuron_is_on_device(const neuron_planned & planned);
 
 // Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on
 // neither.

@@ -135,14 +135,17 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
     set = cgraph->visited_hash_set.keys;
     end = cgraph->nodes + cgraph->n_nodes;
     for (const neuron_planned & planned : plan.nodes) {
-        if (neuron_is_on_device(planned)) {
-            current.device += planned.members.size();
-            continue;
-        }
-        missing.add(planned.last());
-        if (first) {
-            // nodes of other parts are in the scan
-            current.reasons[neuron_describe(planned.last()) + (planned.unusable ? UNUSABLE : "")]++;
+        for (const neuron_member & member : planned.members) {
+            if (!planned.launches.empty() || neuron_is_zero(member.node)) {
+                current.device++;
+                continue;
+            }
+            missing.add(member.node);
+            if (first) {
+                // nodes of other parts are in the scan; the others of attention lack kernels
+                const bool unusable = planned.unusable && member.node == planned.last();
+                current.reasons[neuron_describe(member.node) + (unusable ? UNUSABLE : "")]++;
+            }
         }
     }
     missing.say(kernels);
