@@ -107,10 +107,8 @@ bool neuron_group_placement::place(const neuron_core &  core,
     if (!check_slots()) {
         return false;
     }
-    for (size_t i = 0; i < group.results.size(); i++) {
-        ggml_tensor * result = group.results[i];
-        const size_t  size   = ggml_nbytes(result);
-        if (!add(core, locate, result, 0, size, group.longer ? group.result_sizes[i] : size)) {
+    for (const neuron_group_result & result : group.results) {
+        if (!add(core, locate, result.tensor, 0, ggml_nbytes(result.tensor), result.size)) {
             return false;
         }
     }
@@ -151,10 +149,10 @@ static void cut_operands(const neuron_group &                group,
     const size_t n_slots = group.slots.size();
     for (size_t i = 0; i < bound.size(); i++) {
         const bool   slot = i < n_slots;
-        const size_t row  = slot ? group.slots[i].row : group.result_rows[i - n_slots];
+        const size_t row  = slot ? group.slots[i].row : group.results[i - n_slots].row;
         parts[i].memory   = bound[i].memory;
         parts[i].offset   = bound[i].offset + (size_t) piece.range.first * row;
-        if (!slot) {
+        if (!slot && !piece.result_sizes.empty()) {
             parts[i].size = piece.result_sizes[i - n_slots];
         } else if (row) {
             parts[i].size = piece.slot_sizes[i];
@@ -183,26 +181,18 @@ bool neuron_group_placement::bind(neuron_core &        core,
             written.push_back(o.written);
         }
     }
-    const auto bind_one = [&](const neuron_kernel & kernel, const std::vector<neuron_operand> & where) {
-        neuron_bound_launch * bound_launch =
-            core.bind(kernel, { where.data(), n_slots, group.results.size(), 0, &written }, message, broken);
-        if (bound_launch) {
-            planned.launches.push_back({ bound_launch, fusion.launches_of(kernel) });
-        }
-        return bound_launch != nullptr;
-    };
     std::vector<neuron_operand> parts = bound;
     for (const neuron_group_piece & piece : group.pieces) {
         cut_operands(group, piece, bound, parts);
-        if (!bind_one(piece.kernel, parts)) {
+        neuron_bound_launch * bound_launch =
+            core.bind(piece.kernel, { parts.data(), n_slots, group.results.size(), 0, &written }, message, broken);
+        if (!bound_launch) {
             return false;
         }
-    }
-    if (group.pieces.empty() && !bind_one(group.kernel, bound)) {
-        return false;
+        planned.launches.push_back({ bound_launch, fusion.launches_of(piece.kernel) });
     }
     planned.fused   = true;
-    planned.other   = group.longer || !group.pieces.empty();
+    planned.other   = group.other;
     planned.padding = group.padding;
     for (size_t i = 0; i < operands.size(); i++) {
         add_copies(operands[i], bound[i], planned);

@@ -398,9 +398,8 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
             plan.outside[reason]++;
         }
         take_out(groups, NEURON_UNGROUPED_KERNEL, plan, [this](const neuron_group & group) {
-            const std::vector<neuron_kernel> all = group.kernels();
-            return std::any_of(all.begin(), all.end(),
-                               [this](const neuron_kernel & kernel) { return core.is_unusable(kernel); });
+            return std::any_of(group.pieces.begin(), group.pieces.end(),
+                               [this](const neuron_group_piece & piece) { return core.is_unusable(piece.kernel); });
         });
         take_out(groups, NEURON_UNGROUPED_MEMORY, plan, [this](const neuron_group & group) {
             return !neuron_group_placement().place(core, locate, group, 0);
