@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import Programs, Run, build
+from programs import Programs, Run, build, ran_on
 
 from kernelgen.bundle import reader
 from kernelgen.dispatch.costs import TEXT, read
@@ -86,6 +86,18 @@ def test_nodes_of_attention_that_can_not_be_computed_together_are_computed_all_t
     result = run(scenario, GGML_NEURON_KERNEL_DIR=folder, GGML_NEURON_BUFFERS="device")
     assert result.said == {scenario: "ok"}, result.log
     assert set(re.findall(r"no kernel for (\w+) of", result.log)) == lacking
+
+
+def test_the_cpu_computes_each_node_of_attention_whose_kernels_do_not_load(run: Run, few: Path) -> None:
+    name = "scheduled-scores"
+    chosen = {"GGML_NEURON_KERNEL_DIR": few, "GGML_NEURON_BUFFERS": "device", "GGML_NEURON_LOG": "1"}
+    loaded = run(name, **chosen)
+    failed = run(name, NEURON_SIMULATOR_FAULT="load/1", **chosen)
+    assert loaded.said == failed.said == {name: "ok"}, failed.log
+    assert "computing CONT on the CPU" in failed.log
+    n_ops, on_cpu = ran_on(loaded)
+    assert on_cpu == 0, loaded.log
+    assert ran_on(failed) == (0, n_ops), failed.log
 
 
 def test_exact_kernels_alone_can_be_asked_for(run: Run, few: Path) -> None:

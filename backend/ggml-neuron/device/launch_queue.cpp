@@ -64,12 +64,8 @@ neuron_launch_queue::~neuron_launch_queue() {
     }
 }
 
-static bool overlaps(const neuron_use & a, const neuron_use & b) {
-    return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
-}
-
 static bool conflicts(const neuron_use & a, const neuron_use & b) {
-    return overlaps(a, b) && (a.written || b.written);
+    return neuron_overlap(a, b) && (a.written || b.written);
 }
 
 static void note_changes(const std::vector<neuron_use> & uses) {
@@ -437,7 +433,7 @@ void neuron_launch_queue::stop() {
 
 bool neuron_launch_queue::is_poisoned(const neuron_use & use) const {
     return std::any_of(poisoned.begin(), poisoned.end(),
-                       [&use](const poisoned_range & l) { return overlaps(l.use, use); });
+                       [&use](const poisoned_range & l) { return neuron_overlap(l.use, use); });
 }
 
 // Says so when a launch reads what is poisoned.
@@ -478,7 +474,7 @@ void neuron_launch_queue::forget_poisoned(const neuron_stream & stream) {
 void neuron_launch_queue::forget_poisoned(const neuron_use & use) {
     std::vector<poisoned_range> left;
     for (const poisoned_range & l : poisoned) {
-        if (!overlaps(l.use, use)) {
+        if (!neuron_overlap(l.use, use)) {
             left.push_back(l);
             continue;
         }

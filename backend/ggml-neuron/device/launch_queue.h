@@ -41,6 +41,11 @@ struct neuron_use {
     bool                  written = false;
 };
 
+// Returns whether two uses, or two operands, have bytes in common.
+template <typename T> bool neuron_overlap(const T & a, const T & b) {
+    return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+}
+
 // A sequence of launches whose order matters: those of one ggml backend.
 struct neuron_stream {
     neuron_stream();

@@ -108,8 +108,9 @@ static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
     std::vector<neuron_kernel>  kernels;
     std::vector<bool>           grouped((size_t) cgraph->n_nodes, false);
     for (const neuron_group & group : groups.groups) {
-        const std::vector<neuron_kernel> found = group.kernels();
-        kernels.insert(kernels.end(), found.begin(), found.end());
+        for (const neuron_group_piece & piece : group.pieces) {
+            kernels.push_back(piece.kernel);
+        }
         for (const int i : group.nodes) {
             grouped[(size_t) i] = true;
         }

@@ -6,6 +6,7 @@
 #include "ggml/host_buffer.h"
 #include "report/log.h"
 #include "report/metrics.h"
+#include "select/tensors.h"
 #include "weights/weights.h"
 
 #include <sys/mman.h>
@@ -234,7 +235,7 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
                                   void *                               data,
                                   size_t                               size,
                                   const std::function<std::string()> & read) {
-    const ggml_tensor * root = owner->view_src ? owner->view_src : owner;
+    const ggml_tensor * root = neuron_root_of(owner);
     if (!neuron_is_weight(owner) || address != root->data || size != ggml_nbytes(root)) {
         return read();
     }
@@ -251,7 +252,7 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
 }
 
 neuron_buffer * neuron_buffer_of(const ggml_tensor * tensor) {
-    const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    const ggml_backend_buffer_t buffer = neuron_buffer_of_root(tensor);
     if (!buffer || !ggml_backend_buft_is_neuron(buffer->buft)) {
         return nullptr;
     }
@@ -343,7 +344,7 @@ bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_opera
         }
         return ctx->core == &core && operand.offset + operand.size <= ctx->memory->size;
     }
-    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    const ggml_backend_buffer_t buffer = neuron_buffer_of_root(t);
     if (!t->data || (buffer && !ggml_backend_buffer_is_host(buffer))) {
         return false;
     }

@@ -6,6 +6,7 @@
 #include "fallback/host_copies.h"
 #include "ggml-backend-impl.h"
 #include "plan/plan.h"
+#include "select/tensors.h"
 #include "weights/layouts.h"
 
 #include <algorithm>
@@ -65,7 +66,7 @@ struct neuron_packed_bytes {
     // `address` is what ggml says where the bytes are.
     neuron_packed_bytes(const char * base, const ggml_tensor * tensor, const void * address, size_t size) :
         layout(tensor) {
-        const ggml_tensor * root = tensor->view_src ? tensor->view_src : tensor;
+        const ggml_tensor * root = neuron_root_of(tensor);
         begin                    = (size_t) ((const char *) root->data - base);
         first                    = (size_t) ((const char *) address - (const char *) root->data);
         last                     = first + size;

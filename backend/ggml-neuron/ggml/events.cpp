@@ -2,6 +2,7 @@
 
 #include "device/core.h"
 #include "ggml/buffers.h"
+#include "select/tensors.h"
 #include "weights/layouts.h"
 
 #include <cstdint>
@@ -61,7 +62,7 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
                                           ggml_tensor *       dst) {
     auto *                      to     = neuron_buffer_of(dst);
     auto *                      from   = neuron_buffer_of(src);
-    const ggml_backend_buffer_t buffer = src->view_src ? src->view_src->buffer : src->buffer;
+    const ggml_backend_buffer_t buffer = neuron_buffer_of_root(src);
     // ggml reads what is in a layout, and writes it, in ggml's order
     if (!to || !ggml_is_contiguous(src) || neuron_layout(src) || neuron_layout(dst)) {
         return false;

@@ -5,6 +5,7 @@
 #include "report/log.h"
 #include "report/metrics.h"
 #include "select/kernel_store.h"
+#include "select/tensors.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -148,7 +149,7 @@ static void neuron_kept_buffer_get_tensor(ggml_backend_buffer_t buffer,
 }
 
 static bool neuron_kept_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
-    const ggml_backend_buffer_t from = src->view_src ? src->view_src->buffer : src->buffer;
+    const ggml_backend_buffer_t from = neuron_buffer_of_root(src);
     if (!ggml_backend_buffer_is_host(from)) {
         return false;
     }
@@ -223,12 +224,8 @@ static kept_buffer * kept_buffer_of(const ggml_tensor * root) {
     return known ? (kept_buffer *) root->buffer->context : nullptr;
 }
 
-static const ggml_tensor * root_of(const ggml_tensor * t) {
-    return t->view_src ? t->view_src : t;
-}
-
 bool neuron_locate_kept(neuron_core & core, const ggml_tensor * t, size_t n_programs, neuron_operand & operand) {
-    const ggml_tensor * root = root_of(t);
+    const ggml_tensor * root = neuron_root_of(t);
     kept_buffer *       kept = kept_buffer_of(root);
     // what is trained is written to by ops of other backends, too
     if (!kept || root->buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS || root->op != GGML_OP_NONE ||
@@ -286,7 +283,7 @@ void neuron_note_writes(const ggml_tensor * op) {
     const uint32_t updates = neuron_updates_of(op);
     for (int i = 0; updates && i < GGML_MAX_SRC; i++) {
         if ((updates >> i & 1) && op->src[i]) {
-            note(root_of(op->src[i]));
+            note(neuron_root_of(op->src[i]));
         }
     }
 }

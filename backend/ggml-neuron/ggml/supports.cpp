@@ -9,6 +9,7 @@
 #include "report/record_ops.h"
 #include "report/statistics.h"
 #include "select/groups.h"
+#include "select/tensors.h"
 #include "select/tokens.h"
 #include "weights/weights.h"
 
@@ -127,9 +128,8 @@ static bool neuron_computes(const neuron_opinion & opinion, const ggml_tensor * 
 static bool neuron_keeps_updates(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const uint32_t updates = neuron_updates_of(op);
     for (int i = 0; updates && i < GGML_MAX_SRC; i++) {
-        const ggml_tensor * src  = op->src[i];
-        const ggml_tensor * root = src && src->view_src ? src->view_src : src;
-        if (!(updates >> i & 1) || !root || !root->buffer) {
+        const ggml_tensor * src = op->src[i];
+        if (!(updates >> i & 1) || !src || !neuron_buffer_of_root(src)) {
             continue;
         }
         const auto * ctx = neuron_buffer_of(src);

@@ -3,7 +3,6 @@
 #include "device/known_bytes.h"
 #include "fallback/cpu.h"
 #include "ggml/buffers.h"
-#include "plan/group_plan.h"
 #include "report/log.h"
 #include "report/metrics.h"
 #include "report/record_ops.h"
@@ -96,30 +95,13 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
     });
 }
 
-static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_upload & u) {
-    g_metrics.uploaded.fetch_add(u.to.size, std::memory_order_relaxed);
-    return core.write(stream, u.to, u.from->data);
-}
-
-static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_group_transfer & u) {
+static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_transfer & u) {
     g_metrics.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
-    return core.write(stream, u.core, u.host);
+    return core.write(stream, u.core, u.host());
 }
 
-static NRT_STATUS neuron_download_one(const neuron_download & d) {
-    return d.from.memory->read_locked(d.to->data, d.from.offset, d.from.size);
-}
-
-static NRT_STATUS neuron_download_one(const neuron_group_transfer & d) {
-    return d.core.memory->read_locked(d.host, d.core.offset, d.core.size);
-}
-
-static neuron_bound_launch & neuron_bound_launch_of(neuron_bound_launch * bound_launch) {
-    return *bound_launch;
-}
-
-static neuron_bound_launch & neuron_bound_launch_of(const neuron_group_launch & launch) {
-    return *launch.bound_launch;
+static NRT_STATUS neuron_download_one(const neuron_transfer & d) {
+    return d.core.memory->read_locked(d.host(), d.core.offset, d.core.size);
 }
 
 // Calls a function with items in turn until one fails.
@@ -130,81 +112,61 @@ template <typename T, typename F> static NRT_STATUS neuron_for_each(const T & it
     return status;
 }
 
-// locked. Launches what is planned of a node or a group, and copies before and after it.
-template <typename P, typename L>
-static NRT_STATUS neuron_launch(neuron_core &                         core,
-                                neuron_stream &                       stream,
-                                const std::vector<neuron_long_mask> & masks,
-                                const P &                             planned,
-                                const L &                             launches,
-                                const ggml_tensor *                   node) {
+// locked. Launches what is planned, and copies before and after it.
+static NRT_STATUS neuron_launch(neuron_core & core, neuron_stream & stream, const neuron_planned & planned) {
     const auto move = [&](const neuron_move & m) {
         return core.copy(stream, m.from, m.to);
     };
-    NRT_STATUS status = neuron_for_each(
-        masks, NRT_SUCCESS, [&](const neuron_long_mask & m) { return neuron_write_long_mask(core, stream, m); });
-    status =
-        neuron_for_each(planned.uploads, status, [&](const auto & u) { return neuron_upload_one(core, stream, u); });
-    status = neuron_for_each(planned.before, status, move);
-    status = neuron_for_each(launches, status, [&](const auto & launch) {
-        return core.execute(neuron_bound_launch_of(launch), stream, node->name);
+    NRT_STATUS status = neuron_for_each(planned.masks, NRT_SUCCESS, [&](const neuron_long_mask & m) {
+        return neuron_write_long_mask(core, stream, m);
     });
-    status = neuron_for_each(planned.after, status, move);
-    status = neuron_for_each(planned.downloads, status, [](const auto & d) { return neuron_download_one(d); });
+    status            = neuron_for_each(planned.uploads, status,
+                                        [&](const neuron_transfer & u) { return neuron_upload_one(core, stream, u); });
+    status            = neuron_for_each(planned.before, status, move);
+    status            = neuron_for_each(planned.launches, status, [&](const neuron_planned_launch & launch) {
+        return core.execute(*launch.bound_launch, stream, planned.last()->name);
+    });
+    status            = neuron_for_each(planned.after, status, move);
+    status            = neuron_for_each(planned.downloads, status, neuron_download_one);
     if (status == NRT_SUCCESS) {
         g_metrics.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
     }
     return status;
 }
 
-static void neuron_count_pieces(size_t n, int64_t padding) {
-    g_metrics.pieces.fetch_add(n, std::memory_order_relaxed);
-    g_metrics.padding.fetch_add((uint64_t) padding, std::memory_order_relaxed);
-}
-
-// locked
-static enum ggml_status neuron_compute_group(neuron_core &               core,
-                                             neuron_stream &             stream,
-                                             const neuron_planned_node & planned) {
-    const neuron_planned_group & group = *planned.group;
-    const NRT_STATUS             status =
-        neuron_launch(core, stream, planned.masks, group, group.launches, group.members.back().node);
-    if (status != NRT_SUCCESS) {
-        return neuron_ggml_status(status);
-    }
-    for (const neuron_group_member & member : group.members) {
+// Counts what was launched.
+static void neuron_count(const neuron_planned & planned) {
+    for (const neuron_member & member : planned.members) {
         g_metrics.device[member.node->op].fetch_add(1, std::memory_order_relaxed);
     }
-    g_metrics.launches.fetch_add(group.launches.size(), std::memory_order_relaxed);
-    g_metrics.grouped.fetch_add(group.members.size(), std::memory_order_relaxed);
-    if (group.other) {
-        neuron_count_pieces(group.launches.size(), group.padding);
+    if (planned.fused) {
+        g_metrics.launches.fetch_add(planned.launches.size(), std::memory_order_relaxed);
+        g_metrics.grouped.fetch_add(planned.members.size(), std::memory_order_relaxed);
     }
-    for (const neuron_group_launch & launch : group.launches) {
-        launch.counter->fetch_add(1, std::memory_order_relaxed);
+    if (planned.other) {
+        g_metrics.pieces.fetch_add(planned.launches.size(), std::memory_order_relaxed);
+        g_metrics.padding.fetch_add((uint64_t) planned.padding, std::memory_order_relaxed);
     }
-    return GGML_STATUS_SUCCESS;
+    for (const neuron_planned_launch & launch : planned.launches) {
+        if (launch.counter) {
+            launch.counter->fetch_add(1, std::memory_order_relaxed);
+        }
+    }
 }
 
-enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, const neuron_planned_node & planned) {
-    if (planned.group) {
-        return neuron_compute_group(core, stream, planned);
-    }
-    if (planned.later) {
-        g_metrics.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
-        return GGML_STATUS_SUCCESS;
-    }
+enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, const neuron_planned & planned) {
     if (planned.launches.empty()) {
-        return neuron_is_zero(planned.node) ? neuron_set_zero(core, planned.node)
-                                            : neuron_compute_with_copies(core, planned.node);
+        enum ggml_status status = GGML_STATUS_SUCCESS;
+        for (auto m = planned.members.begin(); m != planned.members.end() && status == GGML_STATUS_SUCCESS; ++m) {
+            status =
+                neuron_is_zero(m->node) ? neuron_set_zero(core, m->node) : neuron_compute_with_copies(core, m->node);
+        }
+        return status;
     }
-    const NRT_STATUS status = neuron_launch(core, stream, planned.masks, planned, planned.launches, planned.node);
+    const NRT_STATUS status = neuron_launch(core, stream, planned);
     if (status != NRT_SUCCESS) {
         return neuron_ggml_status(status);
     }
-    g_metrics.device[planned.node->op].fetch_add(1, std::memory_order_relaxed);
-    if (planned.cut) {
-        neuron_count_pieces(planned.launches.size(), planned.padding);
-    }
+    neuron_count(planned);
     return GGML_STATUS_SUCCESS;
 }

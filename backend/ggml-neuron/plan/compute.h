@@ -1,4 +1,4 @@
-// Computes what a plan has for a node: launches, transfers, copies, or the CPU.
+// Computes what a plan has for a node or a group: launches, transfers, copies, or the CPU.
 
 #pragma once
 
@@ -9,5 +9,5 @@
 // Returns what ggml is told of a status of the runtime.
 enum ggml_status neuron_ggml_status(NRT_STATUS status);
 
-// Computes a planned node; launches may be in flight when it returns. Needs the core's mutex.
-enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, const neuron_planned_node & planned);
+// Computes what is planned; launches may be in flight when it returns. Needs the core's mutex.
+enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, const neuron_planned & planned);

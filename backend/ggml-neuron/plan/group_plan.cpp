@@ -3,7 +3,7 @@
 #include <algorithm>
 
 bool neuron_group_placement::overlap(const operand & a, const operand & b) {
-    return a.begin < b.begin + b.home.size && b.begin < a.begin + a.home.size;
+    return a.begin() < b.begin() + b.home.size && b.begin() < a.begin() + a.home.size;
 }
 
 void neuron_group_placement::take_scratch(operand & o) {
@@ -14,7 +14,7 @@ void neuron_group_placement::take_scratch(operand & o) {
 // Adds a stretch of a tensor's memory, of which the kernel has `in_kernel` bytes: in scratch memory when that is more.
 bool neuron_group_placement::add(const neuron_core & core,
                                  neuron_locate_t     locate,
-                                 const ggml_tensor * t,
+                                 ggml_tensor *       t,
                                  size_t              offset,
                                  size_t              size,
                                  size_t              in_kernel) {
@@ -28,7 +28,8 @@ bool neuron_group_placement::add(const neuron_core & core,
         }
         size = in_kernel = o.home.size;
     }
-    o.begin     = (char *) t->data + offset;
+    o.tensor    = t;
+    o.offset    = offset;
     o.home.size = size;
     o.home.offset += offset;
     o.where      = o.home;
@@ -106,10 +107,8 @@ bool neuron_group_placement::place(const neuron_core &  core,
     if (!check_slots()) {
         return false;
     }
-    for (size_t i = 0; i < group.results.size(); i++) {
-        const ggml_tensor * result = group.results[i];
-        const size_t        size   = ggml_nbytes(result);
-        if (!add(core, locate, result, 0, size, group.longer ? group.result_sizes[i] : size)) {
+    for (const neuron_group_result & result : group.results) {
+        if (!add(core, locate, result.tensor, 0, ggml_nbytes(result.tensor), result.size)) {
             return false;
         }
     }
@@ -119,16 +118,16 @@ bool neuron_group_placement::place(const neuron_core &  core,
 // Adds the copies around a launch that an operand needs.
 void neuron_group_placement::add_copies(const operand &        o,
                                         const neuron_operand & bound,
-                                        neuron_planned_group & planned) const {
+                                        neuron_planned &       planned) const {
     const neuron_operand own = { bound.memory, bound.offset, o.home.size };  // without what the kernel has besides
     if (o.slot && o.slot->room.kind == neuron_group_room::MASK) {
         return;                                                              // made for all that have it
     }
     if (!o.home.memory && o.slot) {
-        planned.uploads.push_back({ o.begin, own });
+        planned.uploads.push_back({ o.tensor, o.offset, own });
     }
     if (!o.home.memory && (!o.slot || o.written)) {
-        planned.downloads.push_back({ o.begin, own });
+        planned.downloads.push_back({ o.tensor, o.offset, own });
     }
     if (o.home.memory && !o.where.memory) {
         if (o.slot) {
@@ -150,10 +149,10 @@ static void cut_operands(const neuron_group &                group,
     const size_t n_slots = group.slots.size();
     for (size_t i = 0; i < bound.size(); i++) {
         const bool   slot = i < n_slots;
-        const size_t row  = slot ? group.slots[i].row : group.result_rows[i - n_slots];
+        const size_t row  = slot ? group.slots[i].row : group.results[i - n_slots].row;
         parts[i].memory   = bound[i].memory;
         parts[i].offset   = bound[i].offset + (size_t) piece.range.first * row;
-        if (!slot) {
+        if (!slot && !piece.result_sizes.empty()) {
             parts[i].size = piece.result_sizes[i - n_slots];
         } else if (row) {
             parts[i].size = piece.slot_sizes[i];
@@ -161,13 +160,13 @@ static void cut_operands(const neuron_group &                group,
     }
 }
 
-std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &        core,
-                                                                   neuron_fusion &      fusion,
-                                                                   neuron_memory *      scratch,
-                                                                   const ggml_cgraph *  cgraph,
-                                                                   const neuron_group & group,
-                                                                   std::string &        message,
-                                                                   bool &               broken) const {
+bool neuron_group_placement::bind(neuron_core &        core,
+                                  neuron_fusion &      fusion,
+                                  neuron_memory *      scratch,
+                                  const neuron_group & group,
+                                  neuron_planned &     planned,
+                                  std::string &        message,
+                                  bool &               broken) const {
     const size_t                n_slots = group.slots.size();
     std::vector<neuron_operand> bound;
     std::vector<bool>           written;
@@ -182,30 +181,21 @@ std::shared_ptr<neuron_planned_group> neuron_group_placement::bind(neuron_core &
             written.push_back(o.written);
         }
     }
-    auto       planned  = std::make_shared<neuron_planned_group>();
-    const auto bind_one = [&](const neuron_kernel & kernel, const std::vector<neuron_operand> & where) {
-        neuron_bound_launch * bound_launch =
-            core.bind(kernel, { where.data(), n_slots, group.results.size(), 0, &written }, message, broken);
-        planned->launches.push_back({ bound_launch, fusion.launches_of(kernel) });
-        return bound_launch != nullptr;
-    };
     std::vector<neuron_operand> parts = bound;
     for (const neuron_group_piece & piece : group.pieces) {
         cut_operands(group, piece, bound, parts);
-        if (!bind_one(piece.kernel, parts)) {
-            return nullptr;
+        neuron_bound_launch * bound_launch =
+            core.bind(piece.kernel, { parts.data(), n_slots, group.results.size(), 0, &written }, message, broken);
+        if (!bound_launch) {
+            return false;
         }
+        planned.launches.push_back({ bound_launch, fusion.launches_of(piece.kernel) });
     }
-    if (group.pieces.empty() && !bind_one(group.kernel, bound)) {
-        return nullptr;
-    }
-    planned->other   = group.longer || !group.pieces.empty();
-    planned->padding = group.padding;
-    for (const int index : group.nodes) {
-        planned->members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });
-    }
+    planned.fused   = true;
+    planned.other   = group.other;
+    planned.padding = group.padding;
     for (size_t i = 0; i < operands.size(); i++) {
-        add_copies(operands[i], bound[i], *planned);
+        add_copies(operands[i], bound[i], planned);
     }
-    return planned;
+    return true;
 }

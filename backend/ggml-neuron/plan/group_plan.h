@@ -7,43 +7,9 @@
 #include "plan/plan.h"
 #include "select/groups.h"
 
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <vector>
-
-// A node of a group, as it was when the group was bound.
-struct neuron_group_member {
-    int           index;  // in cgraph->nodes
-    ggml_tensor * node;
-    const void *  data;
-};
-
-// Data between host memory and the core.
-struct neuron_group_transfer {
-    char *         host;
-    neuron_operand core;
-};
-
-// A kernel of a group that is bound.
-struct neuron_group_launch {
-    neuron_bound_launch *   bound_launch;
-    std::atomic<uint64_t> * counter;
-};
-
-struct neuron_planned_group {
-    std::vector<neuron_group_launch> launches;  // one after the other
-
-    std::vector<neuron_group_member> members;
-    bool                             other   = false;  // kernels are for other numbers of tokens, or a longer cache
-    int64_t                          padding = 0;  // rows of them beyond the group's own, or that are computed twice
-
-    std::vector<neuron_group_transfer> uploads;
-    std::vector<neuron_move>           before;  // what the kernel has more rows of
-    std::vector<neuron_group_transfer> downloads;
-    std::vector<neuron_move>           after;   // results that must not lie where the kernel reads, or of more rows
-};
 
 // Where a group's slots, and then its results, are.
 class neuron_group_placement {
@@ -54,35 +20,39 @@ class neuron_group_placement {
 
     size_t scratch() const { return end; }
 
-    // locked. Binds the group's kernels; returns NULL when that fails: see neuron_core::bind.
-    std::shared_ptr<neuron_planned_group> bind(neuron_core &        core,
-                                               neuron_fusion &      fusion,
-                                               neuron_memory *      scratch,
-                                               const ggml_cgraph *  cgraph,
-                                               const neuron_group & group,
-                                               std::string &        message,
-                                               bool &               broken) const;
+    // locked. Binds the group's kernels and plans what is copied around them; returns false when that fails: see neuron_core::bind.
+    bool bind(neuron_core &        core,
+              neuron_fusion &      fusion,
+              neuron_memory *      scratch,
+              const neuron_group & group,
+              neuron_planned &     planned,
+              std::string &        message,
+              bool &               broken) const;
 
   private:
     struct operand {
-        neuron_operand where;  // memory NULL: scratch memory; as large as the kernel has it
-        neuron_operand home;   // memory NULL: host memory
-        char *         begin;  // addresses, whatever the memory
+        neuron_operand where;   // memory NULL: scratch memory; as large as the kernel has it
+        neuron_operand home;    // memory NULL: host memory
+        ggml_tensor *  tensor;
+        size_t         offset;  // in the tensor
         bool           written;
 
         const neuron_group_slot * slot;  // NULL of a result
+
+        // Returns an address, whatever the memory.
+        const char * begin() const { return (const char *) tensor->data + offset; }
     };
 
     static bool overlap(const operand & a, const operand & b);
     bool        add(const neuron_core & core,
                     neuron_locate_t     locate,
-                    const ggml_tensor * t,
+                    ggml_tensor *       t,
                     size_t              offset,
                     size_t              size,
                     size_t              in_kernel);
     bool        add_slot(const neuron_core & core, neuron_locate_t locate, const neuron_group_slot & slot);
     void        take_scratch(operand & o);
-    void        add_copies(const operand & o, const neuron_operand & bound, neuron_planned_group & planned) const;
+    void        add_copies(const operand & o, const neuron_operand & bound, neuron_planned & planned) const;
     bool        check_slots() const;
     bool        keep_results_apart(size_t n_slots);
 

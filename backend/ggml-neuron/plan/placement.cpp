@@ -3,10 +3,6 @@
 #include <algorithm>
 #include <string>
 
-static bool overlap(const neuron_operand & a, const neuron_operand & b) {
-    return a.memory == b.memory && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
-}
-
 static void locate_operands(const neuron_core & core,
                             neuron_locate_t     locate,
                             const ggml_tensor * node,
@@ -64,7 +60,7 @@ static void keep_result_apart(const ggml_tensor * node, const neuron_kernel & ke
     const neuron_operand & result = p.operands[p.n_src];
     for (int i = 0; i < p.n_src; i++) {
         if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || p.moved[i] || p.moved[p.n_src] || p.shared[i] ||
-            !p.operands[i].size || !overlap(p.operands[i], result)) {
+            !p.operands[i].size || !neuron_overlap(p.operands[i], result)) {
             continue;
         }
         p.moved[kernel.alias == NEURON_KERNELS_NO_ALIAS ? p.n_src : i] = true;
@@ -76,7 +72,7 @@ static void check_updates(const ggml_tensor * node, const neuron_kernel & kernel
     for (int i = 0; kernel.updates && i <= p.n_src; i++) {
         for (int u = 0; u < p.n_src; u++) {
             if (neuron_is_updated(kernel, u) && u != i && p.operands[i].memory &&
-                overlap(p.operands[i], p.operands[u])) {
+                neuron_overlap(p.operands[i], p.operands[u])) {
                 p.message = std::string(ggml_op_desc(node)) + " changes " + node->src[u]->name +
                             ", which overlaps another of its tensors";
                 return;

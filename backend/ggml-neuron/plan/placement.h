@@ -35,22 +35,21 @@ struct neuron_mask_place {
     size_t              size;
 };
 
-// A node that has to be computed, or a group of nodes, and what computes it.
+// A node that has to be computed, or a group of nodes or attention, and what computes it.
 struct neuron_candidate {
-    int                    index = 0;  // in cgraph->nodes, of a group's last
+    std::vector<int>       nodes;  // in cgraph->nodes; all of a group or of attention
     neuron_selection       selection;
     neuron_signature       signature;
     neuron_placement       placement;
     neuron_group *         group = nullptr;
     neuron_group_placement group_placement;
 
-    std::shared_ptr<neuron_attention> attention;  // that it ends: signature and placement are those of all of it
+    std::shared_ptr<neuron_attention> attention;  // signature and placement are those of all of it
     size_t between[2] = {};                       // where in scratch memory results between its nodes are, in turn
-    bool   later      = false;                    // computed with the last node of its attention
 
     // Returns the node, or its attention as one.
     const ggml_tensor * node(const ggml_cgraph * cgraph) const {
-        return attention ? &attention->whole : cgraph->nodes[index];
+        return attention ? &attention->whole : cgraph->nodes[nodes.back()];
     }
 
     const neuron_kernel & first_kernel() const { return selection.pieces.front().kernel; }

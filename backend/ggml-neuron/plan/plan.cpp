@@ -8,10 +8,6 @@
 #include <string>
 #include <utility>
 
-bool neuron_is_on_device(const neuron_planned_node & planned) {
-    return planned.group || !planned.launches.empty() || planned.later || neuron_is_zero(planned.node);
-}
-
 // Each copy has what all before have made.
 void neuron_repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves) {
     const size_t gap = period - own;  // behind the last row
@@ -36,7 +32,7 @@ static void fill_rows(const neuron_candidate &   c,
 }
 
 // Adds the copies around a node's kernels, whose operands are bound.
-static void add_copies(neuron_planned_node &    planned,
+static void add_copies(neuron_planned &         planned,
                        const ggml_tensor *      node,
                        const neuron_candidate & c,
                        const neuron_operand *   operands) {
@@ -46,19 +42,19 @@ static void add_copies(neuron_planned_node &    planned,
         return neuron_operand{ operands[i].memory, operands[i].offset, p.home[i].size };
     };
     for (int i = 0; i < p.n_src; i++) {
-        const auto same_place = [&](const neuron_upload & u) {
-            return u.to.offset == operands[i].offset;
+        const auto same_place = [&](const neuron_transfer & u) {
+            return u.core.offset == operands[i].offset;
         };
         if (p.shared[i]) {
             planned.masks.push_back({ node->src[i], p.home[i], operands[i], c.selection.n_more, c.selection.rows() });
         } else if (p.staged[i]) {
             if (neuron_is_updated(kernel, i)) {
-                planned.downloads.push_back({ operands[i], node->src[i] });
+                planned.downloads.push_back({ node->src[i], 0, operands[i] });
             }
             if (std::any_of(planned.uploads.begin(), planned.uploads.end(), same_place)) {
                 continue;
             }
-            planned.uploads.push_back({ own(i), node->src[i] });
+            planned.uploads.push_back({ node->src[i], 0, own(i) });
         } else if (p.moved[i]) {
             planned.before.push_back({ p.home[i], own(i) });
         }
@@ -68,7 +64,7 @@ static void add_copies(neuron_planned_node &    planned,
     }
     const int result = p.n_src;
     if (p.staged[result]) {
-        planned.downloads.push_back({ own(result), planned.node });
+        planned.downloads.push_back({ planned.last(), 0, own(result) });
     } else if (p.moved[result]) {
         planned.after.push_back({ own(result), p.home[result] });
     }
@@ -91,30 +87,30 @@ static void cut_operands(const neuron_candidate & c,
 }
 
 // locked. Adds a kernel that is bound; returns whether it could be.
-static bool bind_kernel(neuron_core &                        core,
-                        const neuron_kernel &                kernel,
-                        const neuron_operand *               operands,
-                        size_t                               n_src,
-                        std::vector<neuron_bound_launch *> & launches,
-                        std::string &                        message,
-                        bool &                               broken) {
+static bool bind_kernel(neuron_core &          core,
+                        const neuron_kernel &  kernel,
+                        const neuron_operand * operands,
+                        size_t                 n_src,
+                        neuron_planned &       planned,
+                        std::string &          message,
+                        bool &                 broken) {
     neuron_bound_launch * bound_launch =
         core.bind(kernel, { operands, n_src, 1, kernel.updates, nullptr }, message, broken);
     if (bound_launch) {
-        launches.push_back(bound_launch);
+        planned.launches.push_back({ bound_launch, nullptr });
     }
     return bound_launch != nullptr;
 }
 
 // locked. Adds the kernels of one piece of attention; `parts` are the operands of the whole.
-static bool bind_attention(neuron_core &                        core,
-                           neuron_memory *                      scratch,
-                           const neuron_candidate &             c,
-                           const neuron_attention_piece &       piece,
-                           const neuron_operand *               parts,
-                           std::vector<neuron_bound_launch *> & launches,
-                           std::string &                        message,
-                           bool &                               broken) {
+static bool bind_attention(neuron_core &                  core,
+                           neuron_memory *                scratch,
+                           const neuron_candidate &       c,
+                           const neuron_attention_piece & piece,
+                           const neuron_operand *         parts,
+                           neuron_planned &               planned,
+                           std::string &                  message,
+                           bool &                         broken) {
     const neuron_attention & attention = *c.attention;
     neuron_operand           previous{};
     for (size_t k = 0; k < attention.nodes.size(); k++) {
@@ -129,7 +125,7 @@ static bool bind_attention(neuron_core &                        core,
         const size_t size = neuron_nbytes(attention.piece(node, result, piece.range.n, attention.n_more));
         operands[result]  = k + 1 == attention.nodes.size() ? parts[c.placement.n_src]
                                                             : neuron_operand{ scratch, c.between[k % 2], size };
-        if (!bind_kernel(core, piece.kernels[k], operands, (size_t) result, launches, message, broken)) {
+        if (!bind_kernel(core, piece.kernels[k], operands, (size_t) result, planned, message, broken)) {
             return false;
         }
         previous = operands[result];
@@ -137,22 +133,15 @@ static bool bind_attention(neuron_core &                        core,
     return true;
 }
 
-// locked
-static neuron_planned_node bind_node(neuron_core &            core,
-                                     neuron_memory *          scratch,
-                                     ggml_tensor *            node,
-                                     const neuron_candidate & c,
-                                     bool &                   whole) {
-    neuron_planned_node planned;
-    planned.index = c.index;
-    planned.node  = node;
-    planned.data  = node->data;
-    planned.later = c.later;
-    if (!c.selection) {
-        return planned;
-    }
-    neuron_operand operands[GGML_MAX_SRC + 1];
-    neuron_operand parts[GGML_MAX_SRC + 1];
+// locked. Binds a node or attention, or leaves it to the CPU.
+static void bind_node(neuron_core &            core,
+                      neuron_memory *          scratch,
+                      const neuron_candidate & c,
+                      neuron_planned &         planned,
+                      bool &                   whole) {
+    const ggml_tensor * node = planned.last();
+    neuron_operand      operands[GGML_MAX_SRC + 1];
+    neuron_operand      parts[GGML_MAX_SRC + 1];
     for (int i = 0; i <= c.placement.n_src; i++) {
         operands[i] = c.placement.operands[i];
         if (!operands[i].memory && operands[i].size) {
@@ -166,10 +155,10 @@ static neuron_planned_node bind_node(neuron_core &            core,
         if (!c.selection.is_exact()) {
             cut_operands(c, piece, operands, parts);
         }
-        const bool bound = c.attention ? bind_attention(core, scratch, c, c.attention->pieces[k], parts,
-                                                        planned.launches, message, broken)
-                                       : bind_kernel(core, piece.kernel, c.selection.is_exact() ? operands : parts,
-                                                     (size_t) c.placement.n_src, planned.launches, message, broken);
+        const bool bound =
+            c.attention ? bind_attention(core, scratch, c, c.attention->pieces[k], parts, planned, message, broken)
+                        : bind_kernel(core, piece.kernel, c.selection.is_exact() ? operands : parts,
+                                      (size_t) c.placement.n_src, planned, message, broken);
         if (!bound) {
             if (message.empty()) {
                 NEURON_LOG("memory is missing; computing %s on the CPU\n", ggml_op_desc(node));
@@ -180,41 +169,35 @@ static neuron_planned_node bind_node(neuron_core &            core,
             whole            = whole && broken;
             planned.unusable = broken;
             planned.launches.clear();
-            return planned;
+            return;
         }
     }
-    planned.cut = !c.selection.is_exact();
+    planned.other = !c.selection.is_exact();
     for (const neuron_piece & piece : c.selection.pieces) {
-        planned.padding += planned.cut ? piece.range.n : 0;
+        planned.padding += planned.other ? piece.range.n : 0;
     }
     planned.padding -= c.selection.cut.n;
     add_copies(planned, c.attention ? &c.attention->whole : node, c, operands);
-    return planned;
 }
 
 // locked. Binds a group, or marks it as one that can't be.
-static neuron_planned_node bind_group(neuron_core &            core,
-                                      neuron_locate_t          locate,
-                                      neuron_memory *          scratch,
-                                      const ggml_cgraph *      cgraph,
-                                      neuron_fusion &          fusion,
-                                      const neuron_candidate & c,
-                                      bool &                   whole) {
-    neuron_planned_node planned;
-    std::string         message;
-    bool                broken = false;
-    planned.index              = c.index;
-    planned.node               = cgraph->nodes[c.index];
-    planned.data               = planned.node->data;
-    planned.group              = c.group_placement.bind(core, fusion, scratch, cgraph, *c.group, message, broken);
-    if (!planned.group) {
+static void bind_group(neuron_core &            core,
+                       neuron_locate_t          locate,
+                       neuron_memory *          scratch,
+                       neuron_fusion &          fusion,
+                       const neuron_candidate & c,
+                       neuron_planned &         planned,
+                       bool &                   whole) {
+    std::string message;
+    bool        broken = false;
+    if (!c.group_placement.bind(core, fusion, scratch, *c.group, planned, message, broken)) {
         if (!message.empty()) {
             NEURON_WARN("%s; computing its %zu nodes one by one%s\n", message.c_str(), c.group->nodes.size(),
                         broken ? "" : " this time");
         }
         whole             = whole && broken;
         c.group->unusable = true;
-        return planned;
+        return;
     }
     for (const neuron_group_slot & slot : c.group->slots) {
         if (slot.mask) {
@@ -226,13 +209,12 @@ static neuron_planned_node bind_group(neuron_core &            core,
             });
         }
     }
-    return planned;
 }
 
 // Lets only the first node of those with the same mask make it.
 static void share_masks(neuron_plan & plan) {
     std::vector<size_t> made;  // by offset in scratch memory
-    for (neuron_planned_node & planned : plan.nodes) {
+    for (neuron_planned & planned : plan.nodes) {
         auto & masks = planned.masks;
         masks.erase(std::remove_if(masks.begin(), masks.end(),
                                    [&](const neuron_long_mask & m) {
@@ -261,17 +243,16 @@ static enum ggml_status bind_all(neuron_core &                         core,
         plan.nodes.clear();
         plan.nodes.reserve(candidates.size());
         for (const neuron_candidate & c : candidates) {
+            neuron_planned planned;
+            for (const int index : c.nodes) {
+                planned.members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });
+            }
             if (c.group) {
-                plan.nodes.push_back(bind_group(core, locate, scratch, cgraph, fusion, c, plan.whole));
-                continue;
+                bind_group(core, locate, scratch, fusion, c, planned, plan.whole);
+            } else if (c.selection) {
+                bind_node(core, scratch, c, planned, plan.whole);
             }
-            plan.nodes.push_back(bind_node(core, scratch, cgraph->nodes[c.index], c, plan.whole));
-            if (c.attention && plan.nodes.back().launches.empty()) {
-                // each by the CPU, in their order
-                for (size_t i = plan.nodes.size() - c.attention->nodes.size(); i < plan.nodes.size(); i++) {
-                    plan.nodes[i].later = false;
-                }
-            }
+            plan.nodes.push_back(std::move(planned));
         }
         if (plan.epoch == core.epoch) {
             share_masks(plan);
@@ -292,11 +273,12 @@ static bool is_whole_attention(const ggml_cgraph *                   cgraph,
             return false;
         }
         const neuron_candidate & c    = candidates[candidates.size() - n + k];
-        const ggml_tensor *      node = cgraph->nodes[c.index];
-        if (node != attention.nodes[k].node || c.group || c.attention || c.later) {
+        const ggml_tensor *      node = cgraph->nodes[c.nodes.back()];
+        if (node != attention.nodes[k].node || c.group || c.attention) {
             return false;
         }
-        const bool seen = (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, c.index) != 1;
+        const bool seen =
+            (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, c.nodes.back()) != 1;
         if (seen && k + 1 < n) {
             return false;
         }
@@ -312,8 +294,7 @@ static bool is_whole_attention(const ggml_cgraph *                   cgraph,
 static void find_attention(const neuron_kernel_store &     kernels,
                            const ggml_cgraph *             cgraph,
                            std::vector<neuron_candidate> & candidates) {
-    neuron_candidate &  last      = candidates.back();
-    const ggml_tensor * node      = cgraph->nodes[last.index];
+    const ggml_tensor * node      = cgraph->nodes[candidates.back().nodes.back()];
     const auto          attention = neuron_ends_attention(node) ? neuron_attention_to(node, false) : nullptr;
     if (!attention || !is_whole_attention(cgraph, candidates, *attention)) {
         return;
@@ -324,17 +305,19 @@ static void find_attention(const neuron_kernel_store &     kernels,
     if (alone || !kernels.select(*attention)) {
         return;
     }
+    neuron_candidate whole;
     for (auto c = begin; c != candidates.end(); ++c) {
-        c->selection = {};
-        c->later     = &*c != &last;
+        whole.nodes.push_back(c->nodes.back());
     }
-    last.attention        = attention;
-    last.signature        = attention->signature;
-    last.selection.cut    = attention->cut;
-    last.selection.n_more = attention->n_more;
+    whole.attention        = attention;
+    whole.signature        = attention->signature;
+    whole.selection.cut    = attention->cut;
+    whole.selection.n_more = attention->n_more;
     for (const neuron_attention_piece & piece : attention->pieces) {
-        last.selection.pieces.push_back({ piece.kernels.back(), piece.range });
+        whole.selection.pieces.push_back({ piece.kernels.back(), piece.range });
     }
+    candidates.erase(begin, candidates.end());
+    candidates.push_back(std::move(whole));
 }
 
 // Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
@@ -350,7 +333,7 @@ static std::vector<neuron_candidate> find_candidates(const ggml_cgraph *        
         }
         if (group != groups.groups.end() && group->first() == i) {
             neuron_candidate c;
-            c.index = group->last();
+            c.nodes = group->nodes;
             c.group = &*group;
             candidates.push_back(std::move(c));
             i = group->last();
@@ -358,7 +341,7 @@ static std::vector<neuron_candidate> find_candidates(const ggml_cgraph *        
             continue;
         }
         neuron_candidate c;
-        c.index     = i;
+        c.nodes     = { i };
         c.selection = kernels.answer(node).selection;
         if (c.selection && !c.selection.is_exact()) {
             c.signature = neuron_signature_of(node);
@@ -367,8 +350,8 @@ static std::vector<neuron_candidate> find_candidates(const ggml_cgraph *        
         find_attention(kernels, cgraph, candidates);
     }
     for (const neuron_candidate & c : candidates) {
-        if (!c.selection && !c.group && !c.later && !neuron_is_zero(cgraph->nodes[c.index])) {
-            neuron_note_missing(cgraph->nodes[c.index]);
+        if (!c.selection && !c.group && !neuron_is_zero(c.node(cgraph))) {
+            neuron_note_missing(c.node(cgraph));
         }
     }
     return candidates;
@@ -415,9 +398,8 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
             plan.outside[reason]++;
         }
         take_out(groups, NEURON_UNGROUPED_KERNEL, plan, [this](const neuron_group & group) {
-            const std::vector<neuron_kernel> all = group.kernels();
-            return std::any_of(all.begin(), all.end(),
-                               [this](const neuron_kernel & kernel) { return core.is_unusable(kernel); });
+            return std::any_of(group.pieces.begin(), group.pieces.end(),
+                               [this](const neuron_group_piece & piece) { return core.is_unusable(piece.kernel); });
         });
         take_out(groups, NEURON_UNGROUPED_MEMORY, plan, [this](const neuron_group & group) {
             return !neuron_group_placement().place(core, locate, group, 0);

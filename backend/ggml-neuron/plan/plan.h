@@ -13,21 +13,21 @@
 #include "select/kernel_store.h"
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <unordered_map>
 #include <vector>
 
 // What happens around a kernel's execution, because an operand is not where the kernel needs it.
-struct neuron_upload {
-    neuron_operand      to;
-    const ggml_tensor * from;  // whose memory goes on for to.size bytes
-};
 
-struct neuron_download {
-    neuron_operand from;
-    ggml_tensor *  to;  // in host memory
+// A copy between host memory and the core, of core.size bytes.
+struct neuron_transfer {
+    ggml_tensor *  tensor;  // in host memory; it may be given other memory before the graph is computed again
+    size_t         offset;  // in the tensor
+    neuron_operand core;
+
+    char * host() const { return (char *) tensor->data + offset; }
 };
 
 struct neuron_move {
@@ -47,30 +47,38 @@ struct neuron_long_mask {
     int64_t             rows;
 };
 
-struct neuron_planned_group;  // plan/group_plan.h
+// A node of a graph, as it was when it was planned.
+struct neuron_member {
+    int           index;  // in cgraph->nodes
+    ggml_tensor * node;
+    const void *  data;   // node->data, to see that the graph was not allocated anew
+};
 
-// A node of a graph with everything that was to be found out about it, or a group of nodes.
-struct neuron_planned_node {
-    int           index = 0;                      // in cgraph->nodes
-    ggml_tensor * node  = nullptr;
-    const void *  data  = nullptr;                // node->data, to see that the graph was not allocated anew
+// A kernel that is bound.
+struct neuron_planned_launch {
+    neuron_bound_launch *   bound_launch;
+    std::atomic<uint64_t> * counter;  // of a graph kernel; else NULL
+};
 
-    std::shared_ptr<neuron_planned_group> group;  // of which the node is the last; then nothing below says anything
+// A node of a graph, or a group of nodes or attention, with everything that was to be found out about it.
+struct neuron_planned {
+    std::vector<neuron_member> members;           // in their order; of a node alone one
 
-    bool    cut     = false;                      // computed by kernels for other numbers of tokens, or a longer cache
-    int64_t padding = 0;                          // rows that they compute beyond the node's own, or twice
+    bool    fused   = false;                      // a graph kernel computes the members
+    bool    other   = false;                      // kernels are for other numbers of tokens, or a longer cache
+    int64_t padding = 0;                          // rows that they compute beyond the members' own, or twice
 
     bool unusable = false;                        // its kernel is broken or does not fit
 
-    bool later = false;                           // computed with a later node, at the end of their attention
-
-    std::vector<neuron_bound_launch *> launches;  // in turn; none: the CPU computes it, unless the result is 0
+    std::vector<neuron_planned_launch> launches;  // in turn; none: the CPU computes members whose result is not 0
 
     std::vector<neuron_long_mask> masks;
-    std::vector<neuron_upload>    uploads;    // from host tensors
-    std::vector<neuron_move>      before;     // within the device
-    std::vector<neuron_move>      after;      // within the device
-    std::vector<neuron_download>  downloads;  // to host tensors
+    std::vector<neuron_transfer>  uploads;
+    std::vector<neuron_move>     before;  // of operands that are not where the kernel needs them, or of more rows there
+    std::vector<neuron_move>     after;   // of results, for the same reasons
+    std::vector<neuron_transfer> downloads;
+
+    ggml_tensor * last() const { return members.back().node; }
 };
 
 struct neuron_plan {
@@ -82,12 +90,9 @@ struct neuron_plan {
 
     std::array<uint32_t, NEURON_UNGROUPED_COUNT> outside{};  // nodes that are in no group, by reason
 
-    std::vector<neuron_planned_node>     nodes;              // those that have to be computed
+    std::vector<neuron_planned>          nodes;              // those that have to be computed
     std::vector<neuron_causal_condition> causal_conditions;  // without which it must not be used
 };
-
-// Returns whether kernels compute a node of a graph, or nothing has to.
-bool neuron_is_on_device(const neuron_planned_node & planned);
 
 // Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on
 // neither.

@@ -3,9 +3,9 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "device/known_bytes.h"
-#include "plan/group_plan.h"
 #include "plan/plan.h"
 #include "report/metrics.h"
+#include "select/tensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -26,7 +26,7 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph, bool placed) {
         h.add((uint64_t) (uintptr_t) t->view_src);
         if (placed) {
             h.add((uint64_t) (uintptr_t) t->data);
-            h.add((uint64_t) (uintptr_t) (t->view_src ? t->view_src->buffer : t->buffer));
+            h.add((uint64_t) (uintptr_t) (neuron_buffer_of_root(t)));
         } else {
             h.add((uint64_t) t->view_offs);
         }
@@ -118,14 +118,11 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
         return false;
     }
     // what a fingerprint tells of graphs without a uid
-    return !cgraph->uid ||
-           std::all_of(plan.nodes.begin(), plan.nodes.end(), [cgraph](const neuron_planned_node & planned) {
-               const auto is_same = [cgraph](const auto & p) {
-                   return cgraph->nodes[p.index] == p.node && p.node->data == p.data;
-               };
-               return planned.group ? std::all_of(planned.group->members.begin(), planned.group->members.end(), is_same)
-                                    : is_same(planned);
-           });
+    return !cgraph->uid || std::all_of(plan.nodes.begin(), plan.nodes.end(), [cgraph](const neuron_planned & planned) {
+        return std::all_of(planned.members.begin(), planned.members.end(), [cgraph](const neuron_member & m) {
+            return cgraph->nodes[m.index] == m.node && m.node->data == m.data;
+        });
+    });
 }
 
 // locked. Sets `plan` to the graph's of one of the two kinds that are kept.

@@ -1,6 +1,5 @@
 #include "report/statistics.h"
 
-#include "plan/group_plan.h"
 #include "report/manifest_text.h"
 #include "weights/weights.h"
 
@@ -135,19 +134,18 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
     current.splits += first || cgraph->uid || cgraph->nodes != end;
     set = cgraph->visited_hash_set.keys;
     end = cgraph->nodes + cgraph->n_nodes;
-    for (const neuron_planned_node & planned : plan.nodes) {
-        if (planned.group) {
-            current.device += planned.group->members.size();
-            continue;
-        }
-        if (neuron_is_on_device(planned)) {
-            current.device++;
-            continue;
-        }
-        missing.add(planned.node);
-        if (first) {
-            // nodes of other parts are in the scan
-            current.reasons[neuron_describe(planned.node) + (planned.unusable ? UNUSABLE : "")]++;
+    for (const neuron_planned & planned : plan.nodes) {
+        for (const neuron_member & member : planned.members) {
+            if (!planned.launches.empty() || neuron_is_zero(member.node)) {
+                current.device++;
+                continue;
+            }
+            missing.add(member.node);
+            if (first) {
+                // nodes of other parts are in the scan; the others of attention lack kernels
+                const bool unusable = planned.unusable && member.node == planned.last();
+                current.reasons[neuron_describe(member.node) + (unusable ? UNUSABLE : "")]++;
+            }
         }
     }
     missing.say(kernels);

@@ -107,19 +107,8 @@ class piece_choice {
             counts.push_back(entry.first * longest.cut.n / more);
             costs.push_back(launch_of(longest, longest.cut, counts.back()));
         }
-        // Others are looked at only where they are chosen; without those that do not go together the choice is made anew.
-        while (!counts.empty()) {
-            choice.ranges      = neuron_choose_pieces(longest.cut.n, counts, costs, true);
-            const auto lacking = std::find_if(choice.ranges.begin(), choice.ranges.end(),
-                                              [&](const neuron_range & range) { return !has_option(range.n); });
-            if (lacking == choice.ranges.end()) {
-                break;
-            }
-            const auto at = std::find(counts.begin(), counts.end(), lacking->n);
-            costs.erase(costs.begin() + (at - counts.begin()));
-            counts.erase(at);
-            choice.ranges.clear();
-        }
+        choice.ranges = neuron_choose_pieces(longest.cut.n, std::move(counts), std::move(costs), true,
+                                             [this](int64_t n) { return has_option(n); });
         if (choice.whole && !choice.ranges.empty() && launch_of_whole() <= launches_of(choice.ranges)) {
             choice.ranges.clear();
         }

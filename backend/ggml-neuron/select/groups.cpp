@@ -4,6 +4,7 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/group_choice.h"
+#include "select/tensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -25,28 +26,8 @@ const char * neuron_ungrouped_name(int reason) {
     return names[reason];
 }
 
-std::vector<neuron_kernel> neuron_group::kernels() const {
-    if (pieces.empty()) {
-        return { kernel };
-    }
-    std::vector<neuron_kernel> all;
-    all.reserve(pieces.size());
-    for (const neuron_group_piece & piece : pieces) {
-        all.push_back(piece.kernel);
-    }
-    return all;
-}
-
 bool neuron_is_watched(const ggml_cgraph * cgraph) {
     return !cgraph->uid && cgraph->n_leafs == 0 && cgraph->visited_hash_set.size != 0;
-}
-
-static ggml_tensor * root_of(ggml_tensor * t) {
-    return t->view_src ? t->view_src : t;
-}
-
-static size_t offset_of(const ggml_tensor * t) {
-    return t->view_src ? t->view_offs : 0;
 }
 
 //
@@ -70,13 +51,13 @@ class group_roots {
 
     // Returns the node whose memory a tensor is in, or -1.
     int64_t node_of(ggml_tensor * t) const {
-        const auto found = references.find(root_of(t));
+        const auto found = references.find(neuron_root_of(t));
         return found == references.end() || found->second.is_slot ? -1 : (int64_t) found->second.index;
     }
 
     // Returns the reference to a tensor's root, with a new slot when it has none, or the one that it has in a kernel.
     nk::graph_reference refer(ggml_tensor * t, bool writes, const nk::graph_reference * kernels, neuron_group & group) {
-        ggml_tensor * root  = root_of(t);
+        ggml_tensor * root  = neuron_root_of(t);
         const auto    found = references.emplace(root, nk::graph_reference{ true, group.slots.size() });
         auto          where = found.first->second;
         if (!where.is_slot) {
@@ -85,7 +66,7 @@ class group_roots {
         if (kernels && kernels->is_slot && kernels->index <= group.slots.size()) {
             where = *kernels;
         }
-        const size_t begin = offset_of(t);
+        const size_t begin = neuron_offset_of(t);
         const size_t end   = begin + ggml_nbytes(t);
         if (where.index == group.slots.size()) {
             group.slots.push_back({ root, begin, end - begin, writes });
@@ -217,7 +198,7 @@ class group_key {
         const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
         const nk::graph_reference reference = roots.refer(t, writes, kernels ? &has : nullptr, group);
         nodes[at]                           = nk::reference_word(reference) + writes;
-        nodes[at + 1]                       = offset_of(t);
+        nodes[at + 1]                       = neuron_offset_of(t);
         if (reference.is_slot) {
             late.push_back({ at + 1, reference.index });
         }
@@ -270,7 +251,7 @@ class group_key {
             refer(node, true, result, head + 2);
         }
         if (escaping) {
-            group.results.push_back(node);
+            group.results.push_back({ node, ggml_nbytes(node) });
         }
         return true;
     }
@@ -437,7 +418,7 @@ class group_search {
             (last.sample->n_words != last.words.size() && spread(*last.sample, last.words, group).empty())) {
             return false;
         }
-        return use_pieces(last, group) || use_whole(last, group);
+        return use(last, group);
     }
 
     // Searches kernels of as many slots together: those that have a slot for each tensor first.
@@ -493,7 +474,17 @@ class group_search {
         return true;
     }
 
-    // Gives a group's slots and results what a kernel has.
+    // Returns the piece that is all of a group.
+    static neuron_group_piece as_piece(const neuron_group_kernel & kernel) {
+        return {
+            { kernel.bundle, kernel.number },
+            {},
+            {},
+            {}
+        };
+    }
+
+    // Gives a group's slots what a kernel has.
     void make_room(const neuron_group_fit & fit, neuron_group & group) const {
         for (size_t i = 0; i < group.slots.size(); i++) {
             neuron_group_slot &       slot = group.slots[i];
@@ -502,36 +493,39 @@ class group_search {
             slot.mask = room.kind == neuron_group_room::MASK ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
                                                              : nullptr;
         }
-        group.result_sizes.clear();
-        for (const neuron_group_room & room : fit.results) {
-            group.result_sizes.push_back(room.size);
-        }
     }
 
-    bool use_whole(const choice & c, neuron_group & group) const {
-        if (!c.found.whole) {
-            return false;
+    static std::vector<size_t> sizes_of(const std::vector<neuron_group_room> & rooms) {
+        std::vector<size_t> sizes;
+        sizes.reserve(rooms.size());
+        for (const neuron_group_room & room : rooms) {
+            sizes.push_back(room.size);
         }
-        const neuron_group_option & whole = *c.found.whole;
-        make_room(whole.cut.fit, group);
-        group.kernel  = { whole.kernel->bundle, whole.kernel->number };
-        group.longer  = true;
-        group.padding = whole.cut.fit.padding;
-        return true;
+        return sizes;
     }
 
-    // Computes a group in pieces, where that is better and possible.
-    bool use_pieces(const choice & c, neuron_group & group) {
-        if (c.found.ranges.empty()) {
-            return false;
-        }
-        const neuron_group_cut & cut = c.found.options.front().cut;
-        if (!find_causal_conditions(c.found, group)) {
+    // Computes a group as was chosen: in pieces where that is better and possible, else all of it at once.
+    bool use(const choice & c, neuron_group & group) {
+        const bool in_pieces = !c.found.ranges.empty() && find_causal_conditions(c.found, group);
+        if (!c.found.ranges.empty() && !in_pieces) {
             note((size_t) (std::lower_bound(work.begin(), work.end(), group.first()) - work.begin()),
                  group.nodes.size(), NEURON_UNGROUPED_ORDER);
+        }
+        if (!in_pieces && !c.found.whole) {
             return false;
         }
+        const neuron_group_option & option = in_pieces ? c.found.options.front() : *c.found.whole;
+        const neuron_group_cut &    cut    = option.cut;
         make_room(cut.fit, group);
+        group.other = true;
+        if (!in_pieces) {
+            for (size_t i = 0; i < group.results.size(); i++) {
+                group.results[i].size = cut.fit.results[i].size;
+            }
+            group.pieces  = { as_piece(*option.kernel) };
+            group.padding = cut.fit.padding;
+            return true;
+        }
         for (size_t i = 0; i < group.slots.size(); i++) {
             neuron_group_slot & slot = group.slots[i];
             slot.row                 = cut.slot_rows[i];
@@ -540,26 +534,19 @@ class group_search {
                 slot.room.size = (size_t) cut.n * slot.row;
             }
         }
-        group.result_rows = cut.result_rows;
-        group.padding     = -cut.n;
-        group.pieces.clear();
+        for (size_t i = 0; i < group.results.size(); i++) {
+            group.results[i].row = cut.result_rows[i];
+        }
+        group.padding = -cut.n;
         for (const neuron_range & range : c.found.ranges) {
-            const neuron_group_option & option = *c.found.option_for(range.n);
-            neuron_group_piece          piece{
-                { option.kernel->bundle, option.kernel->number },
-                range, {},
-                {}
-            };
-            for (const neuron_group_room & room : option.cut.fit.slots) {
-                piece.slot_sizes.push_back(room.size);
-            }
-            for (const neuron_group_room & room : option.cut.fit.results) {
-                piece.result_sizes.push_back(room.size);
-            }
+            const neuron_group_option & its   = *c.found.option_for(range.n);
+            neuron_group_piece          piece = as_piece(*its.kernel);
+            piece.range                       = range;
+            piece.slot_sizes                  = sizes_of(its.cut.fit.slots);
+            piece.result_sizes                = sizes_of(its.cut.fit.results);
             group.padding += range.n;
             group.pieces.push_back(std::move(piece));
         }
-        group.kernel = group.pieces.front().kernel;
         return true;
     }
 
@@ -582,10 +569,10 @@ class group_search {
     bool is_changed(const ggml_tensor * t) {
         if (changed.empty()) {
             for (const int i : work) {
-                changed.insert(root_of(cgraph->nodes[i]));
+                changed.insert(neuron_root_of(cgraph->nodes[i]));
             }
         }
-        return changed.count(t->view_src ? t->view_src : t) != 0;
+        return changed.count(neuron_root_of(t)) != 0;
     }
 
     bool find_exact(size_t first, neuron_group & group) {
@@ -598,9 +585,15 @@ class group_search {
             if (!begins(first, hashes, pattern.tokens)) {
                 continue;
             }
-            const std::vector<uint64_t> words = take(first, n, group);
-            group.kernel                      = kernels.find_graph(words);
-            if (group.kernel || find_spread(pattern, words, group)) {
+            const std::vector<uint64_t> words  = take(first, n, group);
+            neuron_kernel               kernel = kernels.find_graph(words);
+            if (!kernel) {
+                kernel = find_spread(pattern, words, group);
+            }
+            if (kernel) {
+                group.pieces = {
+                    { kernel, {}, {}, {} }
+                };
                 return true;
             }
             const bool same = !words.empty() && pattern.wirings.count(neuron_wiring_hash(words.data(), words.size()));
@@ -610,15 +603,16 @@ class group_search {
     }
 
     // Finds a kernel of a pattern that has several slots where the group has one tensor.
-    bool find_spread(const neuron_group_pattern & pattern, const std::vector<uint64_t> & words, neuron_group & group) {
+    neuron_kernel find_spread(const neuron_group_pattern &  pattern,
+                              const std::vector<uint64_t> & words,
+                              neuron_group &                group) {
         for (const neuron_group_kernel & kernel : pattern.kernels) {
             const std::vector<uint64_t> own = words.empty() ? words : spread(kernel, words, group);
             if (!own.empty() && std::equal(own.begin(), own.end(), kernel.key)) {
-                group.kernel = { kernel.bundle, kernel.number };
-                return true;
+                return { kernel.bundle, kernel.number };
             }
         }
-        return false;
+        return {};
     }
 
     const ggml_cgraph *                                     cgraph;

@@ -46,35 +46,36 @@ struct neuron_group_slot {
     size_t              mask_offset = 0;        // where it is then, in scratch memory
 };
 
-// Some tokens of a group.
+// What a group computes that is seen outside.
+struct neuron_group_result {
+    ggml_tensor * tensor;
+    size_t        size;     // bytes that the kernels have
+    size_t        row = 0;  // bytes for each token of a group in pieces; 0: each piece has all of it
+};
+
+// Some tokens of a group, or all of it.
 struct neuron_group_piece {
     neuron_kernel       kernel;
-    neuron_range        range;
-    std::vector<size_t> slot_sizes;    // bytes that the kernel has
+    neuron_range        range{};
+    std::vector<size_t> slot_sizes;    // bytes that the kernel has of what is cut; none: it computes all of the group
     std::vector<size_t> result_sizes;  // the same
 };
 
 // Nodes that one kernel computes, or several some tokens after the other.
 struct neuron_group {
-    neuron_kernel                  kernel;            // of a group in pieces the first one's
-    std::vector<int>               nodes;             // in cgraph->nodes
-    std::vector<neuron_group_slot> slots;
-    std::vector<ggml_tensor *>     results;           // that are seen outside, in the order of the nodes
-    std::vector<size_t>            result_sizes;      // bytes of them that the kernel has
-    bool                           longer   = false;  // the kernel is for more tokens, or a longer cache
-    int64_t                        padding  = 0;      // rows of it beyond the group's own, or that are computed twice
-    bool                           unusable = false;  // its kernel could not be bound
+    std::vector<int>                 nodes;             // in cgraph->nodes
+    std::vector<neuron_group_slot>   slots;
+    std::vector<neuron_group_result> results;           // in the order of the nodes
+    std::vector<neuron_group_piece>  pieces;            // one: all of it at once
+    bool                             other    = false;  // kernels are for other numbers of tokens, or a longer cache
+    int64_t                          padding  = 0;  // rows of them beyond the group's own, or that are computed twice
+    bool                             unusable = false;       // its kernels could not be bound
 
-    std::vector<neuron_group_piece> pieces;           // none: the kernel computes all at once
-    std::vector<size_t> result_rows;  // bytes of results for each token of a group in pieces; 0: all in each
     std::vector<neuron_causal_condition> causal_conditions;  // without which it can't be computed in pieces
 
     int first() const { return nodes.front(); }
 
     int last() const { return nodes.back(); }
-
-    // Returns the kernels that compute it.
-    std::vector<neuron_kernel> kernels() const;
 };
 
 struct neuron_groups {

@@ -5,6 +5,7 @@
 #include "../../bundle/src/key.h"
 #include "report/environment.h"
 #include "report/log.h"
+#include "select/tensors.h"
 #include "targets.h"
 #include "weights/layouts.h"
 
@@ -65,9 +66,7 @@ int neuron_alias_of(const ggml_tensor * op) {
         if (!src) {
             continue;
         }
-        const ggml_tensor * root   = src->view_src ? src->view_src : src;
-        const size_t        offset = src->view_src ? src->view_offs : 0;
-        if (root == op->view_src && offset == op->view_offs && src->type == op->type &&
+        if (neuron_root_of(src) == op->view_src && neuron_offset_of(src) == op->view_offs && src->type == op->type &&
             ggml_nbytes(src) == ggml_nbytes(op)) {
             return i;
         }

@@ -5,11 +5,13 @@
 #include "report/metrics.h"
 #include "select/costs.h"
 #include "select/kernel_store.h"
+#include "select/tensors.h"
 #include "select/unfused_attention.h"
 #include "weights/layouts.h"
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 std::vector<neuron_kernel> neuron_kernels_of(const neuron_selection & selection) {
@@ -100,33 +102,15 @@ bool neuron_kernel_store::choose(const neuron_signature &          node,
         counts.push_back(s->n);
         costs.push_back(neuron_costs::get().launch(whole, row, s->n));
     }
-    const bool again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
-    // Kernels are looked for only where they are chosen; numbers without one are left out, and the choice is made anew.
-    while (!counts.empty()) {
-        const std::vector<neuron_range> ranges = neuron_choose_pieces(selection.cut.n, counts, costs, again);
-        selection.pieces.reserve(ranges.size());
-        int64_t       n = 0;
-        neuron_kernel kernel;
-        for (const neuron_range & range : ranges) {
-            if (n != range.n) {
-                n               = range.n;
-                const auto is_n = [n](const neuron_sizes & s) {
-                    return s.n == n;
-                };
-                kernel = find_piece(*std::find_if(first, sizes.end(), is_n), node, selection.cut);
-                if (!kernel) {
-                    break;
-                }
-            }
-            selection.pieces.push_back({ kernel, range });
-        }
-        if (selection.pieces.size() == ranges.size()) {
-            break;
-        }
-        selection.pieces.clear();
-        const auto lacking = std::find(counts.begin(), counts.end(), n);
-        costs.erase(costs.begin() + (lacking - counts.begin()));
-        counts.erase(lacking);
+    const bool                       again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
+    std::map<int64_t, neuron_kernel> kernels;
+    const auto                       has = [&](int64_t n) {
+        const auto s = std::find_if(first, sizes.end(), [n](const neuron_sizes & s) { return s.n == n; });
+        return (bool) (kernels[n] = find_piece(*s, node, selection.cut));
+    };
+    for (const neuron_range & range :
+         neuron_choose_pieces(selection.cut.n, std::move(counts), std::move(costs), again, has)) {
+        selection.pieces.push_back({ kernels.at(range.n), range });
     }
     return !selection.pieces.empty();
 }
@@ -137,9 +121,9 @@ static bool has_room(const ggml_tensor * op, const neuron_signature & node, cons
         if (i == cut.rule->mask || cut.more(i) < 0 || !op->src[i]) {
             continue;
         }
-        const ggml_tensor * src  = op->src[i];
-        const ggml_tensor * root = src->view_src ? src->view_src : src;
-        if (src->view_offs + neuron_nbytes(cut.piece(node, i, cut.n, n_more)) > ggml_nbytes(root)) {
+        const ggml_tensor * src = op->src[i];
+        if (neuron_offset_of(src) + neuron_nbytes(cut.piece(node, i, cut.n, n_more)) >
+            ggml_nbytes(neuron_root_of(src))) {
             return false;
         }
     }
@@ -191,8 +175,8 @@ static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) 
             key.push_back((uint64_t) t->ne[i]);
             key.push_back(t->nb[i]);
         }
-        key.push_back(t->view_src ? t->view_offs : 0);
-        key.push_back(ggml_nbytes(t->view_src ? t->view_src : t));
+        key.push_back(neuron_offset_of(t));
+        key.push_back(ggml_nbytes(neuron_root_of(t)));
     };
     key.clear();
     key.push_back((uint64_t) op->op | (uint64_t) n_src << 32);
@@ -255,9 +239,9 @@ static double launch_of(const neuron_attention & attention, const neuron_attenti
 bool neuron_kernel_store::choose(neuron_attention &   attention,
                                  const neuron_sizes * begin,
                                  const neuron_sizes * end) const {
-    std::vector<int64_t>                    counts;
-    std::vector<double>                     costs;
-    std::vector<std::vector<neuron_kernel>> kernels;
+    std::vector<int64_t>                          counts;
+    std::vector<double>                           costs;
+    std::map<int64_t, std::vector<neuron_kernel>> kernels;
     for (const neuron_sizes * sizes = begin; sizes != end; sizes++) {
         std::vector<neuron_kernel> found;
         double                     cost = 0;
@@ -276,12 +260,11 @@ bool neuron_kernel_store::choose(neuron_attention &   attention,
         if (found.size() == attention.nodes.size()) {
             counts.push_back(sizes->n);
             costs.push_back(cost);
-            kernels.push_back(std::move(found));
+            kernels[sizes->n] = std::move(found);
         }
     }
     for (const neuron_range & range : neuron_choose_pieces(attention.cut.n, counts, costs, true)) {
-        const size_t i = (size_t) (std::lower_bound(counts.begin(), counts.end(), range.n) - counts.begin());
-        attention.pieces.push_back({ kernels[i], range });
+        attention.pieces.push_back({ kernels.at(range.n), range });
     }
     return !attention.pieces.empty();
 }

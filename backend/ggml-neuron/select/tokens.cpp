@@ -354,6 +354,29 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
     return pieces;
 }
 
+std::vector<neuron_range> neuron_choose_pieces(int64_t                              n,
+                                               std::vector<int64_t>                 counts,
+                                               std::vector<double>                  costs,
+                                               bool                                 again,
+                                               const std::function<bool(int64_t)> & has) {
+    while (true) {
+        std::vector<neuron_range> pieces  = neuron_choose_pieces(n, counts, costs, again);
+        int64_t                   lacking = 0;
+        // all others are for as many as one of these
+        if (!pieces.empty() && !has(pieces.front().n)) {
+            lacking = pieces.front().n;
+        } else if (!pieces.empty() && pieces.back().n != pieces.front().n && !has(pieces.back().n)) {
+            lacking = pieces.back().n;
+        }
+        if (!lacking) {
+            return pieces;
+        }
+        const auto at = std::find(counts.begin(), counts.end(), lacking);
+        costs.erase(costs.begin() + (at - counts.begin()));
+        counts.erase(at);
+    }
+}
+
 //
 // masks
 //

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -112,6 +113,15 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
                                                const std::vector<int64_t> & counts,
                                                const std::vector<double> &  costs,
                                                bool                         again);
+
+// Returns the same of those numbers alone for which there is a kernel.
+//
+// has  whether there is one; it takes longer than all else, so it is asked only for numbers that would be chosen
+std::vector<neuron_range> neuron_choose_pieces(int64_t                              n,
+                                               std::vector<int64_t>                 counts,
+                                               std::vector<double>                  costs,
+                                               bool                                 again,
+                                               const std::function<bool(int64_t)> & has);
 
 // Returns a mask with more columns, which hide what they stand for, and with rows that it does not have copied from those
 // that it has. F16 or F32, columns without gaps.

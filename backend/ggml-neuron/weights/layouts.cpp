@@ -1,6 +1,7 @@
 #include "weights/layouts.h"
 
 #include "ggml-backend-impl.h"
+#include "select/tensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -49,10 +50,6 @@ const block_fields * fields_of(enum ggml_type type) {
     const auto * found =
         std::find_if(std::begin(FIELDS), std::end(FIELDS), [type](const block_fields & f) { return f.type == type; });
     return found == std::end(FIELDS) ? nullptr : found;
-}
-
-const ggml_tensor * root_of(const ggml_tensor * t) {
-    return t->view_src ? t->view_src : t;
 }
 
 // Returns the layout of a tensor that is not a view in buffers of a type.
@@ -170,7 +167,7 @@ int32_t neuron_type_in_layout(enum ggml_type type, int32_t layout) {
 }
 
 int32_t neuron_type_of(const ggml_tensor * t) {
-    const ggml_tensor * root   = root_of(t);
+    const ggml_tensor * root   = neuron_root_of(t);
     const int32_t       layout = layout_of_root(root);
     if (layout == 0) {
         return t->type;
@@ -179,7 +176,7 @@ int32_t neuron_type_of(const ggml_tensor * t) {
     return neuron_type_in_layout(t->type, whole ? layout : NEURON_LAYOUT_SCATTERED);
 }
 
-neuron_layout::neuron_layout(const ggml_tensor * t) : root(root_of(t)), layout(layout_of_root(root)) {
+neuron_layout::neuron_layout(const ggml_tensor * t) : root(neuron_root_of(t)), layout(layout_of_root(root)) {
     if (layout) {
         unit_size = unit_of(root, layout);
     }

@@ -1,6 +1,7 @@
 #include "weights/weights.h"
 
 #include "ggml-backend-impl.h"
+#include "select/tensors.h"
 
 #include <map>
 #include <mutex>
@@ -49,7 +50,7 @@ bool neuron_refused_weight(const ggml_tensor * weight) {
 }
 
 bool neuron_is_weight(const ggml_tensor * t) {
-    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    const ggml_backend_buffer_t buffer = neuron_buffer_of_root(t);
     return buffer && buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
 }
 

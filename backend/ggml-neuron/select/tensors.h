@@ -1,0 +1,22 @@
+// Whose memory a tensor is in: ggml keeps of a view of a view the tensor that both are parts of.
+
+#pragma once
+
+#include "ggml.h"
+
+#include <cstddef>
+
+// Returns the tensor that a tensor is a view of, or the tensor itself. `T` is `ggml_tensor`, constant or not.
+template <typename T> T * neuron_root_of(T * t) {
+    return t->view_src ? t->view_src : t;
+}
+
+// Returns where in its root a tensor begins, in bytes.
+inline size_t neuron_offset_of(const ggml_tensor * t) {
+    return t->view_src ? t->view_offs : 0;
+}
+
+// Returns the buffer that a tensor's memory is in, or NULL before it has any.
+inline ggml_backend_buffer * neuron_buffer_of_root(const ggml_tensor * t) {
+    return neuron_root_of(t)->buffer;
+}
