@@ -73,7 +73,7 @@ class Programs:
     def find() -> Programs:
         """Returns what Bazel built, or NEURON_KERNELGEN_EXPORTER and LLAMA_CPP_PROGRAMS name."""
         exporter = os.environ.get("NEURON_KERNELGEN_EXPORTER", ROOT / "backend/exporter/exporter/export-graphs")
-        libraries = os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tests/llama/llama_cpp")
+        libraries = os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tools/llama_cpp/llama_cpp")
         found = Programs(Path(exporter).absolute(), Path(libraries).absolute())
         for path in (found.exporter, found.libraries / "libllama.so"):
             if not path.exists():

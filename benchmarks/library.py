@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "llama"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "llama_cpp"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cases

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tests" / "llama"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools" / "llama_cpp"))
 sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
 
 import harness

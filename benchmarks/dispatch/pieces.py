@@ -6,6 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-os.environ["LD_LIBRARY_PATH"] = str(ROOT / "tests" / "llama" / "llama_cpp")
+os.environ["LD_LIBRARY_PATH"] = str(ROOT / "tools" / "llama_cpp" / "llama_cpp")
 program = ROOT / "backend" / "ggml-neuron" / "test_programs" / "pieces"
 os.execv(program, [str(program), *sys.argv[1:]])

@@ -1,11 +1,11 @@
 """Runs llama.cpp's test-backend-ops on a simulated NeuronCore, with kernels built for exactly what it asks.
 
-    ./bazelw run //tests/llama:backend_ops                       all its cases
-    ./bazelw run //tests/llama:backend_ops -- -o ADD,MUL_MAT     these ops, or whole cases, as test-backend-ops takes them
-    ./bazelw run //tests/llama:backend_ops -- -o ROPE --languages nki,jax
-    ./bazelw run //tests/llama:backend_ops -- -o ROPE --languages nki,jax --computed-by nki --shard 1/4
-    ./bazelw run //tests/llama:backend_ops -- --sample           the cases that the tests run
-    ./bazelw run //tests/llama:backend_ops -- --write-sample F   writes a new sample of what passed to F
+    ./bazelw run //tools/llama_cpp:backend_ops                       all its cases
+    ./bazelw run //tools/llama_cpp:backend_ops -- -o ADD,MUL_MAT     these ops, or whole cases, as test-backend-ops takes them
+    ./bazelw run //tools/llama_cpp:backend_ops -- -o ROPE --languages nki,jax
+    ./bazelw run //tools/llama_cpp:backend_ops -- -o ROPE --languages nki,jax --computed-by nki --shard 1/4
+    ./bazelw run //tools/llama_cpp:backend_ops -- --sample           the cases that the tests run
+    ./bazelw run //tools/llama_cpp:backend_ops -- --write-sample F   writes a new sample of what passed to F
 
 The backend, which has no kernel yet, says what each case asks it for. Then group after group of cases is built and run against the CPU,
 as many at once as there are CPUs. Whatever stops it, the next run goes on where it was; a group is done again when something that it

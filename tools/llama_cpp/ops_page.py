@@ -1,8 +1,8 @@
 """Writes docs/ops.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
 
-    ./bazelw run //tests/llama:ops_page -- --run FOLDER            after a whole run: FOLDER is where it left its CSVs
-    ./bazelw run //tests/llama:ops_page -- --others FOLDER         FOLDER is llama.cpp's docs/ops: takes in the other backends
-    ./bazelw run //tests/llama:ops_page                            the page alone, from the summaries that are there
+    ./bazelw run //tools/llama_cpp:ops_page -- --run FOLDER            after a whole run: FOLDER is where it left its CSVs
+    ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         FOLDER is llama.cpp's docs/ops: takes in the other backends
+    ./bazelw run //tools/llama_cpp:ops_page                            the page alone, from the summaries that are there
 
 The page is made of summaries in docs/ops, which are kept with it: the run's own CSVs are too large for that.
 

@@ -549,7 +549,9 @@ def answers(
     """Returns what `share_out` answers to each name, in their order, and says a line for each as it comes.
 
     Args:
-        script, setup, programs: as of `share_out`.
+        script: as of `share_out`, like the next two.
+        setup: what the script's processes are told.
+        programs: llama.cpp's, and the backend.
         names: the requests.
         jobs: processes; None for one per CPU.
         read: makes an answer of its JSON.

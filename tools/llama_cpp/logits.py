@@ -1,6 +1,6 @@
 """What a model says next after a prompt: on a NeuronCore, on llama.cpp's CPU backend, and with its weights as F32 on the CPU.
 
-    python tests/llama/logits.py model.gguf --prompt "Hi-and-" --plugin libggml-neuron.so --kernels kernels --llama-cpp build/bin
+    python tools/llama_cpp/logits.py model.gguf --prompt "Hi-and-" --plugin libggml-neuron.so --kernels kernels --llama-cpp build/bin
 
 Greedy texts of two backends differ where two tokens are nearly as likely, or where one backend is wrong. The F32 reference tells which:
 printed are the likeliest tokens behind each token of the prompt with their logits, and each run's normalised mean squared error against

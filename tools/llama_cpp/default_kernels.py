@@ -1,9 +1,9 @@
 """Runs llama.cpp's test-llama-archs with the kernels that `kernelgen model` derives by default, and says which architectures run wholly on them.
 
-    ./bazelw run //tests/llama:default_kernels                       every architecture
-    ./bazelw run //tests/llama:default_kernels -- -a llama,qwen3     these
-    ./bazelw run //tests/llama:default_kernels -- --write-page       all, and write the table to docs/default-kernels.md
-    ./bazelw run //tests/llama:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/layers.md
+    ./bazelw run //tools/llama_cpp:default_kernels                       every architecture
+    ./bazelw run //tools/llama_cpp:default_kernels -- -a llama,qwen3     these
+    ./bazelw run //tools/llama_cpp:default_kernels -- --write-page       all, and write the table to docs/default-kernels.md
+    ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/layers.md
 
 test-llama-archs writes an architecture's small random models. `kernelgen model` derives the kernels of their ops from the files' headers, with no
 other option but the length of the context: those for 1, 8, 32, 128 and 256 tokens, and for no length of the test's own. With these the test runs: calls of 64
@@ -321,7 +321,7 @@ Which architectures of llama.cpp's `test-llama-archs` run wholly on the device w
 1, 8, 32, 128 and 256 tokens per call: the context has {n_ctx} cells. Nothing is recorded, and the test's own lengths are 64, 32 and for some 128 tokens; kernels for
 [other numbers of tokens](llama-cpp.md#any-number-of-tokens) compute them. The page is written by
 
-    ./bazelw run //tests/llama:default_kernels -- --write-page
+    ./bazelw run //tools/llama_cpp:default_kernels -- --write-page
 
 Of {all} architectures {passed} pass, with the test's limits, and {whole} of these run wholly on the device: but for the embedding of the input tokens, which
 llama.cpp keeps in host memory. *On the CPU* says how many nodes no kernel computes, of all nodes, in the graph that has most of them. *Launches* are
@@ -340,7 +340,7 @@ _LAYERS = """\
 Which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](graph-kernels.md): the kernels are those that [`kernelgen model`](models.md)
 derives by default, for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells, and the test's own calls have 64, 32 and for some 128 tokens. The page is written by
 
-    ./bazelw run //tests/llama:default_kernels -- --fuse layer --write-page
+    ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer --write-page
 
 Of {all} architectures {passed} pass, with the test's limits and at most {limit:.0e} from the logits without groups (normalised mean squared error, by llama.cpp's `test-fusion`). {grouped}
 have ops in groups, {share:.0%} of all ops of the whole test. *Other ops* are in no group, or their group is computed node by node, for these reasons, counted over all architectures:

@@ -1,8 +1,8 @@
 """llama.cpp's programs on a simulated NeuronCore with groups in one launch, node by node, and on the CPU: the same results?
 
-    ./bazelw run //tests/llama:programs                           all of it
-    ./bazelw run //tests/llama:programs -- -m llama               this model
-    ./bazelw run //tests/llama:programs -- -p perplexity,bench    these programs
+    ./bazelw run //tools/llama_cpp:programs                           all of it
+    ./bazelw run //tools/llama_cpp:programs -- -m llama               this model
+    ./bazelw run //tools/llama_cpp:programs -- -p perplexity,bench    these programs
 
 The kernels of a random model are derived for 1, 8 and 32 tokens, with one group for each different layer (`--fuse layer`). Each program
 runs on the device with groups, on the device without (GGML_NEURON_FUSION=0), where kernels for a few numbers of tokens serve any

@@ -1,9 +1,9 @@
 """Calls of any number of tokens at any depth, on a simulated NeuronCore with kernels for a few: against llama.cpp's CPU backend and exact kernels.
 
-    ./bazelw run //tests/llama:any_tokens                             all of it
-    ./bazelw run //tests/llama:any_tokens -- -m llama,gemma3          these models
-    ./bazelw run //tests/llama:any_tokens -- --depths 0,255 --step 7  these depths, and every seventh number of tokens
-    ./bazelw run //tests/llama:any_tokens -- -m llama --fuse layer    with layers as kernels
+    ./bazelw run //tools/llama_cpp:any_tokens                             all of it
+    ./bazelw run //tools/llama_cpp:any_tokens -- -m llama,gemma3          these models
+    ./bazelw run //tools/llama_cpp:any_tokens -- --depths 0,255 --step 7  these depths, and every seventh number of tokens
+    ./bazelw run //tools/llama_cpp:any_tokens -- -m llama --fuse layer    with layers as kernels
 
 A model's manifest is derived for 1, 8, 32, 128 and 512 tokens. Then, for each model and type of the cache:
 
@@ -518,8 +518,10 @@ class Sweep:
 
         Args:
             pairs: of a depth and a number of tokens, see `grid`.
-            batches: tokens per call when the perplexity of a text is taken, in windows of `window` tokens.
-            seeds: of random calls with several sequences, `rounds` for each.
+            batches: tokens per call when the perplexity of a text is taken.
+            seeds: of random calls with several sequences.
+            window: tokens of the text that a perplexity is taken of.
+            rounds: random calls for each seed.
             say: is told of each call.
         """
         most, (first, last) = max(n for _, n in pairs), (min(pairs)[0], max(pairs)[0])

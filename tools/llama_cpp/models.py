@@ -1,8 +1,8 @@
 """Runs llama.cpp's test-llama-archs on a simulated NeuronCore, for every architecture that it knows.
 
-    ./bazelw run //tests/llama:models                      all of them
-    ./bazelw run //tests/llama:models -- -a llama,qwen3    these
-    ./bazelw run //tests/llama:models -- --write-table F   and write which op which architecture needs to F
+    ./bazelw run //tools/llama_cpp:models                      all of them
+    ./bazelw run //tools/llama_cpp:models -- -a llama,qwen3    these
+    ./bazelw run //tools/llama_cpp:models -- --write-table F   and write which op which architecture needs to F
 
 For each architecture a small random model is recorded, its kernels are built, and it runs again, until it asks for nothing new. The last
 run is the one that counts: the logits against the CPU's, the same after saving and loading, and which ops of the graphs the device
