@@ -1,4 +1,4 @@
-"""Emitting every kernel that test-backend-ops asks for, through one worker: `./bazelw run //benchmarks:library`.
+"""Emitting every kernel that test-backend-ops asks for, through one worker: `./bazelw run //benchmarks:emit_every_op`.
 
 llama.cpp's test program is asked for its cases with no kernel there, and what the backend then records is emitted, one kernel
 after another in a random order that is always the same. Prints kernels per second, the worker's memory over time and sizes of HLO.
@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "llama_cpp"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools" / "llama_cpp"))
+sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 import cases
 import harness

@@ -1,4 +1,4 @@
-"""What a build costs against what people use today: `./bazelw run //benchmarks:today`.
+"""What a build costs against what people use today: `./bazelw run //benchmarks:against_scripts`.
 
 Four ways to the same NEFFs of the same kernels, with the same sources and the simulator:
 
@@ -127,7 +127,7 @@ def sequential(copy: Path, folder: Path, text: str) -> Iterator[tuple[str, list[
         )
         for k in planned["kernels"]
     ]
-    script = Path(__file__).parent / "one_by_one.py"
+    script = Path(__file__).parent / "serial_generator.py"
     for way in (LOOP, GENERATOR):
         output = folder / way.replace(" ", "-")
         groups = [[line] for line in lines] if way == LOOP else [lines]

@@ -1,16 +1,15 @@
-"""A prompt of 300 tokens on the simulated device, with kernels for other numbers of tokens: `./bazelw run //benchmarks:prompt`.
+"""A prompt of 300 tokens on the simulated device, with kernels for other numbers: `./bazelw run //benchmarks:chunked_prompt`.
 
 llama-bench runs a random Llama of 12 layers with the kernels that `kernelgen model` derives for its file: exact ones; those for the
 default numbers of tokens, of which 300 is none; and those for 1 and 512, each only for just these numbers (GGML_NEURON_EXACT=1).
 The three take turns, and the fastest prompt of each counts. The simulator computes padding as it computes everything: what counts
-on a device is in benchmarks/lengths. Exit status 1 when the default kernels leave a node to the CPU.
+on a device is in benchmarks/served_lengths. Exit status 1 when the default kernels leave a node to the CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sys
 import tempfile
@@ -18,19 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
 sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools" / "llama_cpp"))
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 import harness
 import lane
 import random_llama
 
+import backend_programs
 import figures
 from kernelgen import cli, manifest
-from kernelgen.model.exporter import VARIABLE
-
-ROOT = Path(__file__).absolute().parent.parent
 
 PROMPT = 300
 N_CTX = 512
@@ -84,11 +80,10 @@ def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: 
         SystemExit: one can't be derived or emitted.
     """
     folder.mkdir()
-    exporter = os.environ.get(VARIABLE, ROOT / "backend" / "exporter" / "exporter" / "export-graphs")
     output = folder / "derived.yaml"
-    words = ["model", model, "-o", output, "--n-ctx", N_CTX, "--target", harness.TARGET, "--exporter", exporter]
+    words = ["model", model, "-o", output, "--n-ctx", N_CTX, "--target", harness.TARGET]
     words += ["--fuse", "none"]  # pieces and padding of single ops
-    words += ["--llama-cpp", programs.llama_cpp, *(["--n-tokens", way.n_tokens] if way.n_tokens else [])]
+    words += [*backend_programs.Programs.find().options(), *(["--n-tokens", way.n_tokens] if way.n_tokens else [])]
     with contextlib.redirect_stdout(sys.stderr):
         status = cli.run(list(map(str, words)))
     if status:
@@ -125,7 +120,8 @@ def run(programs: harness.Programs, model: Path, kernels: Path, compiled: Path, 
     return Ran(min(result["samples_ns"]) / 1e6, worst["splits"], worst["lacking"])
 
 
-def measure(programs: harness.Programs, *, quick: bool) -> Iterator[figures.Figure]:
+def measure(quick: bool) -> Iterator[figures.Figure]:
+    programs = harness.Programs.find()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         model = folder / "random.gguf"
@@ -166,10 +162,5 @@ def measure(programs: harness.Programs, *, quick: bool) -> Iterator[figures.Figu
     )
 
 
-def main() -> int:
-    args = figures.arguments(__doc__).parse_args()
-    return figures.report(args, lambda: measure(harness.Programs.find(), quick=args.quick))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(figures.main(__doc__, measure))

@@ -1,4 +1,4 @@
-"""A cold build against what people do today and against the least it could take: `./bazelw run //benchmarks:cold`.
+"""A cold build against what people do today and against the least it could take: `./bazelw run //benchmarks:cold_build`.
 
 Three ways to get the NEFFs of //manifests:llama3_trn1, in one run, all with the simulator:
 
@@ -35,8 +35,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
-import made_up
 import scratch
+import synthetic_kernels
 from kernelgen import lowering, manifest
 from kernelgen.compilers import choice
 from kernelgen.compilers.step import compile_file
@@ -64,7 +64,9 @@ def build(kernels: int, *, alone: bool = False) -> tuple[float, float]:
     with scratch.checkout() as checkout:
         if alone:
             folder = checkout.path.parent
-            made_up.stand_in(checkout.path, made_up.sample(checkout.path, folder / "sample"), folder)
+            synthetic_kernels.stand_in(
+                checkout.path, synthetic_kernels.sample(checkout.path, folder / "sample"), folder
+            )
         result = checkout.bazel("build", "//manifests:llama3_trn1", count=False)
         ran = re.search(r"(\d+) worker", result.output)
         steps = 2 * kernels + 2  # and the check of all HLO, and the bundle's

@@ -1,4 +1,4 @@
-"""Deriving manifests from the headers of published models: `./bazelw run //benchmarks:derive`.
+"""Deriving manifests from the headers of published models: `./bazelw run //benchmarks:derive_manifests`.
 
 `kernelgen model` runs for each as a user runs it, on one core; the floor in the same run is export-graphs alone, with the
 arguments that `kernelgen model` gave it. Prints time and memory, how many kernels the manifests hold, and what has no kernel in
@@ -13,8 +13,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
 import usage
-
-# The project's files as a program of Bazel's sees them: links into the checkout and into what was built.
-ROOT = Path(__file__).absolute().parent.parent
+from backend_programs import KERNELGEN, ROOT, Programs, environment
 
 MODELS = ("Llama-3-8B", "Qwen3-8B", "Gemma-2-2B", "Mixtral-8x7B")
 
@@ -36,8 +33,6 @@ PEAK_MIB = 100.0
 
 RUNS = 3
 """Of these the quickest counts."""
-
-KERNELGEN = (sys.executable, "-P", "-m", "kernelgen")
 
 # In a process of its own: one that measures stays small, as `usage.Usage.peak_mb` says.
 WRITE_HEADERS = """
@@ -55,37 +50,6 @@ RECORD_ARGUMENTS = """\
 for argument; do printf '%s\\0' "$argument"; done >"{log}"
 exec "{program}" "$@"
 """
-
-
-@dataclass(frozen=True)
-class Programs:
-    """What asks llama.cpp.
-
-    Attributes:
-        exporter: the path of export-graphs.
-        libraries: the folder with llama.cpp's libraries.
-    """
-
-    exporter: Path
-    libraries: Path
-
-    @staticmethod
-    def find() -> Programs:
-        """Returns what Bazel built, or NEURON_KERNELGEN_EXPORTER and LLAMA_CPP_PROGRAMS name."""
-        exporter = os.environ.get("NEURON_KERNELGEN_EXPORTER", ROOT / "backend/exporter/exporter/export-graphs")
-        libraries = os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tools/llama_cpp/llama_cpp")
-        found = Programs(Path(exporter).absolute(), Path(libraries).absolute())
-        for path in (found.exporter, found.libraries / "libllama.so"):
-            if not path.exists():
-                raise SystemExit(f"{path} is not there; run this as ./bazelw run //benchmarks:derive")
-        return found
-
-    def options(self) -> list[str]:
-        return [f"--exporter={self.exporter}", f"--llama-cpp={self.libraries}"]
-
-
-def environment(**more: str) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT / "tools")} | more
 
 
 def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Iterator[figures.Figure]:
@@ -159,8 +123,9 @@ def exports(manifests: Mapping[str, Path], folder: Path) -> Iterator[figures.Fig
             yield figures.Figure(what, len(found["missing"]), "ops", peer=ops, limit=figures.Limit("value", at_most=0))
 
 
-def measure(models: Sequence[str], runs: int, programs: Programs) -> Iterator[figures.Figure]:
+def measure(quick: bool) -> Iterator[figures.Figure]:
     """Yields the figures of each model, and of the exports."""
+    programs, models, runs = Programs.find(), MODELS[: 1 if quick else None], 1 if quick else RUNS
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -174,13 +139,5 @@ def measure(models: Sequence[str], runs: int, programs: Programs) -> Iterator[fi
         yield from exports({"llama3-8b-f16": ROOT / "manifests" / "llama3.yaml"} | ready, data)
 
 
-def main() -> int:
-    args = figures.arguments(__doc__).parse_args()
-    programs = Programs.find()
-    return figures.report(
-        args, lambda: measure(MODELS[:1] if args.quick else MODELS, 1 if args.quick else RUNS, programs)
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(figures.main(__doc__, measure))

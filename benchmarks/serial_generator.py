@@ -1,9 +1,9 @@
 """The generator that a first version of this project would have been: kernels emitted and compiled one after another, and no cache.
 
-    one_by_one.py KERNELS OUTPUT
+    serial_generator.py KERNELS OUTPUT
 
-KERNELS is a file with a kernel a line, in JSON: `spec`, `library`, `emitter` (a file) and `config`. Used by today.py, with all
-kernels in one process, and with a process for each.
+KERNELS is a file with a kernel a line, in JSON: `spec`, `library`, `emitter` (a file) and `config`. Used by against_scripts.py,
+with all kernels in one process, and with a process for each.
 """
 
 from __future__ import annotations

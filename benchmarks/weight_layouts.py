@@ -1,4 +1,4 @@
-"""Products by weights in forms against the same by weights as ggml has them: `./bazelw run //benchmarks:forms`.
+"""Products by weights in forms against the same by weights as ggml has them: `./bazelw run //benchmarks:weight_layouts`.
 
 For each type MUL_MAT of a matrix of 1024 x 1024 with 1 and with 32 rows, as the simulator computes it: CPU time, the least of
 several turns that alternate between the two. The bytes of each kernel's HLO are in the same rows. It says what XLA makes of the two
@@ -87,10 +87,5 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
             )
 
 
-def main() -> int:
-    args = figures.arguments(__doc__).parse_args()
-    return figures.report(args, lambda: measure(args.quick))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(figures.main(__doc__, measure))

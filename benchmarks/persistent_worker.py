@@ -1,4 +1,4 @@
-"""Emitting through a persistent worker against one process per kernel: `./bazelw run //benchmarks:emit`.
+"""Emitting through a persistent worker against one process per kernel: `./bazelw run //benchmarks:persistent_worker`.
 
 Both emit the same 200 kernels of the manifest llama3 and others like them, one after another, in the same run; the result is their
 ratio. Exit status 1 when it is below 8.

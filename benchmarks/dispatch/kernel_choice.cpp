@@ -1,6 +1,6 @@
 // What the choice of a node's kernels takes, in a bundle of 10,000: the kernel that is made for it, none, or pieces.
 //
-//     pieces [--quick] [--json=FILE]
+//     kernel_choice [--quick] [--json=FILE]
 //
 // The bundle has the ops of a transformer's layer in many widths, each for 1, 8, 32, 128 and 512 tokens, and attention also for
 // six lengths of the cache. Nodes are asked for in random order. For each op the nanoseconds of the fastest of several runs are printed, and
@@ -129,7 +129,7 @@ static double measure(const neuron_kernel_store & store, const std::vector<ggml_
         }
         best = std::min(best, (now_ns() - start) / n);
         if (found != N_ROUNDS * nodes.size()) {
-            fprintf(stderr, "pieces: %zu of %.0f nodes found what they must\n", found, n);
+            fprintf(stderr, "kernel_choice: %zu of %.0f nodes found what they must\n", found, n);
             exit(1);
         }
     }
@@ -160,7 +160,7 @@ int main(int argc, char ** argv) {
         } else if (argument == "--quick") {
             n_kernels = 1000;
         } else {
-            fprintf(stderr, "usage: pieces [--quick] [--json=FILE]\n");
+            fprintf(stderr, "usage: kernel_choice [--quick] [--json=FILE]\n");
             return 2;
         }
     }
@@ -193,7 +193,7 @@ int main(int argc, char ** argv) {
     neuron_kernel_store store;
     store.open(nrt, {});
     if (store.n_kernels() != kernels.size()) {
-        fprintf(stderr, "pieces: the bundle was not opened\n");
+        fprintf(stderr, "kernel_choice: the bundle was not opened\n");
         return 1;
     }
 

@@ -1,4 +1,4 @@
-"""How large the HLO of each op is: `./bazelw run //benchmarks:hlo -- [OP…]`.
+"""How large the HLO of each op is: `./bazelw run //benchmarks:hlo_size -- [OP…]`.
 
 Takes the example of every op (tests/kernels/reference) in the first types that it is registered for, or with --every-type in all of
 them, and prints the bytes of the canonical module, the bytes of its constants, its instructions and computations, and how many

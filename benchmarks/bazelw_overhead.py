@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `bazelw` adds to a call of Bazel when everything is in place: at most 50 ms.
 
-    benchmarks/bazelw.py [--runs N] [--quick] [--json FILE]
+    benchmarks/bazelw_overhead.py [--runs N] [--quick] [--json FILE]
 
 Times `./bazelw build` against a direct call of the same program, in turn, and prints the medians. The program is a stand-in for
 Bazel that prints its version and ends at once, so that only the wrapper is measured: finding the program, asking its version

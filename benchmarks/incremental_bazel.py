@@ -1,8 +1,8 @@
-"""Counts what a build does again after a change: `python3 benchmarks/incremental.py`.
+"""Counts what a build does again after a change: `python3 benchmarks/incremental_bazel.py`.
 
 Works in scratch copies of this checkout and prints, for each change, how many emit and compile actions Bazel executed and how many
 it should have; then, for Bazel, CMake and `kernelgen build`, with the double of neuronx-cc and with the simulator, how much was
-compiled after changes that leave HLO as it was (`unchanged.py`). Exit status 1 when a count is not as it should be.
+compiled after changes that leave HLO as it was (`unchanged_hlo.py`). Exit status 1 when a count is not as it should be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
 import scratch
-import unchanged
+import unchanged_hlo
 
 NUMERIC = ("np.float32(attn_factor)", "np.float32(1.5 * attn_factor)")
 """A change of what rope computes."""
@@ -152,11 +152,11 @@ def _measure(checkouts: scratch.Checkouts, manifest: str | None) -> Iterator[fig
         yield figures.exactly(f"{r.change}: emits", r.emits, r.want_emits, peers[0])
         yield figures.exactly(f"{r.change}: compiles", r.compiles, r.want_compiles, peers[1])
         yield figures.Figure(f"{r.change}", r.seconds, "s", peer=peers[2])
-    for way in unchanged.WAYS:
-        for compiler in unchanged.COMPILERS:
-            for u in unchanged.run(way, compiler, checkouts):
+    for way in unchanged_hlo.WAYS:
+        for compiler in unchanged_hlo.COMPILERS:
+            for u in unchanged_hlo.run(way, compiler, checkouts):
                 what = f"{way}, {compiler}: {u.change}"
-                peer = figures.Peer("kernels", unchanged.KERNELS)
+                peer = figures.Peer("kernels", unchanged_hlo.KERNELS)
                 yield figures.exactly(f"{what}: compiles", u.counts.compiles, u.want_compiles, peer)
                 if u.counts.runs is not None and u.want_runs != u.want_compiles:
                     yield figures.exactly(f"{what}: runs of the compiler", u.counts.runs, u.want_runs, peer)

@@ -1,4 +1,4 @@
-"""Any number of tokens and any length of the cache from few kernels: `./bazelw run //benchmarks:lengths`.
+"""Any number of tokens and any length of the cache from few kernels: `./bazelw run //benchmarks:served_lengths`.
 
 The manifest of Llama-3-8B is derived as the ready manifests are, for a cache of 8,192 cells and calls of up to 512 tokens.
 llama.cpp says what it computes for each number of tokens and each length; each node is served as the backend serves it
@@ -16,12 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools"))
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 import figures
-from derive import Programs
+from backend_programs import Programs
 from kernelgen import cli, manifest
 from kernelgen.dispatch.lengths import LengthIndex, Served
 from kernelgen.emitters.catalog import Catalog

@@ -1,4 +1,4 @@
-"""Counts what a CMake build with Ninja does again after a change: `python3 benchmarks/ninja.py`.
+"""Counts what a CMake build with Ninja does again after a change: `python3 benchmarks/incremental_cmake.py`.
 
 Works in a scratch copy of this checkout, with a manifest of 128 kernels. For each change it prints how many kernels were emitted
 and how many NEFFs compiled, and how many should have been; then how long Ninja takes when there is nothing to do. Exit status 1

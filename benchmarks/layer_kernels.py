@@ -1,4 +1,4 @@
-"""Layers of published models as kernels, from the models' headers: `./bazelw run //benchmarks:layers`.
+"""Layers of published models as kernels, from the models' headers: `./bazelw run //benchmarks:layer_kernels`.
 
 Prints, for a decode step and for a prompt of 512 tokens, how many launches a graph takes when its layers are one kernel each,
 against one launch per node, and how many kernels these are; then how large the HLO of the largest layer is, the CPU time of
@@ -10,15 +10,13 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools"))
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 import figures
-from derive import Programs
+from backend_programs import Programs
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.hlo.lint import errors, lint
@@ -165,17 +163,17 @@ def kernels(name: str, ftype: str, graphs: dict[str, Graph], catalog: Catalog) -
         )
         refused = sum(len(errors(lint(layer, target))) for target in TARGETS.values())
         yield figures.Figure(
-            f"{what}, refused by the lint of any target", refused, "", limit=figures.Limit("value", at_most=0)
+            f"{what}, refused by the lint of any target", refused, "errors", limit=figures.Limit("value", at_most=0)
         )
 
 
-def measure(names: Sequence[str]) -> Iterator[figures.Figure]:
-    """Yields the figures of the models with these names."""
+def measure(quick: bool) -> Iterator[figures.Figure]:
+    """Yields the figures of each model."""
     programs = Programs.find()
     exporter = Exporter(programs.exporter, programs.libraries)
     catalog = Catalog([builtin_library()])
     with tempfile.TemporaryDirectory() as folder:
-        for name in names:
+        for name in list(HEADERS)[: 1 if quick else None]:
             file = write(HEADERS[name](), Path(folder) / f"{name}.gguf")
             for ftype in FTYPES:
                 graphs = exported(file, ftype, exporter)
@@ -183,10 +181,5 @@ def measure(names: Sequence[str]) -> Iterator[figures.Figure]:
                 yield from kernels(name, ftype, graphs, catalog)
 
 
-def main() -> int:
-    args = figures.arguments(__doc__).parse_args()
-    return figures.report(args, lambda: measure(list(HEADERS)[:1] if args.quick else list(HEADERS)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(figures.main(__doc__, measure))

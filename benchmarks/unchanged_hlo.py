@@ -4,7 +4,7 @@ A `Way` builds one small manifest in a scratch checkout, with the simulator or w
 Changes are made one after another and stay. A build knows packages and the interpreter by an environment, whose key has the lock
 and the interpreter's version; copies of this machine's environment, under the keys that others would have, play the others.
 
-`incremental.py` prints the table.
+`incremental_bazel.py` prints the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A token of a small model with one, two and three launches in flight: `./bazelw run //benchmarks:in_flight`.
+"""A token of a small model with one, two and three launches in flight: `./bazelw run //benchmarks:launch_queue`.
 
 The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins,
 as with a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one
@@ -13,26 +13,17 @@ graphs are the same.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Links, where Bazel runs this: beside them is what it built. Python is started without this folder in its path.
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools" / "llama_cpp"))
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).absolute().parent))
 
-import random_llama
-
 import figures
-import groups
-from derive import Programs
+from simulated_model import SimulatedModel, random_llama
 
 LAUNCH_US = 180
 LONG_LAUNCH_US = 10_000
@@ -48,51 +39,33 @@ class Runs:
     """llama.cpp's programs with a model on the simulator."""
 
     def __init__(self, folder: Path, *, quick: bool) -> None:
-        programs = Programs.find()
-        self._llama = programs.libraries
         self._folder = folder
-        self._model = folder / "model.gguf"
-        self._quick = quick
-        random_llama.write(self._model, size=QUICK if quick else SIZE)
-        groups.build(programs, self._model, folder / "model.yaml", folder / "kernels", n_tokens=f"1,2,{BATCH}")
-        device = groups.device(folder / "kernels", folder / "cache")
-        self._environment = os.environ | {"LD_LIBRARY_PATH": str(self._llama), "NEURON_SIMULATOR_THREADS": "1"}
-        self._environment |= {name: str(value) for name, value in device.items()}
-
-    def _run(self, program: str, *arguments: object, **variables: object) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [self._llama / program, *map(str, arguments)],
-            env=self._environment | {name: str(value) for name, value in variables.items()},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise SystemExit(f"{program}: exit status {done.returncode}\n{done.stderr[-4000:]}")
-        return done
+        self._runs = 1 if quick else 5
+        self._model = SimulatedModel(folder, size=QUICK if quick else SIZE, n_tokens=f"1,2,{BATCH}")
 
     def logits(self, name: str, **variables: object) -> bytes:
         """Returns the file of the logits of each token of a prompt."""
         output = self._folder / name
-        arguments = ("--model", self._model, "--output", output, "--prompt", PROMPT, "--ctx-size", 256)
-        self._run("llama-results", *arguments, "-ngl", 99, "--fit", "off", "-fa", "on", "-ub", BATCH, **variables)
+        words = ("--model", self._model.file, "--output", output, "--prompt", PROMPT, "--ctx-size", 256, "-ngl", 99)
+        words += ("--fit", "off", "-fa", "on", "-ub", BATCH)
+        self._model.run("llama-results", *words, NEURON_SIMULATOR_THREADS=1, **variables)
         return output.read_bytes()
 
     def token_ms(
         self, prompt: int, generated: int, launch_us: int = LAUNCH_US, cores: int = 1, **variables: object
     ) -> tuple[list[float], str]:
         """Returns the milliseconds of a token in each repetition, and what the backend says of its launches."""
-        done = self._run(
-            "llama-bench",
-            *("-m", self._model, "-p", prompt, "-n", generated, "-ub", BATCH, "-fa", 1, "-t", 1, "-o", "json"),
-            *("-r", 1 if self._quick else 5, "-ts", CORES[cores]),
-            **variables,
+        return self._model.bench(
+            prompt=prompt,
+            generated=generated,
+            runs=self._runs,
+            options=("-ub", BATCH, "-t", 1, "-ts", CORES[cores]),
             NEURON_RT_NUM_CORES=cores,
             GGML_NEURON_LOG=1,
             NEURON_SIMULATOR_LAUNCH_US=launch_us,
+            NEURON_SIMULATOR_THREADS=1,
+            **variables,
         )
-        (result,) = json.loads(done.stdout)
-        return [ns / (prompt + generated) / 1e6 for ns in result["samples_ns"]], done.stderr
 
 
 def _launches(log: str) -> tuple[int, int]:
@@ -156,10 +129,5 @@ def _prompt(runs: Runs, rounds: int, launch_us: int, *, quick: bool) -> Iterator
         )
 
 
-def main() -> int:
-    args = figures.arguments(__doc__).parse_args()
-    return figures.report(args, lambda: measure(args.quick))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(figures.main(__doc__, measure))
