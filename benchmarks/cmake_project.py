@@ -1,6 +1,6 @@
 """A scratch copy of this checkout, a project that uses it with CMake, and builds of that project whose commands are counted.
 
-Used by benchmarks/ninja.py and by the tests of `add_neuron_kernels()`. Needs CMake and Ninja or make.
+Used by benchmarks/incremental_cmake.py and by the tests of `add_neuron_kernels()`. Needs CMake and Ninja or make.
 """
 
 from __future__ import annotations

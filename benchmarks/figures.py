@@ -1,6 +1,7 @@
 """What a benchmark finds, as values: a figure, what it is held against, and its limit; and the table and JSON of them.
 
-Every benchmark yields `Figure`s; `report` is the `main` of each, and run.py collects what they write. Needs nothing of kernelgen.
+Every benchmark yields `Figure`s. `main` runs it, or `report` where it has arguments of its own, and run.py collects what they
+write. Needs nothing of kernelgen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 Direction = Literal["value / peer", "peer / value"]
+
+UNITS = tuple("s ms µs ns MB MiB KiB bytes kernels nodes ops launches splits lines errors times 1/s".split())
+"""What a figure may be in; results.schema.json has the same."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,16 @@ class Figure:
     Attributes:
         what: what it is.
         value: in `unit`.
-        unit: `s`, `ms`, `µs`, `ns`, `MiB`, `kernels`, `1/s`.
+        unit: of `UNITS`.
         kernels: how many kernels it is for; None when that is not part of it.
         peer: what it is held against.
         direction: how the ratio is taken. Where figure and peer are for different numbers of kernels it is that of the costs per
             kernel.
         limit: None when there is none.
         series: figures of one series, for several numbers of kernels, are a line in the plot.
+
+    Raises:
+        ValueError: the unit is none of `UNITS`.
     """
 
     what: str
@@ -72,6 +79,10 @@ class Figure:
     direction: Direction = "value / peer"
     limit: Limit | None = None
     series: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"{self.what}: {self.unit!r} is no unit of results.schema.json ({', '.join(UNITS)})")
 
     @property
     def ratio(self) -> float | None:
@@ -177,6 +188,17 @@ def report(args: argparse.Namespace, measure: Callable[[], Iterable[Figure]]) ->
     if args.json:
         write(args.json, found)
     return 0 if all(figure.met for figure in found) else 1
+
+
+def main(doc: str | None, measure: Callable[[bool], Iterable[Figure]]) -> int:
+    """Is the `main` of a benchmark that has no arguments of its own: returns the exit status.
+
+    Args:
+        doc: the benchmark's docstring.
+        measure: yields its figures; is told whether `--quick` was given.
+    """
+    args = arguments(doc).parse_args()
+    return report(args, lambda: measure(args.quick))
 
 
 def write(path: Path, found: Sequence[Figure]) -> None:

@@ -4,8 +4,8 @@
 
 The product of large matrices is written here, with a DMA per tile of each product; the other kernels are kernelgen's own, in NKI
 and in JAX, for a Llama of 8 billion parameters. Seconds are of one CPU, the least of three times: recording, rolling loops, and
-lowering through JAX to canonical HLO. `first` is the first of the three, in which JAX traces its own functions as well. The ratio
-is to the emitter in JAX in the same run. Exit status 1 where a kernel takes more than a second or has more than 1,000 lines.
+lowering through JAX to canonical HLO. In the first of the three JAX traces its own functions as well. Each is held against the
+emitter in JAX in the same run. Exit status 1 where a kernel takes more than a second or has more than 1,000 lines.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 import jax
 import jax.numpy as jnp
 
+import figures
 from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
@@ -124,28 +128,29 @@ def library() -> Iterator[tuple[str, KernelSpec]]:
             yield name, KernelSpec.make(op, [TensorDesc.parse(t) for t in inputs], TensorDesc.parse(output), params)
 
 
-def measured() -> Iterator[tuple[str, Cost, Cost]]:
-    """Yields each kernel's name, and what it takes in NKI and in JAX."""
+def measured(quick: bool) -> Iterator[tuple[str, Cost, Cost]]:
+    """Yields each kernel's name, and what it takes in NKI and in JAX; of the first alone for `quick`."""
     square = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
     base = traced(lambda a, b: a.T @ b, square)
     found = traced(lambda a, b: kernel.record(product, [a, b], {}, older=False)(a, b), square)
     yield "matmul 4096 x 4096 x 4096 bf16", found, base
     catalog = Catalog([builtin_library()])
-    for name, spec in library():
+    for name, spec in [] if quick else library():
         base = emitted(spec, "jax", catalog)
         yield name, emitted(spec, "nki", catalog), base
 
 
-def main() -> int:
+def measure(quick: bool) -> Iterator[figures.Figure]:
     jax.jit(lambda x: x + 1).lower(jnp.zeros(3))  # JAX's own start
-    good = True
-    print(f"{'kernel':32} {'seconds':>8} {'first':>6} {'lines':>6} {'JAX: seconds':>13} {'lines':>6} {'ratio':>6}")
-    for name, own, base in measured():
-        good = good and own.seconds <= SECONDS and own.lines <= LINES
-        in_jax = f"{base.seconds:13.3f} {base.lines:6} {own.seconds / base.seconds:6.0f}"
-        print(f"{name:32} {own.seconds:8.2f} {own.first:6.2f} {own.lines:6} {in_jax}", flush=True)
-    return 0 if good else 1
+    for name, own, base in measured(quick):
+        within = figures.Limit("value", at_most=SECONDS)
+        yield figures.Figure(name, own.seconds, "s", peer=figures.Peer("in JAX", base.seconds), limit=within)
+        yield figures.Figure(f"{name}, the first time", own.first, "s", peer=figures.Peer("in JAX", base.first))
+        within = figures.Limit("value", at_most=LINES)
+        yield figures.Figure(
+            f"{name}, lines of HLO", own.lines, "lines", peer=figures.Peer("in JAX", base.lines), limit=within
+        )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(figures.main(__doc__, measure))

@@ -47,62 +47,61 @@ class Benchmark:
     default: bool = True
 
 
-def _script(name: str) -> tuple[str, ...]:
-    return (sys.executable, "-P", str(HERE / f"{name}.py"))
-
-
 def _built(label: str, *flags: str) -> tuple[str, ...]:
     return (str(HERE.parent / "bazelw"), "run", "--ui_event_filters=-info", "--noshow_progress", *flags, label, "--")
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {
-    "bazelw": Benchmark("what bazelw adds to a call of Bazel", _script("bazelw")),
-    "emit": Benchmark("emitting through a worker, against a process per kernel", _script("emit")),
-    "incremental": Benchmark("what Bazel does again after a change", _script("incremental")),
-    "ninja": Benchmark("what Ninja does again after a change", _script("ninja")),
-    "cold": Benchmark("a cold build, against a shell loop and against the least it could take", _script("cold")),
-    "today": Benchmark("five builds, against a shell loop and a generator without a cache", _script("today")),
-    "scale": Benchmark("100, 1,000 and 10,000 kernels", _script("scale")),
-    "lookup": Benchmark("finding a kernel in a bundle", _built("//benchmarks/lookup", "--compilation_mode=opt")),
-    "derive": Benchmark(
-        "manifests from the headers of published models (builds llama.cpp)", _built("//benchmarks:derive"), False
-    ),
-    "lengths": Benchmark(
-        "any number of tokens and any length of the cache from few kernels (builds llama.cpp)",
-        _built("//benchmarks:lengths"),
-        False,
-    ),
-    "prompt": Benchmark(
-        "a prompt of a number of tokens for which no kernel is made (builds llama.cpp)",
-        _built("//benchmarks:prompt"),
-        False,
-    ),
-    "layers": Benchmark("layers of models as one kernel each (builds llama.cpp)", _built("//benchmarks:layers"), False),
-    "simulated": Benchmark(
-        "a generated token on the simulator against llama.cpp's CPU backend (builds llama.cpp)",
-        _built("//benchmarks:simulated"),
-        False,
-    ),
-    "launch": Benchmark("a launch of a small kernel on the simulator", _built("//benchmarks/launch"), False),
-    "groups": Benchmark(
-        "a token with groups of nodes in one launch, and without (builds llama.cpp)",
-        _built("//benchmarks:groups"),
-        False,
-    ),
-    "in_flight": Benchmark(
-        "a token with one, two and three launches in flight (builds llama.cpp)",
-        _built("//benchmarks:in_flight"),
-        False,
-    ),
-    "forms": Benchmark("products by weights in forms, on the simulator", _built("//benchmarks:forms"), False),
-    "dispatch": Benchmark("the backend's cost per op (builds llama.cpp)", _built("//benchmarks/dispatch"), False),
-    "pieces": Benchmark(
-        "choosing kernels among 10,000 (builds llama.cpp)", _built("//benchmarks/dispatch:pieces"), False
-    ),
-    "library": Benchmark(
-        "every kernel that test-backend-ops asks for (builds llama.cpp)", _built("//benchmarks:library"), False
-    ),
+# Of a script, and of a program that Bazel builds: what it measures.
+_SCRIPTS = {
+    "bazelw_overhead": "what bazelw adds to a call of Bazel",
+    "persistent_worker": "emitting through a worker, against a process per kernel",
+    "incremental_bazel": "what Bazel does again after a change",
+    "incremental_cmake": "what Ninja does again after a change",
+    "cold_build": "a cold build, against a shell loop and against the least it could take",
+    "against_scripts": "five builds, against a shell loop and a generator without a cache",
+    "scale": "100, 1,000 and 10,000 kernels",
 }
+_PROGRAMS = {
+    "//benchmarks:derive_manifests": "manifests from the headers of published models (builds llama.cpp)",
+    "//benchmarks:served_lengths": "any number of tokens and any length of the cache from few kernels (builds llama.cpp)",
+    "//benchmarks:chunked_prompt": "a prompt of a number of tokens for which no kernel is made (builds llama.cpp)",
+    "//benchmarks:layer_kernels": "layers of models as one kernel each (builds llama.cpp)",
+    "//benchmarks:simulated_token": "a generated token on the simulator against llama.cpp's CPU backend (builds llama.cpp)",
+    "//benchmarks/launch:launch": "a launch of a small kernel on the simulator",
+    "//benchmarks:layer_launches": "a token with groups of nodes in one launch, and without (builds llama.cpp)",
+    "//benchmarks:launch_queue": "a token with one, two and three launches in flight (builds llama.cpp)",
+    "//benchmarks:weight_layouts": "products by weights in forms, on the simulator",
+    "//benchmarks/dispatch:dispatch": "the backend's cost per op (builds llama.cpp)",
+    "//benchmarks/dispatch:kernel_choice": "choosing kernels among 10,000 (builds llama.cpp)",
+    "//benchmarks:emit_every_op": "every kernel that test-backend-ops asks for (builds llama.cpp)",
+    "//benchmarks:nki_emission": "emitting NKI kernels, against the same in JAX",
+}
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    **{name: Benchmark(what, (sys.executable, "-P", str(HERE / f"{name}.py"))) for name, what in _SCRIPTS.items()},
+    "lookup": Benchmark("finding a kernel in a bundle", _built("//benchmarks/lookup", "--compilation_mode=opt")),
+    **{label.rpartition(":")[2]: Benchmark(what, _built(label), default=False) for label, what in _PROGRAMS.items()},
+}
+
+OLD_NAMES = {
+    "bazelw": "bazelw_overhead",
+    "cold": "cold_build",
+    "derive": "derive_manifests",
+    "emit": "persistent_worker",
+    "forms": "weight_layouts",
+    "groups": "layer_launches",
+    "in_flight": "launch_queue",
+    "incremental": "incremental_bazel",
+    "layers": "layer_kernels",
+    "lengths": "served_lengths",
+    "library": "emit_every_op",
+    "ninja": "incremental_cmake",
+    "pieces": "kernel_choice",
+    "prompt": "chunked_prompt",
+    "simulated": "simulated_token",
+    "today": "against_scripts",
+}
+"""What benchmarks were called, which `--only` still takes; Bazel has the same as aliases."""
 
 
 @dataclass(frozen=True)
@@ -198,12 +197,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0],
         epilog="\n".join(
-            f"  {name:12} {b.what}{'' if b.default else '; only when named'}" for name, b in BENCHMARKS.items()
+            f"  {name:17} {b.what}{'' if b.default else '; only when named'}" for name, b in BENCHMARKS.items()
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--only", action="append", choices=BENCHMARKS, metavar="NAME", help="Only this one; several times for several."
+        "--only",
+        action="append",
+        type=lambda name: OLD_NAMES.get(name, name),
+        choices=BENCHMARKS,
+        metavar="NAME",
+        help="Only this one; several times for several.",
     )
     parser.add_argument("--quick", action="store_true", help="Small sizes: whether it works, not what it costs.")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """What 100, 1,000 and 10,000 kernels cost, and that it grows no faster than they do: `./bazelw run //benchmarks:scale`.
 
 The manifest lists every kernel by itself, the longest form there is. Nothing real is emitted or compiled: for the bundles, kernels
-are made up from one real kernel, and in the builds the steps write that one's HLO and NEFF for all (`made_up.py`).
+are made up from one real kernel, and in the builds the steps write that one's HLO and NEFF for all (`synthetic_kernels.py`).
 
 For each step: seconds, CPU time, and the largest memory of one of its processes.
 
@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cmake_project
 import figures
-import made_up
 import scratch
+import synthetic_kernels
 import usage
 
 SIZES = (100, 1_000, 10_000)
@@ -80,7 +80,7 @@ def text(count: int) -> str:
     return "format: 1\nname: big\ntargets: [trn1]\nkernels:\n" + "".join(entries)
 
 
-def by_itself(count: int, folder: Path, copy: Path, sample: made_up.Sample) -> Iterator[Cost]:
+def by_itself(count: int, folder: Path, copy: Path, sample: synthetic_kernels.Sample) -> Iterator[Cost]:
     """Yields what kernelgen costs without a build tool: plan, render, and bundles written and opened.
 
     Args:
@@ -118,10 +118,10 @@ def by_itself(count: int, folder: Path, copy: Path, sample: made_up.Sample) -> I
     yield child("open the pack", out / "big_trn1.kernels.gguf", count)
 
 
-def with_bazel(count: int, sample: made_up.Sample) -> Iterator[Cost]:
+def with_bazel(count: int, sample: synthetic_kernels.Sample) -> Iterator[Cost]:
     """Yields what Bazel costs: its loading and analysis, and a build with nothing to do."""
     with scratch.checkout() as checkout:
-        made_up.stand_in(checkout.path, sample, checkout.path.parent)
+        synthetic_kernels.stand_in(checkout.path, sample, checkout.path.parent)
         (checkout.path / "manifests/big.yaml").write_text(text(count))
         line = 'neuron.kernels(manifest = ["//manifests:llama3.yaml"])'
         checkout.edit("MODULE.bazel", line, f"{line}\n{line.replace('llama3', 'big')}")
@@ -145,7 +145,7 @@ def with_bazel(count: int, sample: made_up.Sample) -> Iterator[Cost]:
         yield measured("Bazel: null build")
 
 
-def with_ninja(count: int, sample: made_up.Sample, folder: Path, copy: Path) -> Iterator[Cost]:
+def with_ninja(count: int, sample: synthetic_kernels.Sample, folder: Path, copy: Path) -> Iterator[Cost]:
     """Yields what CMake and Ninja cost: configuring, and a build with nothing to do."""
     project = cmake_project.Project(folder / "project", folder / "build")
     cmake_project.write(
@@ -172,10 +172,10 @@ def costs(count: int, *, bazel: bool = True, ninja: bool = True) -> Iterator[Cos
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-") as name:
         folder = Path(name)
         copy = cmake_project.copy(folder / "kernelgen")
-        sample = made_up.sample(copy, folder / "sample")
+        sample = synthetic_kernels.sample(copy, folder / "sample")
         yield from by_itself(count, folder, copy, sample)
         if ninja:
-            made_up.stand_in(copy, sample, folder)
+            synthetic_kernels.stand_in(copy, sample, folder)
             yield from with_ninja(count, sample, folder, copy)
         if bazel:
             yield from with_bazel(count, sample)
@@ -240,9 +240,9 @@ def _child(what: str, *arguments: str) -> None:
             start()
             renderer.generate(plan, [renderer.BazelLibrary(builtin_library(), "@@//kernels")], "@@")
         else:
-            sample = made_up.Sample(Path(arguments[1]).read_bytes(), b"", "")
+            sample = synthetic_kernels.Sample(Path(arguments[1]).read_bytes(), b"", "")
             start()
-            made_up.files(plan, sample, Path(arguments[2]))
+            synthetic_kernels.files(plan, sample, Path(arguments[2]))
     print(json.dumps([time.perf_counter() - begun, time.process_time() - cpu]))
 
 

@@ -4,9 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-BUILT = ROOT / "backend" / "ggml-neuron" / "test_programs"
+sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
-os.environ["LD_LIBRARY_PATH"] = str(ROOT / "tests" / "llama" / "llama_cpp")
-program = BUILT / "dispatch"
-os.execv(program, [str(program), str(BUILT / "libggml-neuron.so"), str(BUILT / "libnrt-noop.so"), *sys.argv[1:]])
+from backend_programs import built
+
+programs = built("backend/ggml-neuron/test_programs", "GGML_NEURON_TEST_PROGRAMS")
+os.environ["LD_LIBRARY_PATH"] = str(built("tools/llama_cpp/llama_cpp", "LLAMA_CPP_PROGRAMS"))
+program = programs / "dispatch"
+os.execv(program, [str(program), str(programs / "libggml-neuron.so"), str(programs / "libnrt-noop.so"), *sys.argv[1:]])

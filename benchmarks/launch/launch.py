@@ -18,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-# Python is started without these folders in its path.
-sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
+import backend_programs
 import figures
 from kernelgen import lowering
 from kernelgen.compilers.settings import CompileConfig
@@ -32,9 +31,6 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute
 from kernelgen.neff import container
 from kernelgen.spec.op_kernel import KernelSpec
-
-# Of links, where Bazel runs this: beside them is what it built.
-ROOT = Path(__file__).absolute().parents[2]
 
 LIMIT_US = 20
 ROUNDS = 15
@@ -51,13 +47,14 @@ def _hlo() -> bytes:
 
 def _launches(kernel: bytes, rounds: int) -> tuple[float, float]:
     """Returns the median microseconds of a launch, and of an exchange of nothing between two processes."""
-    program = Path(os.environ.get("LAUNCHES", ROOT / "benchmarks" / "launch" / "launches")).absolute()
-    if not program.exists():
-        raise SystemExit(f"{program} is not there; run this as ./bazelw run //benchmarks/launch")
+    program = backend_programs.built("benchmarks/launch/launches", "LAUNCHES")
     with tempfile.NamedTemporaryFile(suffix=".neff") as file:
         file.write(container.write_simulated(kernel, CompileConfig.make("trn1").flags(), "simulator 1"))
         file.flush()
-        found = {"NEURON_SIMULATOR_PYTHON": sys.executable, "NEURON_SIMULATOR_PATH": str(ROOT / "tools")}
+        found = {
+            "NEURON_SIMULATOR_PYTHON": sys.executable,
+            "NEURON_SIMULATOR_PATH": str(backend_programs.ROOT / "tools"),
+        }
         done = subprocess.run(
             [program, file.name, str(rounds)], env=os.environ | found, stdout=subprocess.PIPE, check=True, text=True
         )
@@ -91,10 +88,5 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
     yield figures.Figure("the same", launch, "µs", peer=figures.Peer("XLA alone, in one process", _xla(kernel)))
 
 
-def main() -> int:
-    args = figures.arguments(__doc__).parse_args()
-    return figures.report(args, lambda: measure(args.quick))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(figures.main(__doc__, measure))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import incremental
+import incremental_bazel
 import scratch
-import unchanged
+import unchanged_hlo
 
 
 def built(way: str, *arguments: str, long: bool = False) -> Any:
@@ -20,7 +20,7 @@ def built(way: str, *arguments: str, long: bool = False) -> Any:
 
 @pytest.mark.together("changes")
 def test_every_change_runs_exactly_the_actions_it_must(checkouts: scratch.Checkouts) -> None:
-    rows = list(incremental.run(checkouts, incremental.SMALL))
+    rows = list(incremental_bazel.run(checkouts, incremental_bazel.SMALL))
     counts = {r.change: (r.emits, r.compiles) for r in rows}
     assert counts == {r.change: (r.want_emits, r.want_compiles) for r in rows}
     assert len(rows) == 8
@@ -36,31 +36,31 @@ def test_every_change_runs_exactly_the_actions_it_must(checkouts: scratch.Checko
     ("way", "compiler"),
     [
         built("Bazel", "simulator", long=True),
-        *(built(way, "neuronx-cc", long=way != "Bazel") for way in unchanged.WAYS),
+        *(built(way, "neuronx-cc", long=way != "Bazel") for way in unchanged_hlo.WAYS),
     ],
 )
 def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str, checkouts: scratch.Checkouts) -> None:
-    rows = list(unchanged.run(way, compiler, checkouts, at_once=True))
+    rows = list(unchanged_hlo.run(way, compiler, checkouts, at_once=True))
     counts = {r.change: (r.counts.compiles, r.counts.runs) for r in rows}
     runs = [r.want_runs if compiler == "neuronx-cc" else None for r in rows]
     assert counts == {r.change: (r.want_compiles, n) for r, n in zip(rows, runs, strict=True)}
-    assert counts["cold build"][0] == unchanged.KERNELS
+    assert counts["cold build"][0] == unchanged_hlo.KERNELS
     changed = [r for r in rows if r.counts.emits and not r.counts.compiles]
     # A change that reaches no step proves nothing: those of kernelgen and of its environment have kernels emitted again.
     assert len(changed) >= 2 or way == "kernelgen build"
 
 
-@pytest.mark.parametrize("way", [built(way, long=way != "Bazel") for way in unchanged.WAYS])
+@pytest.mark.parametrize("way", [built(way, long=way != "Bazel") for way in unchanged_hlo.WAYS])
 def test_a_new_lint_rule_refuses_what_was_compiled_and_compiles_nothing(way: str, checkouts: scratch.Checkouts) -> None:
-    with unchanged.prepared(way, "neuronx-cc", checkouts) as (builds, record):
+    with unchanged_hlo.prepared(way, "neuronx-cc", checkouts) as (builds, record):
         builds.build()
         runs = record.read_text()
-        unchanged.add_lint_rule(builds.tree, 'lambda m, target: [(None, "it is refused")]')
+        unchanged_hlo.add_lint_rule(builds.tree, 'lambda m, target: [(None, "it is refused")]')
         with pytest.raises(scratch.BuildFailed) as caught:
             builds.build()
         kernels = set(
             re.findall(r"error: kernel (\S+) for trn1: \[kernelgen/added\] module: it is refused", str(caught.value))
         )
-        assert len(kernels) == unchanged.KERNELS
+        assert len(kernels) == unchanged_hlo.KERNELS
         compiled = [line for line in record.read_text()[len(runs) :].splitlines() if '"compile"' in line]
         assert compiled == []

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import against_scripts
 import figures
-import made_up
 import scale
-import today
+import synthetic_kernels
 import usage
+from against_scripts import BAZEL, BUILD, GENERATOR, LOOP, Timed
 from scale import Cost
-from today import BAZEL, BUILD, GENERATOR, LOOP, Timed
 
 
 def test_a_manifest_of_any_size_has_as_many_kernels() -> None:
@@ -77,9 +77,9 @@ def test_made_up_kernels_differ_and_the_stand_in_writes_one_for_all(tmp_path: Pa
     copy = tmp_path / "copy"
     for folder in ("tools/kernelgen", "tools/nki_interpreter", "kernels", "rules/cmake"):
         shutil.copytree(root / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    sample = made_up.sample(copy, tmp_path / "sample")
+    sample = synthetic_kernels.sample(copy, tmp_path / "sample")
     assert sample.hlo and b"kernelgen-simulator" in sample.neff
-    made_up.stand_in(copy, sample, tmp_path)
+    synthetic_kernels.stand_in(copy, sample, tmp_path)
     python = [sys.executable, "-P", "-m"]
     env = {**os.environ, "PYTHONPATH": str(copy / "tools"), "PYTHONDONTWRITEBYTECODE": "1"}
     for step, wanted in (("emit", sample.hlo), ("compile", sample.neff)):
@@ -95,13 +95,13 @@ def test_the_kernels_of_the_comparison_have_one_rope() -> None:
         for n in range(4)
     ]
     for count in (2, 5, 9):
-        chosen = today.choose(kernels, count)
+        chosen = against_scripts.choose(kernels, count)
         assert len({k["id"] for k in chosen}) == count
         assert sum(k["emitter"] == "rope" for k in chosen) == 1
-    assert "alias" not in json.loads(today.manifest(chosen))["kernels"][0]
+    assert "alias" not in json.loads(against_scripts.manifest(chosen))["kernels"][0]
     for count in (1, 10):
         with pytest.raises(ValueError, match="not enough"):
-            today.choose(kernels, count)
+            against_scripts.choose(kernels, count)
 
 
 def test_cases_are_judged_against_the_run_that_they_stand_for() -> None:
@@ -112,7 +112,7 @@ def test_cases_are_judged_against_the_run_that_they_stand_for() -> None:
         BUILD: ours,
         BAZEL: ours,
     }
-    found = list(today.judge(times))
+    found = list(against_scripts.judge(times))
     assert all(f.met for f in found)
     ratios = {(f.what, f.peer.what): f.ratio for f in found if f.peer and f.unit == "s"}
     assert ratios[f"{BUILD}: cold", LOOP] == 10
@@ -122,12 +122,14 @@ def test_cases_are_judged_against_the_run_that_they_stand_for() -> None:
     assert ratios[f"{GENERATOR}: cold", LOOP] == 5
     # A kernel that was compiled and need not have been.
     times[BAZEL] = [*ours[:3], Timed(3, 1, 0), ours[4]]
-    assert [f.what for f in today.judge(times) if not f.met] == [f"{BAZEL}: a comment in every emitter: compiles"]
+    assert [f.what for f in against_scripts.judge(times) if not f.met] == [
+        f"{BAZEL}: a comment in every emitter: compiles"
+    ]
 
 
 @pytest.mark.long
 def test_every_way_makes_the_same_neffs_and_ours_compiles_what_changed() -> None:
-    found = list(today.measure(2, bazel=False))
+    found = list(against_scripts.measure(2, bazel=False))
     assert [f.what for f in found if not f.met] == []
     compiles = [f.value for f in found if f.what.startswith(BUILD) and f.what.endswith("compiles")]
     assert compiles == [2, 0, 1, 0, 0]

@@ -1,6 +1,6 @@
 """A scratch copy of the checkout for projects that use it, and the double of neuronx-cc.
 
-benchmarks/cmake_project.py and benchmarks/ninja.py are importable here: the tests build projects as the benchmark does.
+benchmarks/cmake_project.py and benchmarks/incremental_cmake.py are importable here: the tests build projects as the benchmark does.
 """
 
 from __future__ import annotations

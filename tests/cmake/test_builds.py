@@ -18,7 +18,7 @@ from kernelgen.emitters.limit import EMIT_TIMEOUT
 
 from .conftest import ROOT, SMALL, cmake_project
 
-import ninja  # isort: skip  # benchmarks/ninja.py, which conftest makes importable
+import incremental_cmake  # isort: skip  # benchmarks/incremental_cmake.py, which conftest makes importable
 
 Make = Callable[..., cmake_project.Project]
 
@@ -134,12 +134,12 @@ def test_the_pack_is_the_one_that_bazel_builds(project: Make, tmp_path: Path) ->
 
 @GENERATORS
 def test_every_change_runs_exactly_the_commands_it_must(tmp_path: Path, generator: str) -> None:
-    root, project = ninja.prepare(tmp_path, 8, generator)
-    rows = list(ninja.changes(root, project, 8))
+    root, project = incremental_cmake.prepare(tmp_path, 8, generator)
+    rows = list(incremental_cmake.changes(root, project, 8))
     assert [(r.change, r.emits, r.compiles) for r in rows if not r.right] == []
     assert len(rows) == 7
     # A kernel that is gone from the manifest takes nothing with it.
-    (project.source / "many.yaml").write_text(ninja.manifest(8))
+    (project.source / "many.yaml").write_text(incremental_cmake.manifest(8))
     result = project.make()
     assert result.compiles == ()
     assert sorted(c for c in result.commands if c.startswith("Packing")) == ["Packing many_inf2", "Packing many_trn1"]

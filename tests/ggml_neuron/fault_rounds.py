@@ -24,7 +24,7 @@ import gguf
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).absolute().parent))
-sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "llama"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tools" / "llama_cpp"))
 
 import random_llama
 from programs import SCENARIOS, Programs, build, find_programs

@@ -122,7 +122,7 @@ def named(built: Path, variable: str) -> Path:
 def find_programs(there: Callable[[Path, str], Path] = named) -> Programs:
     """Returns what was built from C++, wherever it is; `there` says where one is, and what to do when it is not."""
     built = ROOT / "backend" / "ggml-neuron" / "test_programs"
-    llama_cpp = ROOT / "tests" / "llama" / "llama_cpp"
+    llama_cpp = ROOT / "tools" / "llama_cpp" / "llama_cpp"
     simulator = ROOT / "backend" / "simulator" / "libnrt.so.1"
     return Programs(
         there(built, "GGML_NEURON_TEST_PROGRAMS"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from programs import ROOT, Programs, build
 
-sys.path.insert(0, str(ROOT / "tests" / "llama"))
+sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
 import random_llama
 

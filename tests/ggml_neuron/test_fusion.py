@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from programs import ROOT, Programs
 
-sys.path.insert(0, str(ROOT / "tests" / "llama"))
+sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
 import random_llama
 
@@ -51,7 +51,7 @@ def fusions(text: str) -> dict[tuple[str, str], int]:
 
 
 def test_each_layer_is_one_launch(programs: Programs, model: Path) -> None:
-    preload = os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tests" / "llama" / "libload_backends.so")
+    preload = os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools" / "llama_cpp" / "libload_backends.so")
     variables = {
         "GGML_BACKEND_PATH": programs.find("libggml-neuron.so"),
         "GGML_NEURON_KERNEL_DIR": model.parent / "kernels",

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from programs import ROOT, Programs
 
-sys.path.insert(0, str(ROOT / "tests" / "llama"))
+sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
 import random_llama
 

@@ -1,4 +1,4 @@
-"""The programs under test, and this folder's modules by name."""
+"""The programs under test, and the modules of tools/llama_cpp by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "llama_cpp"))
 
 import harness
 

@@ -1,4 +1,4 @@
-"""A sample of what `bazel run //tests/llama:any_tokens` does."""
+"""A sample of what `bazel run //tools/llama_cpp:any_tokens` does."""
 
 from __future__ import annotations
 

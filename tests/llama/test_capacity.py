@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import random_llama
 
-CAPACITY = Path(os.environ.get("NEURON_KERNELGEN_CAPACITY", Path(__file__).parent / "calls" / "calls" / "capacity"))
+CAPACITY = Path(
+    os.environ.get("NEURON_KERNELGEN_CAPACITY", Path(harness.__file__).parent / "calls" / "calls" / "capacity")
+)
 
 LAYERS = 12
 """Of the model of 6 GB."""

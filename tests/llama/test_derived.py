@@ -1,4 +1,4 @@
-"""What `kernelgen model` derives is what a run asks for; `bazel run //tests/llama:derived` does it for every architecture."""
+"""What `kernelgen model` derives is what a run asks for; `bazel run //tools/llama_cpp:derived` does it for every architecture."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_page_has_a_row_for_each(rows: list[derived.Compared]) -> None:
 
 
 def test_default_kernels_compute_calls_of_other_numbers_of_tokens(programs: harness.Programs, tmp_path: Path) -> None:
-    """As the page says; for other architectures `bazel run //tests/llama:default_kernels` shows it."""
+    """As the page says; for other architectures `bazel run //tools/llama_cpp:default_kernels` shows it."""
     work = tmp_path / "work"
     work.mkdir()
     lane = default_kernels.Lane(programs, work, 1)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def exporter(there: Callable[[Path, str], Path]) -> Exporter:
     program = there(ROOT / "backend/exporter/exporter/export-graphs", VARIABLE)
-    libraries = there(ROOT / "tests/llama/llama_cpp", "LLAMA_CPP_PROGRAMS")
+    libraries = there(ROOT / "tools/llama_cpp/llama_cpp", "LLAMA_CPP_PROGRAMS")
     assert (libraries / "libllama.so").exists()
     return Exporter(program, libraries)
 

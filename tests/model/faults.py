@@ -353,7 +353,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the files that show something there")
     args = parser.parse_args()
     root = Path(__file__).resolve().parents[2]
-    here = Path(os.environ.get("LLAMA_CPP_PROGRAMS", root / "tests/llama/llama_cpp")).absolute()
+    here = Path(os.environ.get("LLAMA_CPP_PROGRAMS", root / "tools/llama_cpp/llama_cpp")).absolute()
     whole = os.environ.get(
         "NEURON_KERNELGEN_SANITIZED_EXPORTER", root / "backend/sanitizers/exporter_address_whole/export-graphs"
     )
@@ -363,7 +363,7 @@ def main() -> int:
         Path(whole).absolute(),
         None,
     )
-    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", root / "tests/llama/libload_backends.so")).absolute()
+    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", root / "tools/llama_cpp/libload_backends.so")).absolute()
     if args.keep:
         args.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made:

@@ -7,8 +7,9 @@ from pathlib import Path
 import headers
 import pytest
 
-import derive as benchmark
-import lengths
+import derive_manifests as benchmark
+import served_lengths
+from backend_programs import Programs
 from kernelgen.model.exporter import Exporter
 
 from .conftest import ROOT, specs
@@ -16,9 +17,9 @@ from .conftest import ROOT, specs
 DATA = ROOT / "tests" / "data" / "graph-ops"
 
 
-def programs(exporter: Exporter) -> benchmark.Programs:
+def programs(exporter: Exporter) -> Programs:
     assert exporter.libraries is not None
-    return benchmark.Programs(exporter.program, exporter.libraries)
+    return Programs(exporter.program, exporter.libraries)
 
 
 def test_a_model_is_derived_and_its_graphs_are_covered(exporter: Exporter, tmp_path: Path) -> None:
@@ -53,9 +54,9 @@ def test_exports_are_held_against_the_manifest_of_their_model() -> None:
 def test_lengths_are_counted_on_a_model_of_toy_size(
     exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lengths, "N_CTX", 1024)
+    monkeypatch.setattr(served_lengths, "N_CTX", 1024)
     file = headers.write(headers.qwen3(), tmp_path / "tiny.gguf")
-    found = {figure.what: figure for figure in lengths.measure(file, programs(exporter), (1, 7, 300))}
+    found = {figure.what: figure for figure in served_lengths.measure(file, programs(exporter), (1, 7, 300))}
     assert found["nodes that no kernels compute"].value == 0
     exact = found["kernels for every number of tokens and every length"]
     assert exact.peer is not None

@@ -39,7 +39,7 @@ def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> faults.P
 def bases(programs: faults.Programs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Returns headers: models with a window, experts, norms; a recurrent one, and one that is both."""
     folder = tmp_path_factory.mktemp("models")
-    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tests/llama/libload_backends.so")).absolute()
+    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
     faults.save_models(programs.libraries, load_backends, "^(mamba|qwen3next)$", folder)
     found = faults.bases(folder)
     assert {"mamba-dense", "qwen3next-moe", "gemma2"} <= set(found)

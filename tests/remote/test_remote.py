@@ -19,7 +19,7 @@ import cluster as clusters
 import pytest
 import yaml
 
-import incremental
+import incremental_bazel
 import scratch
 
 SIMULATOR = {"neuron-compiler": ["simulator"], "neuron-target": ["trn1", "inf2", "trn2"]}
@@ -120,7 +120,7 @@ def test_two_checkouts_share_an_http_cache(
 @pytest.mark.parametrize("kernels", [4, pytest.param(11, marks=pytest.mark.long)])
 def test_a_model_is_built_by_two_workers(kernels: int, cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
     workers = [cluster.worker(name, SIMULATOR) for name in ("one", "two")]
-    (checkout.path / "manifests/llama3.yaml").write_text(one_of_each_op(incremental.SMALL, kernels))
+    (checkout.path / "manifests/llama3.yaml").write_text(one_of_each_op(incremental_bazel.SMALL, kernels))
     flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
     target = "//manifests:llama3_trn1"
     cold = checkout.bazel("build", target, flags=flags)

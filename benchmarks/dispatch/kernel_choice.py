@@ -1,0 +1,14 @@
+"""Runs the benchmark of choosing kernels with what Bazel built; kernel_choice.cpp says what it measures."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
+
+from backend_programs import built
+
+programs = built("backend/ggml-neuron/test_programs", "GGML_NEURON_TEST_PROGRAMS")
+os.environ["LD_LIBRARY_PATH"] = str(built("tools/llama_cpp/llama_cpp", "LLAMA_CPP_PROGRAMS"))
+program = programs / "kernel_choice"
+os.execv(program, [str(program), *sys.argv[1:]])

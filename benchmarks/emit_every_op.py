@@ -1,0 +1,128 @@
+"""Emitting every kernel that test-backend-ops asks for, through one worker: `./bazelw run //benchmarks:emit_every_op`.
+
+llama.cpp's test program is asked for its cases with no kernel there, and what the backend then records is emitted, one kernel
+after another in a random order that is always the same. Prints kernels per second, the worker's memory over time and sizes of HLO.
+Exit status 1 when the worker's memory grows: JAX keeps what it traced, and must be made to forget.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools" / "llama_cpp"))
+sys.path.insert(0, str(Path(__file__).absolute().parent))
+
+import cases
+import harness
+import lane
+
+import figures
+import usage
+from kernelgen.plan import Kernel
+from kernelgen.spec.op_kernel import spec_json
+
+WORKER = [sys.executable, "-P", "-m", "kernelgen.steps.worker", "--persistent_worker"]
+
+GROWTH = 1.15
+"""What the worker's memory in the last fifth may be of that in the second: the first warms up."""
+
+PEAK_MB = 1074.0
+"""What it may ever be, in MB: 1 GiB."""
+
+
+def recorded(programs: harness.Programs) -> list[Kernel]:
+    """Returns every distinct kernel that the cases ask for and an emitter may take."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = cases.listing(programs, Path(folder))
+    entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
+    builder = lane.Builder()
+    found, _, refused = builder.read(entries)
+    kernels = {kernel.spec.id: kernel for kernel in found.values()}
+    print(f"{len(rows)} cases ask for {len(entries)} ops, {len(refused)} of which break a rule of ggml's")
+    order = sorted(kernels)
+    random.Random(1).shuffle(order)
+    return [kernels[kernel] for kernel in order]
+
+
+def main() -> int:
+    parser = figures.arguments(__doc__)
+    parser.add_argument("--kernels", type=int, help="So many of them; all by default.")
+    args = parser.parse_args()
+    root = lane.Builder().library.root
+    kernels = recorded(harness.Programs.find())[: args.kernels or (100 if args.quick else None)]
+    sizes: dict[str, list[int]] = {}
+    refused: Counter[str] = Counter()
+    memory: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker,
+    ):
+        assert worker.stdin and worker.stdout
+        output = Path(folder) / "kernel.hlo.pb"
+        begun = time.perf_counter()
+        for number, kernel in enumerate(kernels, 1):
+            step = [
+                "emit",
+                f"--spec={spec_json(kernel.spec)}",
+                "--library=kernelgen",
+                f"--emitter={root / kernel.emitter}.py",
+                f"--output={output}",
+            ]
+            worker.stdin.write(json.dumps({"arguments": step}) + "\n")
+            worker.stdin.flush()
+            answer = json.loads(worker.stdout.readline())
+            if answer["exitCode"]:
+                if "Traceback" in answer["output"]:
+                    raise SystemExit(f"{kernel.spec.id}: {answer['output']}")
+                refused[f"{kernel.spec.op}: {harness.generalize(answer['output'])}"] += 1
+            else:
+                sizes.setdefault(kernel.spec.op, []).append(output.stat().st_size)
+            memory.append(usage.process_memory_mb(worker.pid)[0])
+            if number % max(1, len(kernels) // 20) == 0:
+                rate = number / (time.perf_counter() - begun)
+                print(f"{number:6} kernels  {rate:6.1f} a second  {memory[-1]:6.0f} MB", flush=True)
+        seconds = time.perf_counter() - begun
+        _, peak = usage.process_memory_mb(worker.pid)
+        cpu = usage.process_cpu_seconds(worker.pid)
+        worker.stdin.close()
+    emitted = [size for of_op in sizes.values() for size in of_op]
+    print(f"\n{'op':<28}{'kernels':>8}{'median':>9}{'largest':>9}  bytes of HLO")
+    for op, of_op in sorted(sizes.items()):
+        print(f"{op:<28}{len(of_op):>8}{statistics.median(of_op):>9.0f}{max(of_op):>9}")
+    for reason, count in refused.most_common():
+        print(f"refused {count}: {reason}")
+    fifth = max(1, len(memory) // 5)
+    early, late = statistics.median(memory[fifth : 2 * fifth] or memory), statistics.median(memory[-fifth:])
+    print()
+    count = len(kernels)
+
+    def found() -> Iterator[figures.Figure]:
+        yield figures.Figure("emitting them, the worker's start included", seconds, "s", count)
+        alone = figures.Peer("by CPU time", count / cpu)
+        yield figures.Figure("kernels a second", count / seconds, "1/s", count, alone)
+        largest = figures.Peer("largest", max(emitted))
+        yield figures.Figure("HLO of a kernel, median", statistics.median(emitted), "bytes", count, largest)
+        yield figures.Figure(
+            "the worker's memory in the last fifth",
+            late,
+            "MB",
+            count,
+            figures.Peer("in the second fifth", early),
+            limit=figures.Limit("ratio", at_most=GROWTH),
+        )
+        yield figures.Figure("its peak", peak, "MB", count, limit=figures.Limit("value", at_most=PEAK_MB))
+
+    return figures.report(args, found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A random model on the simulated device, and on llama.cpp's CPU backend: what benchmarks of a token's time share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools" / "llama_cpp"))
+
+import harness
+import numpy as np
+import random_llama
+
+from backend_programs import KERNELGEN, Programs, environment
+
+
+class SimulatedModel:
+    """A random Llama in a folder, with its kernels for the simulator: layers and nodes, for a cache of 256 cells.
+
+    Attributes:
+        file: the model.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        size: random_llama.Size | None = None,
+        weights: Any = np.float16,
+        n_tokens: str = "1,2",
+    ) -> None:
+        """Writes the model, derives its manifest and builds its kernels, in `folder`, which is made.
+
+        Args:
+            folder: where.
+            size: the model's; None for three small layers.
+            weights: the type of its matrices, as of `random_llama.write`.
+            n_tokens: numbers of tokens that there are kernels for.
+
+        Raises:
+            SystemExit: a program is not there, or failed.
+        """
+        folder.mkdir(exist_ok=True)
+        self.file = folder / "model.gguf"
+        manifest, kernels, cache = folder / "model.yaml", folder / "kernels", folder / "cache"
+        cache.mkdir(mode=0o700)
+        self._llama = harness.Programs.find()
+        random_llama.write(self.file, weights=weights, size=size or random_llama.Size())
+        sizes = ["--n-ctx=256", f"--n-tokens={n_tokens}", "--flash-attn=on", "--fuse=layer", "--target=trn1"]
+        for words in (
+            ["model", self.file, "-o", manifest, *sizes, *Programs.find().options()],
+            ["build", manifest, "--compiler=simulator", "-o", kernels],
+        ):
+            done = subprocess.run([*KERNELGEN, *words], env=environment(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"kernelgen {words[0]}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+        self._device = self._llama.environment(kernels=kernels) | {"NEURON_SIMULATOR_CACHE": str(cache)}
+
+    def run(
+        self, program: str, *arguments: object, device: bool = True, **variables: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs one of llama.cpp's programs.
+
+        Args:
+            program: its name.
+            *arguments: its arguments.
+            device: whether it has the simulated device; else it has the CPU alone.
+            **variables: more of its environment.
+
+        Raises:
+            SystemExit: it failed.
+        """
+        base = self._device if device else os.environ
+        more = {name: str(value) for name, value in variables.items()}
+        found = {**base, "LD_LIBRARY_PATH": str(self._llama.llama_cpp), **more}
+        done = self._llama.run(program, *arguments, environment=found)
+        if done.returncode:
+            raise SystemExit(f"{program}: exit status {done.returncode}\n{done.stderr[-4000:]}")
+        return done
+
+    def bench(
+        self, *, prompt: int, generated: int, runs: int, options: tuple[object, ...] = (), **variables: Any
+    ) -> tuple[list[float], str]:
+        """Returns the milliseconds of a token in each run of llama-bench, and its stderr.
+
+        Args:
+            prompt: tokens of the prompt.
+            generated: tokens that are generated.
+            runs: how many, after a warm-up.
+            options: more of llama-bench's.
+            **variables: as of `run`, and `device`.
+        """
+        words = ("-m", self.file, "-p", prompt, "-n", generated, "-r", runs, "-fa", 1, "-o", "json", *options)
+        done = self.run("llama-bench", *words, **variables)
+        (result,) = json.loads(done.stdout)
+        return [ns / (prompt + generated) / 1e6 for ns in result["samples_ns"]], done.stderr
+
+    def token_ms(self, quick: bool, **variables: Any) -> float:
+        """Returns the milliseconds that a generated token takes on average, on all of this process's processors."""
+        threads = ("-t", len(os.sched_getaffinity(0)))
+        n, runs = (8, 1) if quick else (32, 3)
+        found, _ = self.bench(prompt=0, generated=n, runs=runs, options=threads, **variables)
+        return sum(found) / len(found)

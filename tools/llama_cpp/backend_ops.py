@@ -1,0 +1,438 @@
+"""Runs llama.cpp's test-backend-ops on a simulated NeuronCore, with kernels built for exactly what it asks.
+
+    ./bazelw run //tools/llama_cpp:backend_ops                       all its cases
+    ./bazelw run //tools/llama_cpp:backend_ops -- -o ADD,MUL_MAT     these ops, or whole cases, as test-backend-ops takes them
+    ./bazelw run //tools/llama_cpp:backend_ops -- -o ROPE --languages nki,jax
+    ./bazelw run //tools/llama_cpp:backend_ops -- -o ROPE --languages nki,jax --computed-by nki --shard 1/4
+    ./bazelw run //tools/llama_cpp:backend_ops -- --sample           the cases that the tests run
+    ./bazelw run //tools/llama_cpp:backend_ops -- --write-sample F   writes a new sample of what passed to F
+
+The backend, which has no kernel yet, says what each case asks it for. Then group after group of cases is built and run against the CPU,
+as many at once as there are CPUs. Whatever stops it, the next run goes on where it was; a group is done again when something that it
+depends on has changed. At the end it prints how many cases there are, how many the device supports, and how many passed and failed,
+and leaves in the work folder
+
+    support.csv   `test-backend-ops support --output csv`, as in llama.cpp's docs/ops
+    results.csv   each case of the mode `test`, with what became of it and why
+    kernels.csv   each kernel, with the bytes of its HLO
+
+Exit status 1 when a case failed, a kernel that should have been built was not, nothing ran, or the device was not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+import cases
+import harness
+import lane
+
+from kernelgen import fileio
+
+SAMPLE = Path(__file__).with_name("sample.txt")
+
+SAMPLE_SIZE = 425
+"""Cases in the sample, about."""
+
+DEAREST = 1_000_000
+"""Elements of all tensors that a case of the sample may have, when its op has smaller ones."""
+
+_HEADER = "# Cases of test-backend-ops, some for each op; written by `backend_ops.py --write-sample`."
+
+
+def default_work() -> Path:
+    """Returns where kernels and results are kept between runs: NEURON_KERNELGEN_CACHE, XDG_CACHE_HOME or ~/.cache decide."""
+    if own := os.environ.get("NEURON_KERNELGEN_CACHE"):
+        return Path(own) / "backend-ops"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuron-kernelgen" / "backend-ops"
+
+
+# --- the sample ------------------------------------------------------------------------------------------------------------
+
+
+def sample() -> list[str]:
+    """Returns the cases of sample.txt."""
+    return [line for line in SAMPLE.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def choose(costs: Mapping[str, int], size: int = SAMPLE_SIZE) -> list[str]:
+    """Returns about so many cases: of each op some, of ops with many more, spread evenly over them, in each stretch the cheapest.
+
+    Args:
+        costs: of each case that may be chosen, in the program's order.
+        size: how many.
+    """
+    by_op: dict[str, list[str]] = {}
+    for case in costs:
+        by_op.setdefault(cases.op_of(case), []).append(case)
+    # The same share of each op's square root of cases: no op fills the sample and none is left out.
+    low, high = 0.0, float(size)
+    for _ in range(50):
+        share = (low + high) / 2
+        if sum(_quota(len(of_op), share) for of_op in by_op.values()) < size:
+            low = share
+        else:
+            high = share
+    chosen: list[str] = []
+    for of_op in by_op.values():
+        cheap = [case for case in of_op if costs[case] <= DEAREST] or [min(of_op, key=costs.__getitem__)]
+        count = min(_quota(len(of_op), high), len(cheap))
+        for i in range(count):
+            stretch = cheap[i * len(cheap) // count : (i + 1) * len(cheap) // count]
+            chosen.append(min(stretch, key=costs.__getitem__))
+    return chosen
+
+
+def _quota(count: int, share: float) -> int:
+    return min(count, max(2, round(share * count**0.5)))
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Summary:
+    """What a run found.
+
+    Attributes:
+        outcome: of all cases.
+        costs: elements of each case's tensors, in the program's order.
+        groups: what became of each group, by its name.
+        seconds: how long it took.
+    """
+
+    outcome: cases.Outcome = field(default_factory=cases.Outcome)
+    costs: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, lane.Done] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def failed_kernels(self) -> dict[str, str]:
+        return {kernel: why for done in self.groups.values() for kernel, why in done.built.failed.items()}
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome.ok and not self.failed_kernels
+
+
+class Show:
+    """Tells how far a run is: one line that changes in a terminal, else a line a group."""
+
+    def __init__(self, total: int, groups: int, *, terminal: bool | None = None) -> None:
+        self.total, self.groups = total, groups
+        self.terminal = sys.stderr.isatty() if terminal is None else terminal
+        self.begun = time.monotonic()
+        self.fresh = 0
+        self.ended = 0
+        self.counts = cases.Count()
+        self.at: dict[str, str] = {}
+
+    def stage(self, group: cases.Group, stage: str, count: int) -> None:
+        """A group is being built or run."""
+        self.at[group.name] = f"{group.name} {stage} {count}"
+        self._draw()
+
+    def done(self, group: cases.Group, done: lane.Done) -> None:
+        """A group is done."""
+        self.at.pop(group.name, None)
+        self.ended += 1
+        if not done.reused:
+            self.fresh += group.size
+        own = cases.Count()
+        for count in done.outcome.counts().values():
+            own += count
+        self.counts += own
+        how = "unchanged" if done.reused else f"{done.seconds:.0f} s"
+        if not self.terminal or own.failed or done.built.failed or done.outcome.failures:
+            self.line(
+                f"{self.ended}/{self.groups} {group.name}: {own.supported} of {own.cases} cases supported, "
+                f"{own.passed} passed, {own.failed} failed; {len(done.built.sizes)} kernels, {how}"
+                f"; {self._left()}"
+            )
+        self._draw()
+
+    def line(self, text: str) -> None:
+        """Prints a line above the one that changes."""
+        print(("\r\x1b[K" if self.terminal else "") + text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _left(self) -> str:
+        spent = time.monotonic() - self.begun
+        left = self.total - self.counts.cases
+        if not self.fresh or not left:
+            return f"{spent / 60:.0f} min"
+        return f"{spent / 60:.0f} min, about {spent / self.fresh * left / 60:.0f} min left"
+
+    def _draw(self) -> None:
+        if self.terminal:
+            c = self.counts
+            text = (
+                f"{c.cases:,} of {self.total:,} cases: {c.passed:,} passed, {c.failed} failed; "
+                f"{', '.join(self.at.values())}; {self._left()}"
+            )
+            columns = shutil.get_terminal_size().columns
+            print("\r\x1b[K" + text[: columns - 1], end="", file=sys.stderr, flush=True)
+
+
+def run(
+    programs: harness.Programs,
+    work: Path,
+    *,
+    chosen: Sequence[str] = (),
+    params: str | None = None,
+    languages: Sequence[str] = (),
+    language: str = "",
+    shard: tuple[int, int] = (1, 1),
+    jobs: int | None = None,
+    terminal: bool | None = None,
+) -> Summary:
+    """Builds and runs cases in groups, and returns what was found.
+
+    Args:
+        programs: what to run.
+        work: the folder for kernels and results.
+        chosen: ops, regular expressions for ops, or whole cases; every case when empty.
+        params: a regular expression for parameters.
+        languages: which may compute the kernels, the first choice first; JAX without them.
+        language: only cases of which this language computes a kernel; of any language when empty.
+        shard: (k, n): the k-th of n parts of the groups, of about as many cases each; all by default.
+        jobs: groups at once; one per CPU by default.
+        terminal: whether to show progress as in a terminal; found out by default.
+
+    Raises:
+        RuntimeError: the device was not there, or no such case.
+    """
+    begun = time.monotonic()
+    rows = cases.listing(programs, work / "no-kernels", chosen=_filter(chosen), params=params)
+    rows = _wanted(rows, chosen)
+    if language:
+        rows = computed_by(rows, language, languages)
+    groups = cases.group(rows)[shard[0] - 1 :: shard[1]]
+    if not groups:
+        raise RuntimeError("no such case")
+    taken = {case for group in groups for case in group.cases}
+    rows = [row for row in rows if row.case in taken]
+    show = Show(len(rows), len(groups), terminal=terminal)
+    summary = Summary(costs={row.case: row.elements for row in rows})
+    by_name = {group.name: group for group in groups}
+
+    def done(request: dict[str, Any], answer: dict[str, Any]) -> None:
+        found = lane.Done.from_json(answer)
+        summary.groups[request["name"]] = found
+        show.done(by_name[request["name"]], found)
+
+    order = sorted(groups, key=lambda group: _expected(work, group))
+    try:
+        lane.share_out(
+            Path(lane.__file__),
+            {"work": str(work), "languages": list(languages)},
+            programs,
+            [group.to_json() for group in order],
+            jobs or len(os.sched_getaffinity(0)),
+            stage=lambda request, stage, count: show.stage(by_name[request["name"]], stage, count),
+            done=done,
+        )
+    finally:
+        show.close()
+    for group in groups:
+        summary.outcome.add(summary.groups[group.name].outcome)
+    listed, found = Counter(row.case for row in rows), Counter(result.case for result in summary.outcome.results)
+    if listed != found:
+        odd = [*(listed - found), *(found - listed)]
+        summary.outcome.failures.append(f"{len(odd)} cases were not run as often as they are listed: {odd[:3]}")
+    summary.seconds = time.monotonic() - begun
+    return summary
+
+
+def _filter(chosen: Sequence[str]) -> Sequence[str]:
+    """Returns what the program is told to choose: nothing when that is too long for a command line, and `_wanted` does it."""
+    return chosen if sum(len(each) + 1 for each in chosen) <= cases.MOST_BYTES else ()
+
+
+def _wanted(rows: Sequence[cases.Row], chosen: Sequence[str]) -> list[cases.Row]:
+    if len(_filter(chosen)) == len(chosen):
+        return list(rows)
+    wanted = frozenset(chosen)
+    return [row for row in rows if row.case in wanted or row.op in wanted]
+
+
+def computed_by(rows: Sequence[cases.Row], language: str, languages: Sequence[str]) -> list[cases.Row]:
+    """Returns the cases of which this language computes a kernel, when kernels may be in `languages`."""
+    entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
+    found, _, _ = lane.Builder(languages).read(entries)
+    own = {entry for entry, kernel in found.items() if kernel.language == language}
+    return [row for row in rows if any(node in own for node, _ in row.nodes)]
+
+
+def _expected(work: Path, group: cases.Group) -> tuple[bool, float]:
+    """Returns what sorts a group: first what was done before, since most of that is unchanged, then the longest."""
+    try:
+        seconds = json.loads((work / group.name / "result.json").read_text())["done"]["seconds"]
+    except (OSError, ValueError, KeyError):
+        return True, -group.size
+    return False, -seconds
+
+
+def ask(
+    programs: harness.Programs,
+    work: Path,
+    summary: Summary,
+    *,
+    chosen: Sequence[str] = (),
+    params: str | None = None,
+) -> list[cases.Row]:
+    """Returns what the mode `support` says of the kernels of all groups; the arguments are `run`'s, and what it returned.
+
+    That mode leaves out the cases of several ops that other backends compute as one.
+    """
+    packs = [str(work / name / "kernels") for name, done in summary.groups.items() if done.built.sizes]
+    environment = programs.environment(kernels=work / "no-kernels") | {"GGML_NEURON_KERNEL_DIR": ":".join(packs)}
+    rows = cases.run(programs, "support", environment, chosen=_filter(chosen), params=params).rows
+    return [row for row in _wanted(rows, chosen) if row.case in summary.costs]
+
+
+def write_results(work: Path, summary: Summary, asked: Iterable[cases.Row]) -> None:
+    """Writes the CSVs; `asked` is from `ask`."""
+    header = ["backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name"]
+    support = [
+        (
+            harness.DEVICE,
+            row.op,
+            _params(row.case),
+            "support",
+            int(row.supported),
+            "yes" if row.supported else "no",
+            "NEURON",
+        )
+        for row in asked
+    ]
+    _write_csv(work / "support.csv", header, support)
+    results = [
+        (cases.op_of(result.case), _params(result.case), result.status, f"{result.seconds:.3f}", result.note)
+        for result in summary.outcome.results
+    ]
+    _write_csv(work / "results.csv", ["op", "params", "status", "seconds", "reason"], results)
+    sizes = {kernel: size for done in summary.groups.values() for kernel, size in done.built.sizes.items()}
+    _write_csv(work / "kernels.csv", ["kernel", "hlo_bytes"], sorted(sizes.items()))
+
+
+def _params(case: str) -> str:
+    return case.partition("(")[2].removesuffix(")")
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    fileio.write_bytes(path, text.getvalue().encode())
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def report(summary: Summary) -> None:
+    """Prints what is left out, what failed, and the table."""
+    reasons = Counter(result.note for result in summary.outcome.of(cases.UNSUPPORTED))
+    if reasons:
+        print("cases left out, by reason:")
+        for reason, count in reasons.most_common():
+            print(f"{count:7}  {reason}")
+    for kernel, why in summary.failed_kernels.items():
+        print(f"failed to build: {kernel}: {why}")
+    for result in summary.outcome.of(cases.FAILED):
+        print(f"failed: {result.case}: {result.note}")
+    for failure in summary.outcome.failures:
+        print(f"failed: {failure}")
+    print("\n".join(summary.outcome.table()))
+    made: Counter[str] = Counter()
+    for done in summary.groups.values():
+        made.update(done.built.languages)
+    print("kernels by language: " + ", ".join(f"{count:,} in {name}" for name, count in sorted(made.items())))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Returns a part and how many there are, from `K/N`."""
+    number, _, count = text.partition("/")
+    part = int(number), int(count)
+    if not 1 <= part[0] <= part[1]:
+        raise argparse.ArgumentTypeError(f"{text}: expected K/N, K from 1 to N")
+    return part
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-o", dest="ops", metavar="OPS", help="ops or whole cases; every case by default")
+    parser.add_argument("-p", dest="params", metavar="REGEX", help="only cases whose parameters match")
+    parser.add_argument(
+        "--languages", default="", help="which may compute the kernels, the first choice first: nki,jax"
+    )
+    parser.add_argument(
+        "--computed-by", default="", metavar="LANGUAGE", help="only cases of which this language computes a kernel"
+    )
+    parser.add_argument(
+        "--shard",
+        type=_shard,
+        default=(1, 1),
+        metavar="K/N",
+        help="the K-th of N parts; what they find is kept together",
+    )
+    parser.add_argument("--sample", action="store_true", help="the cases that the tests run")
+    parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of what passed")
+    parser.add_argument("--work", type=Path, default=default_work(), help="where kernels and results are kept")
+    parser.add_argument("-j", "--jobs", type=int, help="groups at once; one per CPU by default")
+    args = parser.parse_args()
+    chosen = sample() if args.sample else cases.split_cases(args.ops) if args.ops else []
+    programs = harness.Programs.find()
+    # Groups of other choices have other cases and folders of their own: the whole run's stay as they are.
+    languages = [name for name in args.languages.split(",") if name]
+    named: tuple[Any, ...] = (chosen, args.params)
+    named += (languages,) if languages else ()
+    named += (args.computed_by,) if args.computed_by else ()
+    whole = not any(named)
+    work = args.work.absolute() / ("whole" if whole else lane.digest(*named)[:12])
+    summary = run(
+        programs,
+        work,
+        chosen=chosen,
+        params=args.params,
+        languages=languages,
+        language=args.computed_by,
+        shard=args.shard,
+        jobs=args.jobs,
+    )
+    report(summary)
+    asked = ask(programs, work, summary, chosen=chosen, params=args.params)
+    write_results(work, summary, asked)
+    print(f"in the mode support: {sum(row.supported for row in asked):,} of {len(asked):,} cases")
+    if args.write_sample:
+        passed = {result.case for result in summary.outcome.of(cases.PASSED)}
+        lines = choose({case: cost for case, cost in summary.costs.items() if case in passed})
+        args.write_sample.write_text("\n".join([_HEADER, *lines, ""]))
+    print(f"{summary.seconds:.0f} s; {work}/support.csv, results.csv, kernels.csv")
+    return 0 if summary.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

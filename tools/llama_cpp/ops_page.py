@@ -1,0 +1,235 @@
+"""Writes docs/ops.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
+
+    ./bazelw run //tools/llama_cpp:ops_page -- --run FOLDER            after a whole run: FOLDER is where it left its CSVs
+    ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         FOLDER is llama.cpp's docs/ops: takes in the other backends
+    ./bazelw run //tools/llama_cpp:ops_page                            the page alone, from the summaries that are there
+
+The page is made of summaries in docs/ops, which are kept with it: the run's own CSVs are too large for that.
+
+    neuron.csv     by op: cases, and what became of them
+    left-out.csv   by op and reason: cases without support
+    hlo.csv        by op: kernels, and bytes of their HLO
+    backends.csv   by op: whether each other backend has all, some or none of its cases
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cases
+
+Table = list[dict[str, str]]
+
+SYMBOLS = {"full": "✅", "partial": "🟡", "none": "❌", "no cases": "–"}
+
+DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs"
+
+NAMES = ("neuron", "left-out", "hlo", "backends")
+
+_INTRO = """\
+# Ops
+
+Which of ggml's ops have kernels here, as llama.cpp's `test-backend-ops` asks for them, on a NeuronCore that is
+[simulated on the CPU](simulator.md). The page is written by a command from a run of all cases
+([testing-with-llama-cpp.md](testing-with-llama-cpp.md#the-whole-of-it)); nothing in it was typed in.
+
+The table has the form of llama.cpp's own `docs/ops.md`, and its other columns are from the CSVs in that folder of the same source
+tree: what those backends' maintainers last put there, when the program had fewer cases. Ops are the program's, by the mode
+`support`, which leaves out cases of several ops that some backends compute as one.
+
+- ✅ all cases of the op
+- 🟡 some
+- ❌ none
+- – the program has no cases of it any more
+"""
+
+
+def summarize(run: Path) -> dict[str, str]:
+    """Returns neuron.csv, left-out.csv and hlo.csv of a whole run.
+
+    Args:
+        run: the folder with its support.csv, results.csv and kernels.csv.
+    """
+    asked: Counter[str] = Counter()
+    supported: Counter[str] = Counter()
+    for row in read((run / "support.csv").read_text()):
+        asked[row["op_name"]] += 1
+        supported[row["op_name"]] += row["supported"] == "1"
+    counts: dict[str, cases.Count] = {}
+    left_out: Counter[tuple[str, str]] = Counter()
+    for row in read((run / "results.csv").read_text()):
+        count = counts.setdefault(row["op"], cases.Count())
+        count.cases += 1
+        if row["status"] == cases.UNSUPPORTED:
+            left_out[row["op"], row["reason"]] += 1
+        else:
+            count.supported += 1
+            setattr(count, row["status"], getattr(count, row["status"]) + 1)
+    sizes: dict[str, list[int]] = {}
+    for row in read((run / "kernels.csv").read_text()):
+        sizes.setdefault(row["kernel"].partition("-")[0], []).append(int(row["hlo_bytes"]))
+    return {
+        "neuron": write(
+            ["op", "cases", "supported", "tested_cases", "tested_supported", "uncompared", "passed", "failed"],
+            [
+                (op, asked[op], supported[op], c.cases, c.supported, c.uncompared, c.passed, c.failed)
+                for op, c in sorted(counts.items())
+            ],
+        ),
+        "left-out": write(
+            ["op", "reason", "cases"],
+            [
+                (op, reason, n)
+                for (op, reason), n in sorted(left_out.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
+            ],
+        ),
+        "hlo": write(
+            ["op", "kernels", "median_bytes", "largest_bytes"],
+            [(op, len(of), round(statistics.median(of)), max(of)) for op, of in sorted(sizes.items())],
+        ),
+    }
+
+
+def summarize_others(folder: Path) -> str:
+    """Returns backends.csv: what llama.cpp's docs/ops/*.csv say, as its scripts/create_ops_docs.py reads them.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    support: dict[str, dict[str, list[bool]]] = {}
+    for file in sorted(folder.glob("*.csv")):
+        for row in read(file.read_text()):
+            if row["test_mode"] == "support":
+                backend = support.setdefault(row["backend_reg_name"] or row["backend_name"], {})
+                backend.setdefault(row["op_name"], []).append(row["error_message"] == "yes")
+    if not support:
+        raise FileNotFoundError(f"{folder} has no CSV of test-backend-ops support")
+    backends = sorted(support)
+    ops = sorted({op for of in support.values() for op in of})
+    return write(
+        ["op", *backends],
+        [(op, *(_status(sum(of := support[b].get(op, [])), len(of)) for b in backends)) for op in ops],
+    )
+
+
+def _status(supported: int, total: int) -> str:
+    return "none" if not supported else "full" if supported == total else "partial"
+
+
+def page(tables: Mapping[str, Table]) -> str:
+    """Returns the page.
+
+    Args:
+        tables: the rows of each summary, by its name.
+    """
+    neuron = {row["op"]: row for row in tables["neuron"]}
+    others = {row["op"]: row for row in tables["backends"]}
+    backends = [name for name in (tables["backends"] or [{}])[0] if name != "op"]
+    total = {key: sum(int(row[key]) for row in neuron.values()) for key in tables["neuron"][0] if key != "op"}
+    lines = [
+        _INTRO,
+        f"In that mode {total['supported']:,} of {total['cases']:,} cases are supported. With the cases of several ops, "
+        f"which the mode `test` has too, {total['tested_supported']:,} of {total['tested_cases']:,} are: "
+        f"{total['passed']:,} passed, {total['failed']:,} failed, and {total['uncompared']:,} were not run because llama.cpp's "
+        "CPU backend can't compute them.",
+        "",
+        f"| Operation | NEURON | {' | '.join(backends)} |",
+        "|---|" + "---|" * (len(backends) + 1),
+    ]
+    for op in sorted({op for op, row in neuron.items() if int(row["cases"])} | others.keys()):
+        own = neuron.get(op)
+        status = _status(int(own["supported"]), int(own["cases"])) if own else "no cases"
+        cells = [status, *(others[op][b] if op in others else "none" for b in backends)]
+        lines.append(f"| {op} | " + " | ".join(SYMBOLS[cell] for cell in cells) + " |")
+    lines += [
+        "",
+        "## Cases",
+        "",
+        "As the mode `test` has them; names that are not an op are of several ops that some backends compute as one.",
+        "",
+        "| Operation | cases | supported | not comparable | passed | failed |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    keys = ("tested_cases", "tested_supported", "uncompared", "passed", "failed")
+    lines += [f"| {op} | " + " | ".join(row[key] for key in keys) + " |" for op, row in sorted(neuron.items())]
+    lines.append("| **all** | " + " | ".join(str(total[key]) for key in keys) + " |")
+    lines += ["", "## Cases left out, and why", ""]
+    if tables["left-out"]:
+        lines += ["| Operation | cases | reason |", "|---|---:|---|"]
+        lines += [f"| {row['op']} | {row['cases']} | {_cell(row['reason'])} |" for row in tables["left-out"]]
+    else:
+        lines.append("None.")
+    lines += [
+        "",
+        "## Size of the kernels",
+        "",
+        "Bytes of HLO, of the kernels that these cases need.",
+        "",
+        "| Op | kernels | median | largest |",
+        "|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['op']} | {row['kernels']} | {row['median_bytes']} | {row['largest_bytes']} |" for row in tables["hlo"]
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    """Returns a text as a cell of a Markdown table."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*")
+
+
+def read(text: str) -> Table:
+    """Returns the rows of a CSV with a header."""
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def write(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns a CSV."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def load(folder: Path) -> dict[str, Table]:
+    """Returns the summaries that are kept in a folder.
+
+    Raises:
+        FileNotFoundError: one is missing.
+    """
+    return {name: read((folder / f"{name}.csv").read_text()) for name in NAMES}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="the folder in which a whole run left its CSVs")
+    parser.add_argument("--others", type=Path, metavar="FOLDER", help="llama.cpp's docs/ops")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the project's docs")
+    args = parser.parse_args()
+    summaries = summarize(args.run) if args.run else {}
+    if args.others:
+        summaries["backends"] = summarize_others(args.others)
+    (args.docs / "ops").mkdir(exist_ok=True)
+    for name, text in summaries.items():
+        (args.docs / "ops" / f"{name}.csv").write_text(text)
+    (args.docs / "ops.md").write_text(page(load(args.docs / "ops")))
+    print(args.docs / "ops.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

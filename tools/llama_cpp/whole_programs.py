@@ -1,0 +1,409 @@
+"""llama.cpp's programs on a simulated NeuronCore with groups in one launch, node by node, and on the CPU: the same results?
+
+    ./bazelw run //tools/llama_cpp:programs                           all of it
+    ./bazelw run //tools/llama_cpp:programs -- -m llama               this model
+    ./bazelw run //tools/llama_cpp:programs -- -p perplexity,bench    these programs
+
+The kernels of a random model are derived for 1, 8 and 32 tokens, with one group for each different layer (`--fuse layer`). Each program
+runs on the device with groups, on the device without (GGML_NEURON_FUSION=0), where kernels for a few numbers of tokens serve any
+number, and on llama.cpp's CPU backend. Compared are texts, perplexities, and the tensors that llama-eval-callback prints from the
+middle of groups.
+
+Exit status 1 when a program fails, when results differ by more than a limit, or when no group ran in a program that has one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import any_tokens
+import harness
+import numpy as np
+import random_llama
+
+N_TOKENS = (1, 8, 32)
+N_CTX = (256, 2048)
+"""Cells of the caches: of one sequence, and of four."""
+
+FUSION_LIMIT = 1e-6
+"""Difference with groups and without, at most: a normalised mean squared error, or relative of perplexities."""
+CPU_LIMIT = 1e-4
+"""The same against the CPU."""
+FLASH_LIMIT = 1e-3
+"""The same with flash attention, for which the CPU adds up in F16."""
+
+VARIABLE = "LLAMA_MORE_PROGRAMS"
+
+# The CPU computes in F16 what is stored in F16: so that texts can be compared to the letter, all is F32, and without flash attention,
+# which stores F32 as F16.
+F32 = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
+FLASH = ("-fa", "on", "-ctk", "f16", "-ctv", "f16")
+GREEDY = ("--temp", 0, "--seed", 1)
+
+SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
+MODELS = {"llama": False, "qwen3": True}
+"""Architectures, and whether the embedding is the output's matrix."""
+
+
+# --- what programs print -----------------------------------------------------------------------------------------------------
+
+Value = str | float | np.ndarray
+Results = dict[str, Value]
+"""What a run came to, by name: texts, perplexities, or values of tensors."""
+
+
+def texts(pattern: str) -> Callable[[str], Results]:
+    """Returns what reads the texts that match a pattern from what a program prints."""
+
+    def read(printed: str) -> Results:
+        return {f"text {i}": text for i, text in enumerate(re.findall(pattern, printed, re.MULTILINE))}
+
+    return read
+
+
+def perplexities(printed: str) -> Results:
+    """Returns the running perplexities that llama-perplexity prints."""
+    return {f"chunk {chunk}": float(value) for chunk, value in re.findall(r"\[(\d+)\]([\d.]+),", printed)}
+
+
+def tensors(printed: str) -> Results:
+    """Returns the values of tensors that llama-eval-callback prints, and their sums, by number, name and op."""
+    found: Results = {}
+    for i, block in enumerate(re.split(r"^common_debug_cb_eval: ", printed, flags=re.MULTILINE)[1:]):
+        head = re.match(r"\s*(\S.*?) = \(\w+\)\s+(\w+)", block)
+        if head is None:
+            raise RuntimeError(f"llama-eval-callback: {block[:200]!r}")
+        values = [float(v) for v in re.findall(r"(?<=[\[, ])-?(?:\d+\.\d+|nan|inf)(?=[, ])", block)]
+        found[f"{i} {head[1]} {head[2]}"] = np.array(values)
+    return found
+
+
+def numbers_of_tokens(printed: str) -> Results:
+    """Returns how many tokens llama-bench's tests had; what it measures on a simulated device says nothing."""
+    found = re.findall(r'"n_prompt": (\d+),\s+"n_gen": (\d+)', printed)
+    return {f"test {i}": f"{prompt} and {generated} tokens" for i, (prompt, generated) in enumerate(found)}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two runs.
+
+    Attributes:
+        size: the largest error; infinite where results have other names, or texts differ.
+        where: it is.
+    """
+
+    size: float = 0.0
+    where: str = ""
+
+    def __str__(self) -> str:
+        return "equal" if self.size == 0 else f"differs: {self.where}" if math.isinf(self.size) else f"{self.size:.1e}"
+
+
+def compare(one: Results, other: Results) -> Difference:
+    """Returns the largest difference of two runs."""
+    if one.keys() != other.keys():
+        return Difference(math.inf, f"{len(one)} and {len(other)} results")
+    worst = Difference()
+    for name, value in one.items():
+        size = _error(value, other[name])
+        if size > worst.size or math.isnan(size):
+            worst = Difference(math.inf if math.isnan(size) else size, name)
+    return worst
+
+
+def _error(a: Value, b: Value) -> float:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if a.shape != b.shape:
+            return math.inf
+        finite = np.isfinite(a) & np.isfinite(b)  # masks hide with -inf
+        if not np.array_equal(a[~finite], b[~finite]):
+            return math.inf
+        difference = a[finite] - b[finite]
+        # Printed with four decimals: one of the last is no difference.
+        if np.all(np.abs(difference) <= 1.01e-4):
+            return 0.0
+        return float((difference**2).sum() / (b[finite] ** 2).sum())
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a / b - 1)
+    return 0.0 if a == b else math.inf
+
+
+# --- runs --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and what it is asked for.
+
+    Attributes:
+        name: for -p and for the table; runs of one program have several.
+        program: its file.
+        arguments: of each call, in turn, in a folder that the calls share; `{text}` is a file with a text.
+        read: reads the results from what the calls print.
+        what: is compared, for the table.
+        groups: whether some of its calls have as many tokens as a group's kernel.
+        limit: of the difference from the CPU.
+    """
+
+    name: str
+    program: str
+    arguments: tuple[tuple[object, ...], ...]
+    read: Callable[[str], Results]
+    what: str
+    groups: bool = True
+    limit: float = CPU_LIMIT
+
+
+def _perplexity(batch: int, ubatch: int, *more: object) -> tuple[object, ...]:
+    return ("-f", "{text}", "-c", 128, "-b", batch, "-ub", ubatch, "--chunks", 4, *FLASH, *more)
+
+
+_COMPLETE = ("-no-cnv", "--ignore-eos", "--no-display-prompt", "-ub", 32, *GREEDY, *F32)
+_PARALLEL = ("-ns", 8, "-n", 20, "-c", 2048, "-b", 2048, "-ub", 32, "-kvu", "-pps", "--ignore-eos", *GREEDY, *F32)
+_RESPONSE = r"Response: (.*?)\x1b\[0m\n"
+_TEXT = r"^((?!llama_completion: ).+)$"
+
+CASES = (
+    Case(
+        "bench",
+        "llama-bench",
+        (("-p", "32,8", "-n", 8, "-r", 1, "-ub", 32, "-o", "json", "-fa", 1),),
+        numbers_of_tokens,
+        "its tests",
+    ),
+    Case("perplexity", "llama-perplexity", (_perplexity(128, 32),), perplexities, "-b 128 -ub 32", limit=FLASH_LIMIT),
+    Case(
+        "perplexity-odd", "llama-perplexity", (_perplexity(100, 33),), perplexities, "-b 100 -ub 33", False, FLASH_LIMIT
+    ),
+    Case(
+        "perplexity-short", "llama-perplexity", (_perplexity(77, 13),), perplexities, "-b 77 -ub 13", False, FLASH_LIMIT
+    ),
+    Case(
+        "eval-callback",
+        "llama-eval-callback",
+        (("-p", "abcdef", "-c", 256, "-ub", 32, *F32),),
+        tensors,
+        "every tensor",
+        groups=False,
+    ),
+    Case(
+        "parallel",
+        "llama-parallel",
+        (("-np", 4, *_PARALLEL),),
+        texts(_RESPONSE),
+        "texts of 8 clients, -np 4",
+        groups=False,
+    ),
+    Case(
+        "completion", "llama-completion", (("-p", "abcdef", "-n", 60, "-c", 256, *_COMPLETE),), texts(_TEXT), "a text"
+    ),
+    Case(
+        "context-shift",
+        "llama-completion",
+        (("-p", "abcdef", "-n", 320, "-c", 256, "--context-shift", *_COMPLETE),),
+        texts(_TEXT),
+        "a text longer than the cache",
+    ),
+    Case(
+        "saved-state",
+        "llama-completion",
+        (
+            ("-p", "abcdef", "-n", 40, "-c", 256, "--prompt-cache", "{folder}/state", "--prompt-cache-all", *_COMPLETE),
+            ("-p", "abcdef", "-n", 40, "-c", 256, "--prompt-cache", "{folder}/state", "--prompt-cache-ro", *_COMPLETE),
+        ),
+        texts(_TEXT),
+        "texts before and after loading",
+    ),
+    Case(
+        "save-load-state",
+        "test-save-load-state",
+        (("-c", 256, "-ub", 32, *FLASH),),
+        texts(r"(All tests passed)"),
+        "its own checks",
+    ),
+)
+
+
+@dataclass
+class Run:
+    """What became of a case in one way.
+
+    Attributes:
+        results: what was read.
+        grouped, launches: nodes that ran in groups, and in how many launches.
+        device: nodes that ran on the device.
+        cpu: nodes of each op that ran on the CPU instead, though the device had them.
+        failure: what went wrong.
+    """
+
+    results: Results = dataclasses.field(default_factory=dict)
+    grouped: int = 0
+    launches: int = 0
+    device: int = 0
+    cpu: Counter[str] = dataclasses.field(default_factory=Counter)
+    failure: str = ""
+
+
+def folder_of(program: str, programs: harness.Programs) -> Path:
+    """Returns where Bazel built a program, or where the environment says that it is."""
+    if (programs.llama_cpp / program).exists():
+        return programs.llama_cpp
+    return Path(os.environ.get(VARIABLE, Path(__file__).parent / "llama_programs")).absolute()
+
+
+def run(case: Case, programs: harness.Programs, model: Path, folder: Path, environment: dict[str, str]) -> Run:
+    """Runs a case; what goes wrong is noted in what is returned."""
+    folder.mkdir(parents=True)
+    text = folder / "text"
+    text.write_text(any_tokens.TEXT)
+    done = Run()
+    printed = ""
+    environment = {
+        "LD_LIBRARY_PATH": str(programs.llama_cpp),
+        "OMP_NUM_THREADS": "1",
+        "NEURON_SIMULATOR_CACHE": str(model.parent / "xla"),
+        **environment,
+    }
+    for arguments in case.arguments:
+        words = [str(a).replace("{text}", str(text)).replace("{folder}", str(folder)) for a in arguments]
+        command = [folder_of(case.program, programs) / case.program, "-m", model, "-t", "1", "-ngl", "99", *words]
+        # The CPU's backend is looked for in the folder that a program is called in.
+        ended = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            cwd=programs.llama_cpp,
+        )
+        if ended.returncode:
+            last = " / ".join(ended.stderr.strip().splitlines()[-3:])
+            done.failure = f"status {ended.returncode}: {last}"
+            return done
+        printed += ended.stdout if case.name != "parallel" else ended.stdout + ended.stderr
+        for nodes, launches in re.findall(r"(\d+) ops ran in groups, in (\d+) launches", ended.stderr):
+            done.grouped += int(nodes)
+            done.launches += int(launches)
+        counts = harness.ran(ended.stderr)
+        done.device += counts["device"].total()
+        done.cpu += counts["cpu"]
+    done.results = case.read(printed)
+    if not done.results:
+        done.failure = f"nothing that can be compared in {printed[-300:]!r}"
+    return done
+
+
+# --- the table ---------------------------------------------------------------------------------------------------------------
+
+HEAD = """\
+| model | program | compared | groups or nodes | groups or the CPU | nodes or the CPU | nodes in groups | launches | nodes on the device | ran on the CPU |
+|---|---|---|---|---|---|--:|--:|--:|--:|"""
+
+
+def check(model: str, case: Case, ways: dict[str, Run]) -> tuple[str, list[str]]:
+    """Returns the table's row of a case, and what is wrong."""
+    groups = ways["groups"]
+    wrong = [f"{model} {case.name}: {way}: {done.failure}" for way, done in ways.items() if done.failure]
+    cells = []
+    for one, other, limit in (
+        ("groups", "nodes", FUSION_LIMIT),
+        ("groups", "cpu", case.limit),
+        ("nodes", "cpu", case.limit),
+    ):
+        if ways[one].failure or ways[other].failure:
+            cells.append("failed")
+            continue
+        found = compare(ways[one].results, ways[other].results)
+        cells.append(str(found))
+        if found.size > limit:
+            wrong.append(f"{model} {case.name}: {one} or {other}: {found.size:.1e} at {found.where}, more than {limit}")
+    if case.groups and not groups.launches and not groups.failure:
+        wrong.append(f"{model} {case.name}: no group ran")
+    if ways["nodes"].launches:
+        wrong.append(f"{model} {case.name}: groups ran with GGML_NEURON_FUSION=0")
+    elsewhere = ", ".join(f"{count} {op}" for op, count in sorted(groups.cpu.items())) or "0"
+    figures = (groups.grouped, groups.launches, groups.device, elsewhere)
+    return f"| {' | '.join(map(str, (model, case.name, case.what, *cells, *figures)))} |", wrong
+
+
+def check_all(
+    programs: harness.Programs, models: Sequence[str], cases: Sequence[Case], folder: Path
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields the row of each case of each model, and what is wrong with it.
+
+    Raises:
+        RuntimeError: a model's kernels can't be derived or built.
+    """
+    for name in models:
+        path = folder / name / "model.gguf"
+        path.parent.mkdir()
+        random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
+        folders = []
+        for cache, flash in (("f32", "off"), ("f16", "on")):
+            folders.append(path.parent / cache)
+            any_tokens.derive(
+                programs,
+                any_tokens.Model(name, cache),
+                path,
+                folders[-1],
+                n_tokens=N_TOKENS,
+                n_ctx=N_CTX,
+                fuse="layer",
+                more=("--flash-attn", flash),
+            )
+        device = programs.environment(log=True) | {"GGML_NEURON_KERNEL_DIR": ":".join(map(str, folders))}
+        cpu = {key: value for key, value in device.items() if not key.startswith(("GGML_", "NEURON_"))}
+        environments = {"groups": device, "nodes": device | {"GGML_NEURON_FUSION": "0"}, "cpu": cpu}
+        for case in cases:
+            ways = {
+                way: run(case, programs, path, path.parent / f"{case.name}-{way}", environment)
+                for way, environment in environments.items()
+            }
+            yield check(name, case, ways)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(MODELS)}; all by default")
+    parser.add_argument(
+        "-p", dest="cases", metavar="NAMES", help=f"of {', '.join(c.name for c in CASES)}; all by default"
+    )
+    args = parser.parse_args()
+    models = args.models.split(",") if args.models else list(MODELS)
+    names = args.cases.split(",") if args.cases else [case.name for case in CASES]
+    for option, given, known in (("-m", models, MODELS), ("-p", names, [case.name for case in CASES])):
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            parser.error(f"{option}: {', '.join(unknown)} is none of {', '.join(known)}")
+    wrong: list[str] = []
+    print(HEAD, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for row, mistakes in check_all(
+            harness.Programs.find(), models, [case for case in CASES if case.name in names], Path(folder)
+        ):
+            print(row, flush=True)
+            wrong += mistakes
+    for mistake in wrong:
+        print(f"WRONG: {mistake}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
