@@ -188,8 +188,8 @@ def play(bench: Bench, one: Round) -> str:
     assert REPORTED.search(done.stderr), f"what failed is not said: {log}"
     if done.returncode == -signal.SIGSEGV and one.what == "model":
         # llama-results does not look whether it got a context. A thread writes its log, so the last lines may be missing: then the
-        # last one is the backend's, which has no buffer to give.
-        refused = re.search(r"^ggml-neuron: \w+: no buffer of .*\Z", done.stderr.rstrip(), re.MULTILINE)
+        # backend's last one, which has no buffer to give, is followed by llama.cpp's own at the most.
+        refused = re.search(r"^ggml-neuron: \w+: no buffer of .*(\n(?!ggml-neuron).*)*\Z", done.stderr, re.MULTILINE)
         assert refused or "failed to create context with model" in done.stderr, f"a crash: {log}"
         return "ended"
     if done.returncode == -signal.SIGABRT:
