@@ -322,3 +322,30 @@ def test_files_that_kernels_are_named_by_have_the_labels_of_their_packages(folde
         for k in plan.kernels
         if isinstance(k.spec, SourceSpec)
     ]
+
+
+def test_kernels_in_jax_alone_are_emitted_without_the_other_languages(tmp_path: Path) -> None:
+    for name, text in {
+        "BUILD.bazel": "",
+        "plain.py": "import jax\ndef plain(x):\n    return x\n",
+        "around.py": "from kernelgen.languages.nki import inline\ndef around(x):\n    return x\n",
+        "helped.py": "from .around import around\ndef helped(x):\n    return around(x)\n",
+        "other.py": "import numpy as np\ndef other(x):\n    return np.exp(x)\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    kernels = [
+        {"source": f"{name}.py:{name}", "inputs": ["f32[8]"], "outputs": ["f32[8]"]}
+        for name in ("plain", "around", "helped", "other")
+    ]
+    path = tmp_path / "four.yaml"
+    path.write_text(json.dumps({"format": 1, "name": "four", "targets": ["trn1"], "kernels": kernels}))
+    catalog = Catalog([builtin_library()])
+    plan = Plan.merge(manifest.load([path], catalog))
+    sources = [bazel.package_of(library, {tmp_path: "@@"}) for library in catalog.sources.values()]
+    text = bazel.generate(plan, sources, "@@rules")["kernels/BUILD.bazel"]
+    alone = {
+        ast.literal_eval(attributes["source"]).partition(":")[2]
+        for name, attributes in calls(text)
+        if name == "neuron_source_hlo" and "jax_alone" in attributes
+    }
+    assert alone == {"plain"}

@@ -60,7 +60,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, pr
     else:
         run_kernelgen(
             ctx,
-            ctx.attr._tool[KernelgenToolInfo],
+            (ctx.attr._jax_tool if ctx.attr.jax_alone else ctx.attr._tool)[KernelgenToolInfo],
             args,
             worker = True,
             inputs = [file for _, file in emitters] + ctx.files.helpers + ctx.files.data + [f for f in [native, prebuilt] if f],
@@ -107,6 +107,8 @@ def _neuron_source_hlo_impl(ctx):
 _COMMON = {
     "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
     "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own library."),
+    "jax_alone": attr.bool(doc = "Whether emitter and helpers are in JAX alone: then an edit of what other languages are made of emits nothing again."),
+    "_jax_tool": attr.label(default = "//tools/kernelgen:emit_jax", providers = [KernelgenToolInfo]),
     "_timeout": attr.label(default = "//rules:emit_timeout"),
     "_tool": attr.label(default = "//tools/kernelgen:emit", providers = [KernelgenToolInfo]),
 }

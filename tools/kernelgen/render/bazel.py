@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernelgen.emitters.dependencies import dependencies
+from kernelgen.emitters.dependencies import dependencies, languages_of
 from kernelgen.emitters.library import Library
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.languages import DEFAULT
@@ -65,8 +65,9 @@ def generate(
         key = f"{library}/{name}"
         if key not in emitters:
             source = by_name[library]
-            module, *helpers = dependencies(source.library, name)
+            files = module, *helpers = dependencies(source.library, name)
             emitters[key] = {
+                "jax_alone": languages_of(files) <= {DEFAULT},
                 "emitter": _label_of(module, sources),
                 "helpers": [_label_of(file, sources) for file in helpers],
             }
@@ -77,9 +78,9 @@ def generate(
         "data": {s.library.name: list(s.data) for s in sources if s.data},
         "flags": {c.key: c.flags() for c in plan.configs},
         "targets": {c.key: c.target for c in plan.configs},
-        "kernels": [_op_kernel(k, k.spec) for k in plan.kernels if isinstance(k.spec, KernelSpec)],
+        "kernels": [_op_kernel(k, k.spec, emitters) for k in plan.kernels if isinstance(k.spec, KernelSpec)],
         "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if isinstance(k.spec, GraphSpec)],
-        "sources": [_source_kernel(k, k.spec, by_name) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
+        "sources": [_source_kernel(k, k.spec, by_name, emitters) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
         "native": any(own_target(k.spec, k.targets) and not k.prebuilt for k in plan.kernels),
         "neffs": plan.neffs,
         "bundles": [
@@ -103,9 +104,10 @@ def generate(
     }
 
 
-def _op_kernel(kernel: Kernel, spec: KernelSpec) -> dict[str, Any]:
+def _op_kernel(kernel: Kernel, spec: KernelSpec, emitters: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": kernel.id,
+        "jax_alone": _is_jax_alone(kernel, emitters),
         "emitter": f"{kernel.library}/{kernel.emitter}",
         "library": kernel.library,
         "language": None if kernel.language == DEFAULT else kernel.language,
@@ -123,6 +125,7 @@ def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequen
     libraries = [library for library, _ in kernel.emitters]
     return {
         "id": kernel.id,
+        "jax_alone": _is_jax_alone(kernel, emitters),
         "emitters": keys,
         "libraries": libraries,
         "helpers": sorted({label for key in keys for label in emitters[key]["helpers"]}),
@@ -131,10 +134,19 @@ def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequen
     }
 
 
-def _source_kernel(kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, BazelLibrary]) -> dict[str, Any]:
+def _is_jax_alone(kernel: Kernel, emitters: Mapping[str, Any]) -> bool:
+    """Returns whether a kernel is made with no other language than JAX."""
+    keys = [f"{library}/{module}" for library, module in kernel.emitters]
+    return kernel.language == DEFAULT and all(emitters[key]["jax_alone"] for key in keys)
+
+
+def _source_kernel(
+    kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, BazelLibrary], emitters: Mapping[str, Any]
+) -> dict[str, Any]:
     now = own_target(spec, kernel.targets) and not kernel.prebuilt
     return {
         "id": kernel.id,
+        "jax_alone": _is_jax_alone(kernel, emitters),
         "emitter": f"{kernel.library}/{kernel.emitter}",
         "library": kernel.library,
         "language": None if kernel.language == DEFAULT else kernel.language,
