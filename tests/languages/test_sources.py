@@ -364,6 +364,38 @@ def test_check_says_which_kernels_differ_and_where(folder: Path, capsys: pytest.
     assert run(["check", str(folder / "m.yaml")]) == 2
 
 
+HOSTILE = {
+    "exits": ("raise SystemExit(0)", "SystemExit: 0"),
+    "ends": ("raise GeneratorExit", "GeneratorExit"),
+    "objects": ("return np.array([object()] * 8)", "result 0 is an array of object, not of numbers"),
+    "texts": ("return np.array(['a'] * 8)", "result 0 is an array of <U1, not of numbers"),
+    "complex": ("return x * 1j", "result 0 is an array of complex64, not of numbers"),
+    "ragged": ("return [[1], [1, 2]], x", "ValueError: setting an array element with a sequence"),
+    "nan": ("return x * np.nan", "8 of 8 differ; first [0]: "),
+    "lazy": ("yield x", "result 0 is an array of object, not of numbers"),
+}
+
+
+def test_references_that_give_no_numbers_are_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also: a manifest of the current folder, whose path has no folder in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("k.py").write_text("import jax.numpy\ndef k(x):\n    return x * 2\n")
+    text = "import numpy as np\n" + "".join(f"def {name}(x):\n    {body}\n" for name, (body, _) in HOSTILE.items())
+    Path("refs.py").write_text(text + "def right(x):\n    return x * 2\n")
+    entry = '  - {{source: "k.py:k", name: {0}, inputs: ["f32[8]"], outputs: ["f32[8]"], check: {{reference: "refs.py:{0}"}}}}\n'
+    kernels = "".join(entry.format(name) for name in (*HOSTILE, "right"))
+    Path("m.yaml").write_text(f"format: 1\nname: m\ntargets: [trn1]\nkernels:\n{kernels}")
+    assert run(["check", "m.yaml"]) == 1
+    printed = capsys.readouterr()
+    said = dict(re.findall(r"^(\w+)-8-f32-\w+: differs\n    (.*)$", printed.out, re.MULTILINE))
+    assert said.keys() == HOSTILE.keys()
+    assert [name for name, line in said.items() if HOSTILE[name][1] not in line] == []
+    assert printed.out.splitlines()[-1] == "1 ok, 8 different"
+    assert "Warning" not in printed.err
+
+
 NAMED = {
     "jax": """\
 def apply(factor, y, *, x, shift=0.0):

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+_NUMBERS = "biufV"
+"""Kinds of NumPy dtypes that can be compared; those of ml_dtypes, such as bfloat16, are V."""
+
+
 @click.command(short_help="Compare kernels with their references.")
 @options.manifests_argument
 @options.kernels_option
@@ -96,9 +100,16 @@ def _called(function: Callable[..., Any], name: str, arrays: Sequence[Array], ke
 
     try:
         returned = function(*(a.copy() for a in arrays), **keywords)
-    except Exception as error:
+        results = [np.asarray(r) for r in (returned if isinstance(returned, tuple | list) else (returned,))]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: what is no answer is no success
         raise KernelgenError(f"{name}: {described(error)}", exit_code=EXIT_FAILED) from error
-    return [np.asarray(r) for r in (returned if isinstance(returned, tuple | list) else (returned,))]
+    for number, result in enumerate(results):
+        if result.dtype.kind not in _NUMBERS:
+            message = f"{name}: result {number} is an array of {result.dtype}, not of numbers"
+            raise KernelgenError(message, exit_code=EXIT_FAILED)
+    return results
 
 
 def _gradients(forward: Kernel, arrays: Sequence[Array], catalog: Catalog) -> list[Array]:

@@ -189,7 +189,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         library, parts = self.libraries[package], fullname[len(package) + 1 :].split(".") if fullname != package else []
         names = (library.root.name, package) if library.package else None
         folder = library.root.joinpath(*parts)
-        init, file = folder / "__init__.py", folder.with_name(f"{folder.name}.py")
+        init, file = folder / "__init__.py", folder.parent / f"{folder.name}.py"  # the current folder has no name
         if (
             not parts
             or (library.package and init.is_file())

@@ -54,7 +54,9 @@ def difference(have: Array, want: Array, rtol: float, atol: float) -> str | None
     if close.all():
         return None
     with np.errstate(invalid="ignore"):
-        worst = np.nanmax(np.where(close, 0, np.abs(a - b)))
+        off = np.abs(a - b)[~close]
+    worst = np.max(off, where=~np.isnan(off), initial=-1)
+    by = f", by up to {worst:.3g}" if worst >= 0 else ""  # of a NaN there is no distance
     first = tuple(int(i) for i in np.argwhere(~close)[0])
     where = f"first {list(first)}: {a[first]:g}, not {b[first]:g}"
-    return f"{(~close).sum()} of {close.size} differ, by up to {worst:.3g}; {where}"
+    return f"{(~close).sum()} of {close.size} differ{by}; {where}"

@@ -80,7 +80,9 @@ def generate(
         "targets": {c.key: c.target for c in plan.configs},
         "kernels": [_op_kernel(k, k.spec, emitters) for k in plan.kernels if isinstance(k.spec, KernelSpec)],
         "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if isinstance(k.spec, GraphSpec)],
-        "sources": [_source_kernel(k, k.spec, by_name, emitters) for k in plan.kernels if isinstance(k.spec, SourceSpec)],
+        "sources": [
+            _source_kernel(k, k.spec, by_name, emitters) for k in plan.kernels if isinstance(k.spec, SourceSpec)
+        ],
         "native": any(own_target(k.spec, k.targets) and not k.prebuilt for k in plan.kernels),
         "neffs": plan.neffs,
         "bundles": [
