@@ -82,7 +82,13 @@ def checkout(tmp_path: Path) -> Path:
     for folder in ("tests/kernels", "tests/manifest"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     shutil.copytree(ROOT / "tools" / "regenerate", tmp_path / "tools" / "regenerate", ignore=ignored)
-    for file in (TABLE, "backend/nrt/targets.inc", "rules/private/targets.bzl", "tests/compilers/fake_neuronx_cc"):
+    generated = (
+        "backend/nrt/targets.inc",
+        "docs/compilers.md",
+        "rules/private/targets.bzl",
+        "tests/compilers/fake_neuronx_cc",
+    )
+    for file in (TABLE, *generated):
         (tmp_path / file).parent.mkdir(parents=True)
         shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path

@@ -34,7 +34,9 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 KEY = re.compile(r"(?<=[`'])[A-Za-z_][\w.]*(?=[`'])|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+\.[a-z_]+\b")
 VARIABLE = re.compile(r"\b(?:GGML_)?NEURON_(?!KERNELS_)[A-Z_]+\b")
 
-TABLES = tuple(f"kernelgen/{file}.py" for file in ("ggml/ops", "hlo/proto", "bundle/embed", "simulator/writing"))
+TABLES = tuple(
+    f"kernelgen/{file}.py" for file in ("ggml/ops", "hlo/linted", "hlo/proto", "bundle/embed", "simulator/writing")
+)
 """Their texts are data, or C."""
 
 OF_OTHERS = {
@@ -43,16 +45,19 @@ OF_OTHERS = {
     "--prefix": "of cmake",
     "--name": "of a build step, of any name",
     "--version": "of neuronx-cc",
+    "--native-int64": "likewise",
     "--grid": "of nki_interpreter",
 }
 NO_KEYS = {
     "attn_q attn_k attn_v": "tensors of llama.cpp's models",
-    "cpu jax.devices device_kind lax.fori_loop": "Python",
+    "cpu jax.devices jax.random device_kind lax.fori_loop": "Python",
     "general.alignment general.architecture kernelgen.kernel kernelgen.key kernelgen.neff n_kernels n_neffs": "in a pack",
     "neuron.kernels neuron_hlo data neuron_kernelgen emit_timeout": "Bazel",
     "add_neuron_kernels": "CMake",
     "nrt_execute nrt_load neuron_kernels_table": "C",
     "op_params": "ggml",
+    "f4e2m1fn f8e4m3fn sort power base_dilation window_dilation backend_config": "HLO",
+    "QuantizeMX block_size scale_method lhs_scale rhs_scale": "of HLO's calls of MX",
     "ggml_op_add ggml_unary_op_relu input_tensors kernel_name": "of ggml-hsa-gen-kernels",
     "model_type weight_map": "of Hugging Face models",
     "types": "of an emitter's decorator",
