@@ -42,7 +42,7 @@ kernels:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for file in [*(DATA / "source_kernels" / "kernels").iterdir(), DATA / "native_kernels" / "kernels" / "add.py"]:
+    for file in [*(DATA / "source_kernels" / "kernels").glob("*.py"), DATA / "native_kernels" / "kernels" / "add.py"]:
         shutil.copy(file, tmp_path)
     (tmp_path / "m.yaml").write_text(MANIFEST)
     return tmp_path
