@@ -27,6 +27,7 @@ import random_llama
 import backend_programs
 import figures
 from kernelgen import cli, manifest
+from kernelgen.bundle.contents import pack_name
 
 PROMPT = 300
 N_CTX = 512
@@ -91,7 +92,7 @@ def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: 
     (request,) = manifest.load([output], builder.catalog)
     specs = {kernel.spec.id: kernel.spec for kernel in request.kernels}
     built = lane.Built()
-    path = folder / lane.bundles.pack_name(f"group_{harness.TARGET}")
+    path = folder / pack_name(f"group_{harness.TARGET}")
     refused = builder.pack(specs, request.configs[0], path, built, lambda stage, count: None)
     if refused or built.failed:
         raise SystemExit(f"kernels that should have been built: {refused | built.failed}")

@@ -42,6 +42,7 @@ import lane
 import models
 
 from kernelgen import cli, fileio, manifest
+from kernelgen.bundle.contents import pack_name
 from kernelgen.ggml.ops import op
 from kernelgen.ggml.tokens import cuts
 from kernelgen.model import exporter
@@ -205,7 +206,7 @@ class Lane:
         built = lane.Built()
         kernels = folder / "kernels"
         kernels.mkdir()
-        path = kernels / lane.bundles.pack_name(f"group_{harness.TARGET}")
+        path = kernels / pack_name(f"group_{harness.TARGET}")
         refused = self.builder.pack(specs, config, path, built, progress)
         progress("running", 0)
         environment = self.programs.environment(kernels=kernels, log=True) | {

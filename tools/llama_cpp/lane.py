@@ -41,6 +41,7 @@ import harness
 import kernelgen
 from kernelgen import fileio, lowering
 from kernelgen.bundle import build as bundles
+from kernelgen.bundle.contents import pack_name
 from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulator import Simulator
@@ -233,7 +234,7 @@ class Builder:
         There is no pack when no entry has a kernel.
         """
         begun = time.monotonic()
-        pack = folder / "kernels" / bundles.pack_name(f"group_{harness.TARGET}")
+        pack = folder / "kernels" / pack_name(f"group_{harness.TARGET}")
         record = folder / "built.json"
         found, config, refused = self.read(entries) if entries else ({}, None, {})
         key = self.key(entries, found)
