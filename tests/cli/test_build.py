@@ -139,7 +139,10 @@ def test_a_damaged_neff_is_compiled_again(kernelgen: Run, folder: Path) -> None:
     ("op", "reason"),
     [
         ("refuse", "this kernel is broken"),
-        ("die", "its worker was killed by SIGKILL, and not for want of memory: what it ran killed it, or another"),
+        (
+            "die",
+            "its worker was killed by SIGKILL, and not because memory ran out: what it ran killed it, or another process",
+        ),
         ("leave", "its worker ended with exit status 7"),
         ("close", "its worker ended with exit status "),
         ("close_and_wait", "its worker closed its standard output, which answers go to: a source closes only what"),

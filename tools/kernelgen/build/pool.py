@@ -171,7 +171,7 @@ class Pool:
 
 
 def _oom_kills() -> int | None:
-    """Returns how many processes Linux has killed for want of memory, in any control group; None where it does not tell."""
+    """Returns how many processes Linux has killed because memory ran out, in any control group; None where it does not tell."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -250,7 +250,7 @@ class _Worker:
             return f"{reason}: most likely the machine ran out of memory; fewer jobs (-j) need less"
         if kills > self.oom_kills:
             return f"{reason}: the machine ran out of memory; fewer jobs (-j) need less"
-        return f"{reason}, and not for want of memory: what it ran killed it, or another process did"
+        return f"{reason}, and not because memory ran out: what it ran killed it, or another process did"
 
     def ask_to_stop(self) -> None:
         """Ends its input, which an idle worker takes as the end; a busy one gets a signal."""

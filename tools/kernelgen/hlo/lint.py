@@ -551,7 +551,7 @@ RULES: tuple[Rule, ...] = (
         "kernelgen/integer-division",
         mistakes.integer_division,
         "divide by a power of two, compare with multiples, or count with iotas of two dimensions",
-        "integers divided by a constant that is no power of two: a float32 reciprocal made 23 of 32 quotients 1 too small",
+        "integers divided by a constant that is not a power of two: a float32 reciprocal made 23 of 32 quotients 1 too small",
         severity=WARNING,
         evidence=_MEASURED,
     ),

@@ -21,7 +21,7 @@ MANY_INDICES = 10_000
 
 
 def integer_division(m: LintedModule, target: Target | None) -> Violations:
-    """Integers divided by a constant that is no power of two, and not all below it: a product with a float32 reciprocal."""
+    """Integers divided by a constant that is not a power of two, and not all below it: a product with a float32 reciprocal."""
     for computation, i in m.with_computation("divide", "remainder"):
         if element_type(i.shape)[0] not in _INTEGERS:
             continue

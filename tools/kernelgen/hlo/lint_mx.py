@@ -28,7 +28,7 @@ RULES = {
     "NCC_EVRF040": "`QuantizeMX` with a scale_method that is not EMAX",
     "NCC_EVRF041": "`QuantizeMX` of what is not bf16 or f16",
     "NCC_EVRF042": "`QuantizeMX` whose dtype is not float8_e5m2 or float8_e4m3fn, or whose data are not u32 of a quarter",
-    "NCC_EVRF057": "`QuantizeMX` whose result is no tuple of 2",
+    "NCC_EVRF057": "`QuantizeMX` whose result is not a tuple of 2",
     "NCC_EVRF058": "`QuantizeMX` along a dimension that 4 does not divide",
     "NCC_EVRF043": "a scaled dot of other than 4 operands",
     "NCC_EVRF044": "a scaled dot whose lhs is not u32",
@@ -82,7 +82,7 @@ def quantize(i: Any, operands: list[Any]) -> Iterator[tuple[str, str]]:
     if config.get("dtype") not in QUANTIZED_TYPES:
         yield "NCC_EVRF042", f"dtype {config.get('dtype')!r} is not {' or '.join(QUANTIZED_TYPES)}"
     if len(i.shape.tuple_shapes) != 2:
-        yield "NCC_EVRF057", "the result is no tuple of data and scales"
+        yield "NCC_EVRF057", "the result is not a tuple of data and scales"
         return
     data = i.shape.tuple_shapes[0]
     if element_type(data) != "u32":
