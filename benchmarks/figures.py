@@ -82,7 +82,7 @@ class Figure:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise ValueError(f"{self.what}: {self.unit!r} is no unit of results.schema.json ({', '.join(UNITS)})")
+            raise ValueError(f"{self.what}: {self.unit!r} is not a unit of results.schema.json ({', '.join(UNITS)})")
 
     @property
     def ratio(self) -> float | None:

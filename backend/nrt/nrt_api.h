@@ -235,7 +235,7 @@ NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
                             NRT_STATUS *   ret,
                             nrta_seq_t *   seq);
 
-// NRT_INVALID: there is no such request. AWS documents no other status of one that is not completed than success.
+// NRT_INVALID: the runtime does not know the request. Of a request that it knows, AWS documents NRT_SUCCESS alone, completed or not.
 NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed);
 NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t unit, int queue, nrta_seq_t * seq);
 

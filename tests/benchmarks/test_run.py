@@ -109,7 +109,7 @@ def test_the_schema_is_one_and_refuses_what_is_not_a_result() -> None:
 def test_the_schema_has_the_units_of_figures_and_no_others() -> None:
     units = SCHEMA["$defs"]["figure"]["properties"]["unit"]["enum"]
     assert units == list(UNITS)
-    with pytest.raises(ValueError, match="a walk: 'parsecs' is no unit"):
+    with pytest.raises(ValueError, match="a walk: 'parsecs' is not a unit"):
         Figure("a walk", 1.0, "parsecs")
 
 

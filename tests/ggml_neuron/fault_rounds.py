@@ -43,6 +43,12 @@ PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-result
 
 NOT_A_RESULT = ("not-a-number",)  # whose status is of interest, which faults change
 
+NO_BUFFER = re.compile(
+    r"^ggml-neuron: \w+: no buffer of .*(\n[\d.]+ E \w+: failed to allocate .*)?\Z",
+    re.MULTILINE,
+)
+"""The end of a log: the backend has no buffer to give, and ggml says at the most which one it did not get."""
+
 REPORTED = re.compile(r"^(ggml-neuron: |.*ggml-neuron: \w+ing (a buffer|tensor '.*'): core \d+: )", re.MULTILINE)
 """A line that says what failed."""
 
@@ -188,8 +194,8 @@ def play(bench: Bench, one: Round) -> str:
     assert REPORTED.search(done.stderr), f"what failed is not said: {log}"
     if done.returncode == -signal.SIGSEGV and one.what == "model":
         # llama-results does not look whether it got a context. A thread writes its log, so the last lines may be missing: then the
-        # backend's last one, which has no buffer to give, is followed by llama.cpp's own at the most.
-        refused = re.search(r"^ggml-neuron: \w+: no buffer of .*(\n(?!ggml-neuron).*)*\Z", done.stderr, re.MULTILINE)
+        # backend's last one, which has no buffer to give, is followed by what llama.cpp says of that buffer, or by nothing.
+        refused = NO_BUFFER.search(done.stderr.rstrip())
         assert refused or "failed to create context with model" in done.stderr, f"a crash: {log}"
         return "ended"
     if done.returncode == -signal.SIGABRT:

@@ -22,5 +22,5 @@ std::string neuron_read_small_file(const std::string & path, std::string & text)
 bool neuron_any_variable();
 
 // Warns of each variable whose name begins as the project's do and is not one of them, with the name that is most like it; and of a
-// GGML_NEURON_LOG that is none of its values.
+// value that GGML_NEURON_LOG does not take.
 void neuron_warn_of_unknown_variables();

@@ -219,7 +219,7 @@ NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
         if (unit == nullptr || !unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)) {
             return invalid(where, "no request has this sequence ID");
         }
-        // AWS documents NRT_INVALID for what is no request, and no other status of one that is not done.
+        // AWS documents no such status for a request that is not done; the fault has a runtime that gives one.
         if (!*completed && rt.faults.strikes("busy")) {
             return NRT_EXEC_NC_BUSY;
         }

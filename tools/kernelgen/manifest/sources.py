@@ -173,7 +173,7 @@ class SourceEntry(KernelEntry):
         parts = [root.name, *file.relative_to(root).with_suffix("").parts]
         wrong = next((part for part in parts if not part.isidentifier()), None)
         if wrong is not None:
-            message = f"'{short(wrong)}' is no name that Python imports"
+            message = f"'{short(wrong or package.text)}' is not a name that Python imports"
             self.fail(
                 package if wrong == root.name else node,
                 message,
