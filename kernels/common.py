@@ -33,6 +33,10 @@ class Unsupported(ValueError):
     """What an emitter raises for a kernel that it does not compute; the message goes into the error that names the kernel."""
 
 
+PREC_F32 = 10
+"""`GGML_PREC_F32` of ggml.h."""
+
+
 def f32(x: Array) -> Array:
     """Returns `x` as float32: ggml's CPU backend computes in it whatever the storage type is."""
     return lax.convert_element_type(x, jnp.float32)

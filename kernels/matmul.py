@@ -6,9 +6,10 @@ from jax import Array, lax
 
 from kernelgen.emitters import emitter
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES
 from kernelgen.ggml.weight_layouts import TRANSPOSED
 
-from .common import f32, grouped_dot, result
+from .common import PREC_F32, f32, grouped_dot, result
 from .dequantize import floats
 
 
@@ -16,16 +17,23 @@ from .dequantize import floats
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
-    As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16), also where a quantized `a` is stored as bf16.
-    Other quantized weights are dequantized to float32, and `b` stays float32. `prec` and `prec_src1` say how coarse accumulation
-    and `b` may get, and this is finer; `hint` tells of a structure of `a` that could be used, and changes no number.
+    As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16). Quantized weights are dequantized and rounded
+    to bfloat16, and so is `b`: the tensor engine multiplies float32 at a fifth of that rate, and the CPU backend rounds `b` to
+    8 bits. Where `prec_src1` asks for F32, both are float32. `prec` says how coarse accumulation may get, and this is finer;
+    `hint` tells of a structure of `a` that could be used, and changes no number.
 
     a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
     bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
-    del prec, hint, prec_src1
-    a = floats(a, inputs[0])
+    del prec, hint
+    a = _factor(a, inputs[0], prec_src1)
     return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 2 if inputs[0].layout == TRANSPOSED else 3), out)
+
+
+def _factor(a: Array, tensor: TensorDesc, prec_src1: int) -> Array:
+    """Returns weights in the type that is multiplied: bfloat16 for a quantized tensor, float32 where `prec_src1` asks for it."""
+    a = floats(a, tensor)
+    return lax.convert_element_type(a, jnp.bfloat16) if TYPES[tensor.dtype].quantized and prec_src1 != PREC_F32 else a
 
 
 @emitter("out_prod", types="float quantized, float")
@@ -56,7 +64,7 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     a: [1, E, m, k] f32, f16, bf16 or quantized, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
     dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
     """
-    del prec, prec_src1
+    del prec
     n_experts, (n_tokens, n_used), n_rows = a.shape[1], ids.shape[2:], b.shape[2]
     pairs = n_tokens * n_used
     a = lax.reshape(a, a.shape[1:])
@@ -66,7 +74,7 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     def product(rows: Array, expert: Array) -> Array:
         weights = lax.reshape(lax.dynamic_index_in_dim(a, expert, keepdims=False), (1, 1, *a.shape[1:]))
         stored, axis = (one.ne[:2], 0) if one.layout == TRANSPOSED else (one.shape[2:], 1)
-        weights = lax.reshape(floats(weights, one), stored)
+        weights = lax.reshape(_factor(weights, one, prec_src1), stored)
         rows = lax.convert_element_type(rows, weights.dtype)
         return lax.dot_general(rows, weights, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 

@@ -8,7 +8,7 @@ import nki
 from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
-from .common import result
+from .common import PREC_F32, result
 from .nki_common import PARTITIONS, blocks, hbm, loaded, psum, sbuf
 
 ROWS = 4 * PARTITIONS
@@ -28,7 +28,7 @@ Q8_BLOCK, Q8_BYTES = 32, 34
 def _products(a, b, each):
     """The products of matrices: `b[i] @ a[j].T`, where each outer matrix of `a` serves `each` of `b`.
 
-    a: [A, G, m, k], or [A, G, m, bytes] u8 of Q8_0; b: [A * each, G, n, k], of the type of `a` or f32. Returns
+    a: [A, G, m, k], or [A, G, m, bytes] u8 of Q8_0; b: [A * each, G, n, k], of the type of `a`, or bf16 or f32 for Q8_0. Returns
     [A * each, G, n, m] f32. The rows of `b` stay in SBUF, transposed; those of `a` pass by once per `ROWS` of them.
     """
     outer, groups, m, _ = a.shape
@@ -43,7 +43,7 @@ def _products(a, b, each):
                     x = _transposed(b[i * each + r, g, start : start + rows], k)
                     for column, width in blocks(m, columns):
                         part = y[i * each + r, g, start : start + rows, column : column + width]
-                        _product(weights(a[i, g], column, width, k), x, part, k)
+                        _product(weights(a[i, g], column, width, k, b.dtype), x, part, k)
     return y
 
 
@@ -65,8 +65,9 @@ def _transposed(rows, k):
     return tile
 
 
-def _plain(a, column, width, k):
+def _plain(a, column, width, k, dtype):
     """Returns what gives `width` rows of `a` from row `column`, elements [start, start + p) of each, transposed: [p, width]."""
+    del k, dtype  # As `a` has them.
 
     def part(start, p):
         tile = sbuf((p, width), a.dtype)
@@ -76,10 +77,13 @@ def _plain(a, column, width, k):
     return part
 
 
-def _packed(a, column, width, k):
-    """As `_plain`, of Q8_0: rows are unpacked on the vector engine and transposed by the tensor engine."""
+def _packed(a, column, width, k, dtype):
+    """As `_plain`, of Q8_0: rows are unpacked on the vector engine and transposed by the tensor engine, then rounded to `dtype`.
+
+    The transpose is in float32, which every target writes to PSUM.
+    """
     depth = -(-k // PARTITIONS)
-    turned = sbuf((min(k, PARTITIONS), depth, width))
+    turned = sbuf((min(k, PARTITIONS), depth, width), dtype)
     for at, rows in blocks(width, PARTITIONS):
         unpacked = _unpacked(a[column + at : column + at + rows], k)
         for start, p in blocks(k, PARTITIONS):
@@ -127,13 +131,15 @@ def _product(weights, x, target, k):
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
-    `b` is first rounded to the type of `a` (F16, BF16). Weights in Q8_0 are unpacked to float32 in SBUF.
+    `b` is first rounded to the type of `a` (F16, BF16). Weights in Q8_0 are unpacked in SBUF and rounded to bfloat16, and so is
+    `b`; where `prec_src1` asks for F32, both are float32.
 
     a: [A3, A2, m, k] f32, f16, bf16 or q8_0; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each
     matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
-    del prec, hint, prec_src1
-    b = lax.convert_element_type(b, "float32" if a.dtype == "uint8" else a.dtype)
+    del prec, hint
+    packed = "float32" if prec_src1 == PREC_F32 else "bfloat16"
+    b = lax.convert_element_type(b, packed if a.dtype == "uint8" else a.dtype)
     a3, a2, m = a.shape[:3]
     b3, b2, n, k = b.shape
     a = lax.reshape(a, (a3, a2, m, a.size // (a3 * a2 * m)))

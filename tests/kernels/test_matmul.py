@@ -10,6 +10,7 @@ from reference.core import dequantize
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import GROUPS
+from kernelgen.hlo import proto
 from kernelgen.hlo.lint import lint
 from kernelgen.targets import TARGETS
 
@@ -81,6 +82,16 @@ def test_quantized_weights_as_bf16(dtype: str) -> None:
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("language", ["jax", "nki"])
+@pytest.mark.parametrize(("prec_src1", "factor"), [(0, "bf16"), (10, "f32")])
+def test_products_of_quantized_weights_are_of_bfloat16_unless_float32_is_asked_for(
+    prec_src1: int, factor: str, language: str
+) -> None:
+    kernel = spec("mul_mat", ["(64,6,1,1)/q8_0", "(64,3,1,1)/f32"], "(6,3,1,1)/f32", prec_src1=prec_src1)
+    check(kernel, 1e-12, languages=(language,))
+    assert factors(emit(kernel, (language,))) == {factor}
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_transposed_weights(dtype: str) -> None:
     check(spec("mul_mat", [f"(40,7,2,1)/{dtype}:transposed", "(40,5,4,1)/f32"], "(7,5,4,1)/f32"), 1e-6)
@@ -104,6 +115,17 @@ def test_out_prod(a: str, b: str, out: str) -> None:
 
 def test_out_prod_of_a_transposed_matrix() -> None:
     check(spec("out_prod", ["(16,6,1,1)/f32", "(4,6,1,1)/f32/(24,4,96,96)"], "(16,4,1,1)/f32"))
+
+
+def factors(hlo: bytes) -> set[str]:
+    """The element types of what is multiplied."""
+    made = {i.id: i for c in proto.parse(hlo).computations for i in c.instructions}
+    return {
+        proto.ELEMENT_TYPES[made[operand].shape.element_type]
+        for i in made.values()
+        if i.opcode == "dot"
+        for operand in i.operand_ids
+    }
 
 
 def experts(n: int, *shape: int) -> np.ndarray:

@@ -40,6 +40,19 @@ def computed(a: Array, b: Array) -> Array:
     return lax.dot_general(lax.exp(b), a * a, (((1,), (1,)), ((), ())), preferred_element_type=np.float32)
 
 
+def unpacked(a: Array, b: Array) -> Array:
+    """As a product by quantized weights: numbers times a scale."""
+    return emitted((a - np.float32(8)) * np.float32(0.1), b)
+
+
+def joined(a: Array, b: Array) -> Array:
+    """As Q4_K: what makes the matrix joins two arrays."""
+    from jax import lax
+
+    half = a.shape[1] // 2
+    return emitted(lax.concatenate([a[:, half:] + a[:, :half], a[:, :half]], 1), b)
+
+
 CASES = {
     "one row": (emitted, (257, 128), (1, 128), np.float16),
     "three rows": (emitted, (257, 128), (3, 128), np.float16),
@@ -49,6 +62,7 @@ CASES = {
     "the matrix has its columns first": (contracted(0, 1), (128, 257), (2, 128), np.float16),
     "a vector": (contracted(1, 0), (257, 128), (128,), np.float16),
     "computed operands": (computed, (257, 128), (1, 128), np.float16),
+    "one row by unpacked weights": (unpacked, (257, 128), (1, 128), np.float32),
 }
 
 
@@ -84,4 +98,12 @@ def test_other_products_stay_as_they_are(a: tuple[int, ...], b: tuple[int, ...],
 
     hlo, _ = traced_hlo(dot, [(a, dtype), (b, dtype)])
     assert any(i.opcode == "dot" for i in proto.entry(proto.parse(hlo)).instructions)
+    assert products.rewrite(hlo) == hlo
+
+
+@pytest.mark.parametrize(("function", "rows"), [(unpacked, 2), (joined, 1)])
+def test_a_matrix_that_is_slower_to_make_in_the_loop_of_a_product_is_made_before_it(
+    function: Callable[[Array, Array], Array], rows: int
+) -> None:
+    hlo, _ = traced_hlo(function, [((257, 128), "float32"), ((rows, 128), "float32")])
     assert products.rewrite(hlo) == hlo

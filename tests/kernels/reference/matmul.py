@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernelgen.ggml.types import TYPES
 from kernelgen.spec.op_kernel import KernelSpec
 
-from .core import Array, below, dequantize, dot_type, example, f32, out, reference
+from .core import DTYPES, Array, below, dequantize, dot_type, example, f32, out, reference
+
+
+def factors(spec: KernelSpec, a: Array, b: Array) -> tuple[Array, Array]:
+    """What is multiplied, as float64: of quantized weights both are rounded to bfloat16, unless F32 is asked for."""
+    weights = spec.inputs[0]
+    if not TYPES[weights.dtype].quantized:
+        return f32(a).astype(np.float64), dot_type(b, weights).astype(np.float64)
+    kept = DTYPES["f32" if dict(spec.params)["prec_src1"] == 10 else "bf16"]
+    return dequantize(a, weights).astype(kept).astype(np.float64), b.astype(kept).astype(np.float64)
 
 
 @reference("mul_mat")
 def mul_mat(spec: KernelSpec, a: Array, b: Array) -> Array:
-    b = dot_type(b, spec.inputs[0]).astype(np.float64)
-    a = dequantize(a, spec.inputs[0]).astype(np.float64)
+    a, b = factors(spec, a, b)
     y = np.empty((*b.shape[:3], a.shape[2]))
     for i3 in range(b.shape[0]):
         for i2 in range(b.shape[1]):
@@ -33,8 +42,7 @@ def out_prod(spec: KernelSpec, a: Array, b: Array) -> Array:
 
 @reference("mul_mat_id")
 def mul_mat_id(spec: KernelSpec, a: Array, b: Array, ids: Array) -> Array:
-    b = dot_type(b, spec.inputs[0]).astype(np.float64)
-    a = dequantize(a, spec.inputs[0]).astype(np.float64)
+    a, b = factors(spec, a, b)
     y = np.empty(spec.output.shape)
     for t, u in np.ndindex(*ids.shape[2:]):
         y[0, t, u] = a[0, ids[0, 0, t, u]] @ b[0, t, u % b.shape[2]]

@@ -16,6 +16,9 @@ from kernelgen.simulator.writing import F32, Module, Writer, become_reshape
 MAX_ROWS = 4
 """Rows of the smaller operand at most: each becomes a product of its own."""
 
+MAX_ROWS_UNPACKED = 1
+"""The same where the matrix is dequantized: every product does that again."""
+
 MIN_ELEMENTS = 1 << 14
 """Of the matrix: there is nothing to gain with smaller ones."""
 
@@ -112,10 +115,47 @@ def _product(dot: Any, by_id: dict[int, Any]) -> _Product | None:
         if rows is None or matrix is None:
             return None
         few = rows.free <= MAX_ROWS and rows.free < matrix.free and rows.k <= MAX_SUM and rows.last
-        if few and matrix.k * matrix.free >= MIN_ELEMENTS:
+        if few and rows.free <= _max_rows(matrix.made_by, by_id) and matrix.k * matrix.free >= MIN_ELEMENTS:
             sizes = (rows.free, matrix.free, matrix.k)
             return _Product(rows.made_by, matrix.made_by, sizes, last=matrix.last, swapped=swapped)
     return None
+
+
+_MOVED = {"bitcast-convert", "broadcast", "convert", "reshape", "slice", "transpose"}
+"""Opcodes that change no number, or its type alone."""
+_COMPUTED = {
+    "add",
+    "and",
+    "compare",
+    "concatenate",
+    "multiply",
+    "or",
+    "select",
+    "shift-left",
+    "shift-right-logical",
+    "subtract",
+}
+"""What dequantizing is made of besides."""
+
+
+def _max_rows(matrix: Any, by_id: dict[int, Any]) -> int:
+    """Returns how many rows a product may have to be rewritten, by what XLA would put into its loop to make the matrix.
+
+    None where that joins arrays, as the scales of Q4_K and Q5_K are joined: the loop would ask for each element of which it is.
+    """
+    seen: set[int] = set()
+    opcodes: set[str] = set()
+    ahead = [matrix]
+    while ahead:
+        instruction = ahead.pop()
+        if instruction.id in seen or instruction.opcode not in _MOVED | _COMPUTED:
+            continue
+        seen.add(instruction.id)
+        opcodes.add(instruction.opcode)
+        ahead += (by_id[i] for i in instruction.operand_ids)
+    if "concatenate" in opcodes:
+        return 0
+    return MAX_ROWS if opcodes <= _MOVED else MAX_ROWS_UNPACKED
 
 
 class _Side:
