@@ -234,14 +234,17 @@ def run(
     environment: dict[str, str],
     *,
     say: Callable[[Call], None] = lambda call: None,
+    words: str = "",
 ) -> tuple[list[Call], str]:
     """Makes the calls that scripts say, each in a thread when there are several; returns what became of them, and the log.
+
+    The tokens are those of `words`, by default of TEXT.
 
     Raises:
         RuntimeError: the program failed, or the CPU computed an op that is the device's.
     """
     text = folder / "text"
-    text.write_text(TEXT)
+    text.write_text(words or TEXT)
     files = []
     for i, script in enumerate(scripts):
         files.append(folder / f"script-{i}")

@@ -4,8 +4,8 @@
 
 Greedy texts of two backends differ where two tokens are nearly as likely, or where one backend is wrong. The F32 reference tells which:
 printed are the likeliest tokens behind each token of the prompt with their logits, and each run's normalised mean squared error against
-the reference. llama.cpp's CPU backend rounds what it multiplies with quantized weights to 8 bits, kernels do not. The prompt is computed one
-token at a time, as a text is generated; llama-results wants a multiple of four tokens.
+the reference. llama.cpp's CPU backend rounds what it multiplies with quantized weights to 8 bits, kernels to bfloat16. The prompt is
+computed one token at a time, as a text is generated; llama-results wants a multiple of four tokens.
 
 libnrt, or the simulator, is found as the backend finds it (docs/llama-cpp.md).
 """

@@ -16,7 +16,7 @@
 //     copy SEQ TO FROM END           the positions from FROM to END become the sequence TO's, too
 //     save SEQ                       keeps a sequence's state
 //     restore SEQ                    puts it back, after removing what is there
-//     logits FILE                    from now on the device's logits are appended to FILE, as F32
+//     logits FILE [CPU]              from now on the device's logits are appended to FILE, as F32, and the CPU's to the file CPU
 //
 // Each decode prints a line: what it was, the largest normalised mean squared error of a row of logits, how likely the next tokens
 // of the text are by the device's logits and by the CPU's (the negative sum of their logarithms), how many rows that sums, the
@@ -177,6 +177,7 @@ class script {
     std::map<string, pair> contexts;
     string                 name;
     std::ofstream          logits;
+    std::ofstream          logits_cpu;
 
     pair & current() {
         const auto found = contexts.find(name);
@@ -230,6 +231,9 @@ class script {
             keep_state(read<int>(words), verb == "restore");
         } else if (verb == "logits") {
             logits.open(read<string>(words), std::ios::binary);
+            if (string file; words >> file) {
+                logits_cpu.open(file, std::ios::binary);
+            }
         } else {
             fail("this is no verb");
         }
@@ -409,6 +413,9 @@ class script {
             }
             const float * cpu = llama_get_logits_ith(p.cpu.get(), at);
             nll_cpu -= log_likelihood(cpu, n_vocab, next);
+            if (logits_cpu.is_open()) {
+                logits_cpu.write((const char *) cpu, (std::streamsize) (sizeof(float) * (size_t) n_vocab));
+            }
             double error = 0;
             double size  = 0;
             for (int i = 0; i < n_vocab; i++) {
@@ -429,6 +436,7 @@ class script {
         fflush(stdout);
         if (logits.is_open()) {
             logits.flush();
+            logits_cpu.flush();
         }
     }
 };
