@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,23 @@ def test_a_layer_is_a_segment_and_all_but_the_last_are_one_kernel(qwen3: Graph) 
     embedding, step = whole(qwen3)  # which llama.cpp computes on the CPU
     assert len(embedding) == 1
     assert len(segment_spec(qwen3, step).nodes) == len(qwen3.nodes) - 1
+
+
+@pytest.mark.parametrize(("at_once", "lengths"), [(2, [2, 2, 1]), (3, [3, 1, 1]), (9, [4, 1])])
+def test_several_layers_are_a_segment_and_the_last_has_what_is_left(
+    qwen3: Graph, at_once: int, lengths: list[int]
+) -> None:
+    """The last layer has other ops, since it computes the rows of the outputs alone: it stays a kernel of its own."""
+    single = layers(qwen3)
+    ends = {segment.end: number for number, segment in enumerate(single)}  # the embedding is 0, layers are 1 to 5
+    segments = layers(qwen3, at_once=at_once)
+    assert (segments[0], segments[-1]) == (single[0], single[-1])
+    numbers = [ends[segment.end] for segment in segments[:-1]]
+    assert [b - a for a, b in itertools.pairwise(numbers)] == lengths
+    spec = segment_spec(qwen3, segments[1])
+    assert len(spec.written) == 2 * lengths[0] and len(spec.escaping) == 1
+    found = Groups([segment_spec(qwen3, segment) for segment in segments[1:]]).find(qwen3)
+    assert len(found.groups) == len(segments) - 1
 
 
 def test_names_and_numbers_of_layers_do_not_count(qwen3: Graph, exporter: Exporter, tmp_path: Path) -> None:
@@ -141,3 +159,23 @@ def test_the_manifest_of_a_model_has_its_layers_as_formulas(exporter: Exporter, 
     text = output.read_text()
     assert len(re.findall("^  - name: ", text, re.MULTILINE)) == 3
     assert "blk." not in text.partition("\nkernels:")[0].partition("\ngraphs:")[2]
+
+
+def test_the_manifest_of_a_model_has_several_layers_in_a_kernel(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = headers.write(headers.qwen3(n_layer=5), tmp_path / "tiny.gguf")
+    output = tmp_path / "tiny.yaml"
+    options = ("--n-ctx", 512, "--n-tokens", 1, "--n-outputs", 1, "--n-kv", 256, "--flash-attn", "on")
+    assert run_model(exporter, file, output, *options, "--fuse", "layers:2") == 0
+    (request,) = manifest.load([output], Catalog([builtin_library()]))
+    made = {kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)}
+    one = graph(exporter, file, 1)
+    assert made == {spec for s in layers(one, at_once=2) if len((spec := segment_spec(one, s)).nodes) > 1}
+    assert "--fuse layers:2" in output.read_text()
+    before = output.read_bytes()
+    for wrong in ("layers", "layers:0", "layers:-1", "layers:x", "steps"):
+        capsys.readouterr()
+        assert run_model(exporter, file, output, *options, "--fuse", wrong) == 2
+        assert f"'{wrong}' is not one of layer, layers:N, step, none" in capsys.readouterr().err
+    assert output.read_bytes() == before

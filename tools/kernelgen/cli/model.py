@@ -32,6 +32,15 @@ _FUSE = "layer"
 _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 
 
+def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuses what cuts no graph, before a program is asked for one."""
+    try:
+        groups.cut_of(value or _FUSE)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+    return value
+
+
 @click.command(short_help="Write the manifest of a model, from its file.")
 @click.argument("paths", metavar="SOURCE...", required=True, nargs=-1, type=click.Path(path_type=Path))
 @click.option(
@@ -48,8 +57,9 @@ _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 )
 @click.option(
     "--fuse",
-    type=click.Choice(list(groups.FUSE)),
-    help="Which parts of a graph are one kernel each, beside the kernels of its ops: its layers, all of it, or none.  "
+    callback=_checked_fuse,
+    metavar=f"[{'|'.join(groups.FUSE)}]",
+    help="Which parts of a graph are one kernel each, beside the kernels of its ops: each layer, N layers, all of it, or none.  "
     f"[default: {_FUSE}; of files that list kernels none]",
 )
 @click.option(
@@ -132,7 +142,7 @@ def _derive(
             model.append(described)
             yield call, graph
 
-    return derive(settings, catalog, export, groups.FUSE[fuse]), model[0]
+    return derive(settings, catalog, export, groups.cut_of(fuse)), model[0]
 
 
 def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
@@ -166,7 +176,7 @@ def _list(
         if given and parameter.name not in _OF_LISTS:
             raise KernelgenError(f"{parameter.opts[0]} is for models, and {found[0].path} is {found[0].kind.value}")
     chosen = name or _name(output)
-    cut = groups.FUSE[fuse]
+    cut = groups.cut_of(fuse)
     lists = [listed.read(source, catalog, cut is not None) for source in found]
     if cut is not None and not any(one.graphs for one in lists):
         names = ", ".join(str(source.path) for source in found)

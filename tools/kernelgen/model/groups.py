@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,22 @@ from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 
 Cut = Callable[[Graph], list[Segment]]
 
-FUSE: Mapping[str, Cut | None] = {"layer": repeats.layers, "step": repeats.whole, "none": None}
-"""How graphs are cut, by the names of `kernelgen model --fuse`."""
+FUSE = ("layer", "layers:N", "step", "none")
+"""How graphs are cut, as `kernelgen model --fuse` says it."""
+
+
+def cut_of(fuse: str) -> Cut | None:
+    """Returns what cuts graphs as one of FUSE says; None for `none`.
+
+    Raises:
+        ValueError: it is not one of them.
+    """
+    if match := re.fullmatch(r"layers:0*([1-9][0-9]{0,3})", fuse):
+        return functools.partial(repeats.layers, at_once=int(match[1]))
+    cuts: Mapping[str, Cut | None] = {"layer": repeats.layers, "step": repeats.whole, "none": None}
+    if fuse not in cuts:
+        raise ValueError(f"{fuse!r} is not one of {', '.join(FUSE)}, with N from 1 to 9999")
+    return cuts[fuse]
 
 
 # --- a segment of one graph ----------------------------------------------------------------------------------------------------

@@ -26,8 +26,13 @@ class Segment:
         return self.end - self.start
 
 
-def layers(graph: Graph) -> list[Segment]:
-    """Returns a graph's segments: its repeats, and what is before, between and behind them."""
+def layers(graph: Graph, *, at_once: int = 1) -> list[Segment]:
+    """Returns a graph's segments: its repeats, and what is before, between and behind them.
+
+    Args:
+        graph: the graph.
+        at_once: repeats that a segment has; the last one has what is left.
+    """
     n = len(graph.nodes)
     found = _period(tuple(node.op for node in graph.nodes))
     if found is None:
@@ -42,7 +47,7 @@ def layers(graph: Graph) -> list[Segment]:
         key=lambda s: (sum(cost[s + k * period] for k in range(count + 1)), s),
     )
     end = start + count * period
-    cuts = [*_before(start, period, cost), *range(start, end + 1, period), *_behind(end, n, period, cost)]
+    cuts = [*_before(start, period, cost), *range(start, end, at_once * period), end, *_behind(end, n, period, cost)]
     return _segments(graph, {0, *cuts, n})
 
 
