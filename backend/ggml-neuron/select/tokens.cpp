@@ -150,14 +150,16 @@ size_t neuron_nbytes(const neuron_kernels_tensor & t) {
     return n;
 }
 
-size_t neuron_nbytes_of_words(const uint64_t * words) {
+neuron_kernels_tensor neuron_tensor_of_words(const uint64_t * words) {
     neuron_kernels_tensor t{};
     t.type = (int32_t) words[0];
-    for (int i = 0; i < 4; i++) {
-        t.ne[i] = (int64_t) words[1 + i];
-        t.nb[i] = words[5 + i];
-    }
-    return neuron_nbytes(t);
+    std::copy(words + 1, words + 5, t.ne);
+    std::copy(words + 5, words + 9, t.nb);
+    return t;
+}
+
+size_t neuron_nbytes_of_words(const uint64_t * words) {
+    return neuron_nbytes(neuron_tensor_of_words(words));
 }
 
 //
