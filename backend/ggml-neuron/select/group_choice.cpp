@@ -97,8 +97,10 @@ class piece_choice {
         std::vector<int64_t>   counts;
         std::vector<double>    costs;
         for (const auto & entry : kernels) {
-            counts.push_back(entry.first * longest.n / more);
-            costs.push_back(launch_of(longest, longest, counts.back()));
+            if (entry.first * longest.n % more == 0) {  // else they have other rows for each token
+                counts.push_back(entry.first * longest.n / more);
+                costs.push_back(launch_of(longest, longest, counts.back()));
+            }
         }
         choice.ranges = neuron_choose_pieces(longest.n, std::move(counts), std::move(costs), true,
                                              [this](int64_t n) { return has_option(n); });
