@@ -38,6 +38,7 @@ GROUPS = (
     *("hit", "twice", "between", "cache", "attention", "unmasked", "reading", "softmax", "softmax-unmasked"),
     *("in-place", "views", "several-results", "kept", "square", "tied"),
     *("mixed-plain", "mixed-rows", "mixed-row", "mixed-sum", "mixed-state"),
+    *("heads-1", "heads-3"),
     "copied-mask",
 )
 RANDOM = ("random-0", "random-1")

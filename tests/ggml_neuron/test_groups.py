@@ -46,7 +46,7 @@ REFUSED = tuple(
 PIECES = tuple(
     f"pieces-{name}"
     for name in (
-        *("mixed-plain", "twice", "twice-8", "several-results", "reading"),
+        *("mixed-plain", "heads-3", "twice", "twice-8", "several-results", "reading"),
         *("attention-5x32", "attention-5x64", "softmax-6x32", "softmax-6x64"),
     )
 )

@@ -8,6 +8,8 @@ import random
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from programs import Programs, Run, build, ran_on
 
 from kernelgen.bundle import reader
 from kernelgen.dispatch.costs import TEXT, read
-from kernelgen.dispatch.lengths import LengthIndex, choose
+from kernelgen.dispatch.lengths import MAX_CHUNKS, LengthIndex, choose
 
 
 @pytest.fixture(scope="module")
@@ -147,27 +149,69 @@ def test_costs_are_read_from_regular_files_of_some_size_when_the_backend_is_load
     assert f"GGML_NEURON_COSTS: {path}: {said}; kernels are chosen by the figures" in result.log
 
 
+def best_of_all(n: int, counts: Sequence[int], costs: Sequence[float], again: bool) -> float:
+    """Returns the least cost of pieces of one size and then of another, with every pair of sizes looked at."""
+    best = float("inf")
+    for size, cost in zip(counts, costs, strict=True):
+        whole = max(n // size, 1)
+        left = max(n - whole * size, 0)
+        rest = [(0.0, 0)] if left == 0 else []
+        for then, its in zip(counts, costs, strict=True):
+            if left and (left % then == 0 or (again and then <= n)) and -(-left // then) <= MAX_CHUNKS:
+                rest.append((-(-left // then) * its, -(-left // then)))
+        total, times = min(rest, default=(best, 0))
+        if whole + times <= MAX_CHUNKS:
+            best = min(best, whole * cost + total)
+    return best
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Numbers of tokens that `choose` is asked for, and what a launch reads."""
+
+    n: int
+    again: bool
+    whole: int
+    row: int
+    counts: tuple[int, ...]
+
+    @staticmethod
+    def some(rng: random.Random) -> Asked:
+        n, n_counts = rng.randint(1, 700), rng.randint(1, 6)
+        of = (1, 2, 8, 32, 100, 128, 256, 512) if rng.random() < 0.7 else range(1, 2 * n + 1)
+        counts = tuple(sorted({rng.choice(of) for _ in range(n_counts)}))
+        whole, row = rng.choice((0, 8_388_608, 117_440_512)), rng.choice((4, 32_768, 131_072))
+        return Asked(n, rng.random() < 0.8, whole, row, counts)
+
+    @property
+    def line(self) -> str:
+        return " ".join(map(str, (self.n, int(self.again), self.whole, self.row, *self.counts)))
+
+
 def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Path) -> None:
-    """By its own figures and by others, for nodes of all sizes."""
+    """By its own figures and by others, for nodes of all sizes; what is chosen is the best."""
     rng = random.Random(5)
     others = {"launch_us": 13, "rows_ms": [[64, 1.0], [128, 1.5], [4096, 100.0]]}
-    costs_file = tmp_path / "costs.json"
-    costs_file.write_text(json.dumps(json.loads(TEXT) | others))
-    for file in (None, costs_file):
-        costs = read(file.read_text() if file else TEXT)
-        cases, expected = [], []
-        for _ in range(2000):
-            n = rng.randint(1, 700)
-            counts = sorted({rng.choice((1, 2, 8, 32, 100, 128, 256, 512)) for _ in range(rng.randint(1, 6))})
-            again = rng.random() < 0.8
-            whole, row = rng.choice((0, 8_388_608, 117_440_512)), rng.choice((4, 32_768, 131_072))
-            cases.append(" ".join(map(str, (n, int(again), whole, row, *counts))))
-            pieces = choose(n, counts, [costs.launch(whole, row, count) for count in counts], again=again)
+    uneven = {"rows_ms": [[16, 9.0], [64, 1.0], [128, 8.0], [256, 2.0]]}  # more rows may take less
+    for change in ({}, others, uneven):
+        costs_file = tmp_path / "costs.json"
+        costs_file.write_text(json.dumps(json.loads(TEXT) | change))
+        costs = read(costs_file.read_text())
+        cases = [Asked.some(rng) for _ in range(2000)]
+        # A server's warmup asks for each number of tokens.
+        cases += [Asked(2501, again, 8_388_608, 4, tuple(range(1, 2501))) for again in (False, True)]
+        expected = []
+        for case in cases:
+            launches = [costs.launch(case.whole, case.row, count) for count in case.counts]
+            pieces = choose(case.n, case.counts, launches, again=case.again)
             expected.append(" ".join(f"{first}:{size}" for first, size in pieces))
+            if case.n < 2500:
+                cost = sum(launches[case.counts.index(size)] for _, size in pieces) if pieces else float("inf")
+                assert cost == pytest.approx(best_of_all(case.n, case.counts, launches, case.again), rel=1e-12), case
         done = subprocess.run(
             [programs.find("choose")],
-            input="".join(f"{case}\n" for case in cases),
-            env=programs.environment(GGML_NEURON_COSTS=file),
+            input="".join(f"{case.line}\n" for case in cases),
+            env=programs.environment(GGML_NEURON_COSTS=costs_file if change else None),
             capture_output=True,
             text=True,
             check=True,

@@ -26,6 +26,8 @@ const char * check_graph_key(const uint64_t * words, size_t n_words);
 struct graph_reference {
     bool     is_slot;
     uint64_t index;
+
+    bool operator==(const graph_reference & other) const { return is_slot == other.is_slot && index == other.index; }
 };
 
 inline graph_reference read_reference(uint64_t word) {

@@ -14,9 +14,7 @@
 // A kernel that computes a group, or pieces of it.
 struct neuron_group_option {
     const neuron_group_kernel * kernel = nullptr;
-    neuron_group_cut            cut;    // of pieces; else its `fit` alone says something
-    bool                        whole;  // it computes all of the group
-    std::vector<size_t>         cells;  // what kernels of all pieces must have in common
+    neuron_group_fit            fit;
 };
 
 // What computes a group.
@@ -29,11 +27,11 @@ struct neuron_group_choice {
     const neuron_group_option * option_for(int64_t n) const;
 };
 
-// Returns how a kernel computes a group with a key of as many words, or pieces of it; none when it does not.
+// Returns how a kernel computes a group, or pieces of it; none when it does not.
 //
 // whole  whether one that computes all of the group is looked for
 std::optional<neuron_group_option> neuron_try_kernel(const neuron_group_kernel & kernel,
-                                                     const uint64_t *            words,
+                                                     const neuron_key &          group,
                                                      bool                        whole);
 
 using neuron_group_attempt =
@@ -44,5 +42,5 @@ using neuron_group_attempt =
 // kernels  ascending in size
 // attempt  neuron_try_kernel, and what else has to be looked at: only for kernels that may be chosen, as it takes longer than all else
 neuron_group_choice neuron_choose_kernels(const std::vector<const neuron_group_kernel *> & kernels,
-                                          const uint64_t *                                 words,
+                                          const neuron_key &                               group,
                                           const neuron_group_attempt &                     attempt);

@@ -36,19 +36,14 @@ static size_t n_tensor_words(neuron_token_kind kind) {
     return kind == neuron_token_kind::WHOLE ? nk::TENSOR_WORDS : 1;
 }
 
-static uint64_t token_of(const nk::graph_node & node, neuron_token_kind kind) {
+static uint64_t token_of(const neuron_key_node & node, neuron_token_kind kind) {
     nk::word_hash h;
     const size_t  n = n_tensor_words(kind);
     h.add(node.op);
-    h.add(node.n_inputs << 1 | (node.result != 0));
+    h.add((uint64_t) node.inputs.size() << 1 | !node.is_own);
     add_words(h, node.tensor, n);
-    const uint64_t * inputs = node.inputs;
-    for (uint64_t i = 0; i < node.n_inputs; i++) {
-        if (const uint64_t * tensor = nk::next_graph_input(inputs)) {
-            add_words(h, tensor, n);
-        } else {
-            h.add(nk::ABSENT_WORD);
-        }
+    for (const neuron_key_input & in : node.inputs) {
+        add_words(h, in.tensor ? in.tensor : &nk::ABSENT_WORD, in.tensor ? n : 1);
     }
     add_words(h, node.params, nk::PARAM_WORDS);
     return h.value();
@@ -113,12 +108,11 @@ uint64_t neuron_wiring_hash(const uint64_t * key, size_t n_words) {
     return h.value();
 }
 
-static std::vector<uint64_t> tokens_of(const uint64_t * key, size_t n_words, neuron_token_kind kind) {
+static std::vector<uint64_t> tokens_of(const neuron_key & key, neuron_token_kind kind) {
     std::vector<uint64_t> tokens;
-    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
-        const nk::graph_node node = nk::read_graph_node(words);
+    tokens.reserve(key.nodes.size());
+    for (const neuron_key_node & node : key.nodes) {
         tokens.push_back(token_of(node, kind));
-        words = node.end;
     }
     return tokens;
 }
@@ -138,21 +132,13 @@ template <typename T> static T & find_or_add(std::vector<T> & all, const neuron_
 }
 
 // Returns the bytes of all tensors of a graph's key.
-static double size_of(const uint64_t * key, size_t n_words) {
-    const auto bytes = [](const uint64_t * tensor) {
-        return (double) neuron_nbytes_of_words(tensor);
-    };
+static double size_of(const neuron_key & key) {
     double size = 0;
-    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
-        const nk::graph_node node   = nk::read_graph_node(words);
-        const uint64_t *     inputs = node.inputs;
-        size += bytes(node.tensor);
-        for (uint64_t i = 0; i < node.n_inputs; i++) {
-            if (const uint64_t * tensor = nk::next_graph_input(inputs)) {
-                size += bytes(tensor);
-            }
+    for (const neuron_key_node & node : key.nodes) {
+        size += (double) neuron_nbytes_of_words(node.tensor);
+        for (const neuron_key_input & in : node.inputs) {
+            size += in.tensor ? (double) neuron_nbytes_of_words(in.tensor) : 0.0;
         }
-        words = node.end;
     }
     return size;
 }
@@ -164,9 +150,9 @@ static uint64_t beginning(uint64_t token, int64_t n_columns) {
     return h.value();
 }
 
-void neuron_group_index::add_to_family(const neuron_group_kernel & kernel) {
-    const std::vector<uint64_t> tokens  = tokens_of(kernel.key, kernel.n_words, neuron_token_kind::WITHOUT_EXTENTS);
-    const auto                  columns = (int64_t) nk::read_graph_node(nk::first_graph_node(kernel.key)).tensor[1];
+void neuron_group_index::add_to_family(const neuron_key & key, const neuron_group_kernel & kernel) {
+    const std::vector<uint64_t> tokens  = tokens_of(key, neuron_token_kind::WITHOUT_EXTENTS);
+    const auto                  columns = (int64_t) key.nodes.front().tensor[1];
     auto &     all = find_or_add(families[beginning(tokens.front(), columns)], neuron_token_hashes(tokens)).kernels;
     const auto at =
         std::upper_bound(all.begin(), all.end(), kernel,
@@ -174,36 +160,25 @@ void neuron_group_index::add_to_family(const neuron_group_kernel & kernel) {
     all.insert(at, kernel);
 }
 
-static neuron_kernels_tensor tensor_of(const uint64_t * words) {
-    neuron_kernels_tensor t{};
-    t.type = (int32_t) words[0];
-    std::copy(words + 1, words + 1 + GGML_MAX_DIMS, t.ne);
-    std::copy(words + 5, words + 5 + GGML_MAX_DIMS, t.nb);
-    return t;
-}
-
 // Returns a node's signature, as neuron_signature_of does of a tensor; its parameters stay where they are.
-static neuron_signature signature_of(const uint64_t * words) {
-    static const uint64_t set_rows = nk::hash_op("set_rows");
-    static const uint64_t cpy      = nk::hash_op("cpy");
-    const nk::graph_node  node     = nk::read_graph_node(words);
-    neuron_signature      s;
-    s.op_hash              = node.op;
-    s.op_params            = (const int32_t *) node.params;
-    s.n_src                = (int) node.n_inputs;
-    s.alias                = node.op == set_rows ? 2 : node.op == cpy ? 1 : NEURON_KERNELS_NO_ALIAS;
-    s.tensors[s.n_src]     = tensor_of(node.tensor);
-    const uint64_t * input = node.inputs;
+static neuron_signature signature_of(const neuron_key_node & node) {
+    const neuron_key_ops & ops = neuron_key_ops::get();
+    neuron_signature       s;
+    s.op_hash          = node.op;
+    s.op_params        = (const int32_t *) node.params;
+    s.n_src            = (int) node.inputs.size();
+    s.alias            = node.op == ops.set_rows ? 2 : node.op == ops.cpy ? 1 : NEURON_KERNELS_NO_ALIAS;
+    s.tensors[s.n_src] = neuron_tensor_of_words(node.tensor);
     for (int i = 0; i < s.n_src; i++) {
-        const uint64_t * from   = input;
-        const uint64_t * tensor = nk::next_graph_input(input);
-        if (!tensor) {
+        const neuron_key_input & in = node.inputs[(size_t) i];
+        if (!in.tensor) {
             s.tensors[i].type = NEURON_KERNELS_ABSENT;
             continue;
         }
-        s.tensors[i]        = tensor_of(tensor);
-        const bool in_place = node.result == from[0] + 1 && words[3] == from[1] && tensor[0] == node.tensor[0] &&
-                              neuron_nbytes_of_words(tensor) == neuron_nbytes_of_words(node.tensor);
+        s.tensors[i]        = neuron_tensor_of_words(in.tensor);
+        const bool in_place = !node.is_own && node.to == in.to && node.offset == in.offset &&
+                              in.tensor[0] == node.tensor[0] &&
+                              neuron_nbytes_of_words(in.tensor) == neuron_nbytes_of_words(node.tensor);
         if (in_place && s.alias == NEURON_KERNELS_NO_ALIAS) {
             s.alias = i;
         }
@@ -219,21 +194,19 @@ bool neuron_group_index::may_have_member(const neuron_signature & node) const {
            });
 }
 
-void neuron_group_index::add(const uint64_t * key, size_t n_words, const neuron_bundle * bundle, int32_t number) {
-    const std::vector<uint64_t> tokens = tokens_of(key, n_words, neuron_token_kind::WHOLE);
+void neuron_group_index::add(const neuron_key & key, const neuron_bundle * bundle, int32_t number) {
+    const std::vector<uint64_t> tokens = tokens_of(key, neuron_token_kind::WHOLE);
     members.insert(tokens.begin(), tokens.end());
-    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
-        const nk::graph_node node = nk::read_graph_node(words);
-        if (node.n_inputs <= GGML_MAX_SRC) {
-            open_members.add(signature_of(words), bundle, number);
+    for (const neuron_key_node & node : key.nodes) {
+        if (node.inputs.size() <= GGML_MAX_SRC) {
+            open_members.add(signature_of(node), bundle, number);
         }
-        words = node.end;
     }
-    const neuron_group_kernel kernel  = { key, n_words, bundle, number, size_of(key, n_words) };
+    const neuron_group_kernel kernel  = { key.words, key.n_words, bundle, number, size_of(key) };
     neuron_group_pattern &    pattern = find_or_add(patterns[tokens.front()], neuron_token_hashes(tokens));
-    pattern.wirings.insert(neuron_wiring_hash(key, n_words));
+    pattern.wirings.insert(neuron_wiring_hash(key.words, key.n_words));
     pattern.kernels.push_back(kernel);
-    add_to_family(kernel);
+    add_to_family(key, kernel);
 }
 
 const std::vector<neuron_group_pattern> * neuron_group_index::beginning_with(uint64_t token) const {

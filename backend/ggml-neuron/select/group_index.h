@@ -8,6 +8,7 @@
 #pragma once
 
 #include "ggml.h"
+#include "select/key_nodes.h"
 #include "select/tokens.h"
 
 #include <cstddef>
@@ -58,8 +59,8 @@ struct neuron_group_family {
 
 class neuron_group_index {
   public:
-    // Adds a graph kernel by its key, which stays where it is.
-    void add(const uint64_t * key, size_t n_words, const neuron_bundle * bundle, int32_t number);
+    // Adds a graph kernel by its key.
+    void add(const neuron_key & key, const neuron_bundle * bundle, int32_t number);
 
     bool empty() const { return patterns.empty(); }
 
@@ -77,7 +78,7 @@ class neuron_group_index {
     const std::vector<neuron_group_family> * families_beginning_with(uint64_t token, int64_t n_columns) const;
 
   private:
-    void add_to_family(const neuron_group_kernel & kernel);
+    void add_to_family(const neuron_key & key, const neuron_group_kernel & kernel);
 
     std::unordered_map<uint64_t, std::vector<neuron_group_pattern>> patterns;
     std::unordered_map<uint64_t, std::vector<neuron_group_family>>  families;

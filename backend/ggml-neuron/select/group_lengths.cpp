@@ -1,13 +1,10 @@
 #include "select/group_lengths.h"
 
-#include "../../bundle/src/graph_key.h"
-#include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/tokens.h"
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 namespace {
 
@@ -38,15 +35,25 @@ struct tensor_pair {
 
     bool is_longer(int axis) const { return ne(axis) != more(axis); }
 
-    bool is_longer() const { return is_longer(0) || is_longer(1) || is_longer(2) || is_longer(3); }
+    // Returns whether it is longer along other axes than these.
+    bool is_longer_beside(int axis, int other = -1) const {
+        for (int i = 0; i < N_DIMS; i++) {
+            if (is_longer(i) && i != axis && i != other) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    bool is_longer() const { return is_longer_beside(-1); }
 
     bool has_same_extents(int axis, const tensor_pair & other, int its) const {
         return ne(axis) == other.ne(its) && more(axis) == other.more(its);
     }
 
     bool has_same_extents(const tensor_pair & other) const {
-        return has_same_extents(0, other, 0) && has_same_extents(1, other, 1) && has_same_extents(2, other, 2) &&
-               has_same_extents(3, other, 3);
+        return std::equal(group + 1, group + 1 + N_DIMS, other.group + 1) &&
+               std::equal(kernel + 1, kernel + 1 + N_DIMS, other.kernel + 1);
     }
 
     // Returns whether an element of the group is at the same place in the kernel's tensor.
@@ -81,7 +88,6 @@ struct tensor_pair {
     }
 };
 
-// An input of a node; not there when it refers to nothing.
 struct input {
     bool                is_there = false;
     nk::graph_reference to{};
@@ -89,15 +95,19 @@ struct input {
     uint64_t            kernel_offset = 0;
     tensor_pair         tensor;
     beyonds             has{};
+
+    bool is_longer() const { return is_there && tensor.is_longer(); }
 };
 
 struct node {
-    nk::graph_node     group;
-    nk::graph_node     kernel;
-    uint64_t           offset = 0;  // of the result in what it is written to
-    tensor_pair        tensor;
-    beyonds            has{};       // what is in its memory
-    std::vector<input> inputs;
+    const neuron_key_node & key;    // the group's
+    tensor_pair             tensor;
+    beyonds                 has{};  // what is in its memory
+    std::vector<input>      inputs;
+
+    bool has_longer_inputs() const {
+        return std::any_of(inputs.begin(), inputs.end(), [](const input & in) { return in.is_longer(); });
+    }
 };
 
 struct slot {
@@ -107,36 +117,36 @@ struct slot {
     bool              is_fixed = false;  // some use has no more
 };
 
-// Ops of attention without flash attention, whose scores have an axis of cells; and the one that writes rows.
-struct attention_ops {
-    const uint64_t mul_mat  = nk::hash_op("mul_mat");
-    const uint64_t soft_max = nk::hash_op("soft_max");
-    const uint64_t scale    = nk::hash_op("scale");
-    const uint64_t tanh     = nk::hash_op("tanh");
-    const uint64_t set_rows = nk::hash_op("set_rows");
+// The axis of MUL_MAT's sources that is summed over.
+constexpr int SUMMED = 0;
+
+constexpr size_t MASK = NEURON_SOFT_MAX_MASK;
+
+const neuron_key_ops & ops() {
+    return neuron_key_ops::get();
+}
+
+// Axes that have the same extents as the first one of them.
+struct common_axis {
+    tensor_pair tensor;
+    int         axis = -1;
+
+    bool is_longer() const { return tensor.group && tensor.is_longer(axis); }
+
+    bool has(const tensor_pair & other, int its) {
+        if (!tensor.group) {
+            tensor = other;
+            axis   = its;
+        }
+        return other.has_same_extents(its, tensor, axis);
+    }
 };
-
-const attention_ops & ops() {
-    static const attention_ops all;
-    return all;
-}
-
-// The axes of MUL_MAT's sources that are summed over, and the source of SOFT_MAX that is a mask.
-constexpr int    SUMMED = 0;
-constexpr size_t MASK   = 1;
-
-bool copies(uint64_t op) {
-    static const uint64_t cont = nk::hash_op("cont");
-    static const uint64_t cpy  = nk::hash_op("cpy");
-    static const uint64_t dup  = nk::hash_op("dup");
-    return op == cont || op == cpy || op == dup;
-}
 
 class fitting {
   public:
     // any_rows  whether the group is to be any rows of the kernel, one after the other, and not only its first
-    fitting(const uint64_t * group, const uint64_t * kernel, size_t n_words, bool any_rows) :
-        group(group), kernel(kernel), n_words(n_words), any_rows(any_rows) {}
+    fitting(const neuron_key & group, const neuron_key & kernel, bool any_rows) :
+        group(group), kernel(kernel), any_rows(any_rows) {}
 
     bool run(neuron_group_fit & fit) {
         if (!read() || !find_rooms()) {
@@ -147,6 +157,7 @@ class fitting {
                 return false;
             }
         }
+        fit = {};
         for (const slot & s : slots) {
             fit.slots.push_back(s.room);
         }
@@ -154,58 +165,37 @@ class fitting {
     }
 
   private:
-    //
-    // reading the keys
-    //
-
-    bool read_input(const uint64_t *& a, const uint64_t *& b, input & in) const {
-        const uint64_t * from[] = { a, b };
-        in.tensor               = { nk::next_graph_input(a), nk::next_graph_input(b) };
-        in.is_there             = in.tensor.group != nullptr;
-        if (!in.is_there || !in.tensor.kernel) {
-            return !in.is_there && !in.tensor.kernel;
-        }
-        in.to            = nk::read_reference(from[0][0]);
-        in.offset        = from[0][1];
-        in.kernel_offset = from[1][1];
-        return from[0][0] == from[1][0] && in.tensor.fits();
-    }
-
+    // Returns whether the kernel has all that the group has.
     bool read() {
-        if (memcmp(group, kernel, 2 * sizeof(uint64_t)) != 0) {
-            return false;
+        slots.resize(group.n_slots());
+        for (size_t i = 0; i < slots.size(); i++) {
+            slots[i].size      = group.slot_size(i);
+            slots[i].room.size = kernel.slot_size(i);
         }
-        const size_t n_slots = (size_t) (group[1] >> 32);
-        slots.resize(n_slots);
-        for (size_t i = 0; i < n_slots; i++) {
-            slots[i].size      = (size_t) group[2 + i];
-            slots[i].room.size = (size_t) kernel[2 + i];
-        }
-        const uint64_t * b = nk::first_graph_node(kernel);
-        for (const uint64_t * a = nk::first_graph_node(group); a < group + n_words;) {
-            node n;
-            n.group  = nk::read_graph_node(a);
-            n.kernel = nk::read_graph_node(b);
-            n.offset = a[3];
-            n.tensor = { n.group.tensor, n.kernel.tensor };
-            if (n.group.op != n.kernel.op || n.group.n_inputs != n.kernel.n_inputs ||
-                n.group.escapes != n.kernel.escapes || n.group.result != n.kernel.result || !n.tensor.fits() ||
-                n.offset != b[3]) {
-                return false;
-            }
-            const uint64_t * from_a = n.group.inputs;
-            const uint64_t * from_b = n.kernel.inputs;
-            n.inputs.resize(n.group.n_inputs);
-            for (input & in : n.inputs) {
-                if (!read_input(from_a, from_b, in)) {
+        nodes.reserve(group.nodes.size());
+        for (size_t i = 0; i < group.nodes.size(); i++) {
+            const neuron_key_node & a = group.nodes[i];
+            const neuron_key_node & b = kernel.nodes[i];
+            node                    n{
+                a, { a.tensor, b.tensor },
+                 {},
+                 {}
+            };
+            n.inputs.reserve(a.inputs.size());
+            for (size_t source = 0; source < a.inputs.size(); source++) {
+                const neuron_key_input & in  = a.inputs[source];
+                const neuron_key_input & its = b.inputs[source];
+                n.inputs.push_back({
+                    in.tensor != nullptr, in.to, in.offset, its.offset, { in.tensor, its.tensor },
+                          {}
+                });
+                if (in.tensor && !n.inputs.back().tensor.fits()) {
                     return false;
                 }
             }
-            if (memcmp(n.group.params, n.kernel.params, nk::PARAM_WORDS * sizeof(uint64_t)) != 0) {
+            if (!n.tensor.fits()) {
                 return false;
             }
-            a = n.group.end;
-            b = n.kernel.end;
             nodes.push_back(std::move(n));
         }
         return true;
@@ -218,11 +208,11 @@ class fitting {
     // Returns what a slot has to have for a source of a node that the kernel has more of.
     static neuron_group_room::kind_t kind_for(const node & n, size_t source) {
         const tensor_pair & t     = n.inputs[source].tensor;
-        const auto          rules = neuron_token_rules(n.group.op);
-        if (n.group.op == ops().soft_max && source == MASK && t.is_longer(0)) {
+        const auto          rules = neuron_token_rules(n.key.op);
+        if (n.key.op == ops().soft_max && source == MASK && t.is_longer(0)) {
             return neuron_group_room::MASK;
         }
-        if (n.group.op == ops().mul_mat && source == 0) {
+        if (n.key.op == ops().mul_mat && source == 0) {
             return neuron_group_room::CELLS;
         }
         for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
@@ -288,9 +278,8 @@ class fitting {
                     return false;
                 }
             }
-            const nk::graph_reference result = nk::read_reference(nodes[i].group.result - 1);
-            if (nodes[i].group.result && result.is_slot) {
-                slots[result.index].is_fixed = true;
+            if (nodes[i].key.is_in_slot()) {
+                slots[nodes[i].key.to.index].is_fixed = true;
             }
         }
         return std::all_of(slots.begin(), slots.end(), [](const slot & s) {
@@ -392,11 +381,8 @@ class fitting {
                 return false;
             }
         }
-        const bool longer = n.tensor.is_longer() || std::any_of(n.inputs.begin(), n.inputs.end(), [](const input & in) {
-                                return in.is_there && in.tensor.is_longer();
-                            });
-        if (longer) {
-            const auto rules = neuron_token_rules(n.group.op);
+        if (n.tensor.is_longer() || n.has_longer_inputs()) {
+            const auto rules = neuron_token_rules(n.key.op);
             if (std::none_of(rules.first, rules.second,
                              [&](const neuron_token_rule & rule) {
                                  n.has = {};
@@ -407,7 +393,7 @@ class fitting {
                 return false;
             }
         }
-        return n.group.result == 0 || writes_in_place(i);
+        return n.key.is_own || writes_in_place(n);
     }
 
     // Returns whether a copy has its source's elements where it has them in the group, whatever the shapes.
@@ -419,13 +405,13 @@ class fitting {
     // the mask, and is summed as 0.
     static bool follow_scores(node & n) {
         n.has = {};
-        if (copies(n.group.op)) {
+        if (ops().copies(n.key.op)) {
             return follow_joined(n);
         }
-        if (n.group.op == ops().mul_mat) {
+        if (n.key.op == ops().mul_mat) {
             return follow_product(n);
         }
-        if (n.group.op != ops().soft_max && n.group.op != ops().scale && n.group.op != ops().tanh) {
+        if (n.key.op != ops().soft_max && n.key.op != ops().scale && n.key.op != ops().tanh) {
             return false;
         }
         const input & in = n.inputs[0];
@@ -433,7 +419,7 @@ class fitting {
             return false;
         }
         n.has = in.has;
-        return n.group.op == ops().soft_max ? follow_soft_max(n) : n.has[0] == CELLS;
+        return n.key.op == ops().soft_max ? follow_soft_max(n) : n.has[0] == CELLS;
     }
 
     // A copy of several axes as one: rows that follow each other in both.
@@ -463,7 +449,7 @@ class fitting {
         const tensor_pair & a = n.inputs[0].tensor;
         const tensor_pair & b = n.inputs[1].tensor;
         for (const tensor_pair * t : { &a, &b, static_cast<const tensor_pair *>(&n.tensor) }) {
-            if (!is_longer_only(*t, 0, 1)) {
+            if (t->is_longer_beside(0, 1)) {
                 return false;
             }
         }
@@ -482,7 +468,7 @@ class fitting {
     // The cells of each row together, of which the mask hides those that the group does not have.
     static bool follow_soft_max(node & n) {
         const bool masked = n.inputs.size() > MASK && n.inputs[MASK].is_there;
-        if (!masked || !n.tensor.is_longer(0) || n.has[0] != CELLS || !is_longer_only(n.tensor, 0, 1)) {
+        if (!masked || !n.tensor.is_longer(0) || n.has[0] != CELLS || n.tensor.is_longer_beside(0, 1)) {
             return false;
         }
         const input & mask = n.inputs[MASK];
@@ -494,12 +480,12 @@ class fitting {
         n.has[0] = ZERO;
         return mask.has[0] == MASKED && (!n.tensor.is_longer(1) || (n.has[1] == REPEATED && mask.has[1] == REPEATED)) &&
                std::none_of(n.inputs.begin() + MASK + 1, n.inputs.end(),
-                            [](const input & sinks) { return sinks.is_there && sinks.tensor.is_longer(); });
+                            [](const input & sinks) { return sinks.is_longer(); });
     }
 
     // Ops that compute rows, each from those of the sources at the same place.
     static bool follow_rows(node & n, const neuron_token_rule & rule) {
-        const bool copy = copies(n.group.op);
+        const bool copy = ops().copies(n.key.op);
         for (int axis = 0; axis < N_DIMS; axis++) {
             const bool longer = n.tensor.is_longer(axis);
             if (longer && axis == 0 && !copy) {
@@ -528,26 +514,17 @@ class fitting {
         return true;
     }
 
-    // Returns whether a tensor is longer along these axes alone.
-    static bool is_longer_only(const tensor_pair & t, int axis, int other) {
-        for (int i = 0; i < N_DIMS; i++) {
-            if (t.is_longer(i) && i != axis && i != other) {
-                return false;
-            }
-        }
-        return true;
-    }
-
     // Ops of which the rule names the axes.
     bool follow_named(node & n, const neuron_token_rule & rule) const {
-        if (!is_longer_only(n.tensor, rule.result, -1)) {
+        if (n.tensor.is_longer_beside(rule.result)) {
             return false;
         }
-        const tensor_pair * tokens      = rule.result >= 0 ? &n.tensor : nullptr;
-        int                 tokens_axis = rule.result;
-        const tensor_pair * cells       = nullptr;
-        int                 cells_axis  = -1;
-        bool                masked      = false;
+        common_axis tokens;
+        common_axis cells;
+        bool        masked = false;
+        if (rule.result >= 0) {
+            tokens = { n.tensor, rule.result };
+        }
         for (size_t i = 0; i < n.inputs.size(); i++) {
             const input & in   = n.inputs[i];
             const bool    has  = i < NEURON_TOKEN_SOURCES;
@@ -556,31 +533,16 @@ class fitting {
             if (!in.is_there) {
                 continue;
             }
-            if (any_rows && more >= 0 && in.tensor.is_longer(more)) {
-                return false;  // each row sees all of these
-            }
-            if (!is_longer_only(in.tensor, axis, more)) {
+            if (in.tensor.is_longer_beside(axis, more) || (axis >= 0 && !follow_tokens(in, axis, tokens))) {
                 return false;
             }
-            if (axis >= 0) {
-                if (!tokens) {
-                    tokens      = &in.tensor;
-                    tokens_axis = axis;
-                }
-                const bool longer = in.tensor.is_longer(axis);
-                if ((longer || tokens->is_longer(tokens_axis)) &&
-                    (!in.tensor.has_same_extents(axis, *tokens, tokens_axis) || in.has[axis] != REPEATED)) {
-                    return false;
-                }
+            if (any_rows && more >= 0 && in.tensor.is_longer(more)) {
+                return false;  // each row sees all of these
             }
             if (more < 0 || rule.mask < 0) {
                 continue;
             }
-            if (!cells) {
-                cells      = &in.tensor;
-                cells_axis = more;
-            }
-            if (!in.tensor.has_same_extents(more, *cells, cells_axis)) {
+            if (!cells.has(in.tensor, more)) {
                 return false;
             }
             if ((int) i == rule.mask) {
@@ -589,24 +551,22 @@ class fitting {
                 return false;
             }
         }
-        if (cells && cells->is_longer(cells_axis) && !masked) {
-            return false;
-        }
-        if (rule.result >= 0 && n.tensor.is_longer(rule.result)) {
+        if (n.tensor.is_longer()) {
             n.has[(size_t) rule.result] = REPEATED;
         }
-        return true;
+        return masked || !cells.is_longer();
+    }
+
+    // Returns whether a source has the tokens of the others, and what is beyond them as well.
+    static bool follow_tokens(const input & in, int axis, common_axis & tokens) {
+        const bool same = tokens.has(in.tensor, axis);
+        return (!in.tensor.is_longer(axis) && !tokens.is_longer()) || (same && in.has[axis] == REPEATED);
     }
 
     // Nothing is written but where the group writes: memory that others see has the same elements, and that of a node has what
     // belongs there.
-    bool writes_in_place(size_t i) const {
-        const node & n = nodes[i];
-        input        into;
-        into.is_there = true;
-        into.to       = nk::read_reference(n.group.result - 1);
-        into.tensor   = n.tensor;
-        into.offset = into.kernel_offset = n.offset;
+    bool writes_in_place(const node & n) const {
+        input into{ true, n.key.to, n.key.offset, n.key.offset, n.tensor, {} };
         if (into.to.is_slot) {
             return !n.tensor.is_longer() && n.tensor.is_in_place();
         }
@@ -617,13 +577,9 @@ class fitting {
     // out of the first rows of something whole, which others have to come out of others of. Memory is written row by row or not at
     // all: several launches would change it several times.
     bool is_row_by_row(const node & n) const {
-        const bool in_slot = n.group.result != 0 && nk::read_reference(n.group.result - 1).is_slot;
-        if (in_slot || !n.tensor.is_longer()) {
-            const bool any = std::any_of(n.inputs.begin(), n.inputs.end(),
-                                         [](const input & in) { return in.is_there && in.tensor.is_longer(); });
-            if (in_slot ? n.group.op != ops().set_rows || !has_rows(n, 0) || !has_rows(n, 1) : any) {
-                return false;
-            }
+        if (n.key.is_in_slot() ? n.key.op != ops().set_rows || !has_rows(n, 0) || !has_rows(n, 1)
+                               : !n.tensor.is_longer() && n.has_longer_inputs()) {
+            return false;
         }
         return std::all_of(n.inputs.begin(), n.inputs.end(), [this](const input & in) {
             if (!in.is_there) {
@@ -641,12 +597,12 @@ class fitting {
     }
 
     static bool has_rows(const node & n, size_t source) {
-        return source < n.inputs.size() && n.inputs[source].is_there && n.inputs[source].tensor.is_longer();
+        return source < n.inputs.size() && n.inputs[source].is_longer();
     }
 
     bool find_results(neuron_group_fit & fit) const {
         for (const node & n : nodes) {
-            if (!n.group.escapes) {
+            if (!n.key.escapes) {
                 continue;
             }
             const int along = n.tensor.outermost();
@@ -664,22 +620,19 @@ class fitting {
         return true;
     }
 
-    const uint64_t *  group;
-    const uint64_t *  kernel;
-    const size_t      n_words;
-    const bool        any_rows;
-    std::vector<node> nodes;
-    std::vector<slot> slots;
+    const neuron_key & group;
+    const neuron_key & kernel;
+    const bool         any_rows;
+    std::vector<node>  nodes;
+    std::vector<slot>  slots;
 };
 
 }  // namespace
 
-bool neuron_fit_group(const uint64_t * group, const uint64_t * kernel, size_t n_words, neuron_group_fit & fit) {
-    fit = {};
-    return fitting(group, kernel, n_words, false).run(fit);
+bool neuron_fit_whole(const neuron_key & group, const neuron_key & kernel, neuron_group_fit & fit) {
+    return fitting(group, kernel, false).run(fit);
 }
 
-bool neuron_fit_rows(const uint64_t * rows, const uint64_t * group, size_t n_words, neuron_group_fit & fit) {
-    fit = {};
-    return fitting(rows, group, n_words, true).run(fit);
+bool neuron_fit_rows(const neuron_key & rows, const neuron_key & group, neuron_group_fit & fit) {
+    return fitting(rows, group, true).run(fit);
 }

@@ -9,6 +9,9 @@
 
 #pragma once
 
+#include "select/causality.h"
+#include "select/key_nodes.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -29,19 +32,33 @@ struct neuron_group_room {
     int64_t rows    = 0;  // the same
     size_t  node    = 0;  // MASK: a node of the group of which the mask is a source
     size_t  source  = 0;  // which one
+    size_t  row     = 0;  // bytes for each token of a group in pieces; 0: each piece has all of it
 };
 
+// Rows that a node of a group writes to memory, and attention that reads it.
+struct neuron_group_causal_condition {
+    static constexpr size_t ROWS_SOURCE = 1;  // of SET_ROWS
+
+    size_t          writer;                   // a SET_ROWS, by its number in the group
+    size_t          reader;                   // a node that has the mask
+    size_t          mask;                     // which of its sources that is
+    neuron_cell_map cells;
+};
+
+// How a kernel computes a group, or pieces of it, provided that what `causal_conditions` say is hidden.
 struct neuron_group_fit {
-    std::vector<neuron_group_room> slots;
-    std::vector<neuron_group_room> results;      // of those that are seen outside, in the order of the nodes
-    int64_t                        padding = 0;  // rows of the first node beyond the group's own
+    std::vector<neuron_group_room>             slots;
+    std::vector<neuron_group_room>             results;  // of those that are seen outside, in the order of the nodes
+    int64_t                                    padding = 0;  // rows of the first node beyond the group's own
+    int64_t                                    n = 0;  // tokens of a group in pieces; 0: the kernel computes all of it
+    int64_t                                    n_kernel = 0;  // of the kernel
+    std::vector<neuron_group_causal_condition> causal_conditions;
 };
 
-// Returns whether the kernel with one key of n_words computes the group of nodes with another one, and sets `fit`. Both are keys of
-// graphs without mistakes.
-bool neuron_fit_group(const uint64_t * group, const uint64_t * kernel, size_t n_words, neuron_group_fit & fit);
+// Returns whether a kernel computes all of a group, whose key is wired as the kernel's, and sets `fit`.
+bool neuron_fit_whole(const neuron_key & group, const neuron_key & kernel, neuron_group_fit & fit);
 
 // Returns whether some rows of a group of nodes, wherever they begin, are a group of nodes of fewer rows, with the key `rows`, in
 // all but what attention sees of a cache that others of the rows are written to; sets `fit`, of which each ROWS has rows that
 // are cut.
-bool neuron_fit_rows(const uint64_t * rows, const uint64_t * group, size_t n_words, neuron_group_fit & fit);
+bool neuron_fit_rows(const neuron_key & rows, const neuron_key & group, neuron_group_fit & fit);

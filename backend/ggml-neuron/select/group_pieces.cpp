@@ -1,14 +1,15 @@
 #include "select/group_pieces.h"
 
-#include "../../bundle/src/graph_key.h"
-#include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/tokens.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 static constexpr int N_DIMS = 4;
 
@@ -21,25 +22,15 @@ namespace {
 // Makes the key of a piece: where both have more than one element of it, the group's strides; else the kernel's.
 class piece_key {
   public:
-    piece_key(const uint64_t * group, const uint64_t * kernel, size_t n_words) :
-        words(kernel, kernel + n_words), group(group), kernel(kernel), n_words(n_words) {}
+    piece_key(const neuron_key & group, const neuron_key & kernel) :
+        words(kernel.words, kernel.words + kernel.n_words), group(group), kernel(kernel), sizes(group.n_slots()) {}
 
     // Returns false when there is none, or when the piece would have all tokens.
     bool make() {
-        if (group[0] != kernel[0] || group[1] != kernel[1]) {
-            return false;
-        }
-        sizes.resize((size_t) (group[1] >> 32));
-        const uint64_t * a = nk::first_graph_node(group);
-        for (const uint64_t * b = nk::first_graph_node(kernel); b < kernel + n_words;) {
-            const nk::graph_node of_group  = nk::read_graph_node(a);
-            const nk::graph_node of_kernel = nk::read_graph_node(b);
-            if (of_group.end - a != of_kernel.end - b || of_group.end > group + n_words ||
-                !add_node(of_group, of_kernel)) {
+        for (size_t i = 0; i < group.nodes.size(); i++) {
+            if (!add_node(group.nodes[i], kernel.nodes[i])) {
                 return false;
             }
-            a = of_group.end;
-            b = of_kernel.end;
         }
         std::copy(sizes.begin(), sizes.end(), words.begin() + 2);
         return cut.first > 0 &&
@@ -50,11 +41,8 @@ class piece_key {
     std::pair<int64_t, int64_t> cut{};  // tokens of the group and of the kernel
 
   private:
-    // Results have memory of their own, without gaps.
-    struct result {
-        const uint64_t * kernel;
-        const uint64_t * piece;
-    };
+    // Returns where the piece has a tensor of the kernel.
+    uint64_t * of_piece(const uint64_t * b) { return words.data() + (b - kernel.words); }
 
     // Notes that the group has more of something; all that it has more of must be as many times as much.
     bool note(int64_t more, int64_t fewer) {
@@ -70,7 +58,7 @@ class piece_key {
 
     // Sets a tensor's extents. Returns NULL when it has other ones than it may have.
     uint64_t * add_extents(const uint64_t * a, const uint64_t * b) {
-        uint64_t * to    = words.data() + (b - kernel);
+        uint64_t * to    = of_piece(b);
         int        n_cut = 0;
         for (int i = 1; i <= N_DIMS; i++) {
             if (a[i] > b[i]) {
@@ -94,18 +82,14 @@ class piece_key {
         return std::equal(tensor + 1, tensor + 1 + N_DIMS, other + 1);
     }
 
-    void use(const uint64_t * reference, const uint64_t * tensor) {
-        const nk::graph_reference to = nk::read_reference(reference[0]);
-        if (to.is_slot) {
-            sizes[to.index] = std::max(sizes[to.index], reference[1] + neuron_nbytes_of_words(tensor));
+    void use(const nk::graph_reference & reference, uint64_t offset, const uint64_t * tensor) {
+        if (reference.is_slot) {
+            sizes[reference.index] = std::max(sizes[reference.index], offset + neuron_nbytes_of_words(tensor));
         }
     }
 
     // Sets the strides of a tensor that is in another one's memory.
-    bool add_strides(const uint64_t *            a,
-                     const uint64_t *            b,
-                     uint64_t *                  to,
-                     const nk::graph_reference & reference) const {
+    bool add_strides(const uint64_t * a, const uint64_t * b, uint64_t * to, const nk::graph_reference & reference) {
         if (has_extents(to, b)) {
             return true;
         }
@@ -113,71 +97,57 @@ class piece_key {
             std::copy(a + 5, a + 5 + N_DIMS, to + 5);
             return canonicalize(to);
         }
-        const result & of = results[reference.index];
+        // Results have memory of their own, without gaps.
+        const uint64_t * its   = kernel.nodes[reference.index].tensor;
+        const uint64_t * piece = of_piece(its);
         for (int i = 0; i < N_DIMS; i++) {  // a view with its axes in some order
             int axis = 0;
-            while (axis < N_DIMS && (of.kernel[1 + axis] == 1 || of.kernel[5 + axis] != b[5 + i])) {
+            while (axis < N_DIMS && (its[1 + axis] == 1 || its[5 + axis] != b[5 + i])) {
                 axis++;
             }
             if (b[1 + i] != 1 && axis == N_DIMS) {
                 return false;
             }
-            to[5 + i] = axis < N_DIMS ? of.piece[5 + axis] : to[5 + i];
+            to[5 + i] = axis < N_DIMS ? piece[5 + axis] : to[5 + i];
         }
         return canonicalize(to);
     }
 
-    bool add_node(const nk::graph_node & a, const nk::graph_node & b) {
+    bool add_node(const neuron_key_node & a, const neuron_key_node & b) {
         uint64_t * to = add_extents(a.tensor, b.tensor);
-        if (!to || a.n_inputs != b.n_inputs || a.result != b.result) {
+        if (!to) {
             return false;
         }
-        if (!a.result) {
-            neuron_kernels_tensor dense{};
-            dense.type = (int32_t) to[0];
-            std::copy(to + 1, to + 1 + N_DIMS, dense.ne);
+        if (a.is_own) {
+            neuron_kernels_tensor dense = neuron_tensor_of_words(to);
             neuron_kernels_set_dense(&dense);
             std::copy(dense.nb, dense.nb + N_DIMS, to + 5);
             if (!canonicalize(to)) {
                 return false;
             }
-        } else if (!add_strides(a.tensor, b.tensor, to, nk::read_reference(a.result - 1))) {
+        } else if (!add_strides(a.tensor, b.tensor, to, a.to)) {
             return false;
+        } else {
+            use(a.to, b.offset, to);
         }
-        const size_t     self   = results.size();
-        const uint64_t * from_a = a.inputs;
-        const uint64_t * from_b = b.inputs;
-        results.push_back({ b.tensor, to });
-        if (a.result) {
-            const uint64_t where[] = { a.result - 1, b.tensor[-1] };
-            use(where, to);
-        }
-        for (uint64_t i = 0; i < a.n_inputs; i++) {
-            const uint64_t * reference = from_b;
-            const bool       same      = from_a[0] == from_b[0];
-            const uint64_t * of_group  = nk::next_graph_input(from_a);
-            const uint64_t * of_kernel = nk::next_graph_input(from_b);
-            if (!same || !of_group || !of_kernel) {
-                if (same && !of_group && !of_kernel) {
-                    continue;
-                }
+        for (size_t i = 0; i < a.inputs.size(); i++) {
+            const neuron_key_input & in  = a.inputs[i];
+            const neuron_key_input & its = b.inputs[i];
+            if (!in.tensor) {
+                continue;
+            }
+            uint64_t * input = add_extents(in.tensor, its.tensor);
+            if (!input || !add_strides(in.tensor, its.tensor, input, in.to)) {
                 return false;
             }
-            uint64_t *                input = add_extents(of_group, of_kernel);
-            const nk::graph_reference where = nk::read_reference(reference[0]);
-            if (!input || (!where.is_slot && where.index > self) || !add_strides(of_group, of_kernel, input, where)) {
-                return false;
-            }
-            use(reference, input);
+            use(in.to, its.offset, input);
         }
         return true;
     }
 
-    const uint64_t *      group;
-    const uint64_t *      kernel;
-    const size_t          n_words;
+    const neuron_key &    group;
+    const neuron_key &    kernel;
     std::vector<uint64_t> sizes;    // of slots
-    std::vector<result>   results;
     std::vector<int64_t>  lengths;  // of the group, that are cut
 };
 
@@ -185,41 +155,14 @@ class piece_key {
 // memory that is written and read
 //
 
-struct node_input {
-    bool                is_there = false;
-    nk::graph_reference to{};
-    uint64_t            offset = 0;
-    const uint64_t *    tensor = nullptr;
-};
-
 // Finds where a group writes rows of memory and reads them. Scores without flash attention are followed from the product with a
 // cache of keys to the mask, and from there to the product with a cache of values.
 class cache_uses {
   public:
-    explicit cache_uses(const uint64_t * key, size_t n_words) {
-        for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
-            node n;
-            n.words                = nk::read_graph_node(words);
-            n.offset               = words[3];
-            const uint64_t * input = n.words.inputs;
-            for (uint64_t i = 0; i < n.words.n_inputs; i++) {
-                const uint64_t * from = input;
-                node_input       in;
-                in.tensor   = nk::next_graph_input(input);
-                in.is_there = in.tensor != nullptr;
-                if (in.is_there) {
-                    in.to     = nk::read_reference(from[0]);
-                    in.offset = from[1];
-                }
-                n.inputs.push_back(in);
-            }
-            words = n.words.end;
-            nodes.push_back(std::move(n));
-        }
-        written.resize((size_t) (key[1] >> 32));
+    explicit cache_uses(const neuron_key & key) : nodes(key.nodes.begin(), key.nodes.end()), written(key.n_slots()) {
         for (const node & n : nodes) {
-            if (n.is_in_slot()) {
-                written[n.result().index] = true;
+            if (n.key.is_in_slot()) {
+                written[n.key.to.index] = true;
             }
         }
     }
@@ -227,7 +170,7 @@ class cache_uses {
     // Returns false when something is written or read in another way.
     bool find(std::vector<neuron_group_causal_condition> & causal_conditions) {
         for (size_t i = 0; i < nodes.size(); i++) {
-            if (!(nodes[i].is_in_slot() ? add_writer(i) : add_reader(i))) {
+            if (!(nodes[i].key.is_in_slot() ? add_writer(i) : add_reader(i))) {
                 return false;
             }
         }
@@ -266,42 +209,37 @@ class cache_uses {
     };
 
     struct node {
-        nk::graph_node                           words;
-        uint64_t                                 offset = 0;  // of the result in what it is written to
-        std::vector<node_input>                  inputs;
-        std::optional<read>                      scores;      // of these cells, which nothing hides yet
-        std::optional<std::pair<size_t, size_t>> mask;        // whose cells the columns are: a node and its source
+        explicit node(const neuron_key_node & key) : key(key) {}
 
-        nk::graph_reference result() const { return nk::read_reference(words.result - 1); }
-
-        bool is_in_slot() const { return words.result != 0 && result().is_slot; }
+        const neuron_key_node &                  key;
+        std::optional<read>                      scores;  // of these cells, which nothing hides yet
+        std::optional<std::pair<size_t, size_t>> mask;    // whose cells the columns are: a node and its source
     };
 
     // Returns the node that an input is, all of it as it is; NULL when it is something else.
-    node * node_of(const node_input & in) {
-        if (!in.is_there || in.to.is_slot || in.offset != 0) {
+    const node * node_of(const neuron_key_input & in) const {
+        if (!in.is_in_node() || in.offset != 0) {
             return nullptr;
         }
-        node & n = nodes[in.to.index];
-        return std::equal(in.tensor, in.tensor + nk::TENSOR_WORDS, n.words.tensor) ? &n : nullptr;
+        const node & n = nodes[in.to.index];
+        return std::equal(in.tensor, in.tensor + nk::TENSOR_WORDS, n.key.tensor) ? &n : nullptr;
     }
 
-    bool is_written(const node_input & in) const { return in.is_there && in.to.is_slot && written[in.to.index]; }
+    // Returns whether an input is in the memory of scores.
+    bool has_scores(const neuron_key_input & in) const { return in.is_in_node() && nodes[in.to.index].scores; }
+
+    bool is_written(const neuron_key_input & in) const { return in.is_in_slot() && written[in.to.index]; }
 
     bool add_writer(size_t i) {
-        const node &     n    = nodes[i];
-        const uint64_t * t    = n.words.tensor;
-        const auto *     type = nk::find_type((int64_t) t[0]);
-        const uint64_t   slot = n.result().index;
-        const bool       late = std::any_of(reads.begin(), reads.end(), [&](const read & r) { return r.slot == slot; });
-        const bool       matrix = t[3] == 1 && t[4] == 1 && t[5] == type->size;
+        const neuron_key_node & n    = nodes[i].key;
+        const uint64_t *        t    = n.tensor;
+        const auto *            type = nk::find_type((int64_t) t[0]);
+        const uint64_t          slot = n.to.index;
+        const bool late   = std::any_of(reads.begin(), reads.end(), [&](const read & r) { return r.slot == slot; });
+        const bool matrix = t[3] == 1 && t[4] == 1 && t[5] == type->size;
         for (size_t s = 0; s < n.inputs.size(); s++) {
-            if (is_written(n.inputs[s]) && (s < 2 || n.inputs[s].to.index != slot)) {
-                return false;
-            }
-            const node * from =
-                !n.inputs[s].is_there || n.inputs[s].to.is_slot ? nullptr : &nodes[n.inputs[s].to.index];
-            if (from && from->scores) {
+            const neuron_key_input & in = n.inputs[s];
+            if (has_scores(in) || (is_written(in) && (s < 2 || in.to.index != slot))) {
                 return false;
             }
         }
@@ -328,57 +266,50 @@ class cache_uses {
         reads.push_back(r);
     }
 
-    static read read_of(const node_input & in, int axis) { return { in.to.index, in.offset, in.tensor, axis }; }
+    static read read_of(const neuron_key_input & in, int axis) { return { in.to.index, in.offset, in.tensor, axis }; }
 
     bool is_mask(size_t i, size_t source) const {
-        const auto & inputs = nodes[i].inputs;
-        return source < inputs.size() && inputs[source].is_there && inputs[source].to.is_slot &&
-               !is_written(inputs[source]);
+        const auto & inputs = nodes[i].key.inputs;
+        return source < inputs.size() && inputs[source].is_in_slot() && !is_written(inputs[source]);
     }
 
     bool add_reader(size_t i) {
-        static const uint64_t mul_mat  = nk::hash_op("mul_mat");
-        static const uint64_t soft_max = nk::hash_op("soft_max");
-        static const uint64_t scale    = nk::hash_op("scale");
-        static const uint64_t tanh     = nk::hash_op("tanh");
-        node &                n        = nodes[i];
-        if (n.words.op == mul_mat) {
+        const neuron_key_ops &  ops = neuron_key_ops::get();
+        const neuron_key_node & n   = nodes[i].key;
+        if (n.op == ops.mul_mat) {
             return add_product(i);
         }
+        const bool masked = n.op == ops.soft_max && is_mask(i, NEURON_SOFT_MAX_MASK);
         // scores go on as they are
         for (size_t s = 0; s < n.inputs.size(); s++) {
-            const node_input & in = n.inputs[s];
-            if (!in.is_there || in.to.is_slot || in.to.index == i || !nodes[in.to.index].scores) {
+            const neuron_key_input & in = n.inputs[s];
+            if (in.to.index == i || !has_scores(in)) {
                 continue;
             }
             const node * from = node_of(in);
-            if (!from || s != 0 || n.words.escapes) {
+            if (!from || s != 0 || n.escapes) {
                 return false;
             }
-            if (n.words.op == soft_max && is_mask(i, 1)) {
-                add_read(*from->scores, { i, 1 });
-            } else if (n.words.op == scale || n.words.op == tanh) {
-                n.scores = from->scores;
+            if (masked) {
+                add_read(*from->scores, { i, NEURON_SOFT_MAX_MASK });
+            } else if (n.op == ops.scale || n.op == ops.tanh) {
+                nodes[i].scores = from->scores;
             } else {
                 return false;
             }
         }
-        if (n.words.op == soft_max && is_mask(i, 1)) {
-            n.mask = { i, 1 };
+        if (masked) {
+            nodes[i].mask = { i, NEURON_SOFT_MAX_MASK };
         }
         return add_attention(i);
     }
 
     // A product with a cache: of keys, or of values with what a mask has weighed.
     bool add_product(size_t i) {
-        node & n = nodes[i];
-        if (n.inputs.size() != 2 || !n.inputs[0].is_there || !n.inputs[1].is_there || is_written(n.inputs[1])) {
+        const neuron_key_node & n = nodes[i].key;
+        if (n.inputs.size() != 2 || !n.inputs[0].tensor || !n.inputs[1].tensor || is_written(n.inputs[1]) ||
+            has_scores(n.inputs[0]) || has_scores(n.inputs[1])) {
             return false;
-        }
-        for (const node_input & in : n.inputs) {
-            if (!in.to.is_slot && nodes[in.to.index].scores) {
-                return false;
-            }
         }
         if (!is_written(n.inputs[0])) {
             return true;
@@ -388,14 +319,14 @@ class cache_uses {
             add_read(read_of(n.inputs[0], 0), *weights->mask);
             return true;
         }
-        n.scores = read_of(n.inputs[0], 1);
-        return !n.words.escapes && n.words.result == 0;
+        nodes[i].scores = read_of(n.inputs[0], 1);
+        return !n.escapes && n.is_own;
     }
 
     // An op whose rule names the axis of cells of its sources, and the mask.
     bool add_attention(size_t i) {
-        const node & n     = nodes[i];
-        const auto   rules = neuron_token_rules(n.words.op);
+        const neuron_key_node & n     = nodes[i].key;
+        const auto              rules = neuron_token_rules(n.op);
         for (size_t s = 0; s < n.inputs.size(); s++) {
             if (!is_written(n.inputs[s])) {
                 continue;
@@ -424,33 +355,30 @@ static size_t row_of(const neuron_group_room & room, int64_t n) {
     return room.kind == neuron_group_room::ROWS ? room.period / (size_t) n : 0;
 }
 
-bool neuron_cut_group(const uint64_t * group, const uint64_t * kernel, size_t n_words, neuron_group_cut & cut) {
-    piece_key piece(group, kernel, n_words);
-    cut = {};
-    if (!piece.make()) {
+bool neuron_fit_pieces(const neuron_key & group, const neuron_key & kernel, neuron_group_fit & fit) {
+    piece_key key(group, kernel);
+    if (!key.make()) {
         return false;
     }
-    cut.n        = piece.cut.first;
-    cut.n_kernel = piece.cut.second;
+    const neuron_key piece(key.words.data(), key.words.size());
     neuron_group_fit rows;
-    if (!neuron_fit_rows(piece.words.data(), group, n_words, rows) ||
-        !neuron_fit_group(piece.words.data(), kernel, n_words, cut.fit)) {
+    if (!neuron_fit_rows(piece, group, rows) || !neuron_fit_whole(piece, kernel, fit)) {
         return false;
     }
+    std::tie(fit.n, fit.n_kernel) = key.cut;
     for (size_t i = 0; i < rows.slots.size(); i++) {
-        const auto kind = cut.fit.slots[i].kind;
-        if (kind == neuron_group_room::ROWS) {
+        neuron_group_room & room = fit.slots[i];
+        if (room.kind == neuron_group_room::ROWS) {
             return false;  // the kernel has more of something else
         }
-        const bool masked = kind == neuron_group_room::MASK;
-        cut.slot_rows.push_back(masked ? cut.fit.slots[i].size / (size_t) cut.n_kernel
-                                       : row_of(rows.slots[i], cut.n_kernel));
+        const bool masked = room.kind == neuron_group_room::MASK;
+        room.row          = masked ? room.size / (size_t) fit.n_kernel : row_of(rows.slots[i], fit.n_kernel);
     }
     for (size_t i = 0; i < rows.results.size(); i++) {
-        if (cut.fit.results[i].kind != neuron_group_room::NONE) {
+        if (fit.results[i].kind != neuron_group_room::NONE) {
             return false;
         }
-        cut.result_rows.push_back(row_of(rows.results[i], cut.n_kernel));
+        fit.results[i].row = row_of(rows.results[i], fit.n_kernel);
     }
-    return cache_uses(group, n_words).find(cut.causal_conditions);
+    return cache_uses(group).find(fit.causal_conditions);
 }

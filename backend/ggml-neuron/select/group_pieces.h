@@ -7,32 +7,7 @@
 
 #pragma once
 
-#include "select/causality.h"
 #include "select/group_lengths.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
-// Rows that a node of a group writes to memory, and attention that reads it.
-struct neuron_group_causal_condition {
-    size_t          writer;  // a SET_ROWS, by its number in the group
-    size_t          reader;  // a node that has the mask
-    size_t          mask;    // which of its sources that is
-    neuron_cell_map cells;
-};
-
-struct neuron_group_cut {
-    static constexpr size_t ROWS_SOURCE = 1;  // of SET_ROWS
-
-    int64_t             n        = 0;         // tokens of the group
-    int64_t             n_kernel = 0;         // of the kernel
-    neuron_group_fit    fit;                  // of the kernel to a piece
-    std::vector<size_t> slot_rows;            // bytes of a slot for each token; 0: each piece has all of it
-    std::vector<size_t> result_rows;          // the same of results
-    std::vector<neuron_group_causal_condition> causal_conditions;
-};
-
-// Returns whether the kernel with one key of n_words computes a group of nodes with another one in pieces, provided that what
-// `cut.causal_conditions` say is hidden; sets `cut`. Both are keys of graphs without mistakes.
-bool neuron_cut_group(const uint64_t * group, const uint64_t * kernel, size_t n_words, neuron_group_cut & cut);
+// Returns whether a kernel computes a group, whose key is wired as the kernel's, in pieces, and sets `fit`.
+bool neuron_fit_pieces(const neuron_key & group, const neuron_key & kernel, neuron_group_fit & fit);

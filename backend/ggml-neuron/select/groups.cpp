@@ -437,16 +437,16 @@ class group_search {
                     all.push_back(&kernel);
                 }
             }
+            const neuron_key    key(own.data(), own.size());
             neuron_group_choice found = neuron_choose_kernels(
-                all, own.data(),
-                [&](const neuron_group_kernel & kernel, bool whole) -> std::optional<neuron_group_option> {
+                all, key, [&](const neuron_group_kernel & kernel, bool whole) -> std::optional<neuron_group_option> {
                     neuron_group again = group;
                     if (&kernel != &first && kernel.n_words != c.words.size() &&
                         spread(kernel, c.words, again) != own) {
                         return std::nullopt;
                     }
-                    auto option = neuron_try_kernel(kernel, own.data(), whole);
-                    return option && has_room(option->cut.fit, other) ? std::move(option) : std::nullopt;
+                    auto option = neuron_try_kernel(kernel, key, whole);
+                    return option && has_room(option->fit, other) ? std::move(option) : std::nullopt;
                 });
             if (found.whole || !found.ranges.empty()) {
                 c.sample = &first;
@@ -515,35 +515,35 @@ class group_search {
             return false;
         }
         const neuron_group_option & option = in_pieces ? c.found.options.front() : *c.found.whole;
-        const neuron_group_cut &    cut    = option.cut;
-        make_room(cut.fit, group);
+        const neuron_group_fit &    fit    = option.fit;
+        make_room(fit, group);
         group.other = true;
         if (!in_pieces) {
             for (size_t i = 0; i < group.results.size(); i++) {
-                group.results[i].size = cut.fit.results[i].size;
+                group.results[i].size = fit.results[i].size;
             }
             group.pieces  = { as_piece(*option.kernel) };
-            group.padding = cut.fit.padding;
+            group.padding = fit.padding;
             return true;
         }
         for (size_t i = 0; i < group.slots.size(); i++) {
             neuron_group_slot & slot = group.slots[i];
-            slot.row                 = cut.slot_rows[i];
+            slot.row                 = fit.slots[i].row;
             if (slot.room.kind == neuron_group_room::MASK) {
-                slot.room.rows = cut.n;
-                slot.room.size = (size_t) cut.n * slot.row;
+                slot.room.rows = fit.n;
+                slot.room.size = (size_t) fit.n * slot.row;
             }
         }
         for (size_t i = 0; i < group.results.size(); i++) {
-            group.results[i].row = cut.result_rows[i];
+            group.results[i].row = fit.results[i].row;
         }
-        group.padding = -cut.n;
+        group.padding = -fit.n;
         for (const neuron_range & range : c.found.ranges) {
             const neuron_group_option & its   = *c.found.option_for(range.n);
             neuron_group_piece          piece = as_piece(*its.kernel);
             piece.range                       = range;
-            piece.slot_sizes                  = sizes_of(its.cut.fit.slots);
-            piece.result_sizes                = sizes_of(its.cut.fit.results);
+            piece.slot_sizes                  = sizes_of(its.fit.slots);
+            piece.result_sizes                = sizes_of(its.fit.results);
             group.padding += range.n;
             group.pieces.push_back(std::move(piece));
         }
@@ -554,8 +554,9 @@ class group_search {
     // or not so.
     bool find_causal_conditions(const neuron_group_choice & found, neuron_group & group) {
         group.causal_conditions.clear();
-        for (const neuron_group_causal_condition & h : found.options.front().cut.causal_conditions) {
-            const ggml_tensor * rows = cgraph->nodes[group.nodes[h.writer]]->src[neuron_group_cut::ROWS_SOURCE];
+        for (const neuron_group_causal_condition & h : found.options.front().fit.causal_conditions) {
+            const ggml_tensor * rows =
+                cgraph->nodes[group.nodes[h.writer]]->src[neuron_group_causal_condition::ROWS_SOURCE];
             const ggml_tensor * mask = cgraph->nodes[group.nodes[h.reader]]->src[h.mask];
             if (in_order || !neuron_can_tell_causality(rows, mask) || is_changed(rows) || is_changed(mask)) {
                 return false;

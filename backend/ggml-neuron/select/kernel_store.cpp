@@ -5,6 +5,7 @@
 #include "../../bundle/src/key.h"
 #include "report/environment.h"
 #include "report/log.h"
+#include "select/key_nodes.h"
 #include "select/tensors.h"
 #include "targets.h"
 #include "weights/layouts.h"
@@ -119,16 +120,11 @@ neuron_signature neuron_signature_of(const ggml_tensor * op) {
 //
 
 static const uint64_t * read_tensor(const uint64_t * words, neuron_kernels_tensor & t) {
-    t      = {};
-    t.type = NEURON_KERNELS_ABSENT;
     if (*words == nk::ABSENT_WORD) {
+        t = neuron_tensor_of(nullptr);
         return words + 1;
     }
-    t.type = (int32_t) words[0];
-    for (int i = 0; i < GGML_MAX_DIMS; i++) {
-        t.ne[i] = (int64_t) words[1 + i];
-        t.nb[i] = words[5 + i];
-    }
+    t = neuron_tensor_of_words(words);
     return words + nk::TENSOR_WORDS;
 }
 
@@ -148,9 +144,8 @@ static neuron_signature describe(const uint64_t * words) {
 
 // Notes the sizes of a product of several heads, which may be a part of attention.
 void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
-    static const uint64_t         mul_mat = nk::hash_op("mul_mat");
-    const neuron_kernels_tensor & result  = kernel.tensors[kernel.n_src];
-    if (kernel.op_hash == mul_mat && result.ne[2] > 1 && result.ne[3] == 1) {
+    const neuron_kernels_tensor & result = kernel.tensors[kernel.n_src];
+    if (kernel.op_hash == neuron_key_ops::get().mul_mat && result.ne[2] > 1 && result.ne[3] == 1) {
         neuron_add_sizes(heads[result.ne[2]], { result.ne[1], result.ne[0], nullptr, NEURON_KERNELS_NOT_FOUND });
     }
 }
@@ -175,24 +170,21 @@ static void note_weight(neuron_bundle & bundle, uint64_t op, const uint64_t * te
 }
 
 // A graph kernel shows that its nodes' ops can be computed, beside others.
-void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words) {
-    for (const uint64_t * words = nk::first_graph_node(key); words < key + n_words;) {
-        const nk::graph_node node = nk::read_graph_node(words);
-        nk::word_hash        signature;
+void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * words, size_t n_words) {
+    const neuron_key key(words, n_words);
+    for (const neuron_key_node & node : key.nodes) {
+        nk::word_hash signature;
         signature.add(node.op);
-        const uint64_t * inputs = node.inputs;
-        for (uint64_t i = 0; i < node.n_inputs; i++) {
-            const uint64_t * tensor = nk::next_graph_input(inputs);
-            if (tensor && i == 0) {
-                note_weight(bundle, node.op, tensor);
-            }
-            signature.add(tensor ? *tensor : nk::ABSENT_WORD);
+        for (const neuron_key_input & in : node.inputs) {
+            signature.add(in.tensor ? *in.tensor : nk::ABSENT_WORD);
+        }
+        if (!node.inputs.empty() && node.inputs[0].tensor) {
+            note_weight(bundle, node.op, node.inputs[0].tensor);
         }
         bundle.ops.insert(node.op);
         bundle.signatures.insert(signature.value());
-        words = node.end;
     }
-    groups.add(key, n_words, &bundle, number);
+    groups.add(key, &bundle, number);
 }
 
 void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {

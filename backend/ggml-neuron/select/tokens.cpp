@@ -150,14 +150,16 @@ size_t neuron_nbytes(const neuron_kernels_tensor & t) {
     return n;
 }
 
-size_t neuron_nbytes_of_words(const uint64_t * words) {
+neuron_kernels_tensor neuron_tensor_of_words(const uint64_t * words) {
     neuron_kernels_tensor t{};
     t.type = (int32_t) words[0];
-    for (int i = 0; i < 4; i++) {
-        t.ne[i] = (int64_t) words[1 + i];
-        t.nb[i] = words[5 + i];
-    }
-    return neuron_nbytes(t);
+    std::copy(words + 1, words + 5, t.ne);
+    std::copy(words + 5, words + 9, t.nb);
+    return t;
+}
+
+size_t neuron_nbytes_of_words(const uint64_t * words) {
+    return neuron_nbytes(neuron_tensor_of_words(words));
 }
 
 //
@@ -290,51 +292,71 @@ std::string neuron_why_not_cut(const neuron_signature & node) {
 
 namespace {
 
-// The same number of tokens several times.
+// A number of tokens several times.
 struct run_of_pieces {
     int64_t n     = 0;
     int64_t count = 0;
     double  cost  = std::numeric_limits<double>::infinity();
 };
 
-}  // namespace
-
-// Returns the best number of which r tokens are made up. The last piece begins early, among rows that `before` tokens ahead of
-// these have room for, or is not computed twice and has to fit.
-static run_of_pieces cover(int64_t                      r,
-                           int64_t                      before,
-                           const std::vector<int64_t> & counts,
-                           const std::vector<double> &  costs,
-                           bool                         again) {
-    run_of_pieces best;
-    for (size_t i = 0; i < counts.size(); i++) {
-        const int64_t count = (r + counts[i] - 1) / counts[i];
-        const bool    fits  = r % counts[i] == 0;
-        if (count > NEURON_MAX_PIECES || (!fits && (!again || counts[i] > before + r))) {
-            continue;
-        }
-        const double cost = (double) count * costs[i];
-        if (cost < best.cost) {
-            best = { counts[i], count, cost };
+// What n tokens may end with: equal pieces behind others.
+class last_pieces {
+  public:
+    last_pieces(int64_t n, const std::vector<int64_t> & counts, const std::vector<double> & costs, bool again) :
+        counts(counts), costs(costs), again(again),
+        cheapest((size_t) (std::upper_bound(counts.begin(), counts.end(), n) - counts.begin())) {
+        for (size_t i = cheapest.size(); i-- > 0;) {
+            const bool last = i + 1 == cheapest.size();
+            cheapest[i]     = last || costs[i] <= costs[cheapest[i + 1]] ? i : cheapest[i + 1];
         }
     }
-    return best;
-}
+
+    // Returns the best pieces for the last r tokens, of which the last one begins early where rows may be computed twice. It is enough
+    // to look at the cheapest of the numbers that as many pieces can have: one of fewer pieces is found with these, too.
+    run_of_pieces best(int64_t r) const {
+        run_of_pieces found;
+        for (int64_t count = NEURON_MAX_PIECES; count > 0; count--) {
+            const int64_t least = (r + count - 1) / count;
+            size_t        i     = (size_t) (std::lower_bound(counts.begin(), counts.end(), least) - counts.begin());
+            if (i >= cheapest.size() || (!again && counts[i] * count != r)) {
+                continue;
+            }
+            i                 = again ? cheapest[i] : i;
+            const double cost = (double) count * costs[i];
+            if (cost < found.cost) {
+                found = { counts[i], count, cost };
+            }
+        }
+        return found;
+    }
+
+  private:
+    const std::vector<int64_t> & counts;
+    const std::vector<double> &  costs;
+    const bool                   again;
+    std::vector<size_t>          cheapest;  // of numbers up to n, by where these begin
+};
+
+}  // namespace
 
 std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
                                                const std::vector<int64_t> & counts,
                                                const std::vector<double> &  costs,
                                                bool                         again) {
-    run_of_pieces first;
-    run_of_pieces rest;
-    double        best = std::numeric_limits<double>::infinity();
+    const last_pieces last(n, counts, costs, again);
+    run_of_pieces     first;
+    run_of_pieces     rest;
+    double            best = std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < counts.size(); i++) {
         const int64_t whole = std::max<int64_t>(n / counts[i], 1);
         const int64_t left  = n - whole * counts[i];
         double        cost  = (double) whole * costs[i];
+        if (cost >= best || whole > NEURON_MAX_PIECES) {
+            continue;
+        }
         run_of_pieces then;
         if (left > 0) {
-            then = cover(left, whole * counts[i], counts, costs, again);
+            then = last.best(left);
             cost += then.cost;
         }
         if (cost < best && whole + then.count <= NEURON_MAX_PIECES) {

@@ -94,7 +94,10 @@ std::string neuron_why_not_cut(const neuron_signature & node);
 // Returns the bytes from a tensor's first element to its last, as ggml_nbytes does.
 size_t neuron_nbytes(const neuron_kernels_tensor & t);
 
-// Returns the same for a tensor's words in a key.
+// Returns a tensor by its words in a key, nk::TENSOR_WORDS.
+neuron_kernels_tensor neuron_tensor_of_words(const uint64_t * words);
+
+// Returns the bytes from its first element to its last.
 size_t neuron_nbytes_of_words(const uint64_t * words);
 
 // A piece of a node: its first token, and for how many its kernel is.

@@ -5,6 +5,7 @@ The backend does the same when it runs (`backend/ggml-neuron/select/kernel_store
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -205,14 +206,17 @@ def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool
     """
     best = float("inf")
     found: list[tuple[int, int]] = []
+    cheapest = _cheapest(costs[: bisect_right(counts, n)])
     for size, cost in zip(counts, costs, strict=True):
         # As many of one size as fit, or one that is padded, and the rest in equal chunks of another. Not all mixtures are tried:
         # the backend does this for every node that it plans.
         whole = max(n // size, 1)
         left = n - whole * size
         total, then, times = whole * cost, 0, 0
+        if total >= best or whole > MAX_CHUNKS:
+            continue
         if left > 0:
-            rest, then, times = _cover(left, whole * size, counts, costs, again)
+            rest, then, times = _last(left, counts, costs, cheapest, again)
             total += rest
         if total < best and whole + times <= MAX_CHUNKS:
             best = total
@@ -221,18 +225,30 @@ def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool
     return found
 
 
-def _cover(
-    left: int, before: int, counts: Sequence[int], costs: Sequence[float], again: bool
+def _cheapest(costs: Sequence[float]) -> list[int]:
+    """Returns which of the costs from each one on is the least, the first one of equal ones."""
+    found: list[int] = []
+    for i in reversed(range(len(costs))):
+        found.append(i if not found or costs[i] <= costs[found[-1]] else found[-1])
+    return found[::-1]
+
+
+def _last(
+    left: int, counts: Sequence[int], costs: Sequence[float], cheapest: Sequence[int], again: bool
 ) -> tuple[float, int, int]:
-    """Returns the cost, size and number of equal chunks for what is left after `before` tokens."""
+    """Returns the cost, size and number of equal chunks for the last tokens.
+
+    The last chunk may begin early where rows may be computed twice. It is enough to look at the cheapest of the sizes that as many
+    chunks can have: one of fewer chunks is found with these, too.
+    """
     best = (float("inf"), 0, 0)
-    for size, cost in zip(counts, costs, strict=True):
-        times = -(-left // size)
-        # One that begins early must not begin before the first token.
-        if times > MAX_CHUNKS or (left % size and (not again or size > before + left)):
+    for times in range(MAX_CHUNKS, 0, -1):
+        i = bisect_left(counts, -(-left // times))
+        if i >= len(cheapest) or (not again and counts[i] * times != left):
             continue
-        if times * cost < best[0]:
-            best = (times * cost, size, times)
+        i = cheapest[i] if again else i
+        if times * costs[i] < best[0]:
+            best = (times * costs[i], counts[i], times)
     return best
 
 

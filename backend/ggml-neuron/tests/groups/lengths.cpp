@@ -95,6 +95,12 @@ static void mixed_of(graph & g, int64_t n, const std::string & how) {
     g.end(g.add(ggml_silu(g.get(), g.add(u))), 0, { how == "sum" || how == "state" ? 4 : 3 });
 }
 
+// Several rows for each token at first, and then one.
+static void heads_of(graph & g, int64_t n_heads, int64_t n) {
+    ggml_tensor * t = g.add(ggml_rms_norm(g.get(), g.input(GGML_TYPE_F32, 16, n_heads * n), 1e-5f));
+    g.end(ggml_silu(g.get(), ggml_reshape_2d(g.get(), t, 16 * n_heads, n)), 0, { 2 });
+}
+
 attention_options causal(int64_t n, int64_t n_seen) {
     attention_options o{ n, n_seen };
     o.causal = true;
@@ -116,6 +122,13 @@ void pieces(std::map<std::string, builder> & b) {
         add(std::string("mixed-") + how, how == std::string("plain") ? 3 : 0,
             [how](graph & g) { mixed_of(g, 9, how); });
     }
+    for (const int64_t n_heads : { 1, 3 }) {
+        b["heads-" + std::to_string(n_heads)] = [n_heads](graph & g) {
+            heads_of(g, n_heads, 1);
+        };
+    }
+    // a kernel for fewer heads is none for fewer tokens
+    add("heads-3", 2, [](graph & g) { heads_of(g, 3, 2); });
     add("twice", 6, [](graph & g) { twice_of(g, 9); });
     add("twice-8", 4, [](graph & g) { twice_of(g, 8); });
     add("several-results", 2, [](graph & g) { several_results_of(g, 7); });

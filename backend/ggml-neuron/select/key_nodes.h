@@ -1,0 +1,67 @@
+// The nodes of a graph's key (docs/bundle-format.md, "Key of a graph"), as all read them that compare groups with kernels.
+
+#pragma once
+
+#include "../../bundle/src/graph_key.h"
+#include "../../bundle/src/key.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+struct neuron_key_input {
+    const uint64_t *    tensor = nullptr;  // nk::TENSOR_WORDS; NULL: absent
+    nk::graph_reference to{};
+    uint64_t            offset = 0;        // in what it refers to
+
+    bool is_in_slot() const { return tensor && to.is_slot; }
+
+    bool is_in_node() const { return tensor && !to.is_slot; }
+};
+
+struct neuron_key_node {
+    uint64_t                      op;
+    bool                          escapes;
+    bool                          is_own;  // the result has memory of its own
+    nk::graph_reference           to;      // else what it is written to
+    uint64_t                      offset;  // in that
+    const uint64_t *              tensor;
+    const uint64_t *              params;
+    std::vector<neuron_key_input> inputs;
+
+    bool is_in_slot() const { return !is_own && to.is_slot; }
+};
+
+// A key without mistakes; its words stay where they are.
+struct neuron_key {
+    neuron_key(const uint64_t * words, size_t n_words);
+
+    size_t n_slots() const { return (size_t) (words[1] >> 32); }
+
+    size_t slot_size(size_t i) const { return (size_t) words[2 + i]; }
+
+    // Returns whether a key says the same but for extents of slots, tensors, and where inputs are in what they refer to.
+    bool is_wired_as(const neuron_key & other) const;
+
+    const uint64_t *             words;
+    size_t                       n_words;
+    std::vector<neuron_key_node> nodes;
+};
+
+// Hashes of ops that have rules of their own in keys: those of attention without flash attention, of writes, and of copies.
+struct neuron_key_ops {
+    const uint64_t mul_mat  = nk::hash_op("mul_mat");
+    const uint64_t soft_max = nk::hash_op("soft_max");
+    const uint64_t scale    = nk::hash_op("scale");
+    const uint64_t tanh     = nk::hash_op("tanh");
+    const uint64_t set_rows = nk::hash_op("set_rows");
+    const uint64_t cont     = nk::hash_op("cont");
+    const uint64_t cpy      = nk::hash_op("cpy");
+    const uint64_t dup      = nk::hash_op("dup");
+
+    static const neuron_key_ops & get();
+
+    bool copies(uint64_t op) const { return op == cont || op == cpy || op == dup; }
+};
+
+constexpr size_t NEURON_SOFT_MAX_MASK = 1;  // which source of SOFT_MAX hides cells
