@@ -133,7 +133,7 @@ def test_a_kernel_that_does_not_end_is_stopped(folders: tuple[Path, Path]) -> No
     (bench / "base.py").write_text(KERNEL.format(line="while True: pass", factor=2))
     (case,) = nkibench.cases(bench, None)
     outcome = nkibench.judge(case, 0.2, False)
-    assert (outcome.what, outcome.message) == (nkibench.FAILED, "_TooLongError: not recorded within 0.2 s")
+    assert (outcome.what, outcome.message) == (nkibench.FAILED, "_TooLongError: not recorded within 0.2 CPU seconds")
 
 
 def test_a_folder_that_is_not_nkibench(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,10 +35,24 @@ _NUMBER = frozenset((int, NkiLoopIndex))
 _PLAIN = _NUMBER | {type(None)}
 
 
-def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
-    """Returns what plain numbers and slices make of a view: what they add to the offset, the dimensions, the partitions' one.
+class _Affine(NamedTuple):
+    """An index array that is affine in its own indices."""
 
-    None for any other index, and for a slice that goes past the end.
+    start: int
+    steps: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def array(self) -> Array:
+        array = np.full(self.shape, self.start)
+        for axis, (step, n) in enumerate(zip(self.steps, self.shape, strict=True)):
+            array += (np.arange(n) * step).reshape([-1 if i == axis else 1 for i in range(len(self.shape))])
+        return array
+
+
+def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
+    """Returns what numbers, slices and affine arrays make of a view: what they add to the offset, the dimensions, the partitions'.
+
+    None for any other index, and for one that goes past the end.
     """
     plain: list[Any] = []
     for item in key:
@@ -55,6 +69,11 @@ def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, 
             if not _PLAIN.issuperset(map(type, part)):
                 return None
             plain.append(part)
+        elif _is_array(item) and item.dtype == np.int64:
+            found = indices.affine(np.asarray(item))
+            if found is None:
+                return None
+            plain.append(_Affine(*found, item.shape))
         else:
             return None
     return _plain_view(tensor.dims, tensor.partition, tensor.on_chip, tuple(plain))
@@ -62,10 +81,13 @@ def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, 
 
 @functools.lru_cache(1 << 15)
 def _plain_view(dims: Strided, partition: int, on_chip: bool, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
-    """As `_known_view`, for a key with (start, stop, step) for slices; a kernel makes the same views again and again."""
+    """As `_known_view`, for a key with (start, stop, step) for slices and `_Affine` for arrays; a kernel repeats its views."""
     storage = NkiMemory(0, (), float32, float32, SBUF if on_chip else HBM)
     whole_view = NkiTensor(storage, 0, dims, float32, partition)
-    made = _found_view(whole_view, tuple(item if isinstance(item, int) else slice(*item) for item in key))
+    items = (
+        item.array() if isinstance(item, _Affine) else item if isinstance(item, int) else slice(*item) for item in key
+    )
+    made = _found_view(whole_view, tuple(items))
     return None if made.valid is not None else (made.offset, made.dims, made.partition)
 
 
