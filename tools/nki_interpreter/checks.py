@@ -17,6 +17,7 @@ from nki_interpreter.dtypes import float32, is_float
 from nki_interpreter.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from nki_interpreter.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, NkiMemory, Recorder, current
 from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.written import flags
 
 PARTITIONS = devices.PARTITIONS
 PSUM_BANKS = devices.PSUM_BANKS
@@ -312,8 +313,6 @@ UNWRITTEN = "partly_written"
 
 def written(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
     """A kernel writes all elements of what it returns, unless it names the memory `UNWRITTEN…`."""
-    from nki_interpreter.operators import flags
-
     for number, tensor in enumerate(returned):
         storage = tensor.storage
         if not recorder.check or storage.name.startswith(UNWRITTEN) or storage.written is True:

@@ -13,9 +13,10 @@ from nki_interpreter.dtypes import float32
 from nki_interpreter.errors import NkiError, NkiIndexError
 from nki_interpreter.indices import Array, DynamicSlice
 from nki_interpreter.program import HBM, SBUF, NkiLoopIndex, NkiMemory
-from nki_interpreter.tensors import Dynamic, NkiTensor, Strided, in_register
+from nki_interpreter.tensors import Dynamic, NkiTensor, Strided, in_register, provides
 
 
+@provides("indexed")
 def indexed(tensor: NkiTensor, key: tuple[Any, ...]) -> NkiTensor:
     """Returns the view of a tensor that an index gives.
 

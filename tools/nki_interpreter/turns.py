@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter.errors import kernel_location
-from nki_interpreter.operators import elements
 from nki_interpreter.program import PRODUCTS, REGISTERS, Block, Instruction, Loop, current
 from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.written import elements
 
 MOST_ELEMENTS = 1 << 26
 """Larger memory is not looked at: where it was written takes a byte for each element."""

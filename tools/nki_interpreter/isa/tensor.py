@@ -14,9 +14,10 @@ from nki_interpreter.isa.common import destination, fitted
 from nki_interpreter.isa.constants import GENERATIONS, nc_version, needs
 from nki_interpreter.lazy import jnp, lax
 from nki_interpreter.lower import Context, lowering, masked, to_float
-from nki_interpreter.operators import accumulate, accumulation, emit, flags, result
+from nki_interpreter.operators import accumulate, accumulation, emit, result
 from nki_interpreter.program import PSUM, SBUF, Buffer, Instruction, Origin, current
 from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.written import flags
 
 
 def product(stationary: Any, moving: Any) -> Any:

@@ -33,10 +33,9 @@ from nki_interpreter.operators import (
     emit,
     immediate,
     number,
-    scalar_tensor,
 )
 from nki_interpreter.program import Instruction, current
-from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.tensors import NkiTensor, in_register
 
 
 def _result_dtype(name: str, *operands: NkiTensor) -> Any:
@@ -435,7 +434,7 @@ def memset(
     dst = given.with_mask(mask)
     checks.reachable("memset", checks.engine("memset", engine, "vector", "gpsimd"), [dst])
     if number(value) is None:
-        emit("fill_tile", [scalar_tensor(value)], [dst])
+        emit("fill_tile", [in_register(value)], [dst])
     else:
         assign(dst, value)
     return dst
@@ -473,7 +472,7 @@ def dropout(dst: NkiTensor | None, data: Any, prob: Any, *, dtype: Any = None, m
     data = checks.on_chip(data, "data")
     fixed, tensors = operand(prob, data, "prob")
     if fixed is not None:
-        tile = scalar_tensor(float(fixed))
+        tile = in_register(float(fixed))
         tensors = [tile.broadcast(0, data.shape[0])]
     target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
     recorder = current()
