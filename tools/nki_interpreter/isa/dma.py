@@ -63,6 +63,14 @@ def _unique(unique_indices: Any) -> None:
         )
 
 
+def _scattered() -> None:
+    """Notes what a device does with a read-modify-write at places that are known at run time."""
+    current().note(
+        "trn2 was seen to hang in a read-modify-write whose indices are out of range, which oob_mode skip is meant for, or repeat; "
+        "give it indices that are inside and unique"
+    )
+
+
 def dma_copy(
     dst: NkiTensor,
     src: NkiTensor,
@@ -87,6 +95,8 @@ def dma_copy(
         raise NkiTypeError("err_unsupported_memory", "dma_copy can't access PSUM; use tensor_copy")
     checks.dma_source(src)
     if dst_rmw_op is not None:
+        if dst.dynamic and not current().older:
+            _scattered()
         emit("rmw", [src, dst], [dst.with_mask(mask)], (op_name(dst_rmw_op), not _skips(oob_mode)))
         return dst
     skips = _skips(oob_mode)
@@ -111,6 +121,11 @@ def dma_transpose(
     """2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
     src = _tensor(src, "src")
     _descriptors(dge_mode)
+    if not current().older:
+        if src.on_chip:
+            needs(nc_version.gen3, "dma_transpose from SBUF, not from HBM,")
+        if src.dynamic:
+            needs(nc_version.gen3, "dma_transpose of rows that a tile names (dma_gather_transpose)")
     skips = _skips(oob_mode)
     if skips and not src.dynamic and current().check:
         raise NkiValueError("err_oob_mode", "dma_transpose takes oob_mode skip only with indices known at run time")

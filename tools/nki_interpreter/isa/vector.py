@@ -87,6 +87,7 @@ def tensor_tensor(
     """
     name = check_op(op_name(op), BINARY, "tensor_tensor")
     engine = checks.engine("tensor_tensor", engine, "vector", "gpsimd")
+    checks.gpsimd_arithmetic("tensor_tensor", engine)
     a, b = checks.on_chip(data1, "data1"), checks.on_chip(data2, "data2")
     if a.size != b.size or a.shape[0] != b.shape[0]:
         raise NkiValueError(
@@ -170,6 +171,7 @@ def _chain(
 ) -> NkiTensor:
     data = checks.on_chip(data, "data")
     described, reads = _steps(data, steps)
+    checks.operands_in_psum("an instruction with tensor operands", [data, *reads])
     if dtype is None and described:
         dtype = boolean if described[-1][0] in COMPARISONS and current().older else data.dtype
     target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
@@ -202,6 +204,7 @@ def tensor_scalar(
 ) -> NkiTensor:
     """`(data op0 operand0) op1 operand1`, operands numbers or one element per partition; `reverse` swaps a step's sides."""
     engine = checks.engine("tensor_scalar", engine, "vector", "scalar", "gpsimd")
+    checks.gpsimd_arithmetic("tensor_scalar", engine)
     names = tuple(op_name(op) for op in (op0, op1) if op is not None)
     if current().check and engine in _CHAINS and not _CHAINS[engine](names):
         raise NkiValueError(
@@ -325,6 +328,8 @@ def _select(
         fixed.append(number(value))
         if fixed[-1] is None:
             reads.append(checks.on_chip(value, "an operand of a selection"))
+    # What stays where a predicate is not set is not read.
+    checks.operands_in_psum("a selection", [t for t in reads if t.storage is not target.storage])
     writes = [target]
     attributes: Any = None
     if reduction is not None and reduction.active:
@@ -399,7 +404,7 @@ def range_select(
     mask: Any = None,
 ) -> NkiTensor:
     """Keeps the elements whose place plus `range_start` compares true with both bounds (one per partition)."""
-    needs(nc_version.gen3, "range_select")
+    needs(nc_version.gen3, "range_select", "NCC_IBIR530")
     data = checks.on_chip(on_true_tile, "on_true_tile")
     names = tuple(op_name(op) for op in (comp_op0, comp_op1))
     for bound in (bound0, bound1):
@@ -408,6 +413,7 @@ def range_select(
             raise NkiTypeError(
                 "err_range_select_bound_dtype", f"the bounds of range_select are float32, not {bound.dtype}"
             )
+    checks.operands_in_psum("range_select", [data, bound0, bound1])
     reduction = Reduction("vector", data, reduce_cmd, reduce_op, reduce_res)
     target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
     otherwise = float(np.finfo(np.float32).min) if on_false_value is None else float(on_false_value)
