@@ -510,6 +510,16 @@ def at_run_time(*shape):
     return sbuf(rows, 64).ap([[64, rows], [1, columns]], scalar_offset=nisa.register_alloc(3), indirect_dim=1)
 
 
+def half(*shape, buffer=None):
+    return nl.ndarray(shape, np.float16, buffer=buffer or nl.sbuf)
+
+
+def halves(rows=16, columns=8, dtype=np.float16, **options):
+    """Returns rows of a tensor in HBM."""
+    table = nl.ndarray((64, 256), dtype, buffer=nl.private_hbm)
+    return table.ap([[256, rows], [1, columns]], **options)
+
+
 DYNAMIC = "an address known at run time of {}, which is no DMA's,"
 GPSIMD = nisa.engine.gpsimd
 NEEDS = [
@@ -523,7 +533,7 @@ NEEDS = [
     (lambda x: matmul(k=32, tile_position=(0, 0), tile_size=(32, 128)), "a tile_size of 32 rows", ""),
     (lambda x: nisa.dma_transpose(sbuf(8, 16), sbuf(16, 8)), "dma_transpose from SBUF, not from HBM,", ""),
     (
-        lambda x: nisa.dma_transpose(sbuf(8, 8), x.ap([[512, 8], [1, 8]], vector_offset=integers(8, 1))),
+        lambda x: nisa.dma_transpose(half(8, 16), halves(vector_offset=sbuf(16, 1, dtype=np.uint32))),
         "dma_transpose of rows that a tile names .dma_gather_transpose.",
         "",
     ),
@@ -678,6 +688,54 @@ def test_sums_that_share_a_tensor_in_psum_are_noted_whatever_accumulate_says(ste
 )
 def test_products_of_one_sum_or_with_accumulate_are_not_noted(steps):
     assert _sums(*steps) == []
+
+
+HWDGE, SWDGE = nisa.dge_mode.hwdge, nisa.dge_mode.swdge
+
+
+@pytest.mark.parametrize(
+    ("source", "mode", "missing"),
+    [
+        (lambda: halves(16, 128), HWDGE, None),
+        (lambda: halves(16, 256), HWDGE, None),
+        (lambda: halves(32, 128), HWDGE, "16 rows"),
+        (lambda: halves(16, 64), HWDGE, "a multiple of 128 elements in the last dimension"),
+        (lambda: halves(16, 128, np.float32), HWDGE, "a dtype of 2 bytes"),
+        (lambda: halves(32, 64, np.float32), None, None),
+        (lambda: halves(16, 128), SWDGE, "dge_mode unknown, none or hwdge"),
+        (lambda: halves(32, 64, vector_offset=sbuf(32, 1, dtype=np.uint32)), SWDGE, None),
+        (lambda: halves(32, 64, vector_offset=sbuf(32, 1, dtype=np.uint32)), HWDGE, "dge_mode unknown or swdge"),
+        (lambda: halves(32, 64, vector_offset=integers(32, 1)), None, "indices of uint32 in SBUF"),
+        (lambda: halves(24, 64, vector_offset=sbuf(24, 1, dtype=np.uint32)), None, "a multiple of 16 rows"),
+        (lambda: halves(16, 192, vector_offset=sbuf(16, 1, dtype=np.uint32)), None, "at most 128 elements in the last dimension"),
+        (lambda: halves(16, 64, np.float32, vector_offset=sbuf(16, 1, dtype=np.uint32)), None, "a dtype of 2 bytes"),
+        (
+            lambda: half(16, 64).ap([[64, 16], [1, 64]], vector_offset=sbuf(16, 1, dtype=np.uint32)),
+            None,
+            "a source in HBM",
+        ),
+    ],
+)  # fmt: skip
+def test_a_dma_transposes_what_its_documentation_says(source, mode, missing):
+    def function(x):
+        src = source()
+        result = nl.ndarray((src.shape[1], src.shape[0]), src.dtype, buffer=nl.shared_hbm)
+        nisa.dma_transpose(result, src, dge_mode=mode)
+        return result
+
+    if missing is None:
+        kernel.record(function, [X], {}, older=False)
+        return
+    with pytest.raises(NkiError, match=f"err_dma_transpose: dma_transpose .* takes {missing}; src is tensor"):
+        kernel.record(function, [X], {}, older=False)
+
+
+def test_what_is_in_hbm_is_loaded_before_the_older_generation_broadcasts_it():
+    def function(x):
+        return older_nl.load(x[0:1].broadcast_to((128, 512)))
+
+    with pytest.raises(NkiError, match="err_unsupported_memory: broadcast_to takes a tile in SBUF or PSUM"):
+        kernel.record(function, [X], {}, older=True)
 
 
 def test_a_scatter_that_adds_is_noted_as_what_devices_hang_in():

@@ -187,6 +187,12 @@ class NkiTensor:
     def broadcast_to(self, shape: Any, *more: int) -> NkiTensor:
         shape = (shape, *more) if isinstance(shape, int) else tuple(shape)
         self._plain("broadcast_to")
+        recorder = current()
+        if recorder.check and recorder.older and not self.on_chip and self.storage.initial is None:
+            raise NkiTypeError(
+                "err_unsupported_memory",
+                f"broadcast_to takes a tile in SBUF or PSUM, not in {self.buffer}; load it first",
+            )
         dims = ((0, 1),) * (len(shape) - self.ndim) + self.dims
         for (_, n), wanted in zip(dims, shape, strict=True):
             if n not in (1, wanted):
